@@ -1,0 +1,85 @@
+# One entry for people and for CI. Every target sets up what it needs; `make help` lists them.
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+UV := scripts/uv.sh
+PY := .venv/bin/python
+COMMAND := $(TARGET)/release/forebay
+LIBRARY := $(TARGET)/preload/libforebay_preload.so
+IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: .venv/.installed ## build the command, the library and the wheel; install them into .venv
+
+.PHONY: demo
+demo: build ## train on real images from a slow file system, without and with Forebay
+	$(PY) -m examples.demo
+
+.PHONY: test
+test: build ## run every test that CI runs
+	cargo test --locked --quiet
+	$(PY) -m pytest
+
+.PHONY: test-long
+test-long: build ## run the tests that are too long for CI
+	cargo test --locked --quiet -- --ignored
+	$(PY) -m pytest -m long
+
+.PHONY: check
+check: .venv/.synced ## formatting, lints and types
+	@scripts/toolchain.sh check
+	cargo fmt --all --check
+	cargo clippy --locked --quiet --all-targets -- -D warnings
+	cargo clippy --locked --quiet --profile preload -p forebay-preload -- -D warnings
+	.venv/bin/ruff check --quiet
+	.venv/bin/ruff format --quiet --check
+	.venv/bin/mypy
+
+.PHONY: format
+format: .venv/.synced ## rewrite the sources as `make check` wants them
+	cargo fmt --all
+	.venv/bin/ruff check --quiet --fix-only
+	.venv/bin/ruff format --quiet
+
+.PHONY: bench-tiering
+bench-tiering: build ## measure tiering against its bars (root, about two hours); writes bench/out/tiering.json
+	$(PY) -m bench.tiering
+
+.PHONY: clean
+clean: ## remove everything that was built here
+	rm -rf target .venv .tools dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they changed.
+.PHONY: binaries
+binaries: .system
+	cargo build --locked --quiet --profile preload -p forebay-preload
+	cargo build --locked --quiet --release -p forebay-cli -p slowfs
+
+$(COMMAND) $(LIBRARY): binaries
+	@:
+
+$(IN_WHEEL): $(LIBRARY)
+	install -D -m 0755 $< $@
+
+# A new wheel each time anything in it changed, and only that wheel in dist/.
+.venv/.installed: $(COMMAND) $(IN_WHEEL) pyproject.toml $(wildcard python/forebay/*) .venv/.synced
+	rm -rf dist
+	$(UV) build --quiet --wheel --out-dir dist
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl
+	@touch $@
+
+.venv/.synced: pyproject.toml uv.lock | .system
+	$(UV) sync --locked --inexact
+	@touch $@
+
+.PHONY: .system
+.system:
+	@scripts/toolchain.sh build
+	@scripts/setup-system.sh

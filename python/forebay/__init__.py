@@ -1,0 +1,39 @@
+"""Forebay: `forebay run -- python train.py` serves a program's data from local disk.
+
+This package has no code of its own beside where its two parts were installed: the command and the library that it preloads.
+"""
+
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["__version__", "command", "preload_library"]
+
+__version__: str = metadata.version("forebay")
+
+
+def command() -> Path:
+    """The command `forebay` of this installation.
+
+    Raises:
+        FileNotFoundError: the installation is damaged.
+    """
+    return _installed("bin/forebay")
+
+
+def preload_library() -> Path:
+    """The library that the command brings into programs by LD_PRELOAD.
+
+    Raises:
+        FileNotFoundError: the installation is damaged.
+    """
+    return _installed("lib/forebay/libforebay_preload.so")
+
+
+def _installed(tail: str) -> Path:
+    # The installer's own list holds under every scheme: virtual environment, user, prefix, target.
+    for entry in metadata.files("forebay") or []:
+        if entry.as_posix().endswith(tail):
+            path = Path(str(entry.locate())).resolve()
+            if path.is_file():
+                return path
+    raise FileNotFoundError(f"forebay's {tail} is not installed: reinstall the package")

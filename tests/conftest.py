@@ -1,0 +1,33 @@
+"""What all tests share: in CI a skipped test is a failure, for CI's machine has root and FUSE."""
+
+import os
+
+import pytest
+
+_skipped: list[str] = []
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        _skipped.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ.get("FOREBAY_CI") == "1" and _skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get("FOREBAY_CI") == "1" and _skipped:
+        terminalreporter.section("skipped, which fails under FOREBAY_CI=1", red=True, bold=True)
+        for line in _skipped:
+            terminalreporter.write_line(line)
