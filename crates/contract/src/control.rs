@@ -1,0 +1,238 @@
+//! The control page: what may change at any time and must be seen by every door at once.
+//!
+//! A door maps it for writing, since it sets tombstones; nothing in it leads to a file's bytes.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use crate::{
+    CONTRACT_VERSION, Identity,
+    counters::Counter,
+    hash::{hash_bytes, hash_pair},
+    index::{Directory, Record},
+    region::{Plain, Region},
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FBCTRL\0\x01");
+const TOMBSTONES: u64 = 1 << 18;
+/// Directories that have a use stamp; those past it count as used always.
+pub const DIRECTORIES_STAMPED_MAX: u64 = 1 << 20;
+const TOMBSTONES_AT: u64 = 4096;
+const USED_AT: u64 = TOMBSTONES_AT + TOMBSTONES * 8;
+/// Length of the control file in bytes (sparse: what is not used takes no memory).
+pub const CONTROL_BYTES: usize = (USED_AT + DIRECTORIES_STAMPED_MAX * 4) as usize;
+/// The seed of tombstone slots. Fixed: a collision costs a re-check, no more.
+const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
+
+/// The fixed part at the start of the page.
+#[repr(C)]
+#[derive(Debug)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU64,
+    generation: AtomicU64,
+    room_hint: AtomicU64,
+    newest_tombstone: AtomicU64,
+    void_since: AtomicU64,
+    tiers_off: AtomicU64,
+    closed: AtomicU64,
+}
+
+// SAFETY: atomics only.
+unsafe impl Plain for Header {}
+
+/// For how long a copy may be used without asking the source again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// Nanoseconds since the last check of the name or the last sweep of its directory.
+    Ttl(u64),
+    /// The user vouches that the source does not change.
+    Immutable,
+    /// The source is asked by name at each open.
+    OnOpen,
+}
+
+/// Access to the control page.
+#[derive(Clone, Copy, Debug)]
+pub struct Control<'a> {
+    region: Region<'a>,
+    header: &'a Header,
+}
+
+impl<'a> Control<'a> {
+    /// Makes a fresh page; the agent's.
+    pub fn create(region: Region<'a>) -> Option<Self> {
+        let header: &Header = region.at(0)?;
+        header.version.store(u64::from(CONTRACT_VERSION), Relaxed);
+        header.room_hint.store(u64::MAX, Relaxed);
+        header.magic.store(MAGIC, Release);
+        Self::open(region)
+    }
+
+    /// The page of a running agent; `None` if it is of another version or too short.
+    pub fn open(region: Region<'a>) -> Option<Self> {
+        let header: &Header = region.at(0)?;
+        let fits = region.len() >= CONTROL_BYTES;
+        let ours = header.magic.load(Acquire) == MAGIC && header.version.load(Relaxed) == u64::from(CONTRACT_VERSION);
+        (fits && ours).then_some(Self { region, header })
+    }
+
+    /// Which `index.GEN` is current.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.header.generation.load(Acquire)
+    }
+
+    /// Publishes a new index; the agent's.
+    pub fn set_generation(&self, generation: u64) {
+        self.header.generation.store(generation, Release);
+    }
+
+    /// Size in bytes of the largest file that could be placed now; larger ones need not be handed over.
+    #[inline]
+    pub fn room_hint(&self) -> u64 {
+        self.header.room_hint.load(Relaxed)
+    }
+
+    /// The agent's.
+    pub fn set_room_hint(&self, bytes: u64) {
+        self.header.room_hint.store(bytes, Relaxed);
+    }
+
+    /// Whether copies of a tier may be opened.
+    #[inline]
+    pub fn tier_is_off(&self, tier: usize) -> bool {
+        self.header.tiers_off.load(Relaxed) >> (tier & 63) & 1 == 1
+    }
+
+    /// The agent's: switches a tier off or on.
+    pub fn set_tier_off(&self, tier: usize, off: bool) {
+        let bit = 1u64 << (tier & 63);
+        if off {
+            self.header.tiers_off.fetch_or(bit, Relaxed);
+        } else {
+            self.header.tiers_off.fetch_and(!bit, Relaxed);
+        }
+    }
+
+    /// Whether the agent has ended: nothing more is published, and hand-overs are pointless.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.header.closed.load(Relaxed) != 0
+    }
+
+    /// The agent's last word.
+    pub fn close(&self) {
+        self.header.closed.store(1, Relaxed);
+    }
+
+    fn tombstone(&self, hash: u64) -> Option<&'a AtomicU64> {
+        self.region.element(TOMBSTONES_AT, hash & (TOMBSTONES - 1))
+    }
+
+    fn mark(&self, hash: u64, now: u64) {
+        if let Some(slot) = self.tombstone(hash) {
+            slot.fetch_max(now, AcqRel);
+        }
+        // After the slot: who sees the new "newest" sees the slot too.
+        self.header.newest_tombstone.fetch_max(now, AcqRel);
+    }
+
+    /// Records that the file with this inode changes now, under whatever names.
+    pub fn mark_file(&self, dev: u64, ino: u64, now: u64) {
+        self.mark(hash_pair(TOMBSTONE_SEED, dev, ino), now);
+    }
+
+    /// Records that what `name` leads to in the directory with this inode changes now.
+    pub fn mark_name(&self, parent_dev: u64, parent_ino: u64, name: &[u8], now: u64) {
+        self.mark(name_key(parent_dev, parent_ino, name), now);
+    }
+
+    /// Records that any name may lead elsewhere from now on (a directory was renamed, a symbolic link changed).
+    pub fn mark_void(&self, now: u64) {
+        self.header.void_since.fetch_max(now, AcqRel);
+        self.header.newest_tombstone.fetch_max(now, AcqRel);
+    }
+
+    /// When the file with this inode was last changed through a door; 0: never.
+    pub fn file_marked_at(&self, dev: u64, ino: u64) -> u64 {
+        self.tombstone(hash_pair(TOMBSTONE_SEED, dev, ino))
+            .map_or(0, |slot| slot.load(Acquire))
+    }
+
+    /// When what `name` leads to in that directory was last changed through a door; 0: never.
+    pub fn name_marked_at(&self, parent_dev: u64, parent_ino: u64, name: &[u8]) -> u64 {
+        self.tombstone(name_key(parent_dev, parent_ino, name))
+            .map_or(0, |slot| slot.load(Acquire))
+    }
+
+    /// When the void stamp last moved; 0: never.
+    pub fn void_since(&self) -> u64 {
+        self.header.void_since.load(Acquire)
+    }
+
+    /// Whether a copy may stand in for its source now, but for the question to the source that [`Freshness::OnOpen`] adds.
+    ///
+    /// # Errors
+    /// The reason to open the source instead.
+    #[inline]
+    pub fn usable(
+        &self,
+        record: &Record,
+        directory: &Directory,
+        name: &[u8],
+        source: &Identity,
+        freshness: Freshness,
+        now: u64,
+    ) -> Result<(), Counter> {
+        let checked = record.checked_at();
+        let swept = directory.swept_at();
+        let newest = self.header.newest_tombstone.load(Acquire);
+        // Tombstones speak of a record's own check: a sweep compares what the source says, and re-publishes what has changed.
+        let since = checked.max(swept);
+        if since <= newest {
+            let marked = self
+                .void_since()
+                .max(self.file_marked_at(source.dev, source.ino))
+                .max(self.name_marked_at(directory.dev(), directory.ino(), name));
+            // A mark of 0 is none; a record that was adopted and not yet checked has `since` 0 too.
+            if marked != 0 && since <= marked {
+                return Err(Counter::Tombstoned);
+            }
+        }
+        match freshness {
+            Freshness::Ttl(ttl) if since == 0 || now.saturating_sub(since) >= ttl => Err(Counter::Stale),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a directory's copies are in use; `stamp` is in seconds since the agent's start, at least 1.
+    #[inline]
+    pub fn stamp_directory(&self, directory: u32, stamp: u32) {
+        if u64::from(directory) >= DIRECTORIES_STAMPED_MAX {
+            return;
+        }
+        if let Some(slot) = self.region.element::<AtomicU32>(USED_AT, u64::from(directory)) {
+            // A load first: the line stays shared between processes while the second lasts.
+            if slot.load(Relaxed) != stamp {
+                slot.store(stamp, Relaxed);
+            }
+        }
+    }
+
+    /// When a directory's copies were last used, as given to [`Self::stamp_directory`]; 0: never.
+    pub fn directory_stamp(&self, directory: u32) -> u32 {
+        if u64::from(directory) >= DIRECTORIES_STAMPED_MAX {
+            return u32::MAX;
+        }
+        self.region
+            .element::<AtomicU32>(USED_AT, u64::from(directory))
+            .map_or(0, |slot| slot.load(Relaxed))
+    }
+}
+
+fn name_key(parent_dev: u64, parent_ino: u64, name: &[u8]) -> u64 {
+    hash_bytes(hash_pair(TOMBSTONE_SEED, parent_dev, parent_ino), name)
+}

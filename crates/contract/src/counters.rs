@@ -1,0 +1,77 @@
+//! What doors count, for the summary, the record and the tests. One list: the names are the keys of the run's JSON record.
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// A number that doors keep in the run page.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(usize)]
+        pub enum Counter { $($(#[doc = $doc])+ $variant,)+ }
+
+        impl Counter {
+            /// Every counter, in the order of the page.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// The name in the run's record.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// What it counts, in words for a person.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// processes that the door came into
+    Processes = "processes",
+    /// opens under a source that went to the source and were handed to the agent
+    HandedOver = "handed_over",
+    /// bytes of the files that were handed to the agent
+    HandedOverBytes = "handed_over_bytes",
+    /// hand-overs dropped because the agent's queue was full
+    DroppedFull = "dropped_queue_full",
+    /// hand-overs dropped because no agent answered
+    DroppedNoAgent = "dropped_no_agent",
+    /// opens that were none of our business: outside every source
+    Foreign = "pass_foreign",
+    /// opened for writing: the source's own
+    Writing = "pass_writing",
+    /// flags that a copy can't stand in for (O_PATH, O_DIRECTORY, O_NOFOLLOW, O_NOATIME, O_TMPFILE)
+    Flags = "pass_flags",
+    /// relative to a directory descriptor
+    DirectoryDescriptor = "pass_directory_descriptor",
+    /// stdio mode that a copy can't stand in for
+    StdioMode = "pass_stdio_mode",
+    /// path longer than the kernel's limit, or no current directory
+    OddPath = "pass_odd_path",
+    /// the copy's directory was not swept in time
+    Stale = "pass_stale",
+    /// changed through a door since it was copied
+    Tombstoned = "pass_tombstoned",
+    /// the source was asked and is no longer what was copied (freshness on_open)
+    SourceChanged = "pass_source_changed",
+    /// the copy could not be opened, or was not the file that the index promised
+    CopyGone = "pass_copy_gone",
+    /// the tier is switched off
+    TierOff = "pass_tier_off",
+    /// the source file is larger than any room left in the tiers
+    NoRoom = "pass_no_room",
+    /// not a regular file
+    NotRegular = "pass_not_regular",
+    /// the program is in another root or mount namespace
+    OtherNamespace = "pass_other_namespace",
+    /// shared memory could not be mapped, or is of another version
+    NoPage = "pass_no_page",
+    /// changes to the source that were seen and set tombstones
+    Tombstones = "tombstones",
+    /// attribute changes through a redirected descriptor, carried out on the source
+    AttributesForwarded = "attributes_forwarded",
+    /// opens that a door tried under a source for reading (hits and misses)
+    SourceOpens = "source_opens",
+}
+
+/// Number of counters, without those kept for each tier.
+pub const COUNT: usize = Counter::ALL.len();

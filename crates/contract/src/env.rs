@@ -1,0 +1,26 @@
+//! Every environment variable that Forebay reads or sets, once.
+
+/// Set to `off` (or `0`): the program runs untouched. Read by the command and by the door.
+pub const FOREBAY: &str = "FOREBAY";
+/// Path of the run page; set by `forebay run` for the program and read by the door.
+pub const RUN: &str = "FOREBAY_RUN";
+/// Path of the preload library, where the command does not find it beside itself.
+pub const PRELOAD: &str = "FOREBAY_PRELOAD";
+/// Directory for sockets and shared memory; default `/dev/shm/forebay-UID`.
+pub const RUNTIME_DIR: &str = "FOREBAY_RUNTIME_DIR";
+/// Directory for run records and the secret of the user; default `$XDG_STATE_HOME/forebay`.
+pub const STATE_DIR: &str = "FOREBAY_STATE_DIR";
+/// Configuration file; default `$XDG_CONFIG_HOME/forebay/config.toml`.
+pub const CONFIG: &str = "FOREBAY_CONFIG";
+/// Sources, separated by `:`; as `--source`.
+pub const SOURCE: &str = "FOREBAY_SOURCE";
+/// Tiers `DIR=SIZE`, separated by `:`; as `--tier`.
+pub const TIER: &str = "FOREBAY_TIER";
+/// Freshness; as `--freshness`.
+pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
+/// `1` keeps the agent after the last run; as `--keep`.
+pub const KEEP: &str = "FOREBAY_KEEP";
+/// Where the run's JSON record goes; as `--record`.
+pub const RECORD: &str = "FOREBAY_RECORD";
+/// `1` prints no summary; as `--quiet`.
+pub const QUIET: &str = "FOREBAY_QUIET";

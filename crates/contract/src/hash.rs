@@ -1,0 +1,36 @@
+//! The hash of the shared tables: fast on short strings, seeded for each index so that names can't be chosen to collide.
+//!
+//! Equality never rests on it: tables compare whole names, and tombstones only cost a re-check where two keys share a slot.
+
+const K0: u64 = 0x9E37_79B9_7F4A_7C15;
+const K1: u64 = 0xE703_7ED1_A0B4_28DB;
+
+/// 64x64 -> 128-bit multiply, folded: each input bit reaches both halves.
+#[inline]
+const fn fold(a: u64, b: u64) -> u64 {
+    let wide = (a as u128).wrapping_mul(b as u128);
+    (wide as u64) ^ ((wide >> 64) as u64)
+}
+
+/// Hash of a byte string.
+#[inline]
+pub fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
+    let mut state = seed ^ K0;
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        // `chunks_exact` gives eight bytes; the fallback leaves the optimiser no panic to keep.
+        let word = u64::from_le_bytes(chunk.try_into().unwrap_or([0; 8]));
+        state = fold(state ^ word, K1);
+    }
+    let mut last = 0u64;
+    for (shift, byte) in chunks.remainder().iter().enumerate() {
+        last |= (*byte as u64) << (8 * (shift & 7));
+    }
+    fold(state ^ last, K0 ^ (bytes.len() as u64))
+}
+
+/// Hash of two numbers, such as a device and an inode.
+#[inline]
+pub fn hash_pair(seed: u64, a: u64, b: u64) -> u64 {
+    fold(fold(seed ^ a ^ K0, K1) ^ b, K0)
+}

@@ -1,0 +1,44 @@
+//! What makes a file the same file at the same version.
+
+/// A file time: seconds and nanoseconds since the epoch, as the kernel gives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(C)]
+pub struct FileTime {
+    /// Seconds; may be negative.
+    pub sec: i64,
+    /// Nanoseconds, below 1e9.
+    pub nsec: u32,
+}
+
+/// The identity of one version of a source file. Two equal identities are taken to be the same bytes: as fine as the source file
+/// system's own timestamps (promise P3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device number (`st_dev`), which changes with each mount.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Last change of the contents.
+    pub mtime: FileTime,
+    /// Last change of the inode.
+    pub ctime: FileTime,
+}
+
+/// What `fstat` reports of a source file beyond its identity; needed so that a redirected descriptor looks like the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Attributes {
+    /// File type and permission bits (`st_mode`).
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of hard links.
+    pub nlink: u32,
+    /// Preferred I/O size in bytes.
+    pub blksize: u32,
+    /// Allocated 512-byte blocks.
+    pub blocks: u64,
+}

@@ -1,0 +1,418 @@
+//! The index: from a path, as spelled, to the copy that stands in for it; and from a copy's inode back to its source.
+//!
+//! One file, `index.GEN`: header, two hash tables of slots, records, directories, classes, names. Only the agent writes. A slot is
+//! one word, (tag, record number + 1), stored after its record is whole; a record never changes afterwards but for its state and
+//! the time of its check, and its place is never used again in the same file. So a door reads without locks, and a torn
+//! read can't be.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
+
+use crate::{
+    Attributes, CONTRACT_VERSION, FileTime, Identity, TIERS_MAX,
+    hash::{hash_bytes, hash_pair},
+    region::{Plain, Region},
+};
+
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"FBINDX\0\x01");
+pub(crate) const HEADER_BYTES: u64 = 4096;
+/// Longest path of a tier's object directory.
+pub const TIER_PATH_BYTES_MAX: usize = 360;
+/// Longest run of slots that is looked through; the writer grows the table before a run gets longer.
+pub(crate) const PROBES_MAX: u64 = 512;
+
+/// Record states.
+pub(crate) const LIVE: u32 = 1;
+pub(crate) const DETACHED: u32 = 2;
+pub(crate) const DEAD: u32 = 3;
+
+/// A tier as doors see it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Tier {
+    dev: u64,
+    path_len: u64,
+    path: [u8; TIER_PATH_BYTES_MAX],
+}
+
+impl Tier {
+    /// A tier's device number and the absolute path of its directory of objects; `None` if the path is too long.
+    pub fn new(dev: u64, objects: &[u8]) -> Option<Self> {
+        let mut path = [0; TIER_PATH_BYTES_MAX];
+        path.get_mut(..objects.len())?.copy_from_slice(objects);
+        Some(Self {
+            dev,
+            path_len: objects.len() as u64,
+            path,
+        })
+    }
+
+    /// Device number of the file system that the tier is on.
+    pub const fn dev(&self) -> u64 {
+        self.dev
+    }
+
+    /// Absolute path of the directory of objects.
+    pub fn objects(&self) -> &[u8] {
+        self.path.get(..self.path_len as usize).unwrap_or(&[])
+    }
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Header {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: u64,
+    pub(crate) generation: u64,
+    pub(crate) seed: u64,
+    pub(crate) slots: u64,
+    pub(crate) path_slots_at: u64,
+    pub(crate) inode_slots_at: u64,
+    pub(crate) records: u64,
+    pub(crate) records_at: u64,
+    pub(crate) directories: u64,
+    pub(crate) directories_at: u64,
+    pub(crate) classes: u64,
+    pub(crate) classes_at: u64,
+    pub(crate) names: u64,
+    pub(crate) names_at: u64,
+    pub(crate) tier_count: u64,
+    pub(crate) tiers: [Tier; TIERS_MAX],
+}
+
+// SAFETY: integers, atomics and byte arrays; every bit pattern is a value.
+unsafe impl Plain for Header {}
+const _: () = assert!(size_of::<Header>() as u64 <= HEADER_BYTES);
+
+/// What many source files have in common, kept once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Device number of the source.
+    pub dev: u64,
+    /// `st_mode`.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links.
+    pub nlink: u32,
+    /// Preferred I/O size.
+    pub blksize: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+// SAFETY: integers only.
+unsafe impl Plain for Class {}
+
+/// A spelled directory.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Directory {
+    pub(crate) path_at: u32,
+    pub(crate) path_len: u32,
+    pub(crate) dev: AtomicU64,
+    pub(crate) ino: AtomicU64,
+    pub(crate) swept_at: AtomicU64,
+}
+
+// SAFETY: integers and atomics.
+unsafe impl Plain for Directory {}
+
+impl Directory {
+    /// Start of the last sweep that is complete, `CLOCK_BOOTTIME` in nanoseconds; 0: never swept.
+    #[inline]
+    pub fn swept_at(&self) -> u64 {
+        self.swept_at.load(Acquire)
+    }
+
+    /// The directory's own device.
+    pub fn dev(&self) -> u64 {
+        self.dev.load(Relaxed)
+    }
+
+    /// The directory's own inode.
+    pub fn ino(&self) -> u64 {
+        self.ino.load(Relaxed)
+    }
+}
+
+/// A name and the copy it leads to.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Record {
+    pub(crate) checked_at: AtomicU64,
+    pub(crate) copy: u64,
+    pub(crate) copy_ino: u64,
+    pub(crate) copy_ctime_sec: i64,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) mtime_sec: i64,
+    pub(crate) ctime_sec: i64,
+    pub(crate) blocks: u64,
+    pub(crate) copy_ctime_nsec: u32,
+    pub(crate) mtime_nsec: u32,
+    pub(crate) ctime_nsec: u32,
+    pub(crate) name_at: u32,
+    pub(crate) directory: u32,
+    pub(crate) class: u32,
+    pub(crate) state: AtomicU32,
+    pub(crate) name_len: u16,
+    pub(crate) tier: u16,
+}
+
+// SAFETY: integers and atomics.
+unsafe impl Plain for Record {}
+const _: () = assert!(size_of::<Record>() == 104);
+
+impl Record {
+    /// When the name was last known to lead to this version, `CLOCK_BOOTTIME` in nanoseconds; 0: adopted, not yet checked.
+    #[inline]
+    pub fn checked_at(&self) -> u64 {
+        self.checked_at.load(Acquire)
+    }
+
+    /// The copy's number, its name in the tier.
+    pub const fn copy(&self) -> u64 {
+        self.copy
+    }
+
+    /// Inode of the copy.
+    pub const fn copy_ino(&self) -> u64 {
+        self.copy_ino
+    }
+
+    /// Last change of the copy's inode.
+    pub const fn copy_ctime(&self) -> FileTime {
+        FileTime {
+            sec: self.copy_ctime_sec,
+            nsec: self.copy_ctime_nsec,
+        }
+    }
+
+    /// Which tier holds the copy.
+    pub const fn tier(&self) -> usize {
+        self.tier as usize
+    }
+
+    /// Size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Number of the spelled directory.
+    pub const fn directory(&self) -> u32 {
+        self.directory
+    }
+
+    /// Whether doors may use it.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        self.state.load(Acquire) == LIVE
+    }
+
+    /// Whether the copy is still there, though perhaps not servable until its name has been checked again.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.state.load(Acquire), LIVE | DETACHED)
+    }
+}
+
+/// Read access to an index file.
+#[derive(Clone, Copy, Debug)]
+pub struct Index<'a> {
+    pub(crate) region: Region<'a>,
+    pub(crate) header: &'a Header,
+}
+
+impl<'a> Index<'a> {
+    /// An index that the agent has made; `None` if it is not one, of another version, or shorter than its header says.
+    pub fn open(region: Region<'a>) -> Option<Self> {
+        let header: &Header = region.at(0)?;
+        let ours = header.magic.load(Acquire) == MAGIC && header.version == u64::from(CONTRACT_VERSION);
+        let whole = header.names_at.checked_add(header.names)? <= region.len() as u64 && header.slots.is_power_of_two();
+        (ours && whole).then_some(Self { region, header })
+    }
+
+    /// Number of this file.
+    pub const fn generation(&self) -> u64 {
+        self.header.generation
+    }
+
+    /// The tiers, top first.
+    pub fn tiers(&self) -> &'a [Tier] {
+        self.header.tiers.get(..self.header.tier_count as usize).unwrap_or(&[])
+    }
+
+    /// Record by number.
+    #[inline]
+    pub fn record(&self, number: u32) -> Option<&'a Record> {
+        if u64::from(number) >= self.header.records {
+            return None;
+        }
+        self.region.element(self.header.records_at, u64::from(number))
+    }
+
+    /// Directory by number.
+    #[inline]
+    pub fn directory(&self, number: u32) -> Option<&'a Directory> {
+        if u64::from(number) >= self.header.directories {
+            return None;
+        }
+        self.region.element(self.header.directories_at, u64::from(number))
+    }
+
+    /// Path of a directory as spelled, without a final slash (empty for the root).
+    pub fn directory_path(&self, directory: &Directory) -> Option<&'a [u8]> {
+        self.name(directory.path_at, directory.path_len)
+    }
+
+    /// Last component of a record's path.
+    pub fn record_name(&self, record: &Record) -> Option<&'a [u8]> {
+        self.name(record.name_at, u32::from(record.name_len))
+    }
+
+    /// The version of the source that a record's copy holds.
+    pub fn identity(&self, record: &Record) -> Option<Identity> {
+        Some(Identity {
+            dev: self.class(record)?.dev,
+            ino: record.ino,
+            size: record.size,
+            mtime: FileTime {
+                sec: record.mtime_sec,
+                nsec: record.mtime_nsec,
+            },
+            ctime: FileTime {
+                sec: record.ctime_sec,
+                nsec: record.ctime_nsec,
+            },
+        })
+    }
+
+    /// What the source says of itself beyond its identity.
+    pub fn attributes(&self, record: &Record) -> Option<Attributes> {
+        let class = self.class(record)?;
+        Some(Attributes {
+            mode: class.mode,
+            uid: class.uid,
+            gid: class.gid,
+            nlink: class.nlink,
+            blksize: class.blksize,
+            blocks: record.blocks,
+        })
+    }
+
+    /// The live record of an absolute path, with its number.
+    #[inline]
+    pub fn find(&self, path: &[u8]) -> Option<(u32, &'a Record)> {
+        let (directory, name) = split(path)?;
+        let hash = hash_bytes(self.header.seed, path);
+        self.probe(self.header.path_slots_at, hash, |_, record| {
+            record.is_live() && self.is_named(record, directory, name)
+        })
+    }
+
+    /// As [`Self::find`], and also records whose copy is kept but not servable; the agent's.
+    pub fn find_kept(&self, path: &[u8]) -> Option<(u32, &'a Record)> {
+        let (directory, name) = split(path)?;
+        let hash = hash_bytes(self.header.seed, path);
+        self.probe(self.header.path_slots_at, hash, |_, record| {
+            record.is_kept() && self.is_named(record, directory, name)
+        })
+    }
+
+    /// A record whose copy is the file with this device, inode and ctime, whether it may still be served or not: the
+    /// descriptor that asks may have been opened long ago.
+    #[inline]
+    pub fn find_copy(&self, dev: u64, ino: u64, ctime: FileTime) -> Option<&'a Record> {
+        let tier = self.tiers().iter().position(|tier| tier.dev == dev)?;
+        let hash = hash_pair(self.header.seed, tier_key(tier), ino);
+        let same_device = |record: &Record| self.tiers().get(record.tier()).is_some_and(|t| t.dev == dev);
+        // Tiers that share a device share the first one's key, see `tier_key` in the writer.
+        self.probe(self.header.inode_slots_at, hash, |_, r| {
+            r.copy_ino == ino && r.copy_ctime() == ctime && same_device(r)
+        })
+        .map(|found| found.1)
+    }
+
+    #[inline]
+    pub(crate) fn probe(&self, slots_at: u64, hash: u64, mut accept: impl FnMut(u32, &Record) -> bool) -> Option<(u32, &'a Record)> {
+        let mask = self.header.slots - 1;
+        let tag = hash >> 32;
+        for step in 0..PROBES_MAX {
+            let slot = self
+                .region
+                .element::<AtomicU64>(slots_at, hash.wrapping_add(step) & mask)?
+                .load(Acquire);
+            if slot == 0 {
+                return None;
+            }
+            if slot >> 32 != tag {
+                continue;
+            }
+            let number = (slot as u32).wrapping_sub(1);
+            if let Some(record) = self.record(number)
+                && accept(number, record)
+            {
+                return Some((number, record));
+            }
+        }
+        None
+    }
+
+    #[inline]
+    pub(crate) fn is_named(&self, record: &Record, directory: &[u8], name: &[u8]) -> bool {
+        self.record_name(record) == Some(name) && self.directory(record.directory).and_then(|d| self.directory_path(d)) == Some(directory)
+    }
+
+    fn class(&self, record: &Record) -> Option<&'a Class> {
+        if u64::from(record.class) >= self.header.classes {
+            return None;
+        }
+        self.region.element(self.header.classes_at, u64::from(record.class))
+    }
+
+    fn name(&self, at: u32, len: u32) -> Option<&'a [u8]> {
+        if u64::from(at) + u64::from(len) > self.header.names {
+            return None;
+        }
+        self.region.bytes(self.header.names_at + u64::from(at), u64::from(len))
+    }
+}
+
+/// Key of a tier in the table of inodes.
+pub(crate) const fn tier_key(first_tier_on_device: usize) -> u64 {
+    first_tier_on_device as u64 + 1
+}
+
+/// Directory (without its final slash) and last component of an absolute path; `None` if either can't be.
+#[inline]
+pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let slash = path.iter().rposition(|byte| *byte == b'/')?;
+    let (directory, rest) = path.split_at_checked(slash)?;
+    let name = rest.get(1..)?;
+    (path.first() == Some(&b'/') && !name.is_empty() && name != b"." && name != b"..").then_some((directory, name))
+}
+
+/// Writes `OBJECTS/XX/ID` with a final NUL; gives its length without the NUL, or `None` if it does not fit.
+pub fn object_path(objects: &[u8], copy: u64, out: &mut [u8]) -> Option<usize> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let len = objects.len() + 20;
+    let mut to = out.get_mut(..=len)?.iter_mut();
+    let digit = |shift: u32| DIGITS.get((copy >> shift & 15) as usize).copied().unwrap_or(b'0');
+    let mut tail = [b'/'; 21];
+    for (place, shift) in tail.iter_mut().skip(1).zip([4, 0]) {
+        *place = digit(shift);
+    }
+    for (place, shift) in tail.iter_mut().skip(4).zip((0..16).rev()) {
+        *place = digit(shift * 4);
+    }
+    tail[20] = 0;
+    for byte in objects.iter().chain(&tail) {
+        *to.next()? = *byte;
+    }
+    Some(len)
+}

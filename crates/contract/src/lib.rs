@@ -1,0 +1,37 @@
+//! What doors and the agent agree on: the memory they share, the message between them, the names of environment variables.
+//!
+//! Doors live in strangers' processes, so everything a door calls here takes no lock, allocates nothing and cannot panic: each
+//! offset that is read from shared memory is checked before it is followed. Only the agent writes an index; the types that
+//! write ([`IndexWriter`]) say so. What must not be here: system calls (the callers map the memory), policy, I/O.
+//!
+//! Start with [`index`] (path -> copy), then [`control`] (tombstones, validity), [`run`] (settings and counters of one run)
+//! and [`message`] (the hand-over of a descriptor).
+#![no_std]
+
+pub mod control;
+pub mod counters;
+pub mod env;
+mod hash;
+mod identity;
+pub mod index;
+pub mod message;
+pub mod region;
+pub mod run;
+mod writer;
+
+pub use control::{Control, Freshness};
+pub use counters::Counter;
+pub use hash::{hash_bytes, hash_pair};
+pub use identity::{Attributes, FileTime, Identity};
+pub use index::{Class, Directory, Index, Record, Tier, object_path};
+pub use region::Region;
+pub use run::Run;
+pub use writer::{Entry, IndexFull, IndexLayout, IndexWriter};
+
+/// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other.
+pub const CONTRACT_VERSION: u32 = 1;
+
+/// Longest path that is looked up or handed over, in bytes without the final NUL.
+pub const PATH_BYTES_MAX: usize = 4095;
+/// Most tiers an agent can have.
+pub const TIERS_MAX: usize = 8;

@@ -1,0 +1,226 @@
+//! The run page: what one `forebay run` has decided, which its doors read, and what they count.
+
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::{
+    CONTRACT_VERSION, TIERS_MAX,
+    control::Freshness,
+    counters::{COUNT, Counter},
+    region::{Plain, Region},
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FBRUN\0\0\x01");
+/// Most sources (each with its spellings) of a run.
+pub const ROOTS_MAX: usize = 32;
+/// Longest spelled source.
+pub const ROOT_BYTES_MAX: usize = 1000;
+/// Longest path of the agent's directory.
+pub const AGENT_DIR_BYTES_MAX: usize = 480;
+/// Processes count in one of these, to keep their cache lines apart.
+const SHARDS: u64 = 16;
+const SHARD_BYTES: u64 = 512;
+const COUNTERS_AT: u64 = 40_960;
+/// Length of the run page in bytes.
+pub const RUN_BYTES: usize = (COUNTERS_AT + SHARDS * SHARD_BYTES) as usize;
+
+const _: () = assert!((COUNT + 2 * TIERS_MAX) * 8 <= SHARD_BYTES as usize);
+const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
+
+/// A source as a program may spell it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Root {
+    dev: u64,
+    len: u64,
+    path: [u8; ROOT_BYTES_MAX],
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct Header {
+    magic: AtomicU64,
+    version: u64,
+    run: u64,
+    freshness: u64,
+    ttl_ns: u64,
+    mount_namespace: u64,
+    root_dev: u64,
+    root_ino: u64,
+    agent_started_at: u64,
+    agent_dir_len: u64,
+    agent_dir: [u8; AGENT_DIR_BYTES_MAX],
+    roots: u64,
+    root: [Root; ROOTS_MAX],
+}
+
+// SAFETY: integers, byte arrays and an atomic; every bit pattern is a value.
+unsafe impl Plain for Header {}
+
+/// What the command decides for a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Number of the run.
+    pub run: u64,
+    /// For how long copies are used.
+    pub freshness: Freshness,
+    /// Inode of the mount namespace (`/proc/self/ns/mnt`): paths mean what they mean there, nowhere else.
+    pub mount_namespace: u64,
+    /// Device and inode of `/`.
+    pub root: (u64, u64),
+    /// The agent's directory.
+    pub agent_dir: &'a [u8],
+    /// `CLOCK_BOOTTIME` in nanoseconds when the agent started: use stamps count seconds from there.
+    pub agent_started_at: u64,
+    /// Sources: absolute path as spelled, without a final slash, and device number.
+    pub roots: &'a [(&'a [u8], u64)],
+}
+
+/// Access to a run page.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    region: Region<'a>,
+    header: &'a Header,
+}
+
+impl<'a> Run<'a> {
+    /// Writes a fresh page of [`RUN_BYTES`]; `None` if something does not fit.
+    pub fn create(region: Region<'a>, settings: &Settings<'_>) -> Option<Self> {
+        if region.len() < RUN_BYTES || settings.roots.len() > ROOTS_MAX {
+            return None;
+        }
+        let place = region.slot::<Header>(0)?;
+        // SAFETY: checked by `slot`; nobody reads the page before its magic is stored. Fields are written one by one, for
+        // the whole is too large for some stacks.
+        let header = unsafe {
+            (*place).version = u64::from(CONTRACT_VERSION);
+            (*place).run = settings.run;
+            ((*place).freshness, (*place).ttl_ns) = match settings.freshness {
+                Freshness::Ttl(ttl_ns) => (0, ttl_ns),
+                Freshness::Immutable => (1, 0),
+                Freshness::OnOpen => (2, 0),
+            };
+            (*place).mount_namespace = settings.mount_namespace;
+            ((*place).root_dev, (*place).root_ino) = settings.root;
+            (*place).agent_started_at = settings.agent_started_at;
+            (*place).agent_dir_len = settings.agent_dir.len() as u64;
+            (*place)
+                .agent_dir
+                .get_mut(..settings.agent_dir.len())?
+                .copy_from_slice(settings.agent_dir);
+            (*place).roots = settings.roots.len() as u64;
+            for (to, (path, dev)) in (*place).root.iter_mut().zip(settings.roots) {
+                to.dev = *dev;
+                to.len = path.len() as u64;
+                to.path.get_mut(..path.len())?.copy_from_slice(path);
+            }
+            &*place
+        };
+        header.magic.store(MAGIC, Release);
+        Some(Self { region, header })
+    }
+
+    /// The page that a run made; `None` if it is not one or of another version.
+    pub fn open(region: Region<'a>) -> Option<Self> {
+        let header: &Header = region.at(0)?;
+        let ours = header.magic.load(Acquire) == MAGIC && header.version == u64::from(CONTRACT_VERSION);
+        (ours && region.len() >= RUN_BYTES).then_some(Self { region, header })
+    }
+
+    /// Number of the run.
+    pub const fn number(&self) -> u64 {
+        self.header.run
+    }
+
+    /// For how long copies are used.
+    pub const fn freshness(&self) -> Freshness {
+        match self.header.freshness {
+            0 => Freshness::Ttl(self.header.ttl_ns),
+            1 => Freshness::Immutable,
+            _ => Freshness::OnOpen,
+        }
+    }
+
+    /// Inode of the run's mount namespace.
+    pub const fn mount_namespace(&self) -> u64 {
+        self.header.mount_namespace
+    }
+
+    /// Device and inode of the run's `/`.
+    pub const fn root(&self) -> (u64, u64) {
+        (self.header.root_dev, self.header.root_ino)
+    }
+
+    /// The agent's directory.
+    pub fn agent_dir(&self) -> &'a [u8] {
+        self.header.agent_dir.get(..self.header.agent_dir_len as usize).unwrap_or(&[])
+    }
+
+    /// Seconds since the agent's start, at least 1, for [`crate::Control::stamp_directory`].
+    pub const fn use_stamp(&self, now: u64) -> u32 {
+        (now.saturating_sub(self.header.agent_started_at) / 1_000_000_000) as u32 | 1
+    }
+
+    /// Whether an absolute path, as spelled, is under a source.
+    #[inline]
+    pub fn covers(&self, path: &[u8]) -> bool {
+        self.roots()
+            .any(|(root, _)| path.len() > root.len() && path.starts_with(root) && path.get(root.len()) == Some(&b'/'))
+    }
+
+    /// Whether a device number is a source's.
+    #[inline]
+    pub fn is_source_device(&self, dev: u64) -> bool {
+        self.roots().any(|root| root.1 == dev)
+    }
+
+    /// The sources: path and device.
+    #[inline]
+    pub fn roots(&self) -> impl Iterator<Item = (&'a [u8], u64)> {
+        let roots = self.header.root.get(..self.header.roots as usize).unwrap_or(&[]);
+        roots
+            .iter()
+            .map(|root| (root.path.get(..root.len as usize).unwrap_or(&[]), root.dev))
+    }
+
+    /// Adds to a counter. `shard` is any number that differs between processes.
+    #[inline]
+    pub fn count(&self, shard: u64, counter: Counter, by: u64) {
+        self.add(shard, counter as u64, by);
+    }
+
+    /// Counts an open that a copy in `tier` answered, and the size of the file.
+    #[inline]
+    pub fn count_hit(&self, shard: u64, tier: usize, bytes: u64) {
+        let at = (COUNT + 2 * tier.min(TIERS_MAX - 1)) as u64;
+        self.add(shard, at, 1);
+        self.add(shard, at + 1, bytes);
+    }
+
+    /// Sum of a counter over all processes.
+    pub fn total(&self, counter: Counter) -> u64 {
+        self.sum(counter as u64)
+    }
+
+    /// Opens that a tier answered, and the sizes of those files in bytes.
+    pub fn hits(&self, tier: usize) -> (u64, u64) {
+        let at = (COUNT + 2 * tier.min(TIERS_MAX - 1)) as u64;
+        (self.sum(at), self.sum(at + 1))
+    }
+
+    #[inline]
+    fn add(&self, shard: u64, at: u64, by: u64) {
+        if let Some(counter) = self.region.element::<AtomicU64>(COUNTERS_AT + shard % SHARDS * SHARD_BYTES, at) {
+            counter.fetch_add(by, Relaxed);
+        }
+    }
+
+    fn sum(&self, at: u64) -> u64 {
+        (0..SHARDS)
+            .filter_map(|shard| self.region.element::<AtomicU64>(COUNTERS_AT + shard * SHARD_BYTES, at))
+            .map(|c| c.load(Relaxed))
+            .sum()
+    }
+}

@@ -1,0 +1,14 @@
+//! Forebay's decisions as plain functions: (state, event) -> (state, action).
+//!
+//! What must not be here: I/O, clocks, threads, randomness, hash maps with random order, anything that blocks. Time comes in as a
+//! number in the event. Whatever carries decisions out lives in `store` (files) and `agent` (sockets).
+//!
+//! Where to start: [`fill_first::step`] decides which tier takes a copy (Monarch's placement: top tier first, then the next, no
+//! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up.
+
+#![forbid(unsafe_code)]
+
+pub mod fill_first;
+pub mod retention;
+
+pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};
