@@ -1,0 +1,438 @@
+//! Monarch's placement: the top tier first, then the next, no eviction. Unlike the original, a file that does not fit does not end
+//! placement for those that do.
+//!
+//! A copy is *offered*, *placed* in a tier (its bytes and inode are taken from the quota at once), and then either *published* or
+//! *dropped*. State is kept by copy only in between: of published copies there are sums, so that millions of them cost nothing.
+
+use std::collections::BTreeMap;
+
+/// What one tier may hold. Bytes are sizes of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierSpec {
+    /// Most bytes of all copies together.
+    pub quota_bytes: u64,
+    /// Most copies.
+    pub quota_inodes: u64,
+}
+
+/// Names one copy, published or not; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopyId(pub u64);
+
+/// A tier by its place in the order of preference; 0 is the top.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierIndex(pub usize);
+
+/// What happened. Times are milliseconds on any clock that does not run backwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A file of `size` bytes could be copied. Answered by [`Action::Place`] or [`Action::Refuse`].
+    Offer {
+        /// The copy that would be made.
+        copy: CopyId,
+        /// Its size in bytes.
+        size: u64,
+        /// Now.
+        now_ms: u64,
+    },
+    /// A published copy of an earlier run lies in `tier`. Answered by [`Action::Place`] (it counts) or [`Action::Refuse`] (it is
+    /// over the quota, which has become smaller: remove it; nothing was counted).
+    Adopt {
+        /// The copy.
+        copy: CopyId,
+        /// Its size in bytes.
+        size: u64,
+        /// Where it lies.
+        tier: TierIndex,
+    },
+    /// A placed copy is whole and servable.
+    Published {
+        /// The copy.
+        copy: CopyId,
+    },
+    /// A placed copy was given up before it was published, and what was written of it removed.
+    Dropped {
+        /// The copy.
+        copy: CopyId,
+    },
+    /// A *published* copy was removed.
+    Removed {
+        /// Where it lay.
+        tier: TierIndex,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The tier answered ENOSPC or EDQUOT to a copy of `size` bytes (0: not even an empty file could be made).
+    Full {
+        /// The tier.
+        tier: TierIndex,
+        /// Size of the file for which there was no room.
+        size: u64,
+        /// Now.
+        now_ms: u64,
+    },
+    /// What the tier's file system was seen to have above its free floor.
+    Room {
+        /// The tier.
+        tier: TierIndex,
+        /// Bytes.
+        bytes: u64,
+        /// Inodes.
+        inodes: u64,
+    },
+    /// The tier is not to be used (quarantined, gone).
+    Off {
+        /// The tier.
+        tier: TierIndex,
+    },
+    /// The tier may be used again.
+    On {
+        /// The tier.
+        tier: TierIndex,
+    },
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make the copy (or keep the adopted one) in this tier.
+    Place {
+        /// The copy.
+        copy: CopyId,
+        /// Where.
+        tier: TierIndex,
+    },
+    /// Make no copy.
+    Refuse {
+        /// The copy.
+        copy: CopyId,
+        /// Why.
+        reason: Refusal,
+    },
+    /// Nothing.
+    Nothing,
+}
+
+/// Why no tier took a copy. Where tiers differ in why, the last of this order is told: it is the nearest to having room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// Every tier is off.
+    Off,
+    /// Larger than the quota of every tier: it will never fit.
+    TooLarge,
+    /// The quota in bytes or inodes is used up.
+    Quota,
+    /// The file system has too little above its free floor.
+    Floor,
+    /// A tier was full a moment ago and is not tried yet.
+    BackingOff,
+    /// This copy is being made already.
+    InFlight,
+}
+
+/// Shortest time that a tier which was full is left alone.
+pub const BACK_OFF_FIRST_MS: u64 = 1_000;
+/// Longest such time; each further `Full` doubles it up to here.
+pub const BACK_OFF_MAX_MS: u64 = 64_000;
+
+/// What a file takes of a file system is counted in blocks of this size (quotas count file sizes; the free floor is about blocks).
+const BLOCK_BYTES: u64 = 4096;
+
+/// Blocks that a file takes, in bytes.
+fn footprint(size: u64) -> u64 {
+    size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    tier: TierIndex,
+    size: u64,
+    /// `Tier::fulls` when it was placed: only a copy placed after the last `Full` shows that there is room again.
+    fulls: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BackOff {
+    until_ms: u64,
+    length_ms: u64,
+    /// Until then only files smaller than this are tried. Half of what last failed, so that a few failures find what fits.
+    ceiling: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    bytes: u64,
+    inodes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Tier {
+    spec: TierSpec,
+    used_bytes: u64,
+    used_inodes: u64,
+    /// Blocks and number of the copies in flight: an observed room does not show what they have yet to write.
+    in_flight_footprint: u64,
+    in_flight_count: u64,
+    room: Option<Room>,
+    back_off: Option<BackOff>,
+    fulls: u64,
+    off: bool,
+}
+
+impl Tier {
+    fn new(spec: TierSpec) -> Self {
+        Self {
+            spec,
+            used_bytes: 0,
+            used_inodes: 0,
+            in_flight_footprint: 0,
+            in_flight_count: 0,
+            room: None,
+            back_off: None,
+            fulls: 0,
+            off: false,
+        }
+    }
+
+    fn refusal(&self, size: u64, now_ms: u64) -> Option<Refusal> {
+        if self.off {
+            Some(Refusal::Off)
+        } else if let Some(refusal) = self.quota_refusal(size) {
+            Some(refusal)
+        } else if self.room.is_some_and(|room| room.inodes == 0 || footprint(size) > room.bytes) {
+            Some(Refusal::Floor)
+        } else if self
+            .back_off
+            .is_some_and(|back_off| now_ms < back_off.until_ms && size >= back_off.ceiling)
+        {
+            Some(Refusal::BackingOff)
+        } else {
+            None
+        }
+    }
+
+    fn quota_refusal(&self, size: u64) -> Option<Refusal> {
+        if size > self.spec.quota_bytes || self.spec.quota_inodes == 0 {
+            Some(Refusal::TooLarge)
+        } else if size > self.spec.quota_bytes - self.used_bytes || self.used_inodes >= self.spec.quota_inodes {
+            Some(Refusal::Quota)
+        } else {
+            None
+        }
+    }
+
+    fn take(&mut self, size: u64) {
+        self.used_bytes += size;
+        self.used_inodes += 1;
+    }
+
+    fn give_back(&mut self, size: u64) {
+        self.used_bytes = self.used_bytes.saturating_sub(size);
+        self.used_inodes = self.used_inodes.saturating_sub(1);
+        if let Some(room) = &mut self.room {
+            room.bytes = room.bytes.saturating_add(footprint(size));
+            room.inodes = room.inodes.saturating_add(1);
+        }
+    }
+
+    fn start(&mut self, size: u64) {
+        self.take(size);
+        self.in_flight_footprint = self.in_flight_footprint.saturating_add(footprint(size));
+        self.in_flight_count += 1;
+        if let Some(room) = &mut self.room {
+            room.bytes = room.bytes.saturating_sub(footprint(size));
+            room.inodes = room.inodes.saturating_sub(1);
+        }
+    }
+
+    fn end(&mut self, size: u64) {
+        self.in_flight_footprint = self.in_flight_footprint.saturating_sub(footprint(size));
+        self.in_flight_count = self.in_flight_count.saturating_sub(1);
+    }
+
+    fn note_full(&mut self, size: u64, now_ms: u64) {
+        self.fulls += 1;
+        let mut ceiling = size / 2;
+        let mut length_ms = BACK_OFF_FIRST_MS;
+        if let Some(last) = self.back_off {
+            if now_ms < last.until_ms {
+                // Still the same lack of room: a smaller file failed too, or one that was in flight.
+                ceiling = ceiling.min(last.ceiling);
+                length_ms = last.length_ms;
+            } else {
+                length_ms = (last.length_ms * 2).min(BACK_OFF_MAX_MS);
+            }
+        }
+        self.back_off = Some(BackOff {
+            until_ms: now_ms.saturating_add(length_ms),
+            length_ms,
+            ceiling,
+        });
+    }
+
+    fn observe(&mut self, bytes: u64, inodes: u64) {
+        // Copies in flight may have written all of their bytes or none; taking off all of them errs towards the floor.
+        self.room = Some(Room {
+            bytes: bytes.saturating_sub(self.in_flight_footprint),
+            inodes: inodes.saturating_sub(self.in_flight_count),
+        });
+    }
+
+    fn largest(&self, now_ms: u64) -> u64 {
+        if self.refusal(0, now_ms).is_some() {
+            return 0;
+        }
+        let mut largest = self.spec.quota_bytes - self.used_bytes;
+        if let Some(room) = self.room {
+            largest = largest.min(room.bytes / BLOCK_BYTES * BLOCK_BYTES);
+        }
+        match self.back_off {
+            Some(back_off) if now_ms < back_off.until_ms => largest.min(back_off.ceiling.saturating_sub(1)),
+            _ => largest,
+        }
+    }
+}
+
+/// The state of placement.
+#[derive(Clone, Debug)]
+pub struct FillFirst {
+    tiers: Vec<Tier>,
+    in_flight: BTreeMap<CopyId, InFlight>,
+}
+
+impl FillFirst {
+    /// Empty tiers, the top one first.
+    pub fn new(tiers: impl IntoIterator<Item = TierSpec>) -> Self {
+        Self {
+            tiers: tiers.into_iter().map(Tier::new).collect(),
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    /// The size in bytes of the largest file that some tier would take now; 0 when none would (or only an empty one).
+    pub fn room_hint(&self, now_ms: u64) -> u64 {
+        self.tiers.iter().map(|tier| tier.largest(now_ms)).max().unwrap_or(0)
+    }
+
+    /// Bytes that count against the quota of `tier`: of published copies and of those in flight. 0 for a tier that there is not.
+    pub fn used_bytes(&self, tier: TierIndex) -> u64 {
+        self.tiers.get(tier.0).map_or(0, |tier| tier.used_bytes)
+    }
+
+    /// Copies that count against the quota of `tier`.
+    pub fn used_inodes(&self, tier: TierIndex) -> u64 {
+        self.tiers.get(tier.0).map_or(0, |tier| tier.used_inodes)
+    }
+
+    /// Copies placed and neither published nor dropped.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Where a copy in flight was placed.
+    pub fn place_of(&self, copy: CopyId) -> Option<TierIndex> {
+        self.in_flight.get(&copy).map(|in_flight| in_flight.tier)
+    }
+
+    /// Whether `tier` is off.
+    pub fn is_off(&self, tier: TierIndex) -> bool {
+        self.tiers.get(tier.0).is_none_or(|tier| tier.off)
+    }
+
+    fn offer(&mut self, copy: CopyId, size: u64, now_ms: u64) -> Action {
+        if self.in_flight.contains_key(&copy) {
+            return Action::Refuse {
+                copy,
+                reason: Refusal::InFlight,
+            };
+        }
+        let mut reason = Refusal::Off;
+        for (index, tier) in self.tiers.iter_mut().enumerate() {
+            if let Some(refusal) = tier.refusal(size, now_ms) {
+                reason = reason.max(refusal);
+                continue;
+            }
+            tier.start(size);
+            let in_flight = InFlight {
+                tier: TierIndex(index),
+                size,
+                fulls: tier.fulls,
+            };
+            self.in_flight.insert(copy, in_flight);
+            return Action::Place {
+                copy,
+                tier: TierIndex(index),
+            };
+        }
+        Action::Refuse { copy, reason }
+    }
+
+    fn adopt(&mut self, copy: CopyId, size: u64, index: TierIndex) -> Action {
+        if self.in_flight.contains_key(&copy) {
+            return Action::Refuse {
+                copy,
+                reason: Refusal::InFlight,
+            };
+        }
+        let Some(tier) = self.tiers.get_mut(index.0) else {
+            return Action::Refuse {
+                copy,
+                reason: Refusal::Off,
+            };
+        };
+        // Its bytes lie in the tier already: only the quota can speak against it, neither the floor nor a full disk.
+        if let Some(reason) = tier.quota_refusal(size) {
+            return Action::Refuse { copy, reason };
+        }
+        tier.take(size);
+        Action::Place { copy, tier: index }
+    }
+
+    fn published(&mut self, copy: CopyId) {
+        let Some(InFlight { tier, size, fulls }) = self.in_flight.remove(&copy) else {
+            return;
+        };
+        let Some(tier) = self.tiers.get_mut(tier.0) else { return };
+        tier.end(size);
+        if tier
+            .back_off
+            .is_some_and(|back_off| fulls == tier.fulls && size >= back_off.ceiling)
+        {
+            tier.back_off = None;
+        }
+    }
+
+    fn dropped(&mut self, copy: CopyId) {
+        let Some(InFlight { tier, size, .. }) = self.in_flight.remove(&copy) else {
+            return;
+        };
+        let Some(tier) = self.tiers.get_mut(tier.0) else { return };
+        tier.end(size);
+        tier.give_back(size);
+    }
+}
+
+/// Takes one event into the state and says what to do. Events about copies or tiers that there are not change nothing.
+pub fn step(state: &mut FillFirst, event: Event) -> Action {
+    match event {
+        Event::Offer { copy, size, now_ms } => return state.offer(copy, size, now_ms),
+        Event::Adopt { copy, size, tier } => return state.adopt(copy, size, tier),
+        Event::Published { copy } => state.published(copy),
+        Event::Dropped { copy } => state.dropped(copy),
+        Event::Removed { tier, size } => with(state, tier, |tier| tier.give_back(size)),
+        Event::Full { tier, size, now_ms } => with(state, tier, |tier| tier.note_full(size, now_ms)),
+        Event::Room { tier, bytes, inodes } => with(state, tier, |tier| tier.observe(bytes, inodes)),
+        Event::Off { tier } => with(state, tier, |tier| tier.off = true),
+        Event::On { tier } => with(state, tier, |tier| {
+            tier.off = false;
+            tier.back_off = None;
+        }),
+    }
+    Action::Nothing
+}
+
+fn with(state: &mut FillFirst, index: TierIndex, change: impl FnOnce(&mut Tier)) {
+    if let Some(tier) = state.tiers.get_mut(index.0) {
+        change(tier);
+    }
+}
