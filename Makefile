@@ -23,12 +23,12 @@ demo: build ## train on real images from a slow file system, without and with Fo
 	$(PY) -m examples.demo
 
 .PHONY: test
-test: build ## run every test that CI runs
+test: .test-tools build ## run every test that CI runs
 	cargo test --locked --quiet
 	$(PY) -m pytest
 
 .PHONY: test-long
-test-long: build ## run the tests that are too long for CI
+test-long: .test-tools build ## run the tests that are too long for CI
 	cargo test --locked --quiet -- --ignored
 	$(PY) -m pytest -m long
 
@@ -49,7 +49,7 @@ format: .venv/.synced ## rewrite the sources as `make check` wants them
 	.venv/bin/ruff format --quiet
 
 .PHONY: bench-tiering
-bench-tiering: build ## measure tiering against its bars (root, about two hours); writes bench/out/tiering.json
+bench-tiering: .test-tools build ## measure tiering against its bars (root, about two hours); writes bench/out/tiering.json
 	$(PY) -m bench.tiering
 
 .PHONY: clean
@@ -82,4 +82,8 @@ $(IN_WHEEL): $(LIBRARY)
 .PHONY: .system
 .system:
 	@scripts/toolchain.sh build
-	@scripts/setup-system.sh
+	@scripts/setup-system.sh demo
+
+.PHONY: .test-tools
+.test-tools:
+	@scripts/setup-system.sh test

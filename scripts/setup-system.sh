@@ -1,12 +1,14 @@
 #!/bin/bash
-# setup-system.sh: what the tests use beside the toolchains. As root on a Debian-like machine the missing packages are
-# installed; otherwise one line says which tests will be skipped, and why. Never fails: nothing here is needed to build.
+# setup-system.sh demo|test: what the demo, or the tests too, use beside the toolchains. As root on a Debian-like machine the missing
+# packages are installed; otherwise one line says what goes without, and the mend. Never fails: nothing here is needed to build.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 # command  package  what uses it
 wanted="
-fusermount3  fuse3             slow file system, demo
+fusermount3  fuse3             slow file system
+"
+[ "$1" = demo ] || wanted+="
 bindfs       bindfs            hung file systems
 strace       strace            injected faults
 fiu-run      fiu-utils         injected faults
@@ -36,14 +38,15 @@ lacking=$(missing)
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   packages=$(awk '{print $2}' <<<"$lacking" | sort -u | tr '\n' ' ')
-  echo "forebay: installing for the tests: $packages" >&2
+  echo "forebay: installing $packages" >&2
+  install="apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends"
   log=$(mktemp)
   export DEBIAN_FRONTEND=noninteractive
   # One by one if need be: a distribution that lacks one of them may have the others.
-  # shellcheck disable=SC2086 # a list of names
-  if ! { apt-get -qq update && apt-get -qq -y install --no-install-recommends $packages; } >"$log" 2>&1 </dev/null; then
+  # shellcheck disable=SC2086 # lists of words
+  if ! { apt-get -qq update && $install $packages; } >"$log" 2>&1 </dev/null; then
     for package in $packages; do
-      apt-get -qq -y install --no-install-recommends "$package" >>"$log" 2>&1 </dev/null || grep '^E:' "$log" | tail -n 1 >&2 || true
+      $install "$package" >>"$log" 2>&1 </dev/null || grep '^E:' "$log" | tail -n 1 >&2 || true
     done
   fi
   rm -f "$log"
@@ -52,5 +55,5 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   [ -n "$lacking" ] || exit 0
 fi
 
-echo "forebay: tests will be skipped for want of: $(awk '{c = $1; $1 = $2 = ""; sub(/^ +/, ""); printf "%s%s (%s)", (NR > 1 ? ", " : ""), c, $0}' <<<"$lacking")." \
+echo "forebay: what needs these will be skipped: $(awk '{c = $1; $1 = $2 = ""; sub(/^ +/, ""); printf "%s%s (%s)", (NR > 1 ? ", " : ""), c, $0}' <<<"$lacking")." \
   "The mend, as root: apt-get install $(awk '{print $2}' <<<"$lacking" | sort -u | tr '\n' ' ')" >&2

@@ -1,0 +1,101 @@
+"""The wheel, installed into an empty virtual environment, is whole: command, library, Python package."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+UV = ROOT / "scripts/uv.sh"
+LIBRARY = "lib/forebay/libforebay_preload.so"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A wheel and the virtual environment that holds it and nothing else."""
+
+    wheel: Path
+    prefix: Path
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a program of the environment as a user would who has never heard of this repository."""
+        state = self.prefix.parent / "state"
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY")} | {"XDG_STATE_HOME": str(state)}
+        program = self.prefix / "bin" / command[0]
+        return subprocess.run([program, *command[1:]], cwd=self.prefix, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """What the Makefile does, into an empty environment."""
+    place = tmp_path_factory.mktemp("package")
+    for arguments in (
+        ["build", "--wheel", "--out-dir", place],
+        ["venv", "--python", sys.executable, place / "venv"],
+    ):
+        subprocess.run([UV, "--quiet", *arguments], cwd=ROOT, check=True)
+    (wheel,) = place.glob("forebay-*.whl")
+    install = ["pip", "install", "--python", place / "venv/bin/python", "--no-index", wheel]
+    subprocess.run([UV, "--quiet", *install], cwd=ROOT, check=True)
+    return Installed(wheel, place / "venv")
+
+
+def workspace_version() -> str:
+    found = re.search(r'^\[workspace\.package\]\nversion = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def test_one_version_everywhere(installed: Installed) -> None:
+    version = workspace_version()
+    assert installed.wheel.name.startswith(f"forebay-{version}-py3-none-")
+    assert installed.run("forebay", "--version").stdout == f"forebay {version}\n"
+    assert installed.run("python", "-m", "forebay", "--version").stdout == f"forebay {version}\n"
+    assert installed.run("python", "-c", "import forebay; print(forebay.__version__)").stdout == f"{version}\n"
+
+
+def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        names = {re.sub(r"^forebay-[^/]+\.", "", name) for name in wheel.namelist()}
+        metadata = next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    assert {name for name in names if not name.startswith("dist-info/")} == {
+        "forebay/__init__.py",
+        "forebay/__main__.py",
+        "forebay/py.typed",
+        f"data/data/{LIBRARY}",
+        "data/scripts/forebay",
+    }
+    assert "dist-info/licenses/LICENSE" in names
+    assert "Requires-Dist" not in metadata
+
+
+def test_python_knows_where_the_parts_lie(installed: Installed) -> None:
+    told = installed.run("python", "-c", "import forebay; print(forebay.command(), forebay.preload_library())").stdout.split()
+    assert told == [str(installed.prefix / "bin/forebay"), str(installed.prefix / LIBRARY)]
+
+
+def test_the_command_finds_its_library(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    run = installed.run(
+        "forebay", "run", "--quiet", "--source", tmp_path / "source", "--tier", f"{tmp_path / 'tier'}=1M", "--", "printenv", "LD_PRELOAD"
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.strip().split(":")[-1] == str(installed.prefix / LIBRARY)
+
+
+def test_a_lost_library_is_named_before_anything_runs(installed: Installed, tmp_path: Path) -> None:
+    library, aside = installed.prefix / LIBRARY, tmp_path / "aside"
+    (tmp_path / "source").mkdir()
+    library.rename(aside)
+    try:
+        run = installed.run("forebay", "run", "--source", tmp_path / "source", "--", "touch", tmp_path / "ran")
+    finally:
+        aside.rename(library)
+    assert run.returncode == 2
+    assert "libforebay_preload.so" in run.stderr
+    assert not (tmp_path / "ran").exists()
