@@ -35,12 +35,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """What the Makefile does, into an empty environment."""
     place = tmp_path_factory.mktemp("package")
     for arguments in (
-        ["build", "--wheel", "--out-dir", place],
-        ["venv", "--python", sys.executable, place / "venv"],
+        ["build", "--wheel", "--out-dir", str(place)],
+        ["venv", "--python", sys.executable, str(place / "venv")],
     ):
         subprocess.run([UV, "--quiet", *arguments], cwd=ROOT, check=True)
     (wheel,) = place.glob("forebay-*.whl")
-    install = ["pip", "install", "--python", place / "venv/bin/python", "--no-index", wheel]
+    install = ["pip", "install", "--python", str(place / "venv/bin/python"), "--no-index", str(wheel)]
     subprocess.run([UV, "--quiet", *install], cwd=ROOT, check=True)
     return Installed(wheel, place / "venv")
 

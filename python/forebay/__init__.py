@@ -17,7 +17,7 @@ def command() -> Path:
     Raises:
         FileNotFoundError: the installation is damaged.
     """
-    return _installed("bin/forebay")
+    return _installed("forebay", "bin")
 
 
 def preload_library() -> Path:
@@ -26,14 +26,14 @@ def preload_library() -> Path:
     Raises:
         FileNotFoundError: the installation is damaged.
     """
-    return _installed("lib/forebay/libforebay_preload.so")
+    return _installed("libforebay_preload.so", "forebay")
 
 
-def _installed(tail: str) -> Path:
+def _installed(name: str, directory: str) -> Path:
     # The installer's own list holds under every scheme: virtual environment, user, prefix, target.
     for entry in metadata.files("forebay") or []:
-        if entry.as_posix().endswith(tail):
+        if entry.name == name:
             path = Path(str(entry.locate())).resolve()
-            if path.is_file():
+            if path.parent.name == directory and path.is_file():
                 return path
-    raise FileNotFoundError(f"forebay's {tail} is not installed: reinstall the package")
+    raise FileNotFoundError(f"forebay's {directory}/{name} is not installed: reinstall the package")
