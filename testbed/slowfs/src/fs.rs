@@ -1,0 +1,242 @@
+//! What is done on the source. Each operation is first taken in by the server: counted, delayed, perhaps failed.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
+
+use fuser::{FileAttr, FileHandle, INodeNo, Request, TimeOrNow};
+use rustix::fs::{self as below, AtFlags, CWD, Gid, Mode, OFlags, SeekFrom, Timespec, Timestamps, Uid};
+use rustix::io::{Errno, Result};
+
+use crate::control::{Op, Server};
+use crate::node::{Nodes, proc_path};
+use crate::pace::lock;
+
+/// Flags of an open that are the kernel's or the mount's affair: by the time we are asked, names are resolved, offsets are absolute,
+/// and our buffers are not aligned for direct I/O.
+pub(crate) const NOT_PASSED_ON: OFlags = OFlags::APPEND
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::DIRECT)
+    .union(OFlags::NOATIME);
+
+/// SRC, shown slowly.
+#[derive(Debug)]
+pub(crate) struct SlowFs {
+    pub(crate) server: Arc<Server>,
+    pub(crate) nodes: Nodes,
+    files: Mutex<HashMap<u64, Arc<File>>>,
+    next_handle: AtomicU64,
+    pub(crate) readdirplus: bool,
+    /// As root, what is created is given to whoever asked.
+    give_away: bool,
+}
+
+impl SlowFs {
+    /// # Errors
+    /// `src` is not a directory that can be opened.
+    pub(crate) fn new(src: &Path, server: Arc<Server>, readdirplus: bool) -> Result<Self> {
+        Ok(Self {
+            server,
+            nodes: Nodes::new(src)?,
+            files: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            readdirplus,
+            give_away: rustix::process::geteuid().is_root(),
+        })
+    }
+
+    pub(crate) fn keep(&self, file: OwnedFd) -> FileHandle {
+        let handle = self.next_handle.fetch_add(1, Relaxed);
+        lock(&self.files).insert(handle, Arc::new(File::from(file)));
+        FileHandle(handle)
+    }
+
+    pub(crate) fn file(&self, handle: FileHandle) -> Result<Arc<File>> {
+        lock(&self.files).get(&handle.0).map(Arc::clone).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn let_go(&self, handle: FileHandle) {
+        lock(&self.files).remove(&handle.0);
+    }
+
+    pub(crate) fn reopen(&self, ino: INodeNo, flags: OFlags) -> Result<OwnedFd> {
+        below::openat(CWD, proc_path(&self.nodes.get(ino)?), flags | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Runs something that makes a name, gives the result to the one who asked, and enters it.
+    pub(crate) fn make(
+        &self,
+        op: Op,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        make: impl FnOnce(&OwnedFd) -> Result<()>,
+    ) -> Result<FileAttr> {
+        self.server.take(op)?;
+        let parent = self.nodes.get(parent)?;
+        make(&parent)?;
+        self.give_to(req, &parent, name)?;
+        self.nodes.enter(parent.as_fd(), name)
+    }
+
+    fn give_to(&self, req: &Request, parent: &OwnedFd, name: &OsStr) -> Result<()> {
+        if !self.give_away {
+            return Ok(());
+        }
+        // In a set-group-id directory the group is the directory's, and the file system below has seen to it.
+        let inherits_group = Mode::from_raw_mode(below::statat(parent, c".", AtFlags::empty())?.st_mode).contains(Mode::SGID);
+        let group = (!inherits_group).then(|| Gid::from_raw(req.gid()));
+        below::chownat(parent, name, Some(Uid::from_raw(req.uid())), group, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    pub(crate) fn create_file(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> Result<(FileAttr, FileHandle)> {
+        self.server.take(Op::Create)?;
+        let parent = self.nodes.get(parent)?;
+        // The kernel sends a create for a name that it believes absent. Somebody else may have made it since, and then it is not ours to give.
+        let flags = (open_flags(flags) & !NOT_PASSED_ON) | (open_flags(flags) & OFlags::EXCL) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode);
+        let file = match below::openat(&parent, name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => below::openat(&parent, name, flags, Mode::empty())?,
+            made => {
+                let made = made?;
+                self.give_to(req, &parent, name)?;
+                if mode.intersects(Mode::SUID | Mode::SGID) {
+                    // Changing the owner has cleared them.
+                    below::fchmod(&made, mode)?;
+                }
+                made
+            }
+        };
+        let attr = self.nodes.enter(parent.as_fd(), name)?;
+        Ok((attr, self.keep(file)))
+    }
+
+    pub(crate) fn read_into(&self, handle: FileHandle, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.server.take(Op::Read)?;
+        let file = self.file(handle)?;
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match file.read_at(rest, offset + filled as u64) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(interrupted) if interrupted.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(below_error(&error)),
+            }
+        }
+        self.server.send(filled);
+        Ok(filled)
+    }
+
+    pub(crate) fn write_from(&self, handle: FileHandle, offset: u64, data: &[u8]) -> Result<()> {
+        self.server.take(Op::Write)?;
+        self.server.receive(data.len());
+        self.file(handle)?.write_all_at(data, offset).map_err(|error| below_error(&error))
+    }
+
+    pub(crate) fn change(&self, ino: INodeNo, change: &Change, handle: Option<FileHandle>) -> Result<FileAttr> {
+        self.server.take(Op::Setattr)?;
+        let node = self.nodes.get(ino)?;
+        let path = proc_path(&node);
+        if change.uid.is_some() || change.gid.is_some() {
+            below::chownat(&*node, c"", change.uid, change.gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if let Some(mode) = change.mode {
+            below::chmod(path.as_str(), mode)?;
+        }
+        match (change.size, handle) {
+            (Some(size), Some(handle)) => below::ftruncate(&*self.file(handle)?, size)?,
+            (Some(size), None) => below::ftruncate(self.reopen(ino, OFlags::WRONLY)?, size)?,
+            (None, _) => {}
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            let times = Timestamps {
+                last_access: timespec(change.atime),
+                last_modification: timespec(change.mtime),
+            };
+            below::utimensat(&*node, c"", &times, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        self.nodes.attr_of(&*node)
+    }
+
+    /// Calls `add` for the entries from `offset` on until it says that the answer is full. One request, one payment.
+    pub(crate) fn list(
+        &self,
+        op: Op,
+        handle: FileHandle,
+        offset: u64,
+        mut add: impl FnMut(&File, &below::RawDirEntry<'_>) -> Result<bool>,
+    ) -> Result<()> {
+        self.server.take(op)?;
+        let dir = self.file(handle)?;
+        below::seek(&*dir, SeekFrom::Start(offset))?;
+        let mut buffer = Vec::with_capacity(32 * 1024);
+        let mut entries = below::RawDir::new(&*dir, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            if add(&dir, &entry?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a setattr asks for.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) mode: Option<Mode>,
+    pub(crate) uid: Option<Uid>,
+    pub(crate) gid: Option<Gid>,
+    pub(crate) size: Option<u64>,
+    pub(crate) atime: Option<TimeOrNow>,
+    pub(crate) mtime: Option<TimeOrNow>,
+}
+
+/// Flags as the kernel sends them.
+pub(crate) fn open_flags(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags as u32)
+}
+
+fn timespec(time: Option<TimeOrNow>) -> Timespec {
+    let special = |nanos| Timespec { tv_sec: 0, tv_nsec: nanos };
+    match time {
+        None => special(below::UTIME_OMIT),
+        Some(TimeOrNow::Now) => special(below::UTIME_NOW),
+        Some(TimeOrNow::SpecificTime(time)) => {
+            let sign_and_span = time.duration_since(UNIX_EPOCH).map_err(|before| before.duration());
+            match sign_and_span {
+                Ok(after) => Timespec {
+                    tv_sec: after.as_secs() as i64,
+                    tv_nsec: i64::from(after.subsec_nanos()),
+                },
+                Err(before) if before.subsec_nanos() == 0 => Timespec {
+                    tv_sec: -(before.as_secs() as i64),
+                    tv_nsec: 0,
+                },
+                Err(before) => Timespec {
+                    tv_sec: -(before.as_secs() as i64) - 1,
+                    tv_nsec: 1_000_000_000 - i64::from(before.subsec_nanos()),
+                },
+            }
+        }
+    }
+}
+
+fn below_error(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

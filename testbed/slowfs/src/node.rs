@@ -1,0 +1,177 @@
+//! The inodes that the kernel knows of, each held by a descriptor.
+//!
+//! An inode's number is that of the file below, but for the root's, which FUSE fixes at 1. Holding an `O_PATH` descriptor until the
+//! kernel forgets the inode means that renames and hard links need no book-keeping, that an unlinked file that is still open keeps
+//! its attributes, and that the file system below can't give the number to another file meanwhile.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, OsStr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileType, INodeNo};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, openat, statx};
+use rustix::io::{Errno, Result};
+use rustix::path::Arg;
+
+/// Holds an inode and gives no access to its contents.
+const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+#[derive(Debug)]
+struct Node {
+    fd: Arc<OwnedFd>,
+    /// How often the kernel was told of it, less what it forgot.
+    lookups: u64,
+}
+
+/// The inodes that the kernel knows of.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    known: Mutex<HashMap<u64, Node>>,
+    root_dev: (u32, u32),
+    root_ino: u64,
+}
+
+impl Nodes {
+    /// # Errors
+    /// `src` can't be opened as a directory.
+    pub(crate) fn new(src: &Path) -> Result<Self> {
+        let fd = openat(CWD, src, HOLD | OFlags::DIRECTORY, Mode::empty())?;
+        let stat = stat_of(&fd)?;
+        let root = Node {
+            fd: Arc::new(fd),
+            lookups: 1,
+        };
+        let known = Mutex::new(HashMap::from([(INodeNo::ROOT.0, root)]));
+        Ok(Self {
+            known,
+            root_dev: (stat.stx_dev_major, stat.stx_dev_minor),
+            root_ino: stat.stx_ino,
+        })
+    }
+
+    /// The descriptor of an inode that the kernel knows of.
+    ///
+    /// # Errors
+    /// ESTALE, where it does not know it.
+    pub(crate) fn get(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
+        self.lock().get(&ino.0).map(|node| Arc::clone(&node.fd)).ok_or(Errno::STALE)
+    }
+
+    /// Finds a name in a directory and counts one lookup of what it leads to.
+    ///
+    /// # Errors
+    /// As `openat`; ENOENT where another file system is mounted: none below the source is shown.
+    pub(crate) fn enter(&self, parent: BorrowedFd<'_>, name: impl Arg) -> Result<FileAttr> {
+        let fd = openat(parent, name, HOLD, Mode::empty())?;
+        let stat = stat_of(&fd)?;
+        if (stat.stx_dev_major, stat.stx_dev_minor) != self.root_dev {
+            return Err(Errno::NOENT);
+        }
+        let attr = self.attr(&stat);
+        let mut known = self.lock();
+        let node = known.entry(attr.ino.0).or_insert_with(|| Node {
+            fd: Arc::new(fd),
+            lookups: 0,
+        });
+        node.lookups += 1;
+        Ok(attr)
+    }
+
+    /// Takes back lookups; an inode with none left is let go of.
+    pub(crate) fn forget(&self, ino: INodeNo, lookups: u64) {
+        let mut known = self.lock();
+        let Some(node) = known.get_mut(&ino.0).filter(|_| ino != INodeNo::ROOT) else {
+            return;
+        };
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups == 0 {
+            known.remove(&ino.0);
+        }
+    }
+
+    /// An inode's attributes as they are now.
+    ///
+    /// # Errors
+    /// As `statx`.
+    pub(crate) fn attr_of(&self, fd: impl AsFd) -> Result<FileAttr> {
+        Ok(self.attr(&stat_of(fd)?))
+    }
+
+    /// The number under which the kernel knows a file of the source.
+    pub(crate) fn number(&self, ino: u64) -> INodeNo {
+        if ino == self.root_ino { INodeNo::ROOT } else { INodeNo(ino) }
+    }
+
+    fn attr(&self, stat: &Statx) -> FileAttr {
+        FileAttr {
+            ino: self.number(stat.stx_ino),
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            atime: time(stat.stx_atime),
+            mtime: time(stat.stx_mtime),
+            ctime: time(stat.stx_ctime),
+            crtime: time(stat.stx_btime),
+            kind: kind(rustix::fs::FileType::from_raw_mode(u32::from(stat.stx_mode))),
+            perm: stat.stx_mode & 0o7777,
+            nlink: stat.stx_nlink,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor) as u32,
+            blksize: stat.stx_blksize,
+            flags: 0,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Node>> {
+        crate::pace::lock(&self.known)
+    }
+}
+
+/// A name for the inode behind an `O_PATH` descriptor, for calls that refuse such a descriptor itself.
+pub(crate) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// A directory entry's or an inode's type in FUSE's terms.
+pub(crate) fn kind(kind: rustix::fs::FileType) -> FileType {
+    use rustix::fs::FileType as Below;
+    match kind {
+        Below::Directory => FileType::Directory,
+        Below::Symlink => FileType::Symlink,
+        Below::Fifo => FileType::NamedPipe,
+        Below::Socket => FileType::Socket,
+        Below::CharacterDevice => FileType::CharDevice,
+        Below::BlockDevice => FileType::BlockDevice,
+        Below::RegularFile | Below::Unknown => FileType::RegularFile,
+    }
+}
+
+/// Whether a name is one of the two that every directory has.
+pub(crate) fn is_dot(name: &CStr) -> bool {
+    name == c"." || name == c".."
+}
+
+/// A C string as a file name.
+pub(crate) fn os_str(name: &CStr) -> &OsStr {
+    std::os::unix::ffi::OsStrExt::from_bytes(name.to_bytes())
+}
+
+fn stat_of(fd: impl AsFd) -> Result<Statx> {
+    statx(
+        fd,
+        c"",
+        AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
+        StatxFlags::BASIC_STATS | StatxFlags::BTIME,
+    )
+}
+
+fn time(stamp: StatxTimestamp) -> SystemTime {
+    let nanos = Duration::from_nanos(u64::from(stamp.tv_nsec));
+    match u64::try_from(stamp.tv_sec) {
+        Ok(after) => UNIX_EPOCH + Duration::from_secs(after) + nanos,
+        Err(_) => UNIX_EPOCH - Duration::from_secs(stamp.tv_sec.unsigned_abs()) + nanos,
+    }
+}

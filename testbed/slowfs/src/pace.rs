@@ -1,0 +1,222 @@
+//! How slow the file system is: latency an operation, a fixed number of server slots, one shared link.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What the link lets through at once after a pause, as `tc tbf` with a 256 KiB bucket would.
+const BURST_BYTES: f64 = 262_144.0;
+
+/// Every knob, in the units in which it is set.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Settings {
+    /// Link, in megabytes (10^6) a second, both directions together; 0 is unlimited
+    #[arg(long, default_value_t = 100.0, value_name = "N")]
+    pub(crate) mbps: f64,
+    /// Latency of an open or a create
+    #[arg(long, default_value_t = 1.0, value_name = "MS")]
+    pub(crate) open_ms: f64,
+    /// Latency of any other operation on names and attributes, paid once a request (a readdirplus is one request)
+    #[arg(long, default_value_t = 1000.0, value_name = "US")]
+    pub(crate) meta_us: f64,
+    /// Latency of a read or a write, before its bytes go through the link
+    #[arg(long, default_value_t = 500.0, value_name = "US")]
+    pub(crate) read_us: f64,
+    /// Operations that the server works on at once; the others queue
+    #[arg(long, default_value_t = 8.0, value_name = "N")]
+    pub(crate) slots: f64,
+    /// How long the kernel may keep names and attributes without asking
+    #[arg(long, default_value_t = 1000.0, value_name = "MS")]
+    pub(crate) attr_ttl_ms: f64,
+}
+
+impl Settings {
+    /// Sets one knob by its name.
+    ///
+    /// # Errors
+    /// A sentence for whoever sent the name: unknown, not a number, or out of range.
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let number: f64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
+        let knob = match key {
+            "mbps" => &mut self.mbps,
+            "open_ms" => &mut self.open_ms,
+            "meta_us" => &mut self.meta_us,
+            "read_us" => &mut self.read_us,
+            "slots" => &mut self.slots,
+            "attr_ttl_ms" => &mut self.attr_ttl_ms,
+            _ => return Err(format!("no setting {key:?} (mbps, open_ms, meta_us, read_us, slots, attr_ttl_ms)")),
+        };
+        let before = std::mem::replace(knob, number);
+        self.check().inspect_err(|_| {
+            let _ = self.set(key, &before.to_string());
+        })
+    }
+
+    /// # Errors
+    /// The first knob that is out of range, named.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let knobs = [
+            ("mbps", self.mbps, 0.0),
+            ("open_ms", self.open_ms, 0.0),
+            ("meta_us", self.meta_us, 0.0),
+            ("read_us", self.read_us, 0.0),
+            ("slots", self.slots, 1.0),
+            ("attr_ttl_ms", self.attr_ttl_ms, 0.0),
+        ];
+        match knobs.iter().find(|(_, value, least)| !(*least..=1e9).contains(value)) {
+            Some((name, value, least)) => Err(format!("{name} is {value}, outside {least} to 1e9")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Which latency an operation pays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// An open or a create.
+    Open,
+    /// Names and attributes.
+    Meta,
+    /// A read or a write.
+    Data,
+    /// What a client does not wait for, such as a release.
+    Free,
+}
+
+/// The slow server: shared by all threads, changed while it runs.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    settings: Mutex<Settings>,
+    busy: Mutex<usize>,
+    freed: Condvar,
+    /// When the link will have sent all that was handed to it.
+    link_idle_at: Mutex<Instant>,
+}
+
+impl Pace {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            settings: Mutex::new(settings),
+            busy: Mutex::new(0),
+            freed: Condvar::new(),
+            link_idle_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        *lock(&self.settings)
+    }
+
+    /// Sets one knob; operations already under way keep the old value.
+    ///
+    /// # Errors
+    /// As [`Settings::set`].
+    pub(crate) fn set(&self, key: &str, value: &str) -> Result<(), String> {
+        let done = lock(&self.settings).set(key, value);
+        self.freed.notify_all();
+        done
+    }
+
+    /// How long the kernel may keep names and attributes.
+    pub(crate) fn attr_ttl(&self) -> Duration {
+        Duration::from_secs_f64(self.settings().attr_ttl_ms / 1e3)
+    }
+
+    /// Waits for a slot of the server and holds it for the operation's latency.
+    pub(crate) fn work(&self, cost: Cost) {
+        let settings = self.settings();
+        let seconds = match cost {
+            Cost::Open => settings.open_ms / 1e3,
+            Cost::Meta => settings.meta_us / 1e6,
+            Cost::Data => settings.read_us / 1e6,
+            Cost::Free => return,
+        };
+        if seconds == 0.0 {
+            return;
+        }
+        let mut busy = lock(&self.busy);
+        while *busy >= self.settings().slots as usize {
+            busy = self.freed.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        *busy += 1;
+        drop(busy);
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        *lock(&self.busy) -= 1;
+        self.freed.notify_one();
+    }
+
+    /// Waits until the shared link has carried so many bytes more: a token bucket, kept as the time at which the link falls idle.
+    pub(crate) fn transfer(&self, bytes: u32) {
+        let bytes_per_s = self.settings().mbps * 1e6;
+        if bytes == 0 || bytes_per_s == 0.0 {
+            return;
+        }
+        let now = Instant::now();
+        let mut idle_at = lock(&self.link_idle_at);
+        let credit = Duration::from_secs_f64(BURST_BYTES / bytes_per_s);
+        let start = now.checked_sub(credit).map_or(*idle_at, |earliest| earliest.max(*idle_at));
+        let end = start + Duration::from_secs_f64(f64::from(bytes) / bytes_per_s);
+        *idle_at = end;
+        drop(idle_at);
+        std::thread::sleep(end.saturating_duration_since(now));
+    }
+}
+
+/// A poisoned lock guards plain numbers here: they are as good as before.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FREE: Settings = Settings {
+        mbps: 0.0,
+        open_ms: 0.0,
+        meta_us: 0.0,
+        read_us: 0.0,
+        slots: 8.0,
+        attr_ttl_ms: 0.0,
+    };
+
+    #[test]
+    fn link_carries_no_more_than_its_rate() {
+        let pace = Pace::new(Settings { mbps: 20.0, ..FREE });
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..5).for_each(|_| pace.transfer(100_000)));
+            }
+        });
+        // 2 MB less the burst at 20 MB/s: 87 ms.
+        let took = start.elapsed().as_secs_f64();
+        assert!((0.085..0.4).contains(&took), "{took}");
+    }
+
+    #[test]
+    fn slots_bound_what_runs_at_once() {
+        let pace = Pace::new(Settings {
+            meta_us: 10_000.0,
+            slots: 2.0,
+            ..FREE
+        });
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| pace.work(Cost::Meta));
+            }
+        });
+        assert!(start.elapsed() >= Duration::from_millis(40));
+    }
+
+    #[test]
+    fn a_refused_setting_changes_nothing() {
+        let pace = Pace::new(FREE);
+        assert!(pace.set("slots", "0").is_err());
+        assert!(pace.set("mbps", "NaN").is_err());
+        assert!(pace.set("speed", "1").is_err());
+        assert_eq!(pace.settings().slots.to_bits(), 8.0_f64.to_bits());
+        pace.set("mbps", "50").expect("a number in range");
+        assert_eq!(pace.settings().mbps.to_bits(), 50.0_f64.to_bits());
+    }
+}
