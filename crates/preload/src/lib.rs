@@ -1,1 +1,40 @@
-//! Forebay: preload.
+//! What LD_PRELOAD brings into a program: opens under a source are answered with a copy, and nothing else changes.
+//!
+//! This code lives in strangers' processes: in forked and vforked children, in signal handlers, before constructors, after
+//! destructors. So: no allocation, no lock, no thread, no thread-local storage, no destructor, no panic path (the link fails if one is
+//! left, see [`panic`]), no state for each descriptor. What it keeps are a few mappings, published once and never taken away.
+//! Any failure of ours becomes the call that the program asked for, and is counted with its reason.
+//!
+//! Life of an open: `hooks` (C ABI) -> `open` (which kind is it? a path under a source?) -> `lookup` (a copy that may stand in?) ->
+//! the kernel's descriptor of the copy. Or, on a miss: the program's own call, then `handover` sends the agent a duplicate of the descriptor.
+//!
+//! `state` what is mapped, and whether we are on | `real` the next definitions of what is hooked | `sys` raw system calls |
+//! `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a descriptor back to the source, for `stat`
+//! (what a redirected descriptor says of itself) and `attributes` (changes through one) | `path` paths on the stack.
+#![no_std]
+#![deny(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used)]
+
+mod attributes;
+mod copies;
+mod handover;
+mod hooks;
+mod lookup;
+mod marks;
+mod names;
+mod open;
+mod path;
+mod real;
+mod stat;
+mod state;
+mod stdio;
+mod sys;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    unsafe extern "C" {
+        /// Defined nowhere, on purpose.
+        fn forebay_preload_has_a_panic_path() -> !;
+    }
+    // SAFETY: never linked, so never called.
+    unsafe { forebay_preload_has_a_panic_path() }
+}

@@ -1,0 +1,85 @@
+//! From a descriptor back to the source, for descriptors of copies. There is no table of descriptors: a copy is known by its device,
+//! inode and last change, whoever opened it, inherited it or was sent it.
+
+use core::ffi::{CStr, c_int};
+
+use forebay_contract::{Index, Record};
+
+use crate::{
+    lookup::{ctime, identity_of},
+    path::PathBuffer,
+    state::Serving,
+    sys::{self, Errno},
+};
+
+/// A copy, and the index that knows it.
+#[derive(Clone, Copy)]
+pub(crate) struct Copy {
+    pub(crate) index: Index<'static>,
+    pub(crate) record: &'static Record,
+}
+
+/// Type and permissions of each copy: almost no other file has these, so few are looked up in vain.
+pub(crate) const COPY_MODE: libc::mode_t = libc::S_IFREG | 0o400;
+
+/// The copy that a `stat` speaks of, if it is one.
+pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
+    if stat.st_mode != COPY_MODE {
+        return None;
+    }
+    serving.indices().find_map(|index| {
+        let record = index.find_copy(stat.st_dev, stat.st_ino, ctime(stat))?;
+        Some(Copy { index, record })
+    })
+}
+
+/// The copy that a descriptor is of.
+pub(crate) fn of_descriptor(serving: Serving, fd: c_int) -> Option<Copy> {
+    find(serving, &sys::stat_fd(fd).ok()?)
+}
+
+/// The copy that a name leads to, where that can only be through `/proc/self/fd` or its kin.
+pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Copy> {
+    let bytes = path.to_bytes();
+    let may_be = bytes.first() != Some(&b'/') || bytes.starts_with(b"/proc/") || bytes.starts_with(b"/dev/");
+    may_be
+        .then(|| sys::stat_at(dirfd, path, 0).ok())
+        .flatten()
+        .and_then(|stat| find(serving, &stat))
+}
+
+impl Copy {
+    /// Where the source was opened.
+    pub(crate) fn source_path<'a>(&self, buffer: &'a mut PathBuffer) -> Option<&'a CStr> {
+        let directory = self.index.directory(self.record.directory())?;
+        buffer.push(self.index.directory_path(directory)?)?;
+        buffer.push(b"/")?;
+        buffer.push(self.index.record_name(self.record)?)?;
+        Some(buffer.c_str())
+    }
+
+    /// Device and inode of the source.
+    pub(crate) fn source_inode(&self) -> Option<(u64, u64)> {
+        self.index.identity(self.record).map(|identity| (identity.dev, identity.ino))
+    }
+
+    /// Opens the source, if its name still leads to the same file.
+    ///
+    /// # Errors
+    /// `ESTALE` if not; else what the open says.
+    pub(crate) fn open_source(&self, flags: c_int) -> Result<c_int, Errno> {
+        let mut buffer = PathBuffer::new();
+        let path = self.source_path(&mut buffer).ok_or(Errno(libc::ESTALE))?;
+        let fd = sys::open_at(libc::AT_FDCWD, path, flags, 0)
+            .map_err(|Errno(errno)| Errno(if errno == libc::ENOENT { libc::ESTALE } else { errno }))?;
+        let same = sys::stat_fd(fd).is_ok_and(|stat| {
+            let found = identity_of(&stat);
+            self.source_inode() == Some((found.dev, found.ino))
+        });
+        if !same {
+            sys::close(fd);
+            return Err(Errno(libc::ESTALE));
+        }
+        Ok(fd)
+    }
+}

@@ -1,0 +1,111 @@
+//! On a miss: the agent gets a duplicate of the descriptor that the program has opened, and copies from that.
+//!
+//! One connection a hand-over. The socket's backlog is the queue, so that nobody waits, no descriptor of ours stays in the
+//! program, and there is nothing that fork or exec could leave half done.
+
+use core::{ffi::c_int, mem};
+
+use forebay_contract::{Counter, message::HandOver};
+
+use crate::{
+    state::Serving,
+    sys::{self, Errno},
+};
+
+const SOCKET: &[u8] = b"/door.sock";
+
+/// Offers a file that the program has just opened for reading. `opened_at` is a time before that open.
+pub(crate) fn offer(serving: Serving, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
+    let Serving { door, control } = serving;
+    let Ok((kind, size)) = sys::type_and_size(fd) else {
+        return;
+    };
+    if kind != libc::S_IFREG {
+        return door.count(Counter::NotRegular, 1);
+    }
+    if size > control.room_hint() {
+        return door.count(Counter::NoRoom, 1);
+    }
+    if control.is_closed() || door.agent_is_away(opened_at) {
+        return door.count(Counter::DroppedNoAgent, 1);
+    }
+    let message = HandOver {
+        run: door.run.number(),
+        opened_at,
+        descriptor: fd,
+        flags,
+        path,
+    };
+    match send(door.run.agent_dir(), &message) {
+        Ok(()) => {
+            door.count(Counter::HandedOver, 1);
+            door.count(Counter::HandedOverBytes, size);
+        }
+        Err(Errno(libc::ECONNREFUSED | libc::ENOENT | libc::ENAMETOOLONG)) => {
+            door.set_agent_away(opened_at);
+            door.count(Counter::DroppedNoAgent, 1);
+        }
+        Err(Errno(libc::EAGAIN | libc::ETOOMANYREFS)) => door.count(Counter::DroppedFull, 1),
+        Err(_) => door.count(Counter::DroppedNoAgent, 1),
+    }
+}
+
+fn send(agent_dir: &[u8], message: &HandOver<'_>) -> Result<(), Errno> {
+    let (address, len) = address(agent_dir).ok_or(Errno(libc::ENAMETOOLONG))?;
+    let socket = sys::packet_socket()?;
+    let sent = sys::connect(socket, &address, len).and_then(|()| send_on(socket, message));
+    sys::close(socket);
+    sent
+}
+
+fn address(agent_dir: &[u8]) -> Option<(libc::sockaddr_un, usize)> {
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    let used = agent_dir.len() + SOCKET.len();
+    // The kernel wants the NUL inside.
+    let room = address.sun_path.get_mut(..used).filter(|_| used < 108)?;
+    for (to, from) in room.iter_mut().zip(agent_dir.iter().chain(SOCKET)) {
+        *to = from.cast_signed();
+    }
+    Some((address, mem::offset_of!(libc::sockaddr_un, sun_path) + used + 1))
+}
+
+/// One control message with one descriptor, as `CMSG_SPACE(4)` lays it out.
+#[repr(C)]
+struct OneDescriptor {
+    header: libc::cmsghdr,
+    fd: c_int,
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<OneDescriptor>() == 24);
+
+fn send_on(socket: c_int, message: &HandOver<'_>) -> Result<(), Errno> {
+    let header = message.header();
+    let mut parts = [header.as_slice(), message.path].map(|part| libc::iovec {
+        iov_base: part.as_ptr().cast_mut().cast(),
+        iov_len: part.len(),
+    });
+    let mut control = OneDescriptor {
+        header: libc::cmsghdr {
+            cmsg_len: mem::offset_of!(OneDescriptor, padding),
+            cmsg_level: libc::SOL_SOCKET,
+            cmsg_type: libc::SCM_RIGHTS,
+        },
+        fd: message.descriptor,
+        padding: 0,
+    };
+    let envelope = libc::msghdr {
+        msg_name: core::ptr::null_mut(),
+        msg_namelen: 0,
+        msg_iov: parts.as_mut_ptr(),
+        msg_iovlen: parts.len(),
+        msg_control: (&raw mut control).cast(),
+        msg_controllen: size_of::<OneDescriptor>(),
+        msg_flags: 0,
+    };
+    // SAFETY: it points to the parts, the header, the path and the control message, which are all alive.
+    unsafe { sys::send(socket, &envelope) }.map(drop)
+}

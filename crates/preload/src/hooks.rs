@@ -1,0 +1,509 @@
+//! The C ABI: what the program sees. Each hook decodes, and calls a function that knows no C.
+//!
+//! The variadic ones take their optional argument always: the calling conventions of x86-64 and aarch64 Linux put it where a fixed
+//! argument would be, and it is handed on unread.
+
+use core::{
+    ffi::{c_char, c_int, c_uint, c_void},
+    ptr::null_mut,
+};
+
+use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, timespec, timeval, uid_t};
+
+use crate::{
+    attributes::{Access, forward},
+    marks::Change,
+    names::{self, Name, change_one, change_two},
+    open::open as open_by,
+    real, stat, state, stdio,
+    sys::word,
+};
+
+type Text = *const c_char;
+
+/// What `creat` opens with.
+const CREAT: c_int = O_CREAT | O_WRONLY | O_TRUNC;
+
+/// The next definition's answer; `or` what to answer where there is none.
+macro_rules! next {
+    ($function:ident($($argument:expr),*) or $missing:expr) => {
+        match real::$function.get() {
+            // SAFETY: the program's own arguments, for the call that it has made.
+            Some(function) => unsafe { function($($argument),*) },
+            None => $missing,
+        }
+    };
+}
+
+/// As `next`, for the open family, which other libraries' constructors call before ours has run: nothing is looked up.
+macro_rules! next_open {
+    ($function:ident($($argument:expr),*) or ($dirfd:expr, $path:expr, $flags:expr, $mode:expr)) => {
+        match real::$function.known() {
+            // SAFETY: the program's own arguments, for the call that it has made.
+            Some(function) => unsafe { function($($argument),*) },
+            None => real::raw_open($dirfd, $path, $flags, $mode),
+        }
+    };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn open(path: Text, flags: c_int, mode: mode_t) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        flags,
+        || next_open!(OPEN(path, flags, mode) or (AT_FDCWD, path, flags, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn open64(path: Text, flags: c_int, mode: mode_t) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        flags,
+        || next_open!(OPEN64(path, flags, mode) or (AT_FDCWD, path, flags, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn openat(dirfd: c_int, path: Text, flags: c_int, mode: mode_t) -> c_int {
+    open_by(
+        dirfd,
+        path,
+        flags,
+        || next_open!(OPENAT(dirfd, path, flags, mode) or (dirfd, path, flags, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn openat64(dirfd: c_int, path: Text, flags: c_int, mode: mode_t) -> c_int {
+    open_by(
+        dirfd,
+        path,
+        flags,
+        || next_open!(OPENAT64(dirfd, path, flags, mode) or (dirfd, path, flags, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __open_2(path: Text, flags: c_int) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        flags,
+        || next_open!(OPEN_2(path, flags) or (AT_FDCWD, path, flags, 0)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __open64_2(path: Text, flags: c_int) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        flags,
+        || next_open!(OPEN64_2(path, flags) or (AT_FDCWD, path, flags, 0)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __openat_2(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+    open_by(
+        dirfd,
+        path,
+        flags,
+        || next_open!(OPENAT_2(dirfd, path, flags) or (dirfd, path, flags, 0)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __openat64_2(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+    open_by(
+        dirfd,
+        path,
+        flags,
+        || next_open!(OPENAT64_2(dirfd, path, flags) or (dirfd, path, flags, 0)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn creat(path: Text, mode: mode_t) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        CREAT,
+        || next_open!(CREAT(path, mode) or (AT_FDCWD, path, CREAT, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn creat64(path: Text, mode: mode_t) -> c_int {
+    open_by(
+        AT_FDCWD,
+        path,
+        CREAT,
+        || next_open!(CREAT64(path, mode) or (AT_FDCWD, path, CREAT, mode)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fopen(path: Text, mode: Text) -> *mut FILE {
+    stdio::fopen(path, mode, |path| next!(FOPEN(path, mode) or real::missing(null_mut())))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fopen64(path: Text, mode: Text) -> *mut FILE {
+    stdio::fopen(path, mode, |path| next!(FOPEN64(path, mode) or real::missing(null_mut())))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn freopen(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
+    stdio::freopen(
+        path,
+        mode,
+        stream,
+        |path| next!(FREOPEN(path, mode, stream) or real::missing(null_mut())),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
+    stdio::freopen(
+        path,
+        mode,
+        stream,
+        |path| next!(FREOPEN64(path, mode, stream) or real::missing(null_mut())),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rename(from: Text, to: Text) -> c_int {
+    change_two(Name::here(from), Name::here(to), || next!(RENAME(from, to) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn renameat(from_fd: c_int, from: Text, to_fd: c_int, to: Text) -> c_int {
+    change_two(
+        Name(from_fd, from),
+        Name(to_fd, to),
+        || next!(RENAMEAT(from_fd, from, to_fd, to) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn renameat2(from_fd: c_int, from: Text, to_fd: c_int, to: Text, flags: c_uint) -> c_int {
+    change_two(
+        Name(from_fd, from),
+        Name(to_fd, to),
+        || next!(RENAMEAT2(from_fd, from, to_fd, to, flags) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn unlink(path: Text) -> c_int {
+    change_one(Name::here(path), Change::Name, || next!(UNLINK(path) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn unlinkat(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+    change_one(
+        Name(dirfd, path),
+        Change::Name,
+        || next!(UNLINKAT(dirfd, path, flags) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn remove(path: Text) -> c_int {
+    change_one(Name::here(path), Change::Name, || next!(REMOVE(path) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rmdir(path: Text) -> c_int {
+    change_one(Name::here(path), Change::Name, || next!(RMDIR(path) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn truncate(path: Text, len: off_t) -> c_int {
+    names::truncate(path, |path| next!(TRUNCATE(path, len) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn truncate64(path: Text, len: off_t) -> c_int {
+    names::truncate(path, |path| next!(TRUNCATE64(path, len) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn link(from: Text, to: Text) -> c_int {
+    change_two(Name::here(from), Name::here(to), || next!(LINK(from, to) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn linkat(from_fd: c_int, from: Text, to_fd: c_int, to: Text, flags: c_int) -> c_int {
+    change_two(
+        Name(from_fd, from),
+        Name(to_fd, to),
+        || next!(LINKAT(from_fd, from, to_fd, to, flags) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn symlink(target: Text, path: Text) -> c_int {
+    change_one(Name::here(path), Change::Link, || next!(SYMLINK(target, path) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn symlinkat(target: Text, dirfd: c_int, path: Text) -> c_int {
+    change_one(
+        Name(dirfd, path),
+        Change::Link,
+        || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstat(fd: c_int, out: *mut libc::stat) -> c_int {
+    let answer = next!(FSTAT(fd, out) or real::missing(-1));
+    if answer == 0 {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstat64(fd: c_int, out: *mut libc::stat) -> c_int {
+    let answer = next!(FSTAT64(fd, out) or real::missing(-1));
+    if answer == 0 {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fxstat(version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
+    let answer = next!(FXSTAT(version, fd, out) or real::missing(-1));
+    if answer == 0 {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fxstat64(version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
+    let answer = next!(FXSTAT64(version, fd, out) or real::missing(-1));
+    if answer == 0 {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstatat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+    let answer = next!(FSTATAT(dirfd, path, out, flags) or real::missing(-1));
+    if answer == 0 && stat::is_descriptor(path, flags) {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fstatat64(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+    let answer = next!(FSTATAT64(dirfd, path, out, flags) or real::missing(-1));
+    if answer == 0 && stat::is_descriptor(path, flags) {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fxstatat(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+    let answer = next!(FXSTATAT(version, dirfd, path, out, flags) or real::missing(-1));
+    if answer == 0 && stat::is_descriptor(path, flags) {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fxstatat64(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+    let answer = next!(FXSTATAT64(version, dirfd, path, out, flags) or real::missing(-1));
+    if answer == 0 && stat::is_descriptor(path, flags) {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise(out) };
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int {
+    let answer = next!(STATX(dirfd, path, flags, mask, out) or real::missing(-1));
+    if answer == 0 && stat::is_descriptor(path, flags) {
+        // SAFETY: the call has filled it.
+        unsafe { stat::disguise_x(dirfd, out) };
+    }
+    answer
+}
+
+/// Changes an attribute through a descriptor: `number(fd, rest...)` on the source, or the program's own call.
+fn change(fd: c_int, number: libc::c_long, rest: [usize; 4], real: impl FnOnce() -> c_int) -> c_int {
+    forward(fd, Access::Changes, number, rest, || real() as isize) as c_int
+}
+
+/// Times as `utimensat` takes them, of those that `futimes` takes; the kernel refuses what is out of range.
+fn change_times(fd: c_int, times: *const libc::timeval, real: impl FnOnce() -> c_int) -> c_int {
+    if times.is_null() {
+        return change(fd, libc::SYS_utimensat, [0; 4], real);
+    }
+    // SAFETY: the program's own two times.
+    let precise = unsafe { [*times, *times.add(1)] }.map(|time| libc::timespec {
+        tv_sec: time.tv_sec,
+        tv_nsec: time.tv_usec.wrapping_mul(1000),
+    });
+    change(fd, libc::SYS_utimensat, [0, precise.as_ptr() as usize, 0, 0], real)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fchmod(fd: c_int, mode: mode_t) -> c_int {
+    change(
+        fd,
+        libc::SYS_fchmod,
+        [mode as usize, 0, 0, 0],
+        || next!(FCHMOD(fd, mode) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fchmodat(dirfd: c_int, path: Text, mode: mode_t, flags: c_int) -> c_int {
+    let real = || next!(FCHMODAT(dirfd, path, mode, flags) or real::missing(-1));
+    if stat::is_descriptor(path, flags) {
+        return change(dirfd, libc::SYS_fchmod, [mode as usize, 0, 0, 0], real);
+    }
+    real()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fchown(fd: c_int, owner: uid_t, group: gid_t) -> c_int {
+    change(
+        fd,
+        libc::SYS_fchown,
+        [owner as usize, group as usize, 0, 0],
+        || next!(FCHOWN(fd, owner, group) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fchownat(dirfd: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int) -> c_int {
+    let real = || next!(FCHOWNAT(dirfd, path, owner, group, flags) or real::missing(-1));
+    if stat::is_descriptor(path, flags) {
+        return change(dirfd, libc::SYS_fchown, [owner as usize, group as usize, 0, 0], real);
+    }
+    real()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn futimens(fd: c_int, times: *const timespec) -> c_int {
+    change(
+        fd,
+        libc::SYS_utimensat,
+        [0, times as usize, 0, 0],
+        || next!(FUTIMENS(fd, times) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn utimensat(dirfd: c_int, path: Text, times: *const timespec, flags: c_int) -> c_int {
+    let real = || next!(UTIMENSAT(dirfd, path, times, flags) or real::missing(-1));
+    if stat::is_descriptor(path, flags) {
+        return change(dirfd, libc::SYS_utimensat, [0, times as usize, 0, 0], real);
+    }
+    real()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn futimes(fd: c_int, times: *const timeval) -> c_int {
+    change_times(fd, times, || next!(FUTIMES(fd, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn futimesat(dirfd: c_int, path: Text, times: *const timeval) -> c_int {
+    let real = || next!(FUTIMESAT(dirfd, path, times) or real::missing(-1));
+    if path.is_null() {
+        return change_times(dirfd, times, real);
+    }
+    real()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fsetxattr(fd: c_int, name: Text, value: *const c_void, size: usize, flags: c_int) -> c_int {
+    let rest = [name as usize, value as usize, size, word(flags)];
+    change(
+        fd,
+        libc::SYS_fsetxattr,
+        rest,
+        || next!(FSETXATTR(fd, name, value, size, flags) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fremovexattr(fd: c_int, name: Text) -> c_int {
+    change(
+        fd,
+        libc::SYS_fremovexattr,
+        [name as usize, 0, 0, 0],
+        || next!(FREMOVEXATTR(fd, name) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fgetxattr(fd: c_int, name: Text, value: *mut c_void, size: usize) -> isize {
+    let rest = [name as usize, value as usize, size, 0];
+    forward(
+        fd,
+        Access::Reads,
+        libc::SYS_fgetxattr,
+        rest,
+        || next!(FGETXATTR(fd, name, value, size) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn flistxattr(fd: c_int, list: *mut c_char, size: usize) -> isize {
+    let rest = [list as usize, size, 0, 0];
+    forward(
+        fd,
+        Access::Reads,
+        libc::SYS_flistxattr,
+        rest,
+        || next!(FLISTXATTR(fd, list, size) or real::missing(-1)),
+    )
+}
+
+/// After a call that may have taken the process to another root or mount namespace.
+fn moved(answer: c_int) -> c_int {
+    if answer == 0 {
+        state::check_place();
+    }
+    answer
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn chroot(path: Text) -> c_int {
+    moved(next!(CHROOT(path) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    moved(next!(UNSHARE(flags) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
+    moved(next!(SETNS(fd, kind) or real::missing(-1)))
+}

@@ -1,0 +1,135 @@
+//! From a path to a descriptor of its copy.
+
+use core::ffi::{CStr, c_int};
+
+use forebay_contract::{
+    Counter, FileTime, Freshness, Identity, Record, Tier,
+    index::{TIER_PATH_BYTES_MAX, split},
+    object_path,
+};
+
+use crate::{path::PathBuffer, state::Serving, sys};
+
+/// Why no copy was opened.
+#[derive(Clone, Copy)]
+pub(crate) enum Miss {
+    /// No copy is known.
+    Unknown,
+    /// There is one that may not, or can't, stand in.
+    Because(Counter),
+}
+
+impl Miss {
+    /// Whether the agent should see the file that the program opens instead.
+    pub(crate) const fn is_news(self) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::Because(reason) => matches!(
+                reason,
+                Counter::Stale | Counter::Tombstoned | Counter::SourceChanged | Counter::CopyGone
+            ),
+        }
+    }
+}
+
+/// A path as the kernel would take it, made absolute but not changed otherwise: the absolute ones as they are, those relative to the
+/// current directory behind its name.
+///
+/// # Errors
+/// The reason why there is no such spelling.
+pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer) -> Result<&'a [u8], Counter> {
+    let mut bytes = path.to_bytes();
+    if bytes.first() == Some(&b'/') {
+        return if bytes.len() < libc::PATH_MAX as usize {
+            Ok(bytes)
+        } else {
+            Err(Counter::OddPath)
+        };
+    }
+    if dirfd != libc::AT_FDCWD {
+        return Err(Counter::DirectoryDescriptor);
+    }
+    // "./" leads nowhere else, whatever the directory; nothing more is ever taken out of a path.
+    while let Some(rest) = bytes.strip_prefix(b"./") {
+        bytes = rest;
+    }
+    sys::current_directory(buffer)
+        .and_then(|()| if buffer.bytes() == b"/" { Some(()) } else { buffer.push(b"/") })
+        .and_then(|()| buffer.push(bytes))
+        .ok_or(Counter::OddPath)?;
+    Ok(buffer.bytes())
+}
+
+/// Opens the copy that stands in for `spelled`, which the program called `path`.
+///
+/// # Errors
+/// Why the source is to be opened instead.
+pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
+    let index = serving.index().ok_or(Miss::Because(Counter::NoPage))?;
+    let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
+    let directory = index.directory(record.directory()).ok_or(Miss::Unknown)?;
+    let identity = index.identity(record).ok_or(Miss::Unknown)?;
+    let tier = index.tiers().get(record.tier()).ok_or(Miss::Unknown)?;
+    let (_, name) = split(spelled).ok_or(Miss::Unknown)?;
+    if serving.control.tier_is_off(record.tier()) {
+        return Err(Miss::Because(Counter::TierOff));
+    }
+    let freshness = serving.door.run.freshness();
+    serving
+        .control
+        .usable(record, directory, name, &identity, freshness, now)
+        .map_err(Miss::Because)?;
+    if freshness == Freshness::OnOpen && !source_is(path, &identity) {
+        return Err(Miss::Because(Counter::SourceChanged));
+    }
+    let fd = open_object(tier, record, flags).ok_or(Miss::Because(Counter::CopyGone))?;
+    serving.door.count_hit(record.tier(), record.size());
+    serving.control.stamp_directory(record.directory(), serving.door.run.use_stamp(now));
+    Ok(fd)
+}
+
+/// Opens the file that a record speaks of, and nothing else.
+fn open_object(tier: &Tier, record: &Record, flags: c_int) -> Option<c_int> {
+    let mut room = [0; TIER_PATH_BYTES_MAX + 24];
+    let len = object_path(tier.objects(), record.copy(), &mut room)?;
+    let path = CStr::from_bytes_with_nul(room.get(..=len)?).ok()?;
+    let fd = sys::open_at(libc::AT_FDCWD, path, flags, 0).ok()?;
+    let is_it = sys::stat_fd(fd).is_ok_and(|stat| {
+        stat.st_dev == tier.dev()
+            && stat.st_ino == record.copy_ino()
+            && ctime(&stat) == record.copy_ctime()
+            && stat.st_size as u64 == record.size()
+    });
+    if !is_it {
+        sys::close(fd);
+        return None;
+    }
+    Some(fd)
+}
+
+/// Whether the name still leads to the version that was copied.
+fn source_is(path: &CStr, identity: &Identity) -> bool {
+    sys::stat_at(libc::AT_FDCWD, path, 0).is_ok_and(|stat| identity_of(&stat) == *identity)
+}
+
+/// What a `stat` says of a file's version.
+pub(crate) fn identity_of(stat: &libc::stat) -> Identity {
+    Identity {
+        dev: stat.st_dev,
+        ino: stat.st_ino,
+        size: stat.st_size as u64,
+        mtime: FileTime {
+            sec: stat.st_mtime,
+            nsec: stat.st_mtime_nsec as u32,
+        },
+        ctime: ctime(stat),
+    }
+}
+
+/// Last change of the inode.
+pub(crate) fn ctime(stat: &libc::stat) -> FileTime {
+    FileTime {
+        sec: stat.st_ctime,
+        nsec: stat.st_ctime_nsec as u32,
+    }
+}

@@ -1,0 +1,62 @@
+//! Calls that change what names lead to, or a file's contents by name. They all go to the source; tombstones stand around them.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use crate::{
+    copies,
+    marks::{Change, Place, around},
+    path::PathBuffer,
+    state::{self, Serving},
+};
+
+/// A name as the program gives it.
+#[derive(Clone, Copy)]
+pub(crate) struct Name(pub(crate) c_int, pub(crate) *const c_char);
+
+impl Name {
+    /// Relative to the current directory, if it is relative.
+    pub(crate) const fn here(path: *const c_char) -> Self {
+        Self(libc::AT_FDCWD, path)
+    }
+
+    fn place(&self, serving: Serving) -> Option<Place<'_>> {
+        if self.1.is_null() {
+            return None;
+        }
+        // SAFETY: the program's string.
+        Place::find(serving, self.0, unsafe { CStr::from_ptr(self.1) })
+    }
+}
+
+/// A change of one name.
+pub(crate) fn change_one(name: Name, change: Change, real: impl FnOnce() -> c_int) -> c_int {
+    let Some(serving) = state::serving() else {
+        return real();
+    };
+    around(serving, &[name.place(serving)], change, real)
+}
+
+/// A change of two names.
+pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> c_int {
+    let Some(serving) = state::serving() else {
+        return real();
+    };
+    around(serving, &[from.place(serving), to.place(serving)], Change::Name, real)
+}
+
+/// `truncate`: by the source's own name where the given one leads to a copy (`/proc/self/fd/N`).
+pub(crate) fn truncate(path: *const c_char, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    let Some(serving) = state::serving() else {
+        return real(path);
+    };
+    if path.is_null() {
+        return real(path);
+    }
+    // SAFETY: the program's string.
+    let given = unsafe { CStr::from_ptr(path) };
+    let mut buffer = PathBuffer::new();
+    let copy = copies::of_name(serving, libc::AT_FDCWD, given);
+    let path = copy.and_then(|copy| copy.source_path(&mut buffer)).unwrap_or(given);
+    let place = Place::find(serving, libc::AT_FDCWD, path);
+    around(serving, &[place], Change::Contents, || real(path.as_ptr()))
+}

@@ -1,0 +1,197 @@
+//! The open family.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use forebay_contract::Counter;
+
+use crate::{
+    copies::{self, Copy},
+    handover,
+    lookup::{self, Miss},
+    marks::{self, Place},
+    path::PathBuffer,
+    real,
+    state::{self, Serving},
+    sys::{self, Errno},
+};
+
+/// Flags that change nothing about which bytes are read: a copy can stand in.
+const HARMLESS: c_int =
+    libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_SYNC | libc::O_ASYNC | libc::O_DIRECT | KERNEL_LARGEFILE;
+/// `O_LARGEFILE` as the kernel has it; libc's constant is 0 where all files are large, but programs pass this one.
+#[cfg(target_arch = "x86_64")]
+const KERNEL_LARGEFILE: c_int = 0o100_000;
+#[cfg(target_arch = "aarch64")]
+const KERNEL_LARGEFILE: c_int = 0o400_000;
+
+/// What an open asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The bytes.
+    Read,
+    /// To change the file, or to make one.
+    Write,
+    /// Something that only the source itself can answer.
+    Odd,
+}
+
+#[inline]
+const fn kind_of(flags: c_int) -> Kind {
+    if flags & !HARMLESS == 0 {
+        // O_RDONLY is 0.
+        Kind::Read
+    } else if flags & libc::O_PATH != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        Kind::Odd
+    } else if flags & (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) != 0 {
+        Kind::Write
+    } else {
+        Kind::Odd
+    }
+}
+
+/// An open by any name; `real` is the program's own call.
+#[inline]
+pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl Fn() -> c_int) -> c_int {
+    let Some(serving) = state::serving_open() else {
+        return real();
+    };
+    if path.is_null() {
+        return real();
+    }
+    // SAFETY: the program's string. The kernel would answer EFAULT where this faults; that is a listed deviation.
+    let path = unsafe { CStr::from_ptr(path) };
+    let kind = kind_of(flags);
+    let bytes = path.to_bytes();
+    if kind != Kind::Write && bytes.first() == Some(&b'/') {
+        if !serving.door.run.covers(bytes) {
+            serving.door.count(Counter::Foreign, 1);
+            return real();
+        }
+        if kind == Kind::Read && bytes.len() < libc::PATH_MAX as usize {
+            return read_spelled(serving, bytes, path, flags, &real);
+        }
+    }
+    match kind {
+        Kind::Read => read(serving, dirfd, path, flags, &real),
+        Kind::Write => write(serving, dirfd, path, flags, &real),
+        Kind::Odd => odd(serving, dirfd, path, &real),
+    }
+}
+
+/// For reading, by a name that may have to be made absolute.
+#[inline(never)]
+fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
+    let mut buffer = PathBuffer::new();
+    match lookup::spell(dirfd, path, &mut buffer) {
+        Ok(spelled) if serving.door.run.covers(spelled) => read_spelled(serving, spelled, path, flags, real),
+        Ok(_) => {
+            serving.door.count(Counter::Foreign, 1);
+            real()
+        }
+        Err(reason) => {
+            serving.door.count(reason, 1);
+            real()
+        }
+    }
+}
+
+/// For reading, under a source.
+#[inline(never)]
+fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
+    serving.door.count(Counter::SourceOpens, 1);
+    let now = real::now();
+    let miss = match lookup::open_copy(serving, spelled, path, flags, now) {
+        Ok(fd) => return fd,
+        Err(miss) => miss,
+    };
+    if let Miss::Because(reason) = miss {
+        serving.door.count(reason, 1);
+    }
+    let fd = real();
+    if fd >= 0 && miss.is_news() {
+        handover::offer(serving, spelled, fd, flags, now);
+    }
+    fd
+}
+
+/// With flags that a copy can't stand in for.
+#[inline(never)]
+fn odd(serving: Serving, dirfd: c_int, path: &CStr, real: &dyn Fn() -> c_int) -> c_int {
+    let mut buffer = PathBuffer::new();
+    let reason = match lookup::spell(dirfd, path, &mut buffer) {
+        Ok(spelled) if serving.door.run.covers(spelled) => Counter::Flags,
+        Ok(_) => Counter::Foreign,
+        Err(reason) => reason,
+    };
+    serving.door.count(reason, 1);
+    real()
+}
+
+/// For writing, or making a file.
+#[inline(never)]
+fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
+    if let Some(copy) = copies::of_name(serving, dirfd, path) {
+        return reopen(serving, copy, flags);
+    }
+    let place = concerned(serving, dirfd, path);
+    if let Some(place) = &place {
+        place.mark(serving);
+    }
+    let fd = real();
+    if fd >= 0 {
+        opened_for_writing(serving, place.as_ref(), fd);
+    }
+    fd
+}
+
+/// The place that an open for writing will change, as far as its spelling says so. A foreign absolute spelling is asked no
+/// further: what it led to is marked once it is open.
+pub(crate) fn concerned(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Place<'_>> {
+    let bytes = path.to_bytes();
+    if bytes.first() == Some(&b'/') && !serving.door.run.covers(bytes) {
+        return None;
+    }
+    Place::find(serving, dirfd, path)
+}
+
+/// Marks and counts after an open for writing.
+pub(crate) fn opened_for_writing(serving: Serving, place: Option<&Place<'_>>, fd: c_int) {
+    if let Some(place) = place {
+        place.mark(serving);
+    }
+    if marks::mark_descriptor(serving, fd) || place.is_some() {
+        serving.door.count(Counter::Tombstones, 1);
+        serving.door.count(Counter::Writing, 1);
+    } else {
+        serving.door.count(Counter::Foreign, 1);
+    }
+}
+
+/// A copy's descriptor is opened again by name, for writing: the source is opened instead, if it is still the same file.
+fn reopen(serving: Serving, copy: Copy, flags: c_int) -> c_int {
+    let mark = || {
+        if let Some((dev, ino)) = copy.source_inode() {
+            serving.control.mark_file(dev, ino, real::now());
+        }
+    };
+    mark();
+    let opened = if flags & libc::O_EXCL != 0 && flags & libc::O_CREAT != 0 {
+        Err(Errno(libc::EEXIST))
+    } else {
+        // Truncated only once it is known to be the file.
+        copy.open_source(flags & !(libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW))
+    };
+    let opened = opened.and_then(|fd| {
+        if flags & libc::O_TRUNC != 0
+            && let Err(errno) = sys::truncate_fd(fd, 0)
+        {
+            sys::close(fd);
+            return Err(errno);
+        }
+        Ok(fd)
+    });
+    mark();
+    serving.door.count(Counter::Tombstones, 1);
+    serving.door.count(Counter::Writing, 1);
+    real::as_libc(opened)
+}

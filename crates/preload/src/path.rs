@@ -1,0 +1,100 @@
+//! Paths on the stack. A buffer is not cleared beforehand: that would cost more than the copy.
+
+use core::{ffi::CStr, mem::MaybeUninit, slice};
+
+/// The kernel's limit, with the final NUL.
+const BUFFER_BYTES: usize = libc::PATH_MAX as usize;
+
+/// Room for one path.
+pub(crate) struct PathBuffer {
+    bytes: [MaybeUninit<u8>; BUFFER_BYTES],
+    /// Bytes that are filled; at most `BUFFER_BYTES - 1`, so that a NUL always fits.
+    len: usize,
+}
+
+impl PathBuffer {
+    /// Empty.
+    #[inline]
+    pub(crate) const fn new() -> Self {
+        Self {
+            bytes: [MaybeUninit::uninit(); BUFFER_BYTES],
+            len: 0,
+        }
+    }
+
+    /// What is not filled.
+    pub(crate) fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.bytes.get_mut(self.len..).unwrap_or(&mut [])
+    }
+
+    /// Says that the kernel has filled so many bytes of [`Self::room`].
+    pub(crate) fn grown_by(&mut self, count: usize) {
+        self.len = (self.len + count).min(BUFFER_BYTES - 1);
+    }
+
+    /// Appends; `None` (and nothing is done) if it does not fit.
+    pub(crate) fn push(&mut self, part: &[u8]) -> Option<()> {
+        let end = self.len.checked_add(part.len()).filter(|end| *end < BUFFER_BYTES)?;
+        for (to, from) in self.bytes.get_mut(self.len..end)?.iter_mut().zip(part) {
+            to.write(*from);
+        }
+        self.len = end;
+        Some(())
+    }
+
+    /// What is filled.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the first `len` bytes have been written, and `len` is below the capacity.
+        unsafe { slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len) }
+    }
+
+    /// What is filled, as a C string.
+    pub(crate) fn c_str(&mut self) -> &CStr {
+        if let Some(end) = self.bytes.get_mut(self.len) {
+            end.write(0);
+        }
+        let filled: *const u8 = self.bytes.as_ptr().cast();
+        // SAFETY: a NUL stands at `len`, which is always inside.
+        unsafe { CStr::from_ptr(filled.cast()) }
+    }
+}
+
+/// Parent and last component as the kernel takes them: final slashes are no part of a name. `None` for `/`, `.`, `..` and the empty path.
+pub(crate) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = path.iter().rposition(|byte| *byte != b'/')?;
+    let path = path.get(..=end)?;
+    let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+        Some(0) => (path.get(..1)?, path.get(1..)?),
+        Some(slash) => (path.get(..slash)?, path.get(slash + 1..)?),
+        None => (&b"."[..], path),
+    };
+    (name != b"." && name != b"..").then_some((parent, name))
+}
+
+/// A number in decimal.
+pub(crate) struct Digits {
+    text: [u8; 20],
+    start: usize,
+}
+
+impl Digits {
+    /// Of a number.
+    pub(crate) fn of(mut number: u64) -> Self {
+        let mut text = [b'0'; 20];
+        let mut start = text.len();
+        for place in text.iter_mut().rev() {
+            *place = b'0' + (number % 10) as u8;
+            start -= 1;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        Self { text, start }
+    }
+
+    /// The digits.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.text.get(self.start..).unwrap_or(&[])
+    }
+}

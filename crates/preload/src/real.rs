@@ -1,0 +1,189 @@
+//! The next definitions of what is hooked: libc's, or those of a library that was preloaded after ours.
+//!
+//! All are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other libraries' constructors,
+//! the open family goes straight to the kernel and the rest is looked up on the spot.
+
+use core::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    marker::PhantomData,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering::Relaxed},
+};
+
+use crate::sys::{self, Errno};
+
+/// A function that somebody else defines.
+pub(crate) struct Next<F> {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+    kind: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    const fn new(name: &'static CStr) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Self {
+            name,
+            at: AtomicPtr::new(ptr::null_mut()),
+            kind: PhantomData,
+        }
+    }
+
+    fn resolve(&self) -> *mut c_void {
+        unsafe extern "C" {
+            fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+        }
+        // SAFETY: a string with its NUL.
+        let found = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.at.store(found, Relaxed);
+        found
+    }
+
+    /// The function, if it has been looked up and is there.
+    #[inline]
+    pub(crate) fn known(&self) -> Option<F> {
+        let at = self.at.load(Relaxed);
+        // SAFETY: the address of a function by this name, whose type is the one written beside the name below; sizes checked in `new`.
+        (!at.is_null()).then(|| unsafe { core::mem::transmute_copy::<*mut c_void, F>(&at) })
+    }
+
+    /// The function, looked up now if need be.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<F> {
+        self.known().or_else(|| {
+            self.resolve();
+            self.known()
+        })
+    }
+}
+
+macro_rules! next {
+    ($($constant:ident = $name:literal: $kind:ty;)+) => {
+        $(pub(crate) static $constant: Next<$kind> = Next::new($name);)+
+
+        /// Looks all of them up; once, when the library starts.
+        pub(crate) fn resolve_all() {
+            $($constant.resolve();)+
+        }
+    };
+}
+
+type Text = *const c_char;
+type Open = unsafe extern "C" fn(Text, c_int, ...) -> c_int;
+type OpenAt = unsafe extern "C" fn(c_int, Text, c_int, ...) -> c_int;
+type Fopen = unsafe extern "C" fn(Text, Text) -> *mut libc::FILE;
+type Freopen = unsafe extern "C" fn(Text, Text, *mut libc::FILE) -> *mut libc::FILE;
+type OneName = unsafe extern "C" fn(Text) -> c_int;
+type TwoNames = unsafe extern "C" fn(Text, Text) -> c_int;
+type Truncate = unsafe extern "C" fn(Text, libc::off_t) -> c_int;
+type StatFd = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
+type OldStatFd = unsafe extern "C" fn(c_int, c_int, *mut libc::stat) -> c_int;
+type StatAt = unsafe extern "C" fn(c_int, Text, *mut libc::stat, c_int) -> c_int;
+type OldStatAt = unsafe extern "C" fn(c_int, c_int, Text, *mut libc::stat, c_int) -> c_int;
+
+next! {
+    CLOCK_GETTIME = c"clock_gettime": unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
+    OPEN = c"open": Open;
+    OPEN64 = c"open64": Open;
+    OPENAT = c"openat": OpenAt;
+    OPENAT64 = c"openat64": OpenAt;
+    OPEN_2 = c"__open_2": unsafe extern "C" fn(Text, c_int) -> c_int;
+    OPEN64_2 = c"__open64_2": unsafe extern "C" fn(Text, c_int) -> c_int;
+    OPENAT_2 = c"__openat_2": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
+    OPENAT64_2 = c"__openat64_2": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
+    CREAT = c"creat": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    CREAT64 = c"creat64": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    FOPEN = c"fopen": Fopen;
+    FOPEN64 = c"fopen64": Fopen;
+    FREOPEN = c"freopen": Freopen;
+    FREOPEN64 = c"freopen64": Freopen;
+    FDOPEN = c"fdopen": unsafe extern "C" fn(c_int, Text) -> *mut libc::FILE;
+    FILENO = c"fileno": unsafe extern "C" fn(*mut libc::FILE) -> c_int;
+    RENAME = c"rename": TwoNames;
+    RENAMEAT = c"renameat": unsafe extern "C" fn(c_int, Text, c_int, Text) -> c_int;
+    RENAMEAT2 = c"renameat2": unsafe extern "C" fn(c_int, Text, c_int, Text, c_uint) -> c_int;
+    UNLINK = c"unlink": OneName;
+    UNLINKAT = c"unlinkat": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
+    REMOVE = c"remove": OneName;
+    RMDIR = c"rmdir": OneName;
+    TRUNCATE = c"truncate": Truncate;
+    TRUNCATE64 = c"truncate64": Truncate;
+    LINK = c"link": TwoNames;
+    LINKAT = c"linkat": unsafe extern "C" fn(c_int, Text, c_int, Text, c_int) -> c_int;
+    SYMLINK = c"symlink": TwoNames;
+    SYMLINKAT = c"symlinkat": unsafe extern "C" fn(Text, c_int, Text) -> c_int;
+    FSTAT = c"fstat": StatFd;
+    FSTAT64 = c"fstat64": StatFd;
+    FXSTAT = c"__fxstat": OldStatFd;
+    FXSTAT64 = c"__fxstat64": OldStatFd;
+    FSTATAT = c"fstatat": StatAt;
+    FSTATAT64 = c"fstatat64": StatAt;
+    FXSTATAT = c"__fxstatat": OldStatAt;
+    FXSTATAT64 = c"__fxstatat64": OldStatAt;
+    STATX = c"statx": unsafe extern "C" fn(c_int, Text, c_int, c_uint, *mut libc::statx) -> c_int;
+    FCHMOD = c"fchmod": unsafe extern "C" fn(c_int, libc::mode_t) -> c_int;
+    FCHMODAT = c"fchmodat": unsafe extern "C" fn(c_int, Text, libc::mode_t, c_int) -> c_int;
+    FCHOWN = c"fchown": unsafe extern "C" fn(c_int, libc::uid_t, libc::gid_t) -> c_int;
+    FCHOWNAT = c"fchownat": unsafe extern "C" fn(c_int, Text, libc::uid_t, libc::gid_t, c_int) -> c_int;
+    FUTIMENS = c"futimens": unsafe extern "C" fn(c_int, *const libc::timespec) -> c_int;
+    FUTIMES = c"futimes": unsafe extern "C" fn(c_int, *const libc::timeval) -> c_int;
+    FUTIMESAT = c"futimesat": unsafe extern "C" fn(c_int, Text, *const libc::timeval) -> c_int;
+    UTIMENSAT = c"utimensat": unsafe extern "C" fn(c_int, Text, *const libc::timespec, c_int) -> c_int;
+    FSETXATTR = c"fsetxattr": unsafe extern "C" fn(c_int, Text, *const c_void, usize, c_int) -> c_int;
+    FREMOVEXATTR = c"fremovexattr": unsafe extern "C" fn(c_int, Text) -> c_int;
+    FGETXATTR = c"fgetxattr": unsafe extern "C" fn(c_int, Text, *mut c_void, usize) -> isize;
+    FLISTXATTR = c"flistxattr": unsafe extern "C" fn(c_int, *mut c_char, usize) -> isize;
+    CHROOT = c"chroot": OneName;
+    UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
+    SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    unsafe extern "C" {
+        fn __errno_location() -> *mut c_int;
+    }
+    // SAFETY: libc gives the calling thread's own place.
+    unsafe { *__errno_location() = errno };
+}
+
+/// Reads `errno`.
+pub(crate) fn errno() -> c_int {
+    unsafe extern "C" {
+        fn __errno_location() -> *mut c_int;
+    }
+    // SAFETY: libc gives the calling thread's own place.
+    unsafe { *__errno_location() }
+}
+
+/// A raw call's answer as libc gives it: -1 and `errno`.
+pub(crate) fn as_libc(answer: Result<c_int, Errno>) -> c_int {
+    answer.unwrap_or_else(|Errno(errno)| {
+        set_errno(errno);
+        -1
+    })
+}
+
+/// For a program that calls what its libc does not have; it could not have been linked.
+pub(crate) fn missing<T>(failure: T) -> T {
+    set_errno(libc::ENOSYS);
+    failure
+}
+
+/// An open by whatever name before the library has started.
+pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+    let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mode as usize, 0, 0];
+    // SAFETY: the program's own arguments, which the kernel checks.
+    as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
+}
+
+/// `CLOCK_BOOTTIME` in nanoseconds. Through libc, which asks no kernel for it.
+#[inline]
+pub(crate) fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    if let Some(clock_gettime) = CLOCK_GETTIME.known() {
+        // SAFETY: room for the answer.
+        unsafe { clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    }
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,90 @@
+//! What a redirected descriptor says of itself: the source's identity and attributes, so that programs that compare a name's stat with
+//! the descriptor's (cp, mv, install, tail) see one file.
+
+use core::ffi::{c_char, c_int};
+
+use forebay_contract::{Attributes, Identity};
+
+use crate::{
+    copies::{self, COPY_MODE, Copy},
+    state,
+};
+
+/// Whether a call names the descriptor itself: `AT_EMPTY_PATH` and an empty path.
+pub(crate) fn is_descriptor(path: *const c_char, flags: c_int) -> bool {
+    // SAFETY: not null, so the program's string, of which one byte is there.
+    flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
+}
+
+/// Puts the source's answer in the place of a copy's. Cheap for everything else: one comparison.
+///
+/// # Safety
+/// `stat` must be what a successful call has filled.
+#[inline]
+pub(crate) unsafe fn disguise(stat: *mut libc::stat) {
+    // SAFETY: filled, says the caller.
+    let stat = unsafe { &mut *stat };
+    if stat.st_mode == COPY_MODE {
+        disguise_copy(stat);
+    }
+}
+
+#[inline(never)]
+fn disguise_copy(stat: &mut libc::stat) {
+    let Some((identity, attributes)) = state::serving().and_then(|serving| source_of(copies::find(serving, stat)?)) else {
+        return;
+    };
+    stat.st_dev = identity.dev;
+    stat.st_ino = identity.ino;
+    stat.st_size = identity.size as libc::off_t;
+    (stat.st_mtime, stat.st_mtime_nsec) = (identity.mtime.sec, i64::from(identity.mtime.nsec));
+    (stat.st_ctime, stat.st_ctime_nsec) = (identity.ctime.sec, i64::from(identity.ctime.nsec));
+    stat.st_mode = attributes.mode;
+    stat.st_uid = attributes.uid;
+    stat.st_gid = attributes.gid;
+    stat.st_nlink = attributes.nlink as libc::nlink_t;
+    stat.st_blksize = attributes.blksize as libc::blksize_t;
+    stat.st_blocks = attributes.blocks as libc::blkcnt_t;
+}
+
+fn source_of(copy: Copy) -> Option<(Identity, Attributes)> {
+    Some((copy.index.identity(copy.record)?, copy.index.attributes(copy.record)?))
+}
+
+/// As [`disguise`], for `statx`.
+///
+/// # Safety
+/// `statx` must be what a successful call has filled.
+#[inline]
+pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
+    // SAFETY: filled, says the caller.
+    let statx = unsafe { &mut *statx };
+    if libc::mode_t::from(statx.stx_mode) & (libc::S_IFMT | 0o7777) == COPY_MODE || statx.stx_mask & libc::STATX_MODE == 0 {
+        disguise_copy_x(fd, statx);
+    }
+}
+
+#[inline(never)]
+fn disguise_copy_x(fd: c_int, statx: &mut libc::statx) {
+    // Not by what the call has filled in, which is what its mask asked for.
+    let copy = state::serving().and_then(|serving| copies::of_descriptor(serving, fd));
+    let Some((identity, attributes)) = copy.and_then(source_of) else {
+        return;
+    };
+    statx.stx_dev_major = libc::major(identity.dev);
+    statx.stx_dev_minor = libc::minor(identity.dev);
+    statx.stx_ino = identity.ino;
+    statx.stx_size = identity.size;
+    (statx.stx_mtime.tv_sec, statx.stx_mtime.tv_nsec) = (identity.mtime.sec, identity.mtime.nsec);
+    (statx.stx_ctime.tv_sec, statx.stx_ctime.tv_nsec) = (identity.ctime.sec, identity.ctime.nsec);
+    statx.stx_mode = attributes.mode as u16;
+    statx.stx_uid = attributes.uid;
+    statx.stx_gid = attributes.gid;
+    statx.stx_nlink = attributes.nlink;
+    statx.stx_blksize = attributes.blksize;
+    statx.stx_blocks = attributes.blocks;
+    // What is not known of the source is not answered: time of birth, number of the mount, what the file system can do.
+    statx.stx_mask &= libc::STATX_BASIC_STATS;
+    statx.stx_attributes = 0;
+    statx.stx_attributes_mask = 0;
+}

@@ -1,0 +1,290 @@
+//! What a process knows: whether the door is on, and the mappings of the run's and the agent's pages.
+//!
+//! Written by the constructor, before anybody reads it, but for two things: the index of a newer generation is mapped by whoever
+//! needs it first, and a process that moves to another root or mount namespace switches itself to passing.
+
+use core::{
+    cell::UnsafeCell,
+    ffi::{CStr, c_char},
+    mem::MaybeUninit,
+    ptr::{self, NonNull},
+    sync::atomic::{
+        AtomicPtr, AtomicU8, AtomicU64, AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use forebay_contract::{Control, Counter, Index, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
+
+use crate::{
+    path::{Digits, PathBuffer},
+    real, sys,
+};
+
+/// Not started, or switched off: every call passes, and nobody counts.
+const INERT: u8 = 0;
+/// Serving.
+const ACTIVE: u8 = 1;
+/// Passing: in another root or mount namespace than the run.
+const ELSEWHERE: u8 = 2;
+/// Passing: the agent's pages could not be mapped.
+const BLIND: u8 = 3;
+
+/// Indices that a process can have mapped at once. Each is twice as large as the one before, so it never comes to that.
+const INDICES_MAX: usize = 64;
+/// After a failure that will repeat itself (no agent, no index), the next try.
+const RETRY_NS: u64 = 1_000_000_000;
+
+static PHASE: AtomicU8 = AtomicU8::new(INERT);
+static DOOR: Place<Door> = Place(UnsafeCell::new(MaybeUninit::uninit()));
+static INDICES: [MappedIndex; INDICES_MAX] = [const { MappedIndex::new() }; INDICES_MAX];
+
+/// Room for a value that is written once, before [`PHASE`] says that it may be read.
+struct Place<T>(UnsafeCell<MaybeUninit<T>>);
+
+// SAFETY: written by the constructor alone, before PHASE is stored with Release; only read afterwards.
+unsafe impl<T: Sync> Sync for Place<T> {}
+
+struct MappedIndex {
+    base: AtomicPtr<u8>,
+    len: AtomicUsize,
+}
+
+impl MappedIndex {
+    const fn new() -> Self {
+        Self {
+            base: AtomicPtr::new(ptr::null_mut()),
+            len: AtomicUsize::new(0),
+        }
+    }
+
+    fn open(&self) -> Option<Index<'static>> {
+        let base = NonNull::new(self.base.load(Acquire))?;
+        // SAFETY: a mapping of this length, which is never taken away.
+        Index::open(unsafe { Region::new(base, self.len.load(Relaxed)) })
+    }
+}
+
+/// What a serving process works with.
+pub(crate) struct Door {
+    pub(crate) run: Run<'static>,
+    /// Absent only in a process that passes.
+    control: Option<Control<'static>>,
+    shard: u64,
+    /// Until when it is pointless to try again: the index, the agent's socket.
+    index_retry_at: AtomicU64,
+    agent_retry_at: AtomicU64,
+}
+
+/// A door that serves.
+#[derive(Clone, Copy)]
+pub(crate) struct Serving {
+    pub(crate) door: &'static Door,
+    pub(crate) control: Control<'static>,
+}
+
+/// The door, if this process is one that serves.
+#[inline]
+pub(crate) fn serving() -> Option<Serving> {
+    if PHASE.load(Acquire) != ACTIVE {
+        return None;
+    }
+    let door = door();
+    Some(Serving {
+        door,
+        control: door.control?,
+    })
+}
+
+/// As [`serving`], for an open: those that pass because of what the process is are counted.
+#[inline]
+pub(crate) fn serving_open() -> Option<Serving> {
+    match PHASE.load(Acquire) {
+        ACTIVE => serving(),
+        INERT => None,
+        ELSEWHERE => {
+            door().count(Counter::OtherNamespace, 1);
+            None
+        }
+        _ => {
+            door().count(Counter::NoPage, 1);
+            None
+        }
+    }
+}
+
+fn door() -> &'static Door {
+    // SAFETY: callers have seen PHASE past INERT, which is stored after the door has been written.
+    unsafe { (*DOOR.0.get()).assume_init_ref() }
+}
+
+impl Door {
+    /// Adds to a counter.
+    #[inline]
+    pub(crate) fn count(&self, counter: Counter, by: u64) {
+        self.run.count(self.shard, counter, by);
+    }
+
+    /// Counts an open that a copy has answered.
+    #[inline]
+    pub(crate) fn count_hit(&self, tier: usize, bytes: u64) {
+        self.run.count_hit(self.shard, tier, bytes);
+    }
+
+    /// Whether an agent did not answer a moment ago.
+    pub(crate) fn agent_is_away(&self, now: u64) -> bool {
+        now < self.agent_retry_at.load(Relaxed)
+    }
+
+    /// Notes that no agent answers.
+    pub(crate) fn set_agent_away(&self, now: u64) {
+        self.agent_retry_at.store(now + RETRY_NS, Relaxed);
+    }
+}
+
+impl Serving {
+    /// The current index.
+    #[inline]
+    pub(crate) fn index(&self) -> Option<Index<'static>> {
+        let generation = self.control.generation();
+        let mapped = INDICES.get(generation as usize % INDICES_MAX)?;
+        match mapped.open() {
+            Some(index) => (index.generation() == generation).then_some(index),
+            None => self.map_index(generation, mapped),
+        }
+    }
+
+    /// Every index that this process has mapped. A descriptor may be of a copy that only an older one speaks of.
+    pub(crate) fn indices(self) -> impl Iterator<Item = Index<'static>> {
+        self.index();
+        let newest = self.control.generation() as usize;
+        (0..INDICES_MAX)
+            .filter_map(move |age| INDICES.get(newest.wrapping_sub(age) % INDICES_MAX))
+            .filter_map(MappedIndex::open)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn map_index(&self, generation: u64, place: &'static MappedIndex) -> Option<Index<'static>> {
+        let now = real::now();
+        if now < self.door.index_retry_at.load(Relaxed) {
+            return None;
+        }
+        let Some((base, len)) = self.map_generation(generation) else {
+            self.door.index_retry_at.store(now + RETRY_NS, Relaxed);
+            return None;
+        };
+        // Every thread that gets here has mapped the same file, whose length never changes; the first one's mapping is kept.
+        place.len.store(len, Relaxed);
+        if place
+            .base
+            .compare_exchange(ptr::null_mut(), base.as_ptr(), Release, Relaxed)
+            .is_err()
+        {
+            sys::unmap(base, len);
+        }
+        place.open().filter(|index| index.generation() == generation)
+    }
+
+    fn map_generation(&self, generation: u64) -> Option<(NonNull<u8>, usize)> {
+        let mut path = PathBuffer::new();
+        path.push(self.door.run.agent_dir())?;
+        path.push(b"/index.")?;
+        path.push(Digits::of(generation).bytes())?;
+        let (base, len) = sys::map_file(path.c_str(), 1, false)?;
+        // SAFETY: the mapping of a moment ago.
+        let index = Index::open(unsafe { Region::new(base, len) }).filter(|index| index.generation() == generation);
+        if index.is_none() {
+            sys::unmap(base, len);
+        }
+        index.map(|_| (base, len))
+    }
+}
+
+/// To be called when the process may have moved: passes from now on if paths no longer mean what they mean to the run.
+pub(crate) fn check_place() {
+    if PHASE.load(Acquire) == ACTIVE && !is_at_home(&door().run) {
+        PHASE.store(ELSEWHERE, Release);
+    }
+}
+
+/// Whether this process has the run's root and mount namespace.
+fn is_at_home(run: &Run<'_>) -> bool {
+    let root = sys::stat_at(libc::AT_FDCWD, c"/", 0).map(|stat| (stat.st_dev, stat.st_ino));
+    let namespace = sys::stat_at(libc::AT_FDCWD, c"/proc/self/ns/mnt", 0).map(|stat| stat.st_ino);
+    root.is_ok_and(|root| root == run.root()) && namespace.is_ok_and(|inode| inode == run.mount_namespace())
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// The constructor.
+extern "C" fn start() {
+    real::resolve_all();
+    if let Some((phase, door)) = connect() {
+        door.count(Counter::Processes, 1);
+        // SAFETY: constructors run once, and nobody reads the door before PHASE is stored.
+        unsafe { (*DOOR.0.get()).write(door) };
+        PHASE.store(phase, Release);
+    }
+}
+
+/// Maps what the environment names; `None`: switched off, or not part of a run.
+fn connect() -> Option<(u8, Door)> {
+    if variable(env::FOREBAY).is_some_and(|value| matches!(value.to_bytes(), b"off" | b"0")) {
+        return None;
+    }
+    let (base, len) = sys::map_file(variable(env::RUN)?, RUN_BYTES, true)?;
+    // SAFETY: the mapping of a moment ago, which is never taken away.
+    let run = Run::open(unsafe { Region::new(base, len) })?;
+    let control = map_control(&run);
+    let phase = match control {
+        None => BLIND,
+        Some(_) if is_at_home(&run) => ACTIVE,
+        Some(_) => ELSEWHERE,
+    };
+    let door = Door {
+        run,
+        control,
+        shard: sys::process_id(),
+        index_retry_at: AtomicU64::new(0),
+        agent_retry_at: AtomicU64::new(0),
+    };
+    Some((phase, door))
+}
+
+fn map_control(run: &Run<'_>) -> Option<Control<'static>> {
+    let mut path = PathBuffer::new();
+    path.push(run.agent_dir())?;
+    path.push(b"/control")?;
+    let (base, len) = sys::map_file(path.c_str(), CONTROL_BYTES, true)?;
+    // SAFETY: the mapping of a moment ago, which is never taken away.
+    Control::open(unsafe { Region::new(base, len) })
+}
+
+/// A variable of the environment as the program was started with it. Not by `getenv`, which other libraries stand in for.
+fn variable(name: &str) -> Option<&'static CStr> {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: libc sets it before any constructor of a library that needs libc.
+    let mut entry = unsafe { environ };
+    if entry.is_null() {
+        return None;
+    }
+    loop {
+        // SAFETY: a list of strings that ends with a null pointer; nobody else runs yet who could change it.
+        let text = unsafe { *entry };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: a string of the environment.
+        let bytes = unsafe { CStr::from_ptr(text) }.to_bytes_with_nul();
+        if let Some(value) = bytes.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+            return CStr::from_bytes_with_nul(value).ok();
+        }
+        // SAFETY: not yet at the end.
+        entry = unsafe { entry.add(1) };
+    }
+}

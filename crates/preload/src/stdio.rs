@@ -1,0 +1,235 @@
+//! stdio's own opens, which libc makes without the symbols of the open family.
+
+use core::{
+    ffi::{CStr, c_char, c_int},
+    ptr,
+};
+
+use forebay_contract::Counter;
+use libc::FILE;
+
+use crate::{
+    copies::{self, COPY_MODE},
+    handover,
+    lookup::{self, Miss},
+    open::{concerned, opened_for_writing},
+    path::{Digits, PathBuffer},
+    real,
+    state::{self, Serving},
+    sys,
+};
+
+/// What a mode string asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// To read; the flags of an open that does the same.
+    Read(c_int),
+    /// To read, in a way that only libc's own open can set up.
+    Odd,
+    /// To write, perhaps among other things.
+    Write,
+}
+
+fn mode_of(mode: &CStr) -> Mode {
+    let (first, rest) = match mode.to_bytes().split_first() {
+        Some((b'r', rest)) => (Mode::Read(libc::O_RDONLY), rest),
+        Some((b'w' | b'a', _)) => return Mode::Write,
+        _ => return Mode::Odd,
+    };
+    rest.iter().fold(first, |mode, byte| match (mode, byte) {
+        (Mode::Write, _) | (_, b'+') => Mode::Write,
+        (Mode::Read(flags), b'e') => Mode::Read(flags | libc::O_CLOEXEC),
+        (mode, b'b' | b'c' | b'm') => mode,
+        _ => Mode::Odd,
+    })
+}
+
+/// Both strings, or nothing if either is missing.
+fn strings<'a>(path: *const c_char, mode: *const c_char) -> Option<(&'a CStr, &'a CStr)> {
+    // SAFETY: the program's strings.
+    (!path.is_null() && !mode.is_null()).then(|| unsafe { (CStr::from_ptr(path), CStr::from_ptr(mode)) })
+}
+
+fn descriptor_of(stream: *mut FILE) -> Option<c_int> {
+    let fileno = real::FILENO.get()?;
+    // SAFETY: a stream that libc has just given, or the program's own.
+    (!stream.is_null()).then(|| unsafe { fileno(stream) }).filter(|fd| *fd >= 0)
+}
+
+/// What a stream is to be opened on, and how: `fopen` makes one, `freopen` changes one.
+struct Request<'a> {
+    path: &'a CStr,
+    /// The program's own call, by this path or another.
+    real: &'a dyn Fn(*const c_char) -> *mut FILE,
+    /// Makes a stream of a descriptor of a copy, which is then the stream's, or closed; null if that can't be.
+    adopt: &'a dyn Fn(c_int) -> *mut FILE,
+}
+
+impl Request<'_> {
+    fn pass(&self) -> *mut FILE {
+        (self.real)(self.path.as_ptr())
+    }
+
+    fn serve(&self, serving: Serving, mode: Mode) -> *mut FILE {
+        match mode {
+            Mode::Write => self.write(serving),
+            Mode::Read(flags) => self.read(serving, Some(flags)),
+            Mode::Odd => self.read(serving, None),
+        }
+    }
+
+    /// For reading; without flags, in a way that no copy can serve.
+    fn read(&self, serving: Serving, flags: Option<c_int>) -> *mut FILE {
+        let mut buffer = PathBuffer::new();
+        let covered = match lookup::spell(libc::AT_FDCWD, self.path, &mut buffer) {
+            Ok(spelled) if serving.door.run.covers(spelled) => Ok((spelled, flags)),
+            Ok(_) => Err(Counter::Foreign),
+            Err(reason) => Err(reason),
+        };
+        match covered {
+            Ok((spelled, Some(flags))) => self.read_spelled(serving, spelled, flags),
+            Ok((_, None)) => {
+                serving.door.count(Counter::StdioMode, 1);
+                self.pass()
+            }
+            Err(reason) => {
+                serving.door.count(reason, 1);
+                self.pass()
+            }
+        }
+    }
+
+    fn read_spelled(&self, serving: Serving, spelled: &[u8], flags: c_int) -> *mut FILE {
+        serving.door.count(Counter::SourceOpens, 1);
+        let now = real::now();
+        let miss = match lookup::open_copy(serving, spelled, self.path, flags, now) {
+            Ok(fd) => {
+                let errno = real::errno();
+                let stream = (self.adopt)(fd);
+                if stream.is_null() {
+                    real::set_errno(errno);
+                    return self.pass();
+                }
+                return stream;
+            }
+            Err(miss) => miss,
+        };
+        if let Miss::Because(reason) = miss {
+            serving.door.count(reason, 1);
+        }
+        let stream = self.pass();
+        if miss.is_news()
+            && let Some(fd) = descriptor_of(stream)
+        {
+            handover::offer(serving, spelled, fd, flags, now);
+        }
+        stream
+    }
+
+    fn write(&self, serving: Serving) -> *mut FILE {
+        let mut buffer = PathBuffer::new();
+        let copy = copies::of_name(serving, libc::AT_FDCWD, self.path);
+        let path = copy.and_then(|copy| copy.source_path(&mut buffer)).unwrap_or(self.path);
+        let place = concerned(serving, libc::AT_FDCWD, path);
+        if let Some(place) = &place {
+            place.mark(serving);
+        }
+        let stream = (self.real)(path.as_ptr());
+        if let Some(fd) = descriptor_of(stream) {
+            opened_for_writing(serving, place.as_ref(), fd);
+        }
+        stream
+    }
+}
+
+/// `fopen` by either name.
+pub(crate) fn fopen(path: *const c_char, mode: *const c_char, real: impl Fn(*const c_char) -> *mut FILE) -> *mut FILE {
+    let Some((serving, (named, how))) = state::serving_open().zip(strings(path, mode)) else {
+        return real(path);
+    };
+    let kind = mode_of(how);
+    let bytes = named.to_bytes();
+    if kind != Mode::Write && bytes.first() == Some(&b'/') && !serving.door.run.covers(bytes) {
+        serving.door.count(Counter::Foreign, 1);
+        return real(path);
+    }
+    let adopt = |fd| {
+        // SAFETY: the mode is the program's string.
+        let stream = real::FDOPEN.get().map_or(ptr::null_mut(), |fdopen| unsafe { fdopen(fd, mode) });
+        if stream.is_null() {
+            sys::close(fd);
+        }
+        stream
+    };
+    let request = Request {
+        path: named,
+        real: &real,
+        adopt: &adopt,
+    };
+    request.serve(serving, kind)
+}
+
+/// `freopen` by either name.
+pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE, real: impl Fn(*const c_char) -> *mut FILE) -> *mut FILE {
+    let Some(serving) = state::serving_open() else {
+        return real(path);
+    };
+    let Some((named, how)) = strings(path, mode) else {
+        return change_mode(serving, path, mode, stream, &real);
+    };
+    let adopt = |fd| {
+        let mut name = PathBuffer::new();
+        let by_number = descriptor_name(fd, &mut name);
+        // libc closes the stream if it can't open the name: it must be known to lead to the copy.
+        let leads_there = by_number.is_some_and(|name| {
+            sys::stat_at(libc::AT_FDCWD, name, 0)
+                .is_ok_and(|stat| stat.st_mode == COPY_MODE && Ok(stat.st_ino) == sys::stat_fd(fd).map(|s| s.st_ino))
+        });
+        let changed = if leads_there {
+            real(name.c_str().as_ptr())
+        } else {
+            ptr::null_mut()
+        };
+        sys::close(fd);
+        changed
+    };
+    let request = Request {
+        path: named,
+        real: &real,
+        adopt: &adopt,
+    };
+    request.serve(serving, mode_of(how))
+}
+
+/// `freopen` without a name: libc opens the stream's file again, by `/proc/self/fd`. A copy must not be opened for writing.
+fn change_mode(
+    serving: Serving,
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+    real: &dyn Fn(*const c_char) -> *mut FILE,
+) -> *mut FILE {
+    let mut buffer = PathBuffer::new();
+    // SAFETY: the program's string.
+    let writes = !mode.is_null() && mode_of(unsafe { CStr::from_ptr(mode) }) == Mode::Write;
+    let copy = descriptor_of(stream)
+        .filter(|_| writes && path.is_null())
+        .and_then(|fd| copies::of_descriptor(serving, fd));
+    let Some(source) = copy.and_then(|copy| copy.source_path(&mut buffer)) else {
+        return real(path);
+    };
+    let request = Request {
+        path: source,
+        real,
+        adopt: &|_| ptr::null_mut(),
+    };
+    request.write(serving)
+}
+
+/// `/proc/self/fd/N`.
+fn descriptor_name(fd: c_int, buffer: &mut PathBuffer) -> Option<&CStr> {
+    let digits = Digits::of(fd as u64);
+    buffer.push(b"/proc/self/fd/")?;
+    buffer.push(digits.bytes())?;
+    Some(buffer.c_str())
+}

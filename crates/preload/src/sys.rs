@@ -1,0 +1,182 @@
+//! System calls as the kernel has them: no `errno`, no cancellation point, no symbol that another library could stand in for.
+
+use core::{
+    arch::asm,
+    ffi::{CStr, c_int},
+    mem::MaybeUninit,
+    ptr::NonNull,
+};
+
+use crate::path::PathBuffer;
+
+/// What a failed call says: a positive `errno`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// One system call; a negative answer above -4096 is an error.
+///
+/// # Safety
+/// As the call itself.
+#[inline]
+pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    let answer: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the kernel's calling convention; the caller vouches for the call.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => answer,
+            in("rdi") first, in("rsi") second, in("rdx") third, in("r10") fourth, in("r8") fifth, in("r9") sixth,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the kernel's calling convention; the caller vouches for the call.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") first as isize => answer,
+            in("x1") second, in("x2") third, in("x3") fourth, in("x4") fifth, in("x5") sixth,
+            options(nostack)
+        );
+    }
+    if (-4095..0).contains(&answer) {
+        Err(Errno(-answer as c_int))
+    } else {
+        Ok(answer as usize)
+    }
+}
+
+/// A descriptor as an argument: the kernel takes an `int`.
+#[inline]
+pub(crate) const fn word(number: c_int) -> usize {
+    number as isize as usize
+}
+
+/// `openat`.
+pub(crate) fn open_at(dirfd: c_int, path: &CStr, flags: c_int, mode: libc::mode_t) -> Result<c_int, Errno> {
+    let arguments = [word(dirfd), path.as_ptr() as usize, word(flags), mode as usize, 0, 0];
+    // SAFETY: a string with its NUL.
+    unsafe { call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int)
+}
+
+/// `close`.
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: callers close what they have opened.
+    let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
+}
+
+/// `newfstatat`.
+pub(crate) fn stat_at(dirfd: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, Errno> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    let arguments = [word(dirfd), path.as_ptr() as usize, stat.as_mut_ptr() as usize, word(flags), 0, 0];
+    // SAFETY: a string with its NUL, and room for the answer.
+    unsafe { call(libc::SYS_newfstatat, arguments) }?;
+    // SAFETY: the call succeeded, so the kernel has filled it.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// `fstat`.
+pub(crate) fn stat_fd(fd: c_int) -> Result<libc::stat, Errno> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the answer.
+    unsafe { call(libc::SYS_fstat, [word(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
+    // SAFETY: the call succeeded, so the kernel has filled it.
+    Ok(unsafe { stat.assume_init() })
+}
+
+/// Type bits and size of an open file as the kernel has them at hand: a network file system is not asked.
+pub(crate) fn type_and_size(fd: c_int) -> Result<(libc::mode_t, u64), Errno> {
+    let mut answer = MaybeUninit::<libc::statx>::uninit();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let mask = (libc::STATX_TYPE | libc::STATX_SIZE) as usize;
+    let arguments = [word(fd), c"".as_ptr() as usize, word(flags), mask, answer.as_mut_ptr() as usize, 0];
+    // SAFETY: a string with its NUL, and room for the answer.
+    unsafe { call(libc::SYS_statx, arguments) }?;
+    // SAFETY: the call succeeded, so the kernel has filled it.
+    let answer = unsafe { answer.assume_init() };
+    Ok((libc::mode_t::from(answer.stx_mode) & libc::S_IFMT, answer.stx_size))
+}
+
+/// Appends the current directory to an empty buffer; `None` if there is none that has a path.
+pub(crate) fn current_directory(buffer: &mut PathBuffer) -> Option<()> {
+    let room = buffer.room();
+    // SAFETY: the kernel writes no more than the room there is.
+    let written = unsafe { call(libc::SYS_getcwd, [room.as_mut_ptr() as usize, room.len(), 0, 0, 0, 0]) }.ok()?;
+    // The answer counts the NUL. A directory that can't be reached from the root is spelled "(unreachable)/...".
+    buffer.grown_by(written.checked_sub(1)?);
+    (buffer.bytes().first() == Some(&b'/')).then_some(())
+}
+
+/// Maps a whole file of at least `len_min` bytes, which must be there, shared; gives its length.
+pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(NonNull<u8>, usize)> {
+    let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+    let fd = open_at(libc::AT_FDCWD, path, access | libc::O_CLOEXEC | libc::O_NOFOLLOW, 0).ok()?;
+    let mapped = stat_fd(fd).ok().and_then(|stat| {
+        let len = stat.st_size as usize;
+        let protection = if writable {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_READ
+        };
+        let arguments = [0, len, word(protection), word(libc::MAP_SHARED), word(fd), 0];
+        if len < len_min || len == 0 {
+            return None;
+        }
+        // SAFETY: a new mapping, where the kernel chooses.
+        let base = unsafe { call(libc::SYS_mmap, arguments) }.ok()?;
+        Some((NonNull::new(base as *mut u8)?, len))
+    });
+    close(fd);
+    mapped
+}
+
+/// Takes away a mapping that nobody has seen.
+pub(crate) fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: callers give back what `map_file` gave them and nobody else has.
+    let _ = unsafe { call(libc::SYS_munmap, [base.as_ptr() as usize, len, 0, 0, 0, 0]) };
+}
+
+/// `getpid`.
+pub(crate) fn process_id() -> u64 {
+    // SAFETY: takes nothing, can't fail.
+    unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64
+}
+
+/// A non-blocking SEQPACKET socket.
+pub(crate) fn packet_socket() -> Result<c_int, Errno> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes numbers only.
+    unsafe { call(libc::SYS_socket, [word(libc::AF_UNIX), word(kind), 0, 0, 0, 0]) }.map(|fd| fd as c_int)
+}
+
+/// `connect`, with as much of the address as is used.
+pub(crate) fn connect(fd: c_int, address: &libc::sockaddr_un, len: usize) -> Result<(), Errno> {
+    let arguments = [word(fd), core::ptr::from_ref(address) as usize, len, 0, 0, 0];
+    // SAFETY: an address, and a length inside it.
+    unsafe { call(libc::SYS_connect, arguments) }.map(drop)
+}
+
+/// `sendmsg` that neither waits nor raises a signal.
+///
+/// # Safety
+/// Every pointer in the message must be good.
+pub(crate) unsafe fn send(fd: c_int, message: &libc::msghdr) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the caller vouches for what the message points to.
+    unsafe {
+        call(
+            libc::SYS_sendmsg,
+            [word(fd), core::ptr::from_ref(message) as usize, word(flags), 0, 0, 0],
+        )
+    }
+}
+
+/// `ftruncate`.
+pub(crate) fn truncate_fd(fd: c_int, len: u64) -> Result<(), Errno> {
+    // SAFETY: takes numbers only.
+    unsafe { call(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
+}
