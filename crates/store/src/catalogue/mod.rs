@@ -1,0 +1,454 @@
+//! The catalogue: an append-only log of the copies that may be served, which outlives the run.
+//!
+//! A record is servable only when its frame is whole and its tag, keyed with the user's secret, the log's salt and the root's inode, is
+//! right: a torn tail (F9), altered bytes (F10) and records that somebody else wrote (S5) are all found the same way, and
+//! end the log there. It is read at the first use, not at opening, so that a large warm tier keeps no program waiting.
+
+mod compact;
+mod record;
+mod scan;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_contract::{Attributes, Identity};
+use rustix::io::Errno;
+
+use crate::disk::{DiskFile, Name, uninterrupted};
+use crate::error::StoreError;
+use crate::limits;
+use crate::root::BootId;
+use crate::tier::Shared;
+use record::{Batch, EntryRecord, Frames, Record, TagKey};
+use scan::Scan;
+
+/// A mounted source: it is known by what was mounted, since its device number changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount<'a> {
+    /// What was mounted, such as `10.0.0.1:/pfs`.
+    pub source: &'a [u8],
+    /// The file system's type, such as `nfs4`.
+    pub fs_type: &'a [u8],
+}
+
+/// A copy to publish.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// The copy's name in the tier.
+    pub id: u64,
+    /// The directory of the source file, as it was spelled.
+    pub dir: &'a [u8],
+    /// Its name there.
+    pub name: &'a [u8],
+    /// Where it is mounted from.
+    pub mount: Mount<'a>,
+    /// The version that was copied.
+    pub identity: Identity,
+    /// The rest of what `fstat` tells of it.
+    pub attributes: Attributes,
+    /// The copy's own identity ([`crate::Finished::object`]).
+    pub object: Identity,
+    /// XXH3-128 of its bytes ([`crate::Finished::checksum`]).
+    pub checksum: u128,
+    /// Now.
+    pub created_unix_s: i64,
+}
+
+/// What adoption tells.
+#[derive(Clone, Copy, Debug)]
+pub enum Adopted<'a> {
+    /// A copy.
+    Copy(&'a AdoptedCopy<'a>),
+    /// Another path of a copy that was told before.
+    Alias(AdoptedAlias<'a>),
+}
+
+/// A copy of an earlier opening.
+#[derive(Clone, Copy, Debug)]
+pub struct AdoptedCopy<'a> {
+    /// The copy's name in the tier.
+    pub id: u64,
+    /// The directory of the source file, as it was spelled.
+    pub dir: &'a [u8],
+    /// Its name there.
+    pub name: &'a [u8],
+    /// Where it was mounted from.
+    pub mount: Mount<'a>,
+    /// The version that was copied; its `dev` is 0, since that of the mount then says nothing now.
+    pub identity: Identity,
+    /// The rest of what `fstat` told of it.
+    pub attributes: Attributes,
+    /// The copy's own identity, with the tier's present device.
+    pub object: Identity,
+    /// XXH3-128 of its bytes.
+    pub checksum: u128,
+    /// When it was published.
+    pub created_unix_s: i64,
+    /// Last use of a copy of that directory, or when it was published.
+    pub last_used_unix_s: i64,
+    /// Whether it may be served unread: it was written, or verified, in this boot. Otherwise [`crate::Tier::verify`] it first.
+    pub trusted: bool,
+}
+
+/// Another path of an adopted copy.
+#[derive(Clone, Copy, Debug)]
+pub struct AdoptedAlias<'a> {
+    /// The copy.
+    pub id: u64,
+    /// The directory, as it was spelled.
+    pub dir: &'a [u8],
+    /// The name there.
+    pub name: &'a [u8],
+    /// Last use of a copy of that directory; 0 when there was none.
+    pub last_used_unix_s: i64,
+}
+
+/// What adoption found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdoptReport {
+    /// Copies told.
+    pub copies: u64,
+    /// Further paths told.
+    pub aliases: u64,
+    /// Copies in the catalogue of which the file is gone; they are forgotten.
+    pub missing: u64,
+    /// Bytes at the end of the catalogue that were torn, altered or not ours, and were cut off.
+    pub torn_bytes: u64,
+}
+
+/// The catalogue of one tier.
+#[derive(Debug)]
+pub(crate) struct Catalogue {
+    shared: Arc<Shared>,
+    boot: BootId,
+    /// From the secret and the root; each log's key comes from this and its salt.
+    root_key: [u8; 32],
+    log: Mutex<Option<Log>>,
+}
+
+/// The log while it is open.
+#[derive(Debug)]
+struct Log {
+    file: Box<dyn DiskFile>,
+    key: TagKey,
+    /// Up to here all is whole; the next record goes here.
+    end: u64,
+    dirs: Interned,
+    mounts: Interned,
+    used: HashMap<u32, i64>,
+    boot_is_current: bool,
+    live: u64,
+    dead: u64,
+    /// Removals that are still to be written.
+    pending: Vec<u64>,
+    /// What was found at opening, until adoption takes it.
+    first_scan: Option<Box<Scan>>,
+}
+
+/// Byte strings that records refer to by number.
+#[derive(Clone, Debug, Default)]
+struct Interned {
+    by_id: HashMap<u32, Arc<[u8]>>,
+    by_bytes: HashMap<Arc<[u8]>, u32>,
+    next: u32,
+}
+
+impl Interned {
+    fn insert(&mut self, id: u32, bytes: &[u8]) {
+        let bytes: Arc<[u8]> = bytes.into();
+        self.by_bytes.insert(Arc::clone(&bytes), id);
+        self.by_id.insert(id, bytes);
+        self.next = self.next.max(id.saturating_add(1));
+    }
+
+    fn id_of(&self, bytes: &[u8]) -> Option<u32> {
+        self.by_bytes.get(bytes).copied()
+    }
+
+    fn bytes_of(&self, id: u32) -> Option<&[u8]> {
+        self.by_id.get(&id).map(AsRef::as_ref)
+    }
+}
+
+impl Catalogue {
+    pub(crate) fn new(shared: Arc<Shared>, boot: BootId, root_key: [u8; 32]) -> Self {
+        Self {
+            shared,
+            boot,
+            root_key,
+            log: Mutex::new(None),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.shared.path_of(Name::Catalogue)
+    }
+
+    fn error(&self, operation: &'static str) -> impl Fn(Errno) -> StoreError + '_ {
+        move |errno| StoreError::tier(&self.path(), operation, errno)
+    }
+
+    fn key_of(&self, salt: &[u8]) -> TagKey {
+        TagKey::new(*blake3::keyed_hash(&self.root_key, salt).as_bytes())
+    }
+
+    /// Calls `with` with the open log, which is opened, and cut to what is whole of it, first.
+    fn with_log<T>(&self, with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        // A panic while the lock was held would have been a bug of ours; the log's state is only changed once its file was.
+        let mut guard: MutexGuard<'_, Option<Log>> = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if guard.is_none() {
+            *guard = Some(self.open()?);
+        }
+        with(&mut guard, self)
+    }
+
+    fn open(&self) -> Result<Log, StoreError> {
+        let disk = &self.shared.disk;
+        // Left by a compaction that did not come to its end.
+        match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(self.error("clean up beside")(errno)),
+        }
+        let file = match uninterrupted(|| disk.open_write(Name::Catalogue)) {
+            Err(Errno::NOENT) => uninterrupted(|| disk.create(Name::Catalogue)).map_err(self.error("create"))?,
+            answer => answer.map_err(self.error("open"))?,
+        };
+        let salt = match record::read_salt(&*file).map_err(self.error("read"))? {
+            Some(salt) => salt,
+            None => self.begin_log(&*file)?,
+        };
+        let key = self.key_of(&salt);
+        let scan = Scan::of(&*file, &key, self.boot).map_err(self.error("read"))?;
+        if scan.torn_bytes > 0 {
+            uninterrupted(|| file.truncate(scan.end)).map_err(self.error("cut the torn end of"))?;
+        }
+        Ok(Log::new(file, key, scan))
+    }
+
+    /// Makes an empty log of `file`, whatever it was.
+    fn begin_log(&self, file: &dyn DiskFile) -> Result<[u8; record::SALT_BYTES], StoreError> {
+        let header = record::new_header();
+        let mut salt = [0; record::SALT_BYTES];
+        salt.copy_from_slice(&header[record::MAGIC.len()..]);
+        uninterrupted(|| file.truncate(0))
+            .and_then(|()| crate::disk::write_all_at(file, &header, 0))
+            .map_err(self.error("begin"))?;
+        Ok(salt)
+    }
+
+    pub(crate) fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
+        self.check_length("a directory", entry.dir.len(), limits::PATH_BYTES_MAX)?;
+        self.check_length("a name", entry.name.len(), limits::NAME_BYTES_MAX)?;
+        self.check_length("a mount", entry.mount.source.len(), limits::PATH_BYTES_MAX)?;
+        self.check_length("a file system type", entry.mount.fs_type.len(), limits::NAME_BYTES_MAX)?;
+        self.append(|log, batch| {
+            let dir = log.dir_id(entry.dir, batch);
+            let key = record::mount_key(entry.mount.source, entry.mount.fs_type);
+            let mount = log.mounts.id_of(&key).unwrap_or_else(|| {
+                let Mount { source, fs_type } = entry.mount;
+                batch.push(&Record::Mount {
+                    id: log.mounts.next,
+                    source,
+                    fs_type,
+                });
+                log.mounts.next
+            });
+            batch.push(&Record::Entry(EntryRecord::new(entry, dir, mount)));
+            Change {
+                dir: Some((dir, entry.dir.into())),
+                mount: Some((mount, key)),
+                live: 1,
+                ..Change::default()
+            }
+        })
+    }
+
+    pub(crate) fn publish_alias(&self, id: u64, dir_path: &[u8], name: &[u8]) -> Result<(), StoreError> {
+        self.check_length("a directory", dir_path.len(), limits::PATH_BYTES_MAX)?;
+        self.check_length("a name", name.len(), limits::NAME_BYTES_MAX)?;
+        self.append(|log, batch| {
+            let dir = log.dir_id(dir_path, batch);
+            batch.push(&Record::Alias { id, dir, name });
+            Change {
+                dir: Some((dir, dir_path.into())),
+                ..Change::default()
+            }
+        })
+    }
+
+    /// Writes that copies are no more. Where the log takes nothing they are kept in mind and written with the next record.
+    pub(crate) fn removed(&self, ids: &[u64]) -> Result<(), StoreError> {
+        self.with_log(|slot, _| {
+            if let Some(log) = slot {
+                let room = limits::PENDING_REMOVALS_MAX.saturating_sub(log.pending.len());
+                log.pending.extend(ids.iter().take(room));
+                log.live = log.live.saturating_sub(ids.len() as u64);
+                log.dead += 2 * ids.len() as u64;
+            }
+            Ok(())
+        })?;
+        self.append(|_, _| Change::default())
+    }
+
+    pub(crate) fn verified(&self, id: u64) -> Result<(), StoreError> {
+        self.append(|_, batch| {
+            batch.push(&Record::Verified { id });
+            Change::default()
+        })
+    }
+
+    /// Writes the last use of a directory, unless it was written a short time ago or has no copies.
+    pub(crate) fn mark_used(&self, dir: &[u8], unix_s: i64) -> Result<(), StoreError> {
+        self.append(|log, batch| {
+            let Some(dir) = log.dirs.id_of(dir) else { return Change::default() };
+            let last = log.used.get(&dir).copied();
+            if last.is_some_and(|last| unix_s < last.saturating_add(limits::USE_RESOLUTION_S)) {
+                return Change::default();
+            }
+            batch.push(&Record::Used { dir, unix_s });
+            Change {
+                used: Some((dir, unix_s)),
+                dead: u64::from(last.is_some()),
+                ..Change::default()
+            }
+        })
+    }
+
+    fn check_length(&self, what: &'static str, bytes: usize, max: usize) -> Result<(), StoreError> {
+        if bytes <= max {
+            Ok(())
+        } else {
+            Err(StoreError::TooLong {
+                path: self.path(),
+                what,
+                bytes,
+            })
+        }
+    }
+
+    /// Writes records with one system call. The state changes only once they are written.
+    fn append(&self, fill: impl FnOnce(&Log, &mut Batch<'_>) -> Change) -> Result<(), StoreError> {
+        self.with_log(|slot, _| {
+            let Some(log) = slot else { return Ok(()) };
+            let key = log.key.clone();
+            let mut batch = Batch::new(&key, log.end);
+            if !log.boot_is_current {
+                batch.push(&Record::Boot { id: self.boot.0 });
+            }
+            let only_boot = batch.end();
+            for id in &log.pending {
+                batch.push(&Record::Removed { id: *id });
+            }
+            let change = fill(log, &mut batch);
+            if batch.end() == only_boot {
+                return Ok(());
+            }
+            let written = batch.flush(&*log.file);
+            if let Err(errno) = written {
+                // What was written of it must not stay in front of what comes next. If it can't be cut off, the log is read anew.
+                if uninterrupted(|| log.file.truncate(log.end)).is_err() {
+                    *slot = None;
+                }
+                return Err(self.error("write")(errno));
+            }
+            log.end = batch.end();
+            log.boot_is_current = true;
+            log.pending.clear();
+            log.take(change);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn adopt(&self, dev: u64, each: &mut dyn FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
+        let (file, key, scan) = self.with_log(|slot, _| {
+            let Some(log) = slot else {
+                return Err(self.error("read")(Errno::IO));
+            };
+            let file = uninterrupted(|| self.shared.disk.open_read(Name::Catalogue)).map_err(self.error("open"))?;
+            Ok((file, log.key.clone(), log.first_scan.take()))
+        })?;
+        // Without the lock from here on: copies may be published and removed while the old ones are told.
+        let scan = match scan {
+            Some(scan) => scan,
+            None => Box::new(Scan::of(&*file, &key, self.boot).map_err(self.error("read"))?),
+        };
+        let objects = self.shared.list_objects()?;
+        let mut report = AdoptReport {
+            torn_bytes: scan.torn_bytes,
+            ..AdoptReport::default()
+        };
+        let mut missing = Vec::new();
+        let mut teller = scan::Teller {
+            scan: &scan,
+            objects: &objects,
+            dev,
+            report: &mut report,
+            missing: &mut missing,
+        };
+        let mut frames = Frames::new(&*file, &key, scan.end);
+        let mut boot_is_current = false;
+        while let Some(record) = frames.next().map_err(self.error("read"))? {
+            match record {
+                Record::Boot { id } => boot_is_current = id == self.boot.0,
+                Record::Entry(entry) => teller.tell_entry(&entry, boot_is_current, each),
+                Record::Alias { id, dir, name } => teller.tell_alias(id, dir, name, each),
+                _ => {}
+            }
+        }
+        report.missing = missing.len() as u64;
+        if !missing.is_empty() {
+            // Not being able to write it down now only means to find the same again.
+            let _ = self.removed(&missing);
+        }
+        Ok(report)
+    }
+}
+
+/// What a written batch changes.
+#[derive(Debug, Default)]
+struct Change {
+    dir: Option<(u32, Arc<[u8]>)>,
+    mount: Option<(u32, Arc<[u8]>)>,
+    used: Option<(u32, i64)>,
+    live: u64,
+    dead: u64,
+}
+
+impl Log {
+    fn new(file: Box<dyn DiskFile>, key: TagKey, scan: Scan) -> Self {
+        Self {
+            file,
+            key,
+            end: scan.end,
+            dirs: scan.dirs.clone(),
+            mounts: scan.mounts.clone(),
+            used: scan.used.clone(),
+            boot_is_current: scan.boot_is_current,
+            live: scan.live(),
+            dead: scan.dead(),
+            pending: Vec::new(),
+            first_scan: Some(Box::new(scan)),
+        }
+    }
+
+    /// The number of a directory, its record added to the batch where it is new.
+    fn dir_id(&self, path: &[u8], batch: &mut Batch<'_>) -> u32 {
+        self.dirs.id_of(path).unwrap_or_else(|| {
+            batch.push(&Record::Dir { id: self.dirs.next, path });
+            self.dirs.next
+        })
+    }
+
+    fn take(&mut self, change: Change) {
+        if let Some((id, bytes)) = change.dir.filter(|(_, bytes)| self.dirs.id_of(bytes).is_none()) {
+            self.dirs.insert(id, &bytes);
+        }
+        if let Some((id, bytes)) = change.mount.filter(|(_, bytes)| self.mounts.id_of(bytes).is_none()) {
+            self.mounts.insert(id, &bytes);
+        }
+        self.used.extend(change.used);
+        self.live += change.live;
+        self.dead += change.dead;
+    }
+}

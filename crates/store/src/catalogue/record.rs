@@ -1,0 +1,322 @@
+//! One record of the log: its payload and its frame (length, payload, tag).
+
+use std::sync::Arc;
+
+use forebay_contract::{Attributes, FileTime, Identity};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{self, DiskFile};
+use crate::limits;
+
+/// First bytes of a catalogue; what follows them are [`SALT_BYTES`] random bytes of this log alone.
+pub(super) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
+pub(super) const SALT_BYTES: usize = 16;
+pub(super) const HEADER_BYTES: usize = MAGIC.len() + SALT_BYTES;
+const LENGTH_BYTES: usize = 4;
+const TAG_BYTES: usize = 16;
+
+/// What can stand in the log. New kinds are added at the end, and change the tier's FORMAT.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Record<'a> {
+    /// A directory of the source as it is spelled; entries refer to it.
+    Dir { id: u32, path: &'a [u8] },
+    /// A mounted source; entries refer to it.
+    Mount { id: u32, source: &'a [u8], fs_type: &'a [u8] },
+    /// All entries that follow were written in this boot.
+    Boot { id: [u8; 16] },
+    /// A published copy.
+    #[serde(borrow)]
+    Entry(EntryRecord<'a>),
+    /// Another path of a published copy.
+    Alias { id: u64, dir: u32, name: &'a [u8] },
+    /// A copy that is no more.
+    Removed { id: u64 },
+    /// A copy of an earlier boot that was read and found whole in this one.
+    Verified { id: u64 },
+    /// Last use of the copies of a directory.
+    Used { dir: u32, unix_s: i64 },
+}
+
+/// A published copy as it is stored: devices are left out, since their numbers change with each mount.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct EntryRecord<'a> {
+    pub(super) id: u64,
+    pub(super) dir: u32,
+    pub(super) name: &'a [u8],
+    pub(super) mount: u32,
+    ino: u64,
+    pub(super) size: u64,
+    mtime: (i64, u32),
+    ctime: (i64, u32),
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    nlink: u32,
+    blksize: u32,
+    blocks: u64,
+    object_ino: u64,
+    object_mtime: (i64, u32),
+    object_ctime: (i64, u32),
+    checksum: [u8; 16],
+    pub(super) created_unix_s: i64,
+}
+
+fn pair(time: FileTime) -> (i64, u32) {
+    (time.sec, time.nsec)
+}
+
+fn time((sec, nsec): (i64, u32)) -> FileTime {
+    FileTime { sec, nsec }
+}
+
+impl<'a> EntryRecord<'a> {
+    pub(super) fn new(entry: &super::Entry<'a>, dir: u32, mount: u32) -> Self {
+        let super::Entry {
+            id,
+            name,
+            identity,
+            attributes,
+            object,
+            checksum,
+            created_unix_s,
+            ..
+        } = *entry;
+        Self {
+            id,
+            dir,
+            name,
+            mount,
+            ino: identity.ino,
+            size: identity.size,
+            mtime: pair(identity.mtime),
+            ctime: pair(identity.ctime),
+            mode: attributes.mode,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            nlink: attributes.nlink,
+            blksize: attributes.blksize,
+            blocks: attributes.blocks,
+            object_ino: object.ino,
+            object_mtime: pair(object.mtime),
+            object_ctime: pair(object.ctime),
+            checksum: checksum.to_le_bytes(),
+            created_unix_s,
+        }
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        Identity {
+            dev: 0,
+            ino: self.ino,
+            size: self.size,
+            mtime: time(self.mtime),
+            ctime: time(self.ctime),
+        }
+    }
+
+    pub(super) fn object(&self, dev: u64) -> Identity {
+        Identity {
+            dev,
+            ino: self.object_ino,
+            size: self.size,
+            mtime: time(self.object_mtime),
+            ctime: time(self.object_ctime),
+        }
+    }
+
+    pub(super) fn attributes(&self) -> Attributes {
+        let Self {
+            mode,
+            uid,
+            gid,
+            nlink,
+            blksize,
+            blocks,
+            ..
+        } = *self;
+        Attributes {
+            mode,
+            uid,
+            gid,
+            nlink,
+            blksize,
+            blocks,
+        }
+    }
+
+    pub(super) fn checksum(&self) -> u128 {
+        u128::from_le_bytes(self.checksum)
+    }
+}
+
+/// The key of one log's tags.
+#[derive(Clone)]
+pub(super) struct TagKey([u8; 32]);
+
+impl std::fmt::Debug for TagKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("TagKey(..)")
+    }
+}
+
+impl TagKey {
+    pub(super) fn new(key: [u8; 32]) -> Self {
+        Self(key)
+    }
+
+    /// A tag holds for one place in one log: records cannot be moved, repeated or brought from an older log.
+    fn tag(&self, offset: u64, payload: &[u8]) -> [u8; TAG_BYTES] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(&offset.to_le_bytes()).update(payload);
+        let mut tag = [0; TAG_BYTES];
+        hasher.finalize_xof().fill(&mut tag);
+        tag
+    }
+}
+
+/// Frames that are to be written at once.
+#[derive(Debug)]
+pub(super) struct Batch<'k> {
+    key: &'k TagKey,
+    offset: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl<'k> Batch<'k> {
+    /// A batch that will be written at `offset`.
+    pub(super) fn new(key: &'k TagKey, offset: u64) -> Self {
+        Self {
+            key,
+            offset,
+            bytes: Vec::with_capacity(512),
+        }
+    }
+
+    /// Adds a record; false when it is longer than any may be.
+    pub(super) fn push(&mut self, record: &Record<'_>) -> bool {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
+        let Ok(bytes) = postcard::to_extend(record, std::mem::take(&mut self.bytes)) else {
+            return false;
+        };
+        self.bytes = bytes;
+        let payload = start + LENGTH_BYTES;
+        let length = self.bytes.len() - payload;
+        if length > limits::RECORD_BYTES_MAX {
+            self.bytes.truncate(start);
+            return false;
+        }
+        self.bytes[start..payload].copy_from_slice(&(length as u32).to_le_bytes());
+        let tag = self.key.tag(self.offset + start as u64, &self.bytes[payload..]);
+        self.bytes.extend_from_slice(&tag);
+        true
+    }
+
+    /// Writes what there is and goes on behind it.
+    pub(super) fn flush(&mut self, file: &dyn DiskFile) -> disk::Result<()> {
+        disk::write_all_at(file, &self.bytes, self.offset)?;
+        self.offset += self.bytes.len() as u64;
+        self.bytes.clear();
+        Ok(())
+    }
+
+    /// Where the next record will lie.
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+/// Reads records one after the other, and stops at the first that is not whole, not tagged by us, or not understood.
+#[derive(Debug)]
+pub(super) struct Frames<'f> {
+    file: &'f dyn DiskFile,
+    key: &'f TagKey,
+    /// Where reading ends whatever follows.
+    upto: u64,
+    /// Where `window` begins in the file.
+    window_offset: u64,
+    window: Vec<u8>,
+    /// Read of the window so far.
+    at: usize,
+}
+
+impl<'f> Frames<'f> {
+    pub(super) fn new(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64) -> Self {
+        Self {
+            file,
+            key,
+            upto,
+            window_offset: HEADER_BYTES as u64,
+            window: Vec::new(),
+            at: 0,
+        }
+    }
+
+    /// Where the last record that was told ends.
+    pub(super) fn end(&self) -> u64 {
+        self.window_offset + self.at as u64
+    }
+
+    /// The next record.
+    pub(super) fn next(&mut self) -> disk::Result<Option<Record<'_>>> {
+        if !self.have(LENGTH_BYTES)? {
+            return Ok(None);
+        }
+        let mut length = [0; LENGTH_BYTES];
+        length.copy_from_slice(&self.window[self.at..self.at + LENGTH_BYTES]);
+        let length = u32::from_le_bytes(length) as usize;
+        let frame = LENGTH_BYTES + length + TAG_BYTES;
+        if length > limits::RECORD_BYTES_MAX || !self.have(frame)? {
+            return Ok(None);
+        }
+        let (start, tag_start) = (self.at + LENGTH_BYTES, self.at + LENGTH_BYTES + length);
+        let tag = self.key.tag(self.end(), &self.window[start..tag_start]);
+        if tag != self.window[tag_start..tag_start + TAG_BYTES] {
+            return Ok(None);
+        }
+        let Ok(record) = postcard::from_bytes(&self.window[start..tag_start]) else {
+            return Ok(None);
+        };
+        self.at += frame;
+        Ok(Some(record))
+    }
+
+    /// Whether `bytes` more are there, read into the window.
+    fn have(&mut self, bytes: usize) -> disk::Result<bool> {
+        if self.window.len() - self.at >= bytes {
+            return Ok(true);
+        }
+        self.window.drain(..self.at);
+        self.window_offset += self.at as u64;
+        self.at = 0;
+        let kept = self.window.len();
+        let from = self.window_offset + kept as u64;
+        let wanted = self.upto.saturating_sub(from).min(limits::READ_PIECE_BYTES as u64) as usize;
+        self.window.resize(kept + wanted, 0);
+        let read = disk::read_full_at(self.file, &mut self.window[kept..], from)?;
+        self.window.truncate(kept + read);
+        Ok(self.window.len() >= bytes)
+    }
+}
+
+/// The header of a new log.
+pub(super) fn new_header() -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..MAGIC.len()].copy_from_slice(&MAGIC);
+    crate::secret::fill_random(&mut header[MAGIC.len()..]);
+    header
+}
+
+/// The salt of an existing log; `None` when it is none of ours or was cut short.
+pub(super) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>, Errno> {
+    let mut header = [0; HEADER_BYTES];
+    let read = disk::read_full_at(file, &mut header, 0)?;
+    let salt = header[MAGIC.len()..].try_into().ok();
+    Ok(salt.filter(|_| read == HEADER_BYTES && header[..MAGIC.len()] == MAGIC))
+}
+
+/// The bytes under which a mount is interned. Neither part can hold a NUL: both are strings of the kernel.
+pub(super) fn mount_key(source: &[u8], fs_type: &[u8]) -> Arc<[u8]> {
+    [source, b"\0", fs_type].concat().into()
+}

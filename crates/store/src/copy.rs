@@ -1,0 +1,193 @@
+//! The making of one copy: sequential, checked, and invisible until it is published.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_contract::Identity;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::disk::{DiskFile, Name, uninterrupted, write_all_at};
+use crate::error::StoreError;
+use crate::source::{Ask, Source};
+use crate::tier::Shared;
+
+/// A whole copy that nothing leads to yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// XXH3-128 of the bytes that were written.
+    pub checksum: u128,
+    /// The copy's own device, inode, size and times.
+    pub object: Identity,
+}
+
+/// Writes one copy. Dropped before [`CopyWriter::finish`], it removes what it wrote.
+#[derive(Debug)]
+pub struct CopyWriter {
+    shared: Arc<Shared>,
+    id: u64,
+    identity: Identity,
+    /// `None` once finished or abandoned.
+    file: Option<Box<dyn DiskFile>>,
+    copied: u64,
+    hasher: Hasher,
+}
+
+/// The checksum so far. (The library's hasher has no Debug.)
+struct Hasher(Box<Xxh3>);
+
+impl std::fmt::Debug for Hasher {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Hasher")
+    }
+}
+
+impl CopyWriter {
+    pub(crate) fn new(shared: Arc<Shared>, id: u64, identity: Identity, file: Box<dyn DiskFile>) -> Self {
+        Self {
+            shared,
+            id,
+            identity,
+            file: Some(file),
+            copied: 0,
+            hasher: Hasher(Box::new(Xxh3::new())),
+        }
+    }
+
+    /// The copy's name.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The version of the source that is being copied.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Bytes copied so far.
+    pub fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    /// Whether all bytes are copied.
+    pub fn is_complete(&self) -> bool {
+        self.copied == self.identity.size
+    }
+
+    /// Copies on, in order, up to `upto_offset` or the end of the file, with `buffer` in between; tells the bytes copied so far.
+    ///
+    /// Short reads and writes and interruptions are gone on with; no progress is an error (F4). A source that ends before its size
+    /// is [`StoreError::Changed`].
+    pub fn advance(&mut self, source: &dyn Source, upto_offset: u64, buffer: &mut [u8]) -> Result<u64, StoreError> {
+        let upto = upto_offset.min(self.identity.size);
+        while self.copied < upto {
+            let wanted = (upto - self.copied).min(buffer.len() as u64) as usize;
+            let read = uninterrupted(|| source.read_at(&mut buffer[..wanted], self.copied))
+                .map_err(|errno| self.source_error("read", errno))?
+                .min(wanted);
+            if read == 0 {
+                return Err(self.changed("it ends before its size"));
+            }
+            let bytes = &buffer[..read];
+            write_all_at(self.file("write")?, bytes, self.copied).map_err(|errno| self.tier_error("write", errno))?;
+            self.hasher.0.update(bytes);
+            self.copied += read as u64;
+        }
+        Ok(self.copied)
+    }
+
+    /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, is what it was at the beginning, and the
+    /// copy, asked by its own descriptor, is a file of that size which only its owner can read (S1).
+    pub fn finish(mut self, source: &dyn Source, ask: Ask) -> Result<Finished, StoreError> {
+        if !self.is_complete() {
+            return Err(self.tier_error("finish before its end", Errno::INVAL));
+        }
+        let now = source.stat(ask).map_err(|errno| self.source_error("stat", errno))?.identity;
+        if let Some(what) = difference(&self.identity, &now) {
+            return Err(self.changed(what));
+        }
+        let object = self.check().map_err(|errno| self.tier_error("check", errno))?;
+        if object.size != self.identity.size {
+            return Err(StoreError::Damaged {
+                path: self.path(),
+                what: "its size is not what was written",
+            });
+        }
+        let checksum = self.hasher.0.digest128();
+        if let Some(Err(errno)) = self.file.take().map(DiskFile::close) {
+            let error = self.tier_error("close", errno);
+            self.shared.discard(self.id);
+            return Err(error);
+        }
+        Ok(Finished { checksum, object })
+    }
+
+    /// Removes what was written. (Dropping does the same, and tells nobody when it fails.)
+    pub fn abandon(mut self) -> Result<(), StoreError> {
+        self.file = None;
+        self.shared.remove_object(self.id)
+    }
+
+    /// What the copy is, its mode put right.
+    fn check(&self) -> Result<Identity, Errno> {
+        let file = self.file.as_deref().ok_or(Errno::BADF)?;
+        let mut stat = file.stat()?;
+        if FileType::from_raw_mode(stat.mode) != FileType::RegularFile {
+            return Err(Errno::IO);
+        }
+        if stat.mode & 0o7777 != Name::Object(self.id).mode() {
+            // A umask that takes even the owner's right to read. The change moves the ctime: ask again.
+            file.set_read_only()?;
+            stat = file.stat()?;
+        }
+        Ok(stat.identity)
+    }
+
+    fn file(&self, operation: &'static str) -> Result<&dyn DiskFile, StoreError> {
+        self.file.as_deref().ok_or_else(|| self.tier_error(operation, Errno::BADF))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.shared.object_path(self.id)
+    }
+
+    fn tier_error(&self, operation: &'static str, errno: Errno) -> StoreError {
+        StoreError::tier(&self.path(), operation, errno)
+    }
+
+    fn source_error(&self, operation: &'static str, source: Errno) -> StoreError {
+        StoreError::Source {
+            path: self.path(),
+            operation,
+            source,
+        }
+    }
+
+    fn changed(&self, what: &'static str) -> StoreError {
+        StoreError::Changed { path: self.path(), what }
+    }
+}
+
+impl Drop for CopyWriter {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            self.shared.discard(self.id);
+        }
+    }
+}
+
+/// In what two identities differ.
+fn difference(before: &Identity, after: &Identity) -> Option<&'static str> {
+    if (before.dev, before.ino) != (after.dev, after.ino) {
+        Some("it is another file")
+    } else if before.size != after.size {
+        Some("its size")
+    } else if before.mtime != after.mtime {
+        Some("its modification time")
+    } else if before.ctime != after.ctime {
+        Some("its change time")
+    } else {
+        None
+    }
+}

@@ -1,0 +1,216 @@
+//! A disk that fails when told to: the tool of the sweep in which every operation fails once.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use super::{Disk, DiskFile, DiskRoom, DiskStat, Folder, Lease, Name, Result};
+
+/// What happens instead of the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// It answers this error.
+    Error(Errno),
+    /// Reads and writes do only half of what was asked (at least one byte); other operations are done.
+    Short,
+    /// Reads and writes do nothing and report no error; other operations are done.
+    Stuck,
+}
+
+/// Whether an operation that answers an error was done all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// It was not done.
+    Before,
+    /// It was done.
+    After,
+}
+
+/// A planned fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// The operation that fails, counted from 0 over the disk and all of its files.
+    pub nth: u64,
+    /// Whether all later ones fail too.
+    pub for_ever: bool,
+    /// How it fails.
+    pub kind: FaultKind,
+    /// Whether it was done all the same.
+    pub when: When,
+}
+
+/// Any disk, with a fault.
+#[derive(Clone, Debug)]
+pub struct FailingDisk {
+    inner: Arc<dyn Disk>,
+    plan: Arc<Plan>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    fault: Option<Fault>,
+    operations: AtomicU64,
+}
+
+impl Plan {
+    /// The fault that befalls the operation which begins now.
+    fn next(&self) -> Option<Fault> {
+        let operation = self.operations.fetch_add(1, Ordering::Relaxed);
+        self.fault
+            .filter(|fault| operation == fault.nth || (fault.for_ever && operation > fault.nth))
+    }
+
+    fn run<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.next() {
+            Some(Fault {
+                kind: FaultKind::Error(errno),
+                when: When::Before,
+                ..
+            }) => Err(errno),
+            Some(Fault {
+                kind: FaultKind::Error(errno),
+                when: When::After,
+                ..
+            }) => operation().and(Err(errno)),
+            _ => operation(),
+        }
+    }
+
+    /// The same for reads and writes of `len` bytes; the operation is told how many it may do.
+    fn transfer(&self, len: usize, operation: impl FnOnce(usize) -> Result<usize>) -> Result<usize> {
+        match self.next() {
+            None => operation(len),
+            Some(Fault {
+                kind: FaultKind::Error(errno),
+                when: When::Before,
+                ..
+            }) => Err(errno),
+            Some(Fault {
+                kind: FaultKind::Error(errno),
+                when: When::After,
+                ..
+            }) => operation(len).and(Err(errno)),
+            Some(Fault {
+                kind: FaultKind::Short, ..
+            }) => operation((len / 2).max(1).min(len)),
+            Some(Fault {
+                kind: FaultKind::Stuck, ..
+            }) => Ok(0),
+        }
+    }
+}
+
+impl FailingDisk {
+    /// `inner` with a fault, or with none: then it only counts.
+    pub fn new(inner: Arc<dyn Disk>, fault: Option<Fault>) -> Self {
+        Self {
+            inner,
+            plan: Arc::new(Plan {
+                fault,
+                operations: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// How many operations there were.
+    pub fn operations(&self) -> u64 {
+        self.plan.operations.load(Ordering::Relaxed)
+    }
+
+    fn file(&self, open: impl FnOnce() -> Result<Box<dyn DiskFile>>) -> Result<Box<dyn DiskFile>> {
+        let inner = self.plan.run(open)?;
+        Ok(Box::new(FailingFile {
+            inner,
+            plan: Arc::clone(&self.plan),
+        }))
+    }
+}
+
+impl Disk for FailingDisk {
+    fn create(&self, name: Name) -> Result<Box<dyn DiskFile>> {
+        self.file(|| self.inner.create(name))
+    }
+
+    fn open_read(&self, name: Name) -> Result<Box<dyn DiskFile>> {
+        self.file(|| self.inner.open_read(name))
+    }
+
+    fn open_write(&self, name: Name) -> Result<Box<dyn DiskFile>> {
+        self.file(|| self.inner.open_write(name))
+    }
+
+    fn make_dir(&self, folder: Folder) -> Result<()> {
+        self.plan.run(|| self.inner.make_dir(folder))
+    }
+
+    fn remove(&self, name: Name) -> Result<()> {
+        self.plan.run(|| self.inner.remove(name))
+    }
+
+    fn remove_dir(&self, folder: Folder) -> Result<()> {
+        self.plan.run(|| self.inner.remove_dir(folder))
+    }
+
+    fn rename(&self, from: Name, to: Name) -> Result<()> {
+        self.plan.run(|| self.inner.rename(from, to))
+    }
+
+    fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+        self.plan.run(|| self.inner.list(folder, each))
+    }
+
+    fn stat(&self, name: Name) -> Result<DiskStat> {
+        self.plan.run(|| self.inner.stat(name))
+    }
+
+    fn stat_root(&self) -> Result<DiskStat> {
+        self.plan.run(|| self.inner.stat_root())
+    }
+
+    fn room(&self) -> Result<DiskRoom> {
+        self.plan.run(|| self.inner.room())
+    }
+
+    fn lock(&self) -> Result<Box<dyn Lease>> {
+        self.plan.run(|| self.inner.lock())
+    }
+}
+
+#[derive(Debug)]
+struct FailingFile {
+    inner: Box<dyn DiskFile>,
+    plan: Arc<Plan>,
+}
+
+impl DiskFile for FailingFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.plan.transfer(bytes.len(), |len| self.inner.write_at(&bytes[..len], offset))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
+        self.plan.transfer(bytes.len(), |len| self.inner.read_at(&mut bytes[..len], offset))
+    }
+
+    fn stat(&self) -> Result<DiskStat> {
+        self.plan.run(|| self.inner.stat())
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.plan.run(|| self.inner.truncate(size))
+    }
+
+    fn set_read_only(&self) -> Result<()> {
+        self.plan.run(|| self.inner.set_read_only())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let Self { inner, plan } = *self;
+        plan.run(|| inner.close())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
+    }
+}

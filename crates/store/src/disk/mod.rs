@@ -1,0 +1,257 @@
+//! The seam between a tier and what holds it: operations below one private root.
+//!
+//! Names come from our own alphabet ([`Name`], [`Folder`]): nothing that was read from a catalogue, a directory or a message ever
+//! becomes a path (S3). All implementations pass the same conformance suite ([`crate::testing`]).
+
+mod failing;
+mod memory;
+mod real;
+mod throttled;
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+
+use forebay_contract::Identity;
+use rustix::io::Errno;
+
+pub use failing::{FailingDisk, Fault, FaultKind, When};
+pub use memory::MemoryDisk;
+pub use real::RealDisk;
+pub(crate) use real::identity_of;
+pub use throttled::{Throttle, ThrottledDisk};
+
+/// The system's answer.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// A file of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Name {
+    /// Locked by the agent that uses the tier.
+    Lease,
+    /// Says what layout this is.
+    Format,
+    /// The log of published copies.
+    Catalogue,
+    /// Its successor while it is being written.
+    CatalogueNew,
+    /// A copy.
+    Object(u64),
+}
+
+/// A directory of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Folder {
+    /// The private root itself.
+    Root,
+    /// `objects`.
+    Objects,
+    /// `objects/XX`.
+    Shard(u8),
+}
+
+/// A path below the root, as bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct RelativePath {
+    bytes: [u8; 32],
+    len: usize,
+}
+
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
+
+impl RelativePath {
+    fn of(parts: &[&[u8]]) -> Self {
+        let mut path = Self { bytes: [0; 32], len: 0 };
+        for part in parts {
+            path.bytes[path.len..path.len + part.len()].copy_from_slice(part);
+            path.len += part.len();
+        }
+        path
+    }
+
+    /// The path, without a leading or trailing slash.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+fn shard_digits(shard: u8) -> [u8; 2] {
+    [DIGITS[usize::from(shard >> 4)], DIGITS[usize::from(shard & 15)]]
+}
+
+impl Name {
+    /// Where the file lies below the root.
+    pub fn path(self) -> RelativePath {
+        match self {
+            Self::Lease => RelativePath::of(&[b"lease"]),
+            Self::Format => RelativePath::of(&[b"FORMAT"]),
+            Self::Catalogue => RelativePath::of(&[b"catalogue"]),
+            Self::CatalogueNew => RelativePath::of(&[b"catalogue.new"]),
+            Self::Object(id) => {
+                let digits: [u8; 16] = std::array::from_fn(|place| DIGITS[(id >> (60 - 4 * place) & 15) as usize]);
+                RelativePath::of(&[b"objects/", &shard_digits(id as u8), b"/", &digits])
+            }
+        }
+    }
+
+    /// The directory in which the file lies.
+    pub fn folder(self) -> Folder {
+        match self {
+            Self::Object(id) => Folder::Shard(id as u8),
+            _ => Folder::Root,
+        }
+    }
+
+    /// The mode the file is created with, whatever the umask.
+    pub fn mode(self) -> u32 {
+        match self {
+            Self::Object(_) => 0o400,
+            _ => 0o600,
+        }
+    }
+
+    /// The copy that the entry `entry` of a shard is, when it is one of ours: 16 lower-case hexadecimal digits that belong there.
+    pub fn parse_object(shard: u8, entry: &[u8]) -> Option<u64> {
+        let digits: &[u8; 16] = entry.try_into().ok()?;
+        let id = digits.iter().try_fold(0_u64, |id, digit| Some(id << 4 | hex_value(*digit)?))?;
+        (id as u8 == shard).then_some(id)
+    }
+}
+
+impl Folder {
+    /// Where the directory lies below the root.
+    pub fn path(self) -> RelativePath {
+        match self {
+            Self::Root => RelativePath::of(&[b"."]),
+            Self::Objects => RelativePath::of(&[b"objects"]),
+            Self::Shard(shard) => RelativePath::of(&[b"objects/", &shard_digits(shard)]),
+        }
+    }
+
+    /// The part of `objects` that the entry `entry` is, when it is one of ours.
+    pub fn parse_shard(entry: &[u8]) -> Option<u8> {
+        let &[high, low] = entry else { return None };
+        Some((hex_value(high)? << 4 | hex_value(low)?) as u8)
+    }
+}
+
+fn hex_value(digit: u8) -> Option<u64> {
+    match digit {
+        b'0'..=b'9' => Some(u64::from(digit - b'0')),
+        b'a'..=b'f' => Some(u64::from(digit - b'a') + 10),
+        _ => None,
+    }
+}
+
+/// What a file on a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskStat {
+    /// Device, inode, size and times.
+    pub identity: Identity,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+}
+
+/// What a disk's file system has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskRoom {
+    /// Size in bytes.
+    pub total_bytes: u64,
+    /// Bytes that an unprivileged user may still take.
+    pub free_bytes: u64,
+    /// Number of inodes; `u64::MAX` where the file system knows no such number.
+    pub total_inodes: u64,
+    /// Inodes that may still be taken; `u64::MAX` where the file system knows no such number.
+    pub free_inodes: u64,
+    /// The file system's magic number (`f_type` of statfs).
+    pub fs_magic: u64,
+}
+
+/// A held lock; dropping it (or the death of the process) lets it go.
+pub trait Lease: Send + Sync + Debug {}
+
+/// Operations below one private root. Each is one attempt: whoever calls decides what to repeat.
+pub trait Disk: Send + Sync + Debug {
+    /// Creates a file that does not exist, readable (and, unless it is a copy, writable) by its owner alone whatever the umask, and
+    /// opens it for reading and writing. `EEXIST` when there is anything of that name; `ENOENT` when its directory is missing.
+    fn create(&self, name: Name) -> Result<Box<dyn DiskFile>>;
+    /// Opens an existing file for reading.
+    fn open_read(&self, name: Name) -> Result<Box<dyn DiskFile>>;
+    /// Opens an existing file for reading and writing.
+    fn open_write(&self, name: Name) -> Result<Box<dyn DiskFile>>;
+    /// Creates a directory with mode 0700.
+    fn make_dir(&self, folder: Folder) -> Result<()>;
+    /// Removes a file. What is open stays readable.
+    fn remove(&self, name: Name) -> Result<()>;
+    /// Removes an empty directory (not the root).
+    fn remove_dir(&self, folder: Folder) -> Result<()>;
+    /// Puts a file in the place of another of the same directory, at once or not at all.
+    fn rename(&self, from: Name, to: Name) -> Result<()>;
+    /// Tells the name of each entry of a directory, but `.` and `..`, in no order.
+    fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<()>;
+    /// What is of that name; never what a link leads to.
+    fn stat(&self, name: Name) -> Result<DiskStat>;
+    /// What the root is.
+    fn stat_root(&self) -> Result<DiskStat>;
+    /// What the file system has.
+    fn room(&self) -> Result<DiskRoom>;
+    /// Locks [`Name::Lease`], which is created where it is missing, and writes this process's number into it. `EWOULDBLOCK` when
+    /// it is held.
+    fn lock(&self) -> Result<Box<dyn Lease>>;
+}
+
+/// An open file of a disk.
+pub trait DiskFile: Send + Sync + Debug {
+    /// Writes some of `bytes` at `offset`; how many is the answer.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize>;
+    /// Reads some bytes at `offset`; 0 at the end.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;
+    /// What the file is.
+    fn stat(&self) -> Result<DiskStat>;
+    /// Makes the file this long.
+    fn truncate(&self, size: u64) -> Result<()>;
+    /// Makes it readable by its owner and by nobody else, and writable by nobody.
+    fn set_read_only(&self) -> Result<()>;
+    /// Closes it and tells what the file system had kept back until then (some tell a lack of room only here).
+    fn close(self: Box<Self>) -> Result<()>;
+    /// The kernel's descriptor, where there is one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Writes all of `bytes` at `offset`: short writes and interruptions are gone on with, no progress is an error (F4).
+pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> Result<()> {
+    while !bytes.is_empty() {
+        // A disk that takes nothing and reports no error is broken: never a spin.
+        let written = match uninterrupted(|| file.write_at(bytes, offset))? {
+            0 => return Err(Errno::IO),
+            written => written.min(bytes.len()),
+        };
+        bytes = &bytes[written..];
+        offset += written as u64;
+    }
+    Ok(())
+}
+
+/// Fills `bytes` from `offset` as far as the file goes; how many is the answer.
+pub fn read_full_at(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> Result<usize> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match uninterrupted(|| file.read_at(&mut bytes[filled..], offset + filled as u64))? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    Ok(filled)
+}
+
+/// Repeats an operation that was interrupted before it did anything, within a bound.
+pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..crate::limits::INTERRUPTIONS_MAX {
+        match operation() {
+            Err(Errno::INTR) => {}
+            answer => return answer,
+        }
+    }
+    Err(Errno::INTR)
+}

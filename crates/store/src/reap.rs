@@ -1,0 +1,212 @@
+//! Removing what nobody needs: partial copies of dead runs, and whole tiers on request. Nothing outside the private root is ever removed,
+//! links are not followed, mounts not crossed, and what bears no name of ours is left and told (S10).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::disk::{Disk, Folder, Name, RealDisk, uninterrupted};
+use crate::error::StoreError;
+use crate::root;
+use crate::tier::{Shared, Tier, guard, holder};
+
+/// What reaping did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReapReport {
+    /// Files removed.
+    pub removed: u64,
+    /// Their bytes.
+    pub removed_bytes: u64,
+    /// Entries left because they are none of ours, or could not be removed.
+    pub left: u64,
+    /// Whether the limit was reached, so that there may be more.
+    pub is_partial: bool,
+}
+
+/// What `clean` did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CleanReport {
+    /// The tier's root.
+    pub root: PathBuf,
+    /// Whether there was one.
+    pub existed: bool,
+    /// Copies removed, published or not.
+    pub removed: u64,
+    /// Their bytes.
+    pub removed_bytes: u64,
+    /// Entries left because they are none of ours, or could not be removed; then the root stays too.
+    pub left: u64,
+}
+
+/// A tier as it lies on disk, used or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootReport {
+    /// Its root.
+    pub root: PathBuf,
+    /// Whether a process uses it now.
+    pub in_use: bool,
+    /// That process, where it said so.
+    pub holder: Option<u32>,
+    /// Copies in it, published or not.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Tier {
+    /// Removes up to `limit` files that earlier openings left and that `known` does not know: copies that were never published.
+    /// To be called after adoption; takes no lock, so copies may be made meanwhile.
+    pub fn reap(&self, known: &dyn Fn(u64) -> bool, limit: u64) -> Result<ReapReport, StoreError> {
+        let shared = self.shared();
+        let mut report = ReapReport::default();
+        for id in std::mem::take(&mut *guard(&shared.leftovers)) {
+            report.take(shared, id);
+        }
+        for shard in shared.list_shards()? {
+            let mut unknown = Vec::new();
+            shared.list(Folder::Shard(shard), &mut |entry| match Name::parse_object(shard, entry) {
+                Some(id) if self.is_ours(id) || known(id) => {}
+                Some(id) => unknown.push(id),
+                None => report.left += 1,
+            })?;
+            for id in unknown {
+                if report.removed >= limit {
+                    report.is_partial = true;
+                    return Ok(report);
+                }
+                report.take(shared, id);
+            }
+        }
+        Ok(report)
+    }
+}
+
+impl ReapReport {
+    fn take(&mut self, shared: &Shared, id: u64) {
+        match remove_object(&*shared.disk, id) {
+            Ok(bytes) => {
+                self.removed += 1;
+                self.removed_bytes += bytes;
+            }
+            Err(_) => self.left += 1,
+        }
+    }
+}
+
+/// Removes one file and tells its size; that there is none is well.
+fn remove_object(disk: &dyn Disk, id: u64) -> Result<u64, Errno> {
+    let bytes = match uninterrupted(|| disk.stat(Name::Object(id))) {
+        Ok(stat) => stat.identity.size,
+        Err(Errno::NOENT) => return Ok(0),
+        Err(errno) => return Err(errno),
+    };
+    match uninterrupted(|| disk.remove(Name::Object(id))) {
+        Ok(()) | Err(Errno::NOENT) => Ok(bytes),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What lies in the tier directory `dir` of the user `uid`; `None` when there is no root.
+pub fn inspect(dir: &Path, uid: u32) -> Result<Option<RootReport>, StoreError> {
+    let path = root::root_path(dir, uid);
+    let failed = |operation| move |errno| StoreError::tier(&root::root_path(dir, uid), operation, errno);
+    let Some(fd) = root::open_existing(dir, uid)? else {
+        return Ok(None);
+    };
+    let disk = RealDisk::new(fd).map_err(failed("open"))?;
+    let in_use = disk.is_leased().map_err(failed("look at the lease of"))?;
+    let mut report = RootReport {
+        root: path,
+        in_use,
+        holder: None,
+        copies: 0,
+        bytes: 0,
+    };
+    if in_use {
+        report.holder = holder(&disk);
+    }
+    each_object(&disk, &mut |disk, name| {
+        if let Some(stat) = name.and_then(|id| disk.stat(Name::Object(id)).ok()) {
+            report.copies += 1;
+            report.bytes += stat.identity.size;
+        }
+    })
+    .map_err(failed("list"))?;
+    Ok(Some(report))
+}
+
+/// Removes the whole tier of the user `uid` in `dir`, unless it is in use.
+pub fn clean(dir: &Path, uid: u32) -> Result<CleanReport, StoreError> {
+    let path = root::root_path(dir, uid);
+    let Some(fd) = root::open_existing(dir, uid)? else {
+        return Ok(CleanReport {
+            root: path,
+            ..CleanReport::default()
+        });
+    };
+    let failed = |operation| move |errno| StoreError::tier(&root::root_path(dir, uid), operation, errno);
+    let stat = rustix::fs::fstat(&fd).map_err(failed("stat"))?;
+    let disk = RealDisk::new(fd).map_err(failed("open"))?;
+    let report = clean_disk(&Arc::new(disk), &path)?;
+    if report.left == 0 {
+        root::remove(dir, uid, &stat)?;
+    }
+    Ok(report)
+}
+
+/// Removes all that is ours below a root, the lease last.
+pub(crate) fn clean_disk<D: Disk + 'static>(disk: &Arc<D>, path: &Path) -> Result<CleanReport, StoreError> {
+    let failed = |operation| move |errno| StoreError::tier(path, operation, errno);
+    let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => StoreError::InUse {
+            path: path.to_owned(),
+            holder: holder(&**disk),
+        },
+        errno => failed("lease")(errno),
+    })?;
+    let mut report = CleanReport {
+        root: path.to_owned(),
+        existed: true,
+        ..CleanReport::default()
+    };
+    each_object(&**disk, &mut |disk, name| match name.map(|id| remove_object(disk, id)) {
+        Some(Ok(bytes)) => {
+            report.removed += 1;
+            report.removed_bytes += bytes;
+        }
+        Some(Err(_)) | None => report.left += 1,
+    })
+    .map_err(failed("list"))?;
+    for folder in (0..=u8::MAX).map(Folder::Shard).chain([Folder::Objects]) {
+        match uninterrupted(|| disk.remove_dir(folder)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(_) => report.left += 1,
+        }
+    }
+    for name in [Name::CatalogueNew, Name::Catalogue, Name::Format, Name::Lease] {
+        match uninterrupted(|| disk.remove(name)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(_) => report.left += 1,
+        }
+    }
+    uninterrupted(|| disk.list(Folder::Root, &mut |_| report.left += 1)).map_err(failed("list"))?;
+    drop(lease);
+    Ok(report)
+}
+
+/// Calls `each` with every entry of every part of `objects`: the copy it is, or `None` for what is none of ours.
+fn each_object(disk: &dyn Disk, each: &mut dyn FnMut(&dyn Disk, Option<u64>)) -> Result<(), Errno> {
+    for shard in 0..=u8::MAX {
+        let mut found = Vec::new();
+        match uninterrupted(|| disk.list(Folder::Shard(shard), &mut |entry| found.push(Name::parse_object(shard, entry)))) {
+            // What stands in the place of a directory and is none is left; removing the directory tells it.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
+            Err(errno) => return Err(errno),
+        }
+        for name in found {
+            each(disk, name);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The private root of a tier: made and checked by descriptor, never by name twice (S1, S2).
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::error::StoreError;
+
+/// This boot of the machine: copies written in another one may have lost what was never synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootId(pub [u8; 16]);
+
+impl BootId {
+    /// The running boot. Where the kernel does not say, a random one: then no copy of before is trusted unread.
+    pub fn current() -> Self {
+        let mut text = [0_u8; 36];
+        let mut id = [0_u8; 16];
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let read = rustix::fs::open("/proc/sys/kernel/random/boot_id", flags, Mode::empty())
+            .and_then(|fd| rustix::io::read(fd, &mut text))
+            .unwrap_or(0);
+        if read == text.len() {
+            id.copy_from_slice(&blake3::hash(&text).as_bytes()[..16]);
+        } else {
+            crate::secret::fill_random(&mut id);
+        }
+        Self(id)
+    }
+}
+
+/// Where the private root of the user `uid` lies in the tier directory `dir`.
+pub fn root_path(dir: &Path, uid: u32) -> PathBuf {
+    dir.join(format!("forebay-{uid}"))
+}
+
+/// Opens the private root in `dir`, which must exist, and makes it where it is missing.
+pub(crate) fn open_or_make(dir: &Path, uid: u32) -> Result<OwnedFd, StoreError> {
+    let dir_fd = open_dir(dir)?;
+    let path = root_path(dir, uid);
+    let name = format!("forebay-{uid}");
+    match rustix::fs::mkdirat(&dir_fd, &name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(StoreError::tier(&path, "create", errno)),
+    }
+    open_checked(&dir_fd, &name, &path, uid)?.ok_or_else(|| StoreError::tier(&path, "open", Errno::NOENT))
+}
+
+/// Opens the private root in `dir`, if there is one.
+pub(crate) fn open_existing(dir: &Path, uid: u32) -> Result<Option<OwnedFd>, StoreError> {
+    let dir_fd = open_dir(dir)?;
+    open_checked(&dir_fd, &format!("forebay-{uid}"), &root_path(dir, uid), uid)
+}
+
+/// Removes the private root, which must be empty and still be the directory that is open as `root`.
+pub(crate) fn remove(dir: &Path, uid: u32, root: &Stat) -> Result<(), StoreError> {
+    let path = root_path(dir, uid);
+    let name = format!("forebay-{uid}");
+    let dir_fd = open_dir(dir)?;
+    let named = rustix::fs::statat(&dir_fd, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| StoreError::tier(&path, "stat", errno))?;
+    if (named.st_dev, named.st_ino) != (root.st_dev, root.st_ino) {
+        return Err(StoreError::NotPrivate {
+            path,
+            why: "it was exchanged while it was being removed".to_owned(),
+        });
+    }
+    rustix::fs::unlinkat(&dir_fd, &name, AtFlags::REMOVEDIR).map_err(|errno| StoreError::tier(&path, "remove", errno))
+}
+
+/// The directory the user named; links on the way to it are the user's own choice.
+fn open_dir(dir: &Path) -> Result<OwnedFd, StoreError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| StoreError::tier(dir, "open", errno))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| StoreError::tier(dir, "stat", errno))?;
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX) {
+        let why = "everybody may rename what is in it: use a directory of your own in it, or set its sticky bit".to_owned();
+        return Err(StoreError::NotPrivate { path: dir.to_owned(), why });
+    }
+    Ok(fd)
+}
+
+fn open_checked(dir: &OwnedFd, name: &str, path: &Path, uid: u32) -> Result<Option<OwnedFd>, StoreError> {
+    let refused = |why: String| StoreError::NotPrivate {
+        path: path.to_owned(),
+        why,
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is a link or no directory: remove it".to_owned())),
+        Err(Errno::ACCESS) => {
+            return Err(refused(
+                "it belongs to somebody else: remove it, or use another directory".to_owned(),
+            ));
+        }
+        Err(errno) => return Err(StoreError::tier(path, "open", errno)),
+    };
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| StoreError::tier(path, "stat", errno))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Err(refused("it is no directory: remove it".to_owned()));
+    }
+    if stat.st_uid != uid {
+        return Err(refused(format!(
+            "it belongs to user {}: remove it, or use another directory",
+            stat.st_uid
+        )));
+    }
+    // The set-group-id bit comes from the directory above and opens nothing to anybody.
+    if stat.st_mode & 0o5777 != 0o700 {
+        return Err(refused(format!(
+            "its mode is {:04o}, not 0700: remove it, or change its mode",
+            stat.st_mode & 0o7777
+        )));
+    }
+    Ok(Some(fd))
+}

@@ -1,0 +1,451 @@
+//! A tier: one private root, its lease, its room, its copies.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_contract::Identity;
+use forebay_policy::TierSpec;
+use rustix::io::Errno;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::catalogue::{AdoptReport, Adopted, Catalogue, Entry};
+use crate::copy::CopyWriter;
+use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
+use crate::error::StoreError;
+use crate::limits;
+use crate::root::{self, BootId};
+use crate::secret::{self, Secret};
+
+/// What FORMAT says of the layout that this version reads and writes.
+const FORMAT: &[u8] = b"forebay tier 1\n";
+
+pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58F6;
+
+/// What is always left free of a tier's file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreeFloor {
+    /// This many bytes, and 5 % of the inodes.
+    Bytes(u64),
+    /// This part of bytes and inodes, in hundredths.
+    Percent(u8),
+}
+
+impl Default for FreeFloor {
+    fn default() -> Self {
+        Self::Percent(5)
+    }
+}
+
+/// A tier as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierConfig {
+    /// An existing directory on a local file system; the tier's private root is made in it.
+    pub dir: PathBuf,
+    /// Most bytes of all copies together.
+    pub quota_bytes: u64,
+    /// Most inodes that the tier takes.
+    pub quota_inodes: u64,
+    /// What is left free for others.
+    pub free_floor: FreeFloor,
+}
+
+/// What a tier's file system has above the free floor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+/// An open tier. It is leased to this process until it, and the last [`CopyWriter`] of it, is dropped.
+#[derive(Debug)]
+pub struct Tier {
+    config: TierConfig,
+    shared: Arc<Shared>,
+    catalogue: Catalogue,
+    dev: u64,
+    is_memory: bool,
+    ids: Mutex<Ids>,
+}
+
+/// What the tier and its writers have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) root: PathBuf,
+    objects: PathBuf,
+    /// Files of this opening that could not be removed; tried again by `reap`.
+    pub(crate) leftovers: Mutex<Vec<u64>>,
+    _lease: Box<dyn Lease>,
+}
+
+/// Names of copies: a random number for this opening, and a counter.
+#[derive(Debug)]
+struct Ids {
+    incarnations: Vec<u32>,
+    counter: u32,
+}
+
+pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that is guarded here can be left half changed by a panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn path_of(&self, name: Name) -> PathBuf {
+        use std::os::unix::ffi::OsStrExt;
+        self.root.join(std::ffi::OsStr::from_bytes(name.path().as_bytes()))
+    }
+
+    pub(crate) fn object_path(&self, id: u64) -> PathBuf {
+        self.path_of(Name::Object(id))
+    }
+
+    /// Removes the file of a copy; that there is none is well.
+    pub(crate) fn remove_object(&self, id: u64) -> Result<(), StoreError> {
+        match uninterrupted(|| self.disk.remove(Name::Object(id))) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => {
+                guard(&self.leftovers).push(id);
+                Err(StoreError::tier(&self.object_path(id), "remove", errno))
+            }
+        }
+    }
+
+    /// The same where there is nobody to tell: what stays is in `leftovers`, and unknown to the catalogue.
+    pub(crate) fn discard(&self, id: u64) {
+        let _ = self.remove_object(id);
+    }
+
+    /// The parts of `objects` that there are.
+    pub(crate) fn list_shards(&self) -> Result<Vec<u8>, StoreError> {
+        let mut shards = Vec::new();
+        self.list(Folder::Objects, &mut |entry| shards.extend(Folder::parse_shard(entry)))?;
+        Ok(shards)
+    }
+
+    /// All copies that lie in the tier, published or not, sorted.
+    pub(crate) fn list_objects(&self) -> Result<Vec<u64>, StoreError> {
+        let mut objects = Vec::new();
+        for shard in self.list_shards()? {
+            self.list(Folder::Shard(shard), &mut |entry| objects.extend(Name::parse_object(shard, entry)))?;
+        }
+        objects.sort_unstable();
+        Ok(objects)
+    }
+
+    pub(crate) fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        match uninterrupted(|| self.disk.list(folder, each)) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(StoreError::tier(&self.root, "list", errno)),
+        }
+    }
+}
+
+impl Tier {
+    /// Opens the tier in `config.dir` for the user `uid`, makes its private root where it is missing, and leases it.
+    ///
+    /// The catalogue is not read yet: this takes no longer for a large tier.
+    pub fn open(config: TierConfig, secret: &Secret, uid: u32) -> Result<Self, StoreError> {
+        let path = root::root_path(&config.dir, uid);
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let fd = root::open_or_make(&config.dir, uid)?;
+        let disk = RealDisk::new(fd).map_err(|errno| StoreError::tier(&path, "open", errno))?;
+        Self::open_on(Arc::new(disk), path, config, secret, BootId::current())
+    }
+
+    /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and [`Tier::objects_path`].
+    pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, config: TierConfig, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
+        let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => StoreError::InUse {
+                path: root.clone(),
+                holder: holder(&*disk),
+            },
+            errno => StoreError::tier(&root, "lease", errno),
+        })?;
+        check_format(&*disk, &root)?;
+        let failed = |operation| {
+            let root = &root;
+            move |errno| StoreError::tier(root, operation, errno)
+        };
+        match uninterrupted(|| disk.make_dir(Folder::Objects)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed("make objects in")(errno)),
+        }
+        let stat = uninterrupted(|| disk.stat_root()).map_err(failed("stat"))?;
+        let fs_magic = uninterrupted(|| disk.room()).map_err(failed("ask the room of"))?.fs_magic;
+        let root_key = secret.key(format!("forebay catalogue 1, root {}", stat.identity.ino).as_bytes());
+        let objects = root.join("objects");
+        let shared = Arc::new(Shared {
+            disk,
+            root,
+            objects,
+            leftovers: Mutex::default(),
+            _lease: lease,
+        });
+        Ok(Self {
+            config,
+            catalogue: Catalogue::new(Arc::clone(&shared), boot, root_key),
+            shared,
+            dev: stat.identity.dev,
+            is_memory: matches!(fs_magic, TMPFS_MAGIC | RAMFS_MAGIC),
+            ids: Mutex::new(Ids {
+                incarnations: vec![random_u32()],
+                counter: 0,
+            }),
+        })
+    }
+
+    /// The tier as it was configured.
+    pub fn config(&self) -> &TierConfig {
+        &self.config
+    }
+
+    /// What placement may put here: the quota without the inodes that the tier takes for itself.
+    pub fn spec(&self) -> TierSpec {
+        let quota_inodes = self.config.quota_inodes.saturating_sub(limits::OVERHEAD_INODES);
+        TierSpec {
+            quota_bytes: self.config.quota_bytes,
+            quota_inodes,
+        }
+    }
+
+    /// The private root.
+    pub fn root_path(&self) -> &Path {
+        &self.shared.root
+    }
+
+    /// The directory below which a door opens copies by name: `XX/ID`, ID the copy's 16 hexadecimal digits and XX the last two.
+    pub fn objects_path(&self) -> &Path {
+        &self.shared.objects
+    }
+
+    /// Where the copy `id` lies.
+    pub fn copy_path(&self, id: u64) -> PathBuf {
+        self.shared.object_path(id)
+    }
+
+    /// The device number of the tier's file system.
+    pub fn device(&self) -> u64 {
+        self.dev
+    }
+
+    /// Whether the tier lies in memory (tmpfs), so that its copies count against the job's memory (F13).
+    pub fn is_memory(&self) -> bool {
+        self.is_memory
+    }
+
+    /// What the file system has above the free floor now.
+    pub fn room(&self) -> Result<Room, StoreError> {
+        let room =
+            uninterrupted(|| self.shared.disk.room()).map_err(|errno| StoreError::tier(&self.shared.root, "ask the room of", errno))?;
+        let part = |total: u64, percent: u8| {
+            if total == u64::MAX {
+                0
+            } else {
+                total / 100 * u64::from(percent.min(100))
+            }
+        };
+        let (floor_bytes, percent) = match self.config.free_floor {
+            FreeFloor::Bytes(bytes) => (bytes, 5),
+            FreeFloor::Percent(percent) => (part(room.total_bytes, percent), percent),
+        };
+        Ok(Room {
+            bytes: room.free_bytes.saturating_sub(floor_bytes),
+            inodes: room.free_inodes.saturating_sub(part(room.total_inodes, percent)),
+        })
+    }
+
+    /// A name for a copy that no other copy has or had.
+    pub fn next_id(&self) -> u64 {
+        let mut ids = guard(&self.ids);
+        if ids.counter == u32::MAX {
+            ids.incarnations.push(random_u32());
+            ids.counter = 0;
+        }
+        ids.counter += 1;
+        let incarnation = ids.incarnations.last().copied().unwrap_or_default();
+        u64::from(incarnation) << 32 | u64::from(ids.counter)
+    }
+
+    /// Whether `id` was given by [`Tier::next_id`] of this opening.
+    pub fn is_ours(&self, id: u64) -> bool {
+        guard(&self.ids).incarnations.contains(&((id >> 32) as u32))
+    }
+
+    /// Begins the copy `id`, which [`Tier::next_id`] gave, of the version `identity` of a source file.
+    pub fn begin(&self, id: u64, identity: &Identity) -> Result<CopyWriter, StoreError> {
+        let failed = |errno| StoreError::tier(&self.copy_path(id), "create", errno);
+        if !self.is_ours(id) {
+            return Err(failed(Errno::INVAL));
+        }
+        let create = || uninterrupted(|| self.shared.disk.create(Name::Object(id)));
+        let created = match create() {
+            Err(Errno::NOENT) => self.make_shard(id as u8).and_then(|()| create()),
+            answer => answer,
+        };
+        match created {
+            Ok(file) => Ok(CopyWriter::new(Arc::clone(&self.shared), id, *identity, file)),
+            Err(errno) => {
+                if errno != Errno::EXIST {
+                    // It may be there all the same (an error of a file system that made it).
+                    self.shared.discard(id);
+                }
+                Err(failed(errno))
+            }
+        }
+    }
+
+    fn make_shard(&self, shard: u8) -> disk::Result<()> {
+        for folder in [Folder::Objects, Folder::Shard(shard)] {
+            match uninterrupted(|| self.shared.disk.make_dir(folder)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a copy for reading.
+    pub fn open_copy(&self, id: u64) -> Result<Box<dyn DiskFile>, StoreError> {
+        uninterrupted(|| self.shared.disk.open_read(Name::Object(id))).map_err(|errno| StoreError::tier(&self.copy_path(id), "open", errno))
+    }
+
+    /// Writes a finished copy to the catalogue: from now on the next runs adopt it. When that fails the copy is removed.
+    pub fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
+        self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))
+    }
+
+    /// Writes to the catalogue that a published copy is reached by another path too.
+    pub fn publish_alias(&self, id: u64, dir: &[u8], name: &[u8]) -> Result<(), StoreError> {
+        self.catalogue.publish_alias(id, dir, name)
+    }
+
+    /// Removes a published copy: its record first, then its file. What is open stays readable.
+    ///
+    /// A catalogue that cannot be written (a full disk, for one) does not keep the file: its record then leads to nothing, which
+    /// adoption finds.
+    pub fn remove(&self, id: u64) -> Result<(), StoreError> {
+        let recorded = self.catalogue.removed(&[id]);
+        self.shared.remove_object(id)?;
+        match recorded {
+            Err(error) if error.is_full() => self.catalogue.removed(&[]).or(Ok(())),
+            answer => answer,
+        }
+    }
+
+    /// Writes that copies of the directory `dir` were used at `unix_s`. Cheap to call often: it is written once an hour at most.
+    pub fn mark_used(&self, dir: &[u8], unix_s: i64) -> Result<(), StoreError> {
+        self.catalogue.mark_used(dir, unix_s)
+    }
+
+    /// Tells each copy that earlier openings published and that still is, and then its further paths. To be called once, before
+    /// [`Tier::compact_if_due`]; copies may be made, published and removed at the same time, also by `each`.
+    pub fn adopt(&self, mut each: impl FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
+        self.catalogue.adopt(self.dev, &mut each)
+    }
+
+    /// Reads a copy of an earlier boot and compares it with its record ([`crate::AdoptedCopy::checksum`] and `object`). Once it is
+    /// found whole it is trusted until the next boot; otherwise it is [`StoreError::Damaged`]: remove it.
+    pub fn verify(&self, id: u64, checksum: u128, object: &Identity) -> Result<(), StoreError> {
+        let damaged = |what| StoreError::Damaged {
+            path: self.copy_path(id),
+            what,
+        };
+        let failed = |operation| move |errno| StoreError::tier(&self.copy_path(id), operation, errno);
+        let file = self.open_copy(id)?;
+        let now = uninterrupted(|| file.stat()).map_err(failed("stat"))?.identity;
+        if now.size != object.size {
+            return Err(damaged("its size is not what was written"));
+        }
+        if (now.ino, now.mtime, now.ctime) != (object.ino, object.mtime, object.ctime) {
+            return Err(damaged("it was changed or replaced after it was written"));
+        }
+        let mut hasher = Xxh3::new();
+        let mut piece = vec![0; limits::READ_PIECE_BYTES.min(now.size as usize + 1)];
+        let mut offset = 0;
+        loop {
+            match uninterrupted(|| file.read_at(&mut piece, offset)).map_err(failed("read"))? {
+                0 => break,
+                read => {
+                    hasher.update(&piece[..read]);
+                    offset += read as u64;
+                }
+            }
+        }
+        if offset != now.size || hasher.digest128() != checksum {
+            return Err(damaged("its bytes are not what was written"));
+        }
+        // Where this can't be written the copy is only read once more by the next run.
+        let _ = self.catalogue.verified(id);
+        Ok(())
+    }
+
+    /// Rewrites the catalogue when dead records outnumber live ones; tells whether it did. Publishing waits meanwhile.
+    pub fn compact_if_due(&self) -> Result<bool, StoreError> {
+        let due = self.catalogue.compaction_is_due()?;
+        if due {
+            self.compact()?;
+        }
+        Ok(due)
+    }
+
+    /// Rewrites the catalogue without dead records.
+    pub fn compact(&self) -> Result<(), StoreError> {
+        self.catalogue.compact()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+fn random_u32() -> u32 {
+    let mut bytes = [0; 4];
+    secret::fill_random(&mut bytes);
+    u32::from_ne_bytes(bytes)
+}
+
+/// The process that wrote its number into the lease.
+pub(crate) fn holder(disk: &dyn Disk) -> Option<u32> {
+    let mut text = [0; 16];
+    let file = disk.open_read(Name::Lease).ok()?;
+    let read = disk::read_full_at(&*file, &mut text, 0).ok()?;
+    std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
+}
+
+/// Writes FORMAT into a new tier; refuses a tier of another version. FORMAT is whole before anything else is made, so that one cut
+/// short by a crash is of a tier that was still empty.
+fn check_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
+    let failed = |operation| move |errno| StoreError::tier(&root.join("FORMAT"), operation, errno);
+    let mut found = Vec::new();
+    match uninterrupted(|| disk.open_read(Name::Format)) {
+        Ok(file) => {
+            found.resize(4 * FORMAT.len(), 0);
+            let read = disk::read_full_at(&*file, &mut found, 0).map_err(failed("read"))?;
+            found.truncate(read);
+        }
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed("open")(errno)),
+    }
+    if found == FORMAT {
+        return Ok(());
+    }
+    if !FORMAT.starts_with(&found) {
+        let found = String::from_utf8_lossy(&found).trim_end().to_owned();
+        return Err(StoreError::UnknownFormat {
+            path: root.to_owned(),
+            found,
+        });
+    }
+    match uninterrupted(|| disk.remove(Name::Format)) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed("remove")(errno)),
+    }
+    let file = uninterrupted(|| disk.create(Name::Format)).map_err(failed("create"))?;
+    disk::write_all_at(&*file, FORMAT, 0)
+        .and_then(|()| file.close())
+        .map_err(failed("write"))
+}

@@ -1,0 +1,119 @@
+//! What the tests of tiers have in common.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_contract::Identity;
+use forebay_store::disk::{self, Disk};
+use forebay_store::testing::MemorySource;
+use forebay_store::{AdoptReport, Adopted, Ask, BootId, Entry, Finished, FreeFloor, Mount, Secret, Source, StoreError, Tier, TierConfig};
+
+pub(crate) const BOOT: BootId = BootId([1; 16]);
+pub(crate) const NEXT_BOOT: BootId = BootId([2; 16]);
+pub(crate) const MOUNT: Mount<'static> = Mount {
+    source: b"10.0.0.1:/pfs",
+    fs_type: b"nfs4",
+};
+pub(crate) const NOW: i64 = 1_800_000_000;
+
+pub(crate) fn secret() -> Secret {
+    Secret::from_bytes([7; 32])
+}
+
+pub(crate) fn config(dir: &Path) -> TierConfig {
+    TierConfig {
+        dir: dir.to_owned(),
+        quota_bytes: 1 << 30,
+        quota_inodes: 10_000,
+        free_floor: FreeFloor::Percent(5),
+    }
+}
+
+pub(crate) fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+pub(crate) fn open_on(disk: Arc<dyn Disk>, boot: BootId) -> Result<Tier, StoreError> {
+    Tier::open_on(disk, PathBuf::from("/tier/forebay-0"), config(Path::new("/tier")), &secret(), boot)
+}
+
+/// Content of a test file: not the same anywhere.
+pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| (at.wrapping_mul(at).wrapping_add(seed * 31) >> 3) as u8)
+        .collect()
+}
+
+pub(crate) fn copy(tier: &Tier, id: u64, source: &MemorySource) -> Result<Finished, StoreError> {
+    let mut writer = tier.begin(id, &source.identity())?;
+    writer.advance(source, u64::MAX, &mut [0; 1000])?;
+    writer.finish(source, Ask::Server)
+}
+
+pub(crate) fn entry<'a>(id: u64, name: &'a [u8], source: &MemorySource, finished: &Finished) -> Entry<'a> {
+    Entry {
+        id,
+        dir: b"/pfs/train/7",
+        name,
+        mount: MOUNT,
+        identity: source.identity(),
+        attributes: source.stat(Ask::Kernel).expect("a source in memory has a stat").attributes,
+        object: finished.object,
+        checksum: finished.checksum,
+        created_unix_s: NOW,
+    }
+}
+
+/// Copies and publishes; tells the copy's name.
+pub(crate) fn publish(tier: &Tier, name: &[u8], source: &MemorySource) -> Result<u64, StoreError> {
+    let id = tier.next_id();
+    let finished = copy(tier, id, source)?;
+    tier.publish(&entry(id, name, source, &finished))?;
+    Ok(id)
+}
+
+pub(crate) fn read(tier: &Tier, id: u64) -> Result<Vec<u8>, StoreError> {
+    let file = tier.open_copy(id)?;
+    let mut bytes = vec![0; 1 << 20];
+    let read = disk::read_full_at(&*file, &mut bytes, 0).expect("an open copy is readable");
+    bytes.truncate(read);
+    Ok(bytes)
+}
+
+/// An adopted copy, kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) id: u64,
+    pub(crate) dir: Vec<u8>,
+    pub(crate) identity: Identity,
+    pub(crate) object: Identity,
+    pub(crate) checksum: u128,
+    pub(crate) last_used_unix_s: i64,
+    pub(crate) trusted: bool,
+}
+
+/// Everything adopted by name, and the further paths.
+pub(crate) type AdoptedAll = (BTreeMap<Vec<u8>, Kept>, Vec<(u64, Vec<u8>, Vec<u8>)>, AdoptReport);
+
+pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
+    let mut copies = BTreeMap::new();
+    let mut aliases = Vec::new();
+    let report = tier.adopt(|adopted| match adopted {
+        Adopted::Copy(copy) => {
+            assert_eq!(copy.mount, MOUNT);
+            let kept = Kept {
+                id: copy.id,
+                dir: copy.dir.to_vec(),
+                identity: copy.identity,
+                object: copy.object,
+                checksum: copy.checksum,
+                last_used_unix_s: copy.last_used_unix_s,
+                trusted: copy.trusted,
+            };
+            assert!(copies.insert(copy.name.to_vec(), kept).is_none(), "a copy was told twice");
+        }
+        Adopted::Alias(alias) => aliases.push((alias.id, alias.dir.to_vec(), alias.name.to_vec())),
+    })?;
+    Ok((copies, aliases, report))
+}

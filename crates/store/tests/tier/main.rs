@@ -1,0 +1,4 @@
+//! Tests of tiers, from making a copy to a disk on which every operation fails once.
+
+mod common;
+mod life;
