@@ -6,7 +6,7 @@ use core::ffi::{CStr, c_int};
 use forebay_contract::{Index, Record};
 
 use crate::{
-    lookup::{ctime, identity_of},
+    lookup::ctime,
     path::PathBuffer,
     state::Serving,
     sys::{self, Errno},
@@ -63,6 +63,13 @@ impl Copy {
         self.index.identity(self.record).map(|identity| (identity.dev, identity.ino))
     }
 
+    /// What the source's name leads to, if that is still the same file.
+    pub(crate) fn stat_source(&self) -> Option<libc::stat> {
+        let mut buffer = PathBuffer::new();
+        let stat = sys::stat_at(libc::AT_FDCWD, self.source_path(&mut buffer)?, 0).ok()?;
+        (self.source_inode() == Some((stat.st_dev, stat.st_ino))).then_some(stat)
+    }
+
     /// Opens the source, if its name still leads to the same file.
     ///
     /// # Errors
@@ -72,10 +79,7 @@ impl Copy {
         let path = self.source_path(&mut buffer).ok_or(Errno(libc::ESTALE))?;
         let fd = sys::open_at(libc::AT_FDCWD, path, flags, 0)
             .map_err(|Errno(errno)| Errno(if errno == libc::ENOENT { libc::ESTALE } else { errno }))?;
-        let same = sys::stat_fd(fd).is_ok_and(|stat| {
-            let found = identity_of(&stat);
-            self.source_inode() == Some((found.dev, found.ino))
-        });
+        let same = sys::stat_fd(fd).is_ok_and(|stat| self.source_inode() == Some((stat.st_dev, stat.st_ino)));
         if !same {
             sys::close(fd);
             return Err(Errno(libc::ESTALE));

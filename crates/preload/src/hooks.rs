@@ -8,12 +8,12 @@ use core::{
     ptr::null_mut,
 };
 
-use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, timespec, timeval, uid_t};
+use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, timespec, timeval, uid_t, utimbuf};
 
 use crate::{
     attributes::{Access, forward},
     marks::Change,
-    names::{self, Name, change_one, change_two},
+    names::{Name, change_file, change_one, change_two},
     open::open as open_by,
     real, stat, state, stdio,
     sys::word,
@@ -225,12 +225,12 @@ unsafe extern "C" fn rmdir(path: Text) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn truncate(path: Text, len: off_t) -> c_int {
-    names::truncate(path, |path| next!(TRUNCATE(path, len) or real::missing(-1)))
+    change_file(Name::here(path), |path| next!(TRUNCATE(path, len) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn truncate64(path: Text, len: off_t) -> c_int {
-    names::truncate(path, |path| next!(TRUNCATE64(path, len) or real::missing(-1)))
+    change_file(Name::here(path), |path| next!(TRUNCATE64(path, len) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
@@ -381,11 +381,11 @@ unsafe extern "C" fn fchmod(fd: c_int, mode: mode_t) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fchmodat(dirfd: c_int, path: Text, mode: mode_t, flags: c_int) -> c_int {
-    let real = || next!(FCHMODAT(dirfd, path, mode, flags) or real::missing(-1));
+    let real = |path| next!(FCHMODAT(dirfd, path, mode, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
-        return change(dirfd, libc::SYS_fchmod, [mode as usize, 0, 0, 0], real);
+        return change(dirfd, libc::SYS_fchmod, [mode as usize, 0, 0, 0], || real(path));
     }
-    real()
+    change_file(Name(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -400,11 +400,11 @@ unsafe extern "C" fn fchown(fd: c_int, owner: uid_t, group: gid_t) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fchownat(dirfd: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int) -> c_int {
-    let real = || next!(FCHOWNAT(dirfd, path, owner, group, flags) or real::missing(-1));
+    let real = |path| next!(FCHOWNAT(dirfd, path, owner, group, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
-        return change(dirfd, libc::SYS_fchown, [owner as usize, group as usize, 0, 0], real);
+        return change(dirfd, libc::SYS_fchown, [owner as usize, group as usize, 0, 0], || real(path));
     }
-    real()
+    change_file(Name(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -419,11 +419,11 @@ unsafe extern "C" fn futimens(fd: c_int, times: *const timespec) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn utimensat(dirfd: c_int, path: Text, times: *const timespec, flags: c_int) -> c_int {
-    let real = || next!(UTIMENSAT(dirfd, path, times, flags) or real::missing(-1));
+    let real = |path| next!(UTIMENSAT(dirfd, path, times, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
-        return change(dirfd, libc::SYS_utimensat, [0, times as usize, 0, 0], real);
+        return change(dirfd, libc::SYS_utimensat, [0, times as usize, 0, 0], || real(path));
     }
-    real()
+    change_file(Name(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -433,11 +433,11 @@ unsafe extern "C" fn futimes(fd: c_int, times: *const timeval) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn futimesat(dirfd: c_int, path: Text, times: *const timeval) -> c_int {
-    let real = || next!(FUTIMESAT(dirfd, path, times) or real::missing(-1));
+    let real = |path| next!(FUTIMESAT(dirfd, path, times) or real::missing(-1));
     if path.is_null() {
-        return change_times(dirfd, times, real);
+        return change_times(dirfd, times, || real(path));
     }
-    real()
+    change_file(Name(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -483,6 +483,49 @@ unsafe extern "C" fn flistxattr(fd: c_int, list: *mut c_char, size: usize) -> is
         rest,
         || next!(FLISTXATTR(fd, list, size) or real::missing(-1)),
     )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn chmod(path: Text, mode: mode_t) -> c_int {
+    change_file(Name::here(path), |path| next!(CHMOD(path, mode) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn chown(path: Text, owner: uid_t, group: gid_t) -> c_int {
+    change_file(Name::here(path), |path| next!(CHOWN(path, owner, group) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn lchown(path: Text, owner: uid_t, group: gid_t) -> c_int {
+    change_file(Name::here(path), |path| next!(LCHOWN(path, owner, group) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn utime(path: Text, times: *const utimbuf) -> c_int {
+    change_file(Name::here(path), |path| next!(UTIME(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn utimes(path: Text, times: *const timeval) -> c_int {
+    change_file(Name::here(path), |path| next!(UTIMES(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn lutimes(path: Text, times: *const timeval) -> c_int {
+    change_file(Name::here(path), |path| next!(LUTIMES(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setxattr(path: Text, name: Text, value: *const c_void, size: usize, flags: c_int) -> c_int {
+    change_file(
+        Name::here(path),
+        |path| next!(SETXATTR(path, name, value, size, flags) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn removexattr(path: Text, name: Text) -> c_int {
+    change_file(Name::here(path), |path| next!(REMOVEXATTR(path, name) or real::missing(-1)))
 }
 
 /// After a call that may have taken the process to another root or mount namespace.

@@ -44,19 +44,18 @@ pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> 
     around(serving, &[from.place(serving), to.place(serving)], Change::Name, real)
 }
 
-/// `truncate`: by the source's own name where the given one leads to a copy (`/proc/self/fd/N`).
-pub(crate) fn truncate(path: *const c_char, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
-    let Some(serving) = state::serving() else {
+/// A change of the file that a name leads to, not of the name: `truncate`, `chmod` and kin. Where the name leads to a copy
+/// (`/proc/self/fd/N`), `real` gets the source's own name instead.
+pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    let Name(dirfd, path) = name;
+    let Some(serving) = state::serving().filter(|_| !path.is_null()) else {
         return real(path);
     };
-    if path.is_null() {
-        return real(path);
-    }
     // SAFETY: the program's string.
     let given = unsafe { CStr::from_ptr(path) };
     let mut buffer = PathBuffer::new();
-    let copy = copies::of_name(serving, libc::AT_FDCWD, given);
+    let copy = copies::of_name(serving, dirfd, given);
     let path = copy.and_then(|copy| copy.source_path(&mut buffer)).unwrap_or(given);
-    let place = Place::find(serving, libc::AT_FDCWD, path);
+    let place = Place::find(serving, dirfd, path);
     around(serving, &[place], Change::Contents, || real(path.as_ptr()))
 }

@@ -133,6 +133,14 @@ next! {
     FREMOVEXATTR = c"fremovexattr": unsafe extern "C" fn(c_int, Text) -> c_int;
     FGETXATTR = c"fgetxattr": unsafe extern "C" fn(c_int, Text, *mut c_void, usize) -> isize;
     FLISTXATTR = c"flistxattr": unsafe extern "C" fn(c_int, *mut c_char, usize) -> isize;
+    CHMOD = c"chmod": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    CHOWN = c"chown": unsafe extern "C" fn(Text, libc::uid_t, libc::gid_t) -> c_int;
+    LCHOWN = c"lchown": unsafe extern "C" fn(Text, libc::uid_t, libc::gid_t) -> c_int;
+    UTIME = c"utime": unsafe extern "C" fn(Text, *const libc::utimbuf) -> c_int;
+    UTIMES = c"utimes": unsafe extern "C" fn(Text, *const libc::timeval) -> c_int;
+    LUTIMES = c"lutimes": unsafe extern "C" fn(Text, *const libc::timeval) -> c_int;
+    SETXATTR = c"setxattr": unsafe extern "C" fn(Text, Text, *const c_void, usize, c_int) -> c_int;
+    REMOVEXATTR = c"removexattr": TwoNames;
     CHROOT = c"chroot": OneName;
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
     SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;

@@ -7,7 +7,8 @@ use forebay_contract::{Attributes, Identity};
 
 use crate::{
     copies::{self, COPY_MODE, Copy},
-    state,
+    lookup::identity_of,
+    state::{self, Serving},
 };
 
 /// Whether a call names the descriptor itself: `AT_EMPTY_PATH` and an empty path.
@@ -31,7 +32,8 @@ pub(crate) unsafe fn disguise(stat: *mut libc::stat) {
 
 #[inline(never)]
 fn disguise_copy(stat: &mut libc::stat) {
-    let Some((identity, attributes)) = state::serving().and_then(|serving| source_of(copies::find(serving, stat)?)) else {
+    let source = state::serving().and_then(|serving| source_of(serving, copies::find(serving, stat)?));
+    let Some((identity, attributes)) = source else {
         return;
     };
     stat.st_dev = identity.dev;
@@ -47,8 +49,30 @@ fn disguise_copy(stat: &mut libc::stat) {
     stat.st_blocks = attributes.blocks as libc::blkcnt_t;
 }
 
-fn source_of(copy: Copy) -> Option<(Identity, Attributes)> {
-    Some((copy.index.identity(copy.record)?, copy.index.attributes(copy.record)?))
+/// What the source says of itself, as the index has it; where the file was changed through a door since, as the source has it, as long
+/// as that may be the same bytes.
+fn source_of(serving: Serving, copy: Copy) -> Option<(Identity, Attributes)> {
+    let identity = copy.index.identity(copy.record)?;
+    let marked_at = serving.control.file_marked_at(identity.dev, identity.ino);
+    if marked_at != 0
+        && marked_at >= copy.record.checked_at()
+        && let Some(stat) = copy.stat_source()
+        && stat.st_size as u64 == identity.size
+    {
+        return Some((identity_of(&stat), attributes_of(&stat)));
+    }
+    Some((identity, copy.index.attributes(copy.record)?))
+}
+
+fn attributes_of(stat: &libc::stat) -> Attributes {
+    Attributes {
+        mode: stat.st_mode,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        nlink: stat.st_nlink as u32,
+        blksize: stat.st_blksize as u32,
+        blocks: stat.st_blocks as u64,
+    }
 }
 
 /// As [`disguise`], for `statx`.
@@ -67,8 +91,8 @@ pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
 #[inline(never)]
 fn disguise_copy_x(fd: c_int, statx: &mut libc::statx) {
     // Not by what the call has filled in, which is what its mask asked for.
-    let copy = state::serving().and_then(|serving| copies::of_descriptor(serving, fd));
-    let Some((identity, attributes)) = copy.and_then(source_of) else {
+    let source = state::serving().and_then(|serving| source_of(serving, copies::of_descriptor(serving, fd)?));
+    let Some((identity, attributes)) = source else {
         return;
     };
     statx.stx_dev_major = libc::major(identity.dev);
