@@ -168,6 +168,11 @@ impl<'a> Control<'a> {
             .map_or(0, |slot| slot.load(Acquire))
     }
 
+    /// When any tombstone or the void stamp was last set; 0: never.
+    pub fn newest_tombstone(&self) -> u64 {
+        self.header.newest_tombstone.load(Acquire)
+    }
+
     /// When the void stamp last moved; 0: never.
     pub fn void_since(&self) -> u64 {
         self.header.void_since.load(Acquire)

@@ -215,6 +215,11 @@ impl Record {
         self.state.load(Acquire) == LIVE
     }
 
+    /// Whether the record has been written at all: records fill from the front.
+    pub fn is_written(&self) -> bool {
+        self.state.load(Acquire) != 0
+    }
+
     /// Whether the copy is still there, though perhaps not servable until its name has been checked again.
     pub fn is_kept(&self) -> bool {
         matches!(self.state.load(Acquire), LIVE | DETACHED)

@@ -78,6 +78,11 @@ pub struct Settings<'a> {
     pub roots: &'a [(&'a [u8], u64)],
 }
 
+/// Seconds from the agent's start to `now` (both boot time in nanoseconds), at least 1: 0 is "never used".
+pub const fn use_stamp(agent_started_at: u64, now: u64) -> u32 {
+    (now.saturating_sub(agent_started_at) / 1_000_000_000) as u32 + 1
+}
+
 /// Access to a run page.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
@@ -160,7 +165,7 @@ impl<'a> Run<'a> {
 
     /// Seconds since the agent's start, at least 1, for [`crate::Control::stamp_directory`].
     pub const fn use_stamp(&self, now: u64) -> u32 {
-        (now.saturating_sub(self.header.agent_started_at) / 1_000_000_000) as u32 | 1
+        use_stamp(self.header.agent_started_at, now)
     }
 
     /// Whether an absolute path, as spelled, is under a source.

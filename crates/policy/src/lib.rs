@@ -4,11 +4,13 @@
 //! number in the event. Whatever carries decisions out lives in `store` (files) and `agent` (sockets).
 //!
 //! Where to start: [`fill_first::step`] decides which tier takes a copy (Monarch's placement: top tier first, then the next, no
-//! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up.
+//! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up. [`wake::follow`] decides how far a copy may follow its
+//! reader.
 
 #![forbid(unsafe_code)]
 
 pub mod fill_first;
 pub mod retention;
+pub mod wake;
 
 pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};

@@ -1,0 +1,474 @@
+//! The clerk: the one thread that owns the index, the placement and the catalogue. It is told what happened and does what `policy`
+//! says; it never waits for the source.
+
+mod adopt;
+mod fresh;
+mod publish;
+mod records;
+mod status;
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender},
+    },
+    time::Instant,
+};
+
+use forebay_contract::{Control, Identity, index::split};
+use forebay_policy::fill_first::{self, Action, CopyId, FillFirst, Refusal};
+use forebay_store::Tier;
+
+use crate::{
+    adopter::Batch,
+    clock::{boot_ms, boot_ns, unix_s},
+    config::AgentConfig,
+    copier::{Copier, Job, Outcome},
+    error::AgentError,
+    limits::{CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK},
+    log::Log,
+    mounts::Mounts,
+    pages::Pages,
+    protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
+    reader::open_for_writing,
+    receiver::Handed,
+    sweeper::{Request as SweepRequest, Swept},
+};
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A program has opened a source file.
+    Handed(Box<Handed>),
+    /// A hand-over could not be taken.
+    HandOverLost(&'static str),
+    /// A copy has ended.
+    Copied {
+        /// Number of its flight.
+        number: u64,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A directory has been compared with the source.
+    Swept(Swept),
+    /// Copies of earlier runs.
+    Adopted(Batch),
+    /// A command asks something.
+    Asked {
+        /// What.
+        request: Request,
+        /// The run of its connection, if it has joined one.
+        run: Option<u64>,
+        /// Where the answer goes.
+        reply: Sender<Reply>,
+    },
+    /// A command's connection has closed.
+    Disconnected {
+        /// The run that it had joined.
+        run: Option<u64>,
+    },
+}
+
+/// A tier and what is kept about it.
+#[derive(Debug)]
+struct TierState {
+    dir: PathBuf,
+    quota_bytes: u64,
+    tier: Arc<Tier>,
+    files: u64,
+    faults: u32,
+    off: Option<String>,
+}
+
+/// A run that is served.
+#[derive(Debug)]
+struct RunState {
+    freshness: RunFreshness,
+    sources: Vec<SourceSetting>,
+    tally: Status,
+}
+
+/// A spelled directory.
+#[derive(Debug, Default)]
+struct DirectoryState {
+    names: u32,
+    /// When its next sweep is due, boot time; 0: it has nothing to validate yet.
+    due_at: u64,
+    /// A program found its names out of time.
+    wanted: bool,
+    sweeping: bool,
+}
+
+/// A copy that is being made, and the names that it will have.
+#[derive(Debug)]
+struct Flight {
+    copy: u64,
+    identity: Identity,
+    stat: forebay_store::SourceStat,
+    tier: usize,
+    run: u64,
+    names: Vec<(Vec<u8>, u64)>,
+}
+
+/// The clerk's state.
+#[derive(Debug)]
+pub(crate) struct Clerk {
+    config: AgentConfig,
+    started_at: u64,
+    pages: Pages,
+    control: Control<'static>,
+    policy: FillFirst,
+    tiers: Vec<TierState>,
+    copier: Copier,
+    sweeps: Sender<SweepRequest>,
+    events: Sender<Event>,
+    log: Log,
+    mounts: Mounts,
+    names: records::Names,
+    directories: HashMap<Vec<u8>, u32>,
+    directory_states: Vec<DirectoryState>,
+    flights: HashMap<u64, Flight>,
+    flight_of_file: HashMap<(u64, u64), u64>,
+    runs: HashMap<u64, RunState>,
+    next_run: u64,
+    next_flight: u64,
+    total: Status,
+    sweep_budget: fresh::Budget,
+    adoption: adopt::Adoption,
+    draining_since: Option<Instant>,
+    stop: bool,
+}
+
+/// What a clerk is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) config: AgentConfig,
+    pub(crate) pages: Pages,
+    pub(crate) policy: FillFirst,
+    pub(crate) tiers: Vec<Arc<Tier>>,
+    pub(crate) copier: Copier,
+    pub(crate) sweeps: Sender<SweepRequest>,
+    pub(crate) events: Sender<Event>,
+    pub(crate) log: Log,
+}
+
+impl Clerk {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            config,
+            pages,
+            policy,
+            tiers,
+            copier,
+            sweeps,
+            events,
+            log,
+        } = parts;
+        let tiers = tiers
+            .into_iter()
+            .zip(&config.tiers)
+            .map(|(tier, setting)| TierState {
+                dir: setting.dir.clone(),
+                quota_bytes: setting.bytes,
+                tier,
+                files: 0,
+                faults: 0,
+                off: None,
+            })
+            .collect();
+        let started_at = boot_ns();
+        Self {
+            started_at,
+            control: pages.control(),
+            pages,
+            policy,
+            tiers,
+            copier,
+            sweeps,
+            events,
+            log,
+            mounts: Mounts::default(),
+            names: records::Names::default(),
+            directories: HashMap::new(),
+            directory_states: Vec::new(),
+            flights: HashMap::new(),
+            flight_of_file: HashMap::new(),
+            runs: HashMap::new(),
+            // A page's name must not come again while a late child of an ended run may look for it.
+            next_run: started_at,
+            next_flight: 0,
+            total: Status::default(),
+            sweep_budget: fresh::Budget::default(),
+            adoption: adopt::Adoption::default(),
+            draining_since: Some(Instant::now()),
+            stop: false,
+            config,
+        }
+    }
+
+    /// Runs until the last run has ended (or for ever, if kept).
+    pub(crate) fn serve(mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
+        self.log.line("serving");
+        let mut last_tick = Instant::now();
+        let mut last_room: Option<Instant> = None;
+        while !self.stop {
+            match events.recv_timeout(TICK) {
+                Ok(event) => self.handle(event)?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if last_room.is_none_or(|at| at.elapsed() >= ROOM_EVERY) {
+                self.observe_room();
+                last_room = Some(Instant::now());
+            }
+            if last_tick.elapsed() >= TICK {
+                last_tick = Instant::now();
+                self.ask_for_sweeps();
+                self.end_if_drained();
+            }
+        }
+        self.end();
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), AgentError> {
+        match event {
+            Event::Handed(handed) => self.handed(*handed)?,
+            Event::HandOverLost(reason) => self.not_copied(0, reason),
+            Event::Copied { number, outcome } => self.copied(number, outcome)?,
+            Event::Swept(swept) => self.swept(&swept),
+            Event::Adopted(batch) => self.adopted(batch)?,
+            Event::Asked { request, run, reply } => {
+                let answer = self.answer(request, run);
+                // A command that has gone away needs no answer; its disconnection is told as well.
+                let _ = reply.send(answer);
+            }
+            Event::Disconnected { run } => {
+                if let Some(run) = run {
+                    self.leave(run);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A program has opened a source file: confirm its name, join a copy that is being made, or begin one.
+    fn handed(&mut self, handed: Handed) -> Result<(), AgentError> {
+        let run = handed.run;
+        self.tally(run, |tally| tally.handed_over += 1);
+        if let Err(reason) = self.acceptable(&handed) {
+            self.not_copied(run, reason);
+            return Ok(());
+        }
+        let identity = handed.stat.identity;
+        if let Some((number, same)) = self
+            .pages
+            .index()
+            .find_kept(&handed.path)
+            .map(|(n, r)| (n, self.pages.index().identity(r) == Some(identity)))
+        {
+            if same {
+                self.pages.writer().confirm(number, handed.opened_at);
+                self.want_directory_of(number);
+                self.tally(run, |tally| tally.files_confirmed += 1);
+                return Ok(());
+            }
+            self.drop_record(number);
+        }
+        if let Some(number) = self.names.of_file(&self.pages.index(), identity.dev, identity.ino) {
+            let index = self.pages.index();
+            if index.record(number).and_then(|record| index.identity(record)) == Some(identity) {
+                return self.add_spelling(number, &handed);
+            }
+            self.drop_copy_of(number);
+        }
+        if let Some(flight) = self
+            .flight_of_file
+            .get(&(identity.dev, identity.ino))
+            .and_then(|number| self.flights.get_mut(number))
+        {
+            if flight.identity == identity {
+                if flight.names.iter().all(|(path, _)| *path != handed.path) {
+                    flight.names.push((handed.path, handed.opened_at));
+                }
+            } else {
+                self.not_copied(run, "changed_meanwhile");
+            }
+            return Ok(());
+        }
+        self.begin_copy(handed);
+        Ok(())
+    }
+
+    /// Whether a hand-over may become a copy at all.
+    fn acceptable(&self, handed: &Handed) -> Result<(), &'static str> {
+        let run = self.runs.get(&handed.run).ok_or("unknown_run")?;
+        if !handed.stat.is_regular() {
+            return Err("not_regular");
+        }
+        let identity = &handed.stat.identity;
+        // Only what doors can recognise when it is written to.
+        if !run.sources.iter().any(|source| source.dev == identity.dev) {
+            return Err("another_file_system");
+        }
+        let (_, name) = split(&handed.path).ok_or("malformed")?;
+        let now = unix_s();
+        let newest = identity.mtime.max(identity.ctime).sec;
+        if newest > now - SETTLED_AFTER.as_secs() as i64 && newest < now + CLOCK_SKEW_MAX.as_secs() as i64 {
+            return Err("recently_modified");
+        }
+        if self.control.newest_tombstone() != 0 {
+            let directory = split(&handed.path)
+                .and_then(|(path, _)| self.directories.get(path))
+                .and_then(|n| self.pages.index().directory(*n));
+            let name_marked = directory.map_or(0, |d| self.control.name_marked_at(d.dev(), d.ino(), name));
+            let file_marked = self.control.file_marked_at(identity.dev, identity.ino);
+            if handed.opened_at <= self.control.void_since().max(name_marked).max(file_marked) {
+                return Err("changed_meanwhile");
+            }
+            if file_marked != 0 && open_for_writing(&handed.source) {
+                return Err("open_for_writing");
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_copy(&mut self, handed: Handed) {
+        let identity = handed.stat.identity;
+        self.next_flight += 1;
+        let number = self.next_flight;
+        let offer = fill_first::Event::Offer {
+            copy: CopyId(number),
+            size: identity.size,
+            now_ms: boot_ms(),
+        };
+        let tier = match fill_first::step(&mut self.policy, offer) {
+            Action::Place { tier, .. } => tier.0,
+            Action::Refuse { reason, .. } => {
+                self.not_copied(handed.run, refusal_name(reason));
+                self.publish_room();
+                return;
+            }
+            Action::Nothing => return,
+        };
+        let Some(state) = self.tiers.get(tier) else { return };
+        let copy = state.tier.next_id();
+        let job = Job {
+            number,
+            copy,
+            tier: Arc::clone(&state.tier),
+            identity,
+            source: handed.source,
+            pid: handed.pid,
+            descriptor: handed.descriptor,
+            _place: handed.place,
+        };
+        let names = vec![(handed.path, handed.opened_at)];
+        self.flights.insert(
+            number,
+            Flight {
+                copy,
+                identity,
+                stat: handed.stat,
+                tier,
+                run: handed.run,
+                names,
+            },
+        );
+        self.flight_of_file.insert((identity.dev, identity.ino), number);
+        self.copier.add(job);
+        self.publish_room();
+    }
+
+    fn answer(&mut self, request: Request, run: Option<u64>) -> Reply {
+        match request {
+            Request::Join {
+                version,
+                sources,
+                freshness,
+                keep,
+            } => self.join(version, sources, freshness, keep),
+            Request::Status => Reply::Status(self.status(run)),
+            Request::Leave => {
+                let status = self.status(run);
+                if let Some(run) = run {
+                    self.leave(run);
+                }
+                Reply::Status(status)
+            }
+            Request::Stop if self.runs.is_empty() => {
+                self.stop = true;
+                Reply::Stopping
+            }
+            Request::Stop => Reply::Refused {
+                why: format!("{} runs are using it", self.runs.len()),
+            },
+        }
+    }
+
+    fn join(&mut self, version: u32, sources: Vec<SourceSetting>, freshness: RunFreshness, keep: bool) -> Reply {
+        if version != forebay_contract::CONTRACT_VERSION {
+            return Reply::Refused {
+                why: "it is of another version; wait for its runs to end, or use another tier".into(),
+            };
+        }
+        self.next_run += 1;
+        let run = self.next_run;
+        self.config.keep |= keep;
+        self.draining_since = None;
+        self.mounts = Mounts::read();
+        self.runs.insert(
+            run,
+            RunState {
+                freshness,
+                sources,
+                tally: Status::default(),
+            },
+        );
+        self.adopt_more();
+        Reply::Joined {
+            run,
+            started_at: self.started_at,
+        }
+    }
+
+    fn leave(&mut self, run: u64) {
+        self.runs.remove(&run);
+        if self.runs.is_empty() {
+            self.draining_since = Some(Instant::now());
+        }
+    }
+
+    /// Ends after the last run, once what its programs have opened is copied, or a little later in any case.
+    fn end_if_drained(&mut self) {
+        let Some(since) = self.draining_since else { return };
+        // An agent without a first run waits for the command that started it.
+        let served = self.next_run > self.started_at;
+        let idle = self.flights.is_empty() && served;
+        if (idle || since.elapsed() >= DRAIN_MAX) && !(self.config.keep && served) {
+            self.stop = true;
+        }
+    }
+
+    fn end(&mut self) {
+        self.control.close();
+        for name in ["control.sock", "door.sock"] {
+            let _ = rustix::fs::unlink(self.config.dir.join(name));
+        }
+        self.note_use();
+        self.log.line("ended");
+    }
+}
+
+const fn refusal_name(reason: Refusal) -> &'static str {
+    match reason {
+        Refusal::Off => "tier_off",
+        Refusal::TooLarge => "larger_than_every_tier",
+        Refusal::Quota => "quota_used_up",
+        Refusal::Floor => "free_space_floor",
+        Refusal::BackingOff => "tier_was_full",
+        Refusal::InFlight => "in_flight",
+    }
+}

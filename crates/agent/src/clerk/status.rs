@@ -1,0 +1,75 @@
+//! What is counted, for whom, and the room that doors are told of.
+
+use forebay_policy::{TierIndex, fill_first};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{
+    clock::boot_ms,
+    protocol::{Status, TierStatus},
+};
+
+use super::Clerk;
+
+impl Clerk {
+    /// Counts in the totals and, if it is still there, in the run.
+    pub(super) fn tally(&mut self, run: u64, count: impl Fn(&mut Status)) {
+        count(&mut self.total);
+        if let Some(run) = self.runs.get_mut(&run) {
+            count(&mut run.tally);
+        }
+    }
+
+    /// Counts a hand-over that came to nothing.
+    pub(super) fn not_copied(&mut self, run: u64, reason: &'static str) {
+        self.tally(run, |tally| *tally.not_copied.entry(reason.to_owned()).or_default() += 1);
+    }
+
+    /// What was done for a run, or in all; tiers and flights are the agent's in either case.
+    pub(super) fn status(&self, run: Option<u64>) -> Status {
+        let tally = run.and_then(|run| self.runs.get(&run)).map_or(&self.total, |run| &run.tally);
+        let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        Status {
+            in_flight: self.flights.len() as u64,
+            adopted: self.total.adopted,
+            adopting: self.adoption.is_running(),
+            runs: self.runs.len() as u64,
+            tiers: self
+                .tiers
+                .iter()
+                .enumerate()
+                .map(|(number, tier)| TierStatus {
+                    dir: tier.dir.clone(),
+                    quota_bytes: tier.quota_bytes,
+                    used_bytes: self.policy.used_bytes(TierIndex(number)),
+                    files: tier.files,
+                    off: tier.off.clone(),
+                })
+                .collect(),
+            cpu_ms: cpu.tv_sec as u64 * 1000 + cpu.tv_nsec as u64 / 1_000_000,
+            ..tally.clone()
+        }
+    }
+
+    /// Tells policy what the file systems of the tiers have left.
+    pub(super) fn observe_room(&mut self) {
+        for (number, state) in self.tiers.iter().enumerate() {
+            if state.off.is_some() {
+                continue;
+            }
+            if let Ok(room) = state.tier.room() {
+                let event = fill_first::Event::Room {
+                    tier: TierIndex(number),
+                    bytes: room.bytes,
+                    inodes: room.inodes,
+                };
+                fill_first::step(&mut self.policy, event);
+            }
+        }
+        self.publish_room();
+    }
+
+    /// Tells doors the size of the largest file that is worth a hand-over.
+    pub(super) fn publish_room(&self) {
+        self.control.set_room_hint(self.policy.room_hint(boot_ms()));
+    }
+}

@@ -1,0 +1,233 @@
+//! Talking to an agent: the command's side.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::{ffi::OsStrExt, net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_contract::{
+    CONTRACT_VERSION, Freshness,
+    run::{RUN_BYTES, Run, Settings},
+};
+
+use crate::{
+    config::AgentConfig,
+    error::{AgentError, io_error},
+    private_dir::private_dir_all,
+    protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
+    shared::SharedFile,
+};
+
+const START_DEADLINE: Duration = Duration::from_secs(20);
+const REPLY_DEADLINE: Duration = Duration::from_secs(20);
+
+/// A connection to an agent's control socket.
+#[derive(Debug)]
+pub struct Connection {
+    stream: BufReader<UnixStream>,
+}
+
+impl Connection {
+    /// Connects to the agent that has its directory at `dir`.
+    pub fn open(dir: &Path) -> Result<Self, AgentError> {
+        let path = dir.join("control.sock");
+        let stream = UnixStream::connect(&path).map_err(io_error("connect to", &path))?;
+        stream.set_read_timeout(Some(REPLY_DEADLINE)).map_err(io_error("set up", &path))?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// One request and its reply.
+    pub fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
+        let broken = |error: &dyn std::fmt::Display| AgentError::Protocol(error.to_string());
+        let mut line = serde_json::to_vec(request).map_err(|e| broken(&e))?;
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line).map_err(|e| broken(&e))?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer).map_err(|e| broken(&e))? == 0 {
+            return Err(AgentError::Protocol("it closed the connection".into()));
+        }
+        match serde_json::from_str(&answer).map_err(|e| broken(&e))? {
+            Reply::Refused { why } => Err(AgentError::Refused { why }),
+            reply => Ok(reply),
+        }
+    }
+
+    /// What the agent has done (for this connection's run, if it has joined one).
+    pub fn status(&mut self) -> Result<Status, AgentError> {
+        match self.ask(&Request::Status)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+}
+
+/// A run that an agent serves.
+#[derive(Debug)]
+pub struct JoinedRun {
+    connection: Connection,
+    page: SharedFile,
+    page_path: PathBuf,
+}
+
+/// What a run asks of its agent.
+#[derive(Clone, Debug)]
+pub struct RunRequest {
+    /// The agent to join or start.
+    pub agent: AgentConfig,
+    /// Sources with every spelling.
+    pub sources: Vec<SourceSetting>,
+    /// Freshness.
+    pub freshness: RunFreshness,
+}
+
+impl JoinedRun {
+    /// Joins the agent, starting it with `COMMAND agent` if none stands, and writes the run page.
+    ///
+    /// # Errors
+    /// When a tier or the runtime directory is refused, or no agent answers in time. Nothing of the program has run then.
+    pub fn begin(request: &RunRequest, command: &Path) -> Result<Self, AgentError> {
+        private_dir_all(&request.agent.dir)?;
+        let mut connection = connect_or_start(&request.agent, command)?;
+        let join = Request::Join {
+            version: CONTRACT_VERSION,
+            sources: request.sources.clone(),
+            freshness: request.freshness,
+            keep: request.agent.keep,
+        };
+        let Reply::Joined { run, started_at } = connection.ask(&join)? else {
+            return Err(AgentError::Protocol("no answer to join".into()));
+        };
+        let page_path = request.agent.dir.join(format!("run.{run}"));
+        let page = SharedFile::create(&page_path, RUN_BYTES).map_err(io_error("make", &page_path))?;
+        let roots: Vec<(&[u8], u64)> = request.sources.iter().map(|s| (s.path.as_os_str().as_bytes(), s.dev)).collect();
+        let namespace = inode_of(Path::new("/proc/self/ns/mnt"))?;
+        let settings = Settings {
+            run,
+            freshness: match request.freshness {
+                RunFreshness::Ttl(seconds) => Freshness::Ttl(seconds.saturating_mul(1_000_000_000)),
+                RunFreshness::Immutable => Freshness::Immutable,
+                RunFreshness::OnOpen => Freshness::OnOpen,
+            },
+            mount_namespace: namespace.1,
+            root: inode_of(Path::new("/"))?,
+            agent_dir: request.agent.dir.as_os_str().as_bytes(),
+            agent_started_at: started_at,
+            roots: &roots,
+        };
+        Run::create(page.region(), &settings).ok_or(AgentError::TooLarge {
+            what: "a path, or the number of sources,",
+        })?;
+        Ok(Self {
+            connection,
+            page,
+            page_path,
+        })
+    }
+
+    /// Path of the run page, for the door.
+    pub fn page_path(&self) -> &Path {
+        &self.page_path
+    }
+
+    /// The run page: settings and counters.
+    ///
+    /// # Panics
+    /// Never: the page was laid out by `begin`.
+    pub fn page(&self) -> Run<'_> {
+        Run::open(self.page.region()).expect("the run page was laid out when the run began")
+    }
+
+    /// What the agent has done for this run.
+    pub fn status(&mut self) -> Result<Status, AgentError> {
+        self.connection.status()
+    }
+
+    /// Ends the run; the agent ends with its last one. Gives the last status.
+    pub fn leave(mut self) -> Result<Status, AgentError> {
+        match self.connection.ask(&Request::Leave)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+}
+
+impl Drop for JoinedRun {
+    fn drop(&mut self) {
+        // Children that outlive the run keep their mapping; a new process of theirs finds no page and is inert.
+        let _ = rustix::fs::unlink(&self.page_path);
+    }
+}
+
+fn inode_of(path: &Path) -> Result<(u64, u64), AgentError> {
+    let stat = rustix::fs::stat(path).map_err(|errno| io_error("stat", path)(errno.into()))?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
+    let begun = Instant::now();
+    let log = config.dir.join("agent.log");
+    let mut child = None;
+    loop {
+        if let Ok(connection) = Connection::open(&config.dir) {
+            return Ok(connection);
+        }
+        match &mut child {
+            None => child = Some(spawn(config, command, &log)?),
+            Some(running) => {
+                // It may have ended because another agent was just ending or starting: then ours is tried again.
+                if let Ok(Some(exit)) = running.try_wait() {
+                    if exit.code() != Some(i32::from(EXIT_ALREADY_RUNNING)) {
+                        return Err(AgentError::Failed { why: last_line(&log) });
+                    }
+                    child = None;
+                }
+            }
+        }
+        if begun.elapsed() > START_DEADLINE {
+            return Err(AgentError::NoAnswer {
+                seconds: START_DEADLINE.as_secs(),
+                log,
+            });
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Exit status of an agent that found another one in its place.
+pub const EXIT_ALREADY_RUNNING: u8 = 75;
+
+fn spawn(config: &AgentConfig, command: &Path, log: &Path) -> Result<std::process::Child, AgentError> {
+    let settings = serde_json::to_string(config).map_err(|e| AgentError::Protocol(e.to_string()))?;
+    let (reader, mut writer) = std::io::pipe().map_err(io_error("make a pipe for", log))?;
+    let mut agent = Command::new(command);
+    // `/` as its directory: the agent must not keep a file system busy. It makes a session of its own when it starts.
+    agent
+        .arg("agent")
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(reader)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let child = agent.spawn().map_err(io_error("start", command))?;
+    drop(agent);
+    writer.write_all(settings.as_bytes()).map_err(io_error("write to", command))?;
+    Ok(child)
+}
+
+fn last_line(log: &Path) -> String {
+    let text = rustix::fs::open(
+        log,
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .ok()
+    .and_then(|fd| std::io::read_to_string(std::fs::File::from(fd)).ok())
+    .unwrap_or_default();
+    text.lines().last().unwrap_or("it left no message").to_owned()
+}

@@ -1,0 +1,21 @@
+//! The clocks, in one place.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// `CLOCK_BOOTTIME` in nanoseconds: the clock of the shared page.
+pub(crate) fn boot_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Milliseconds of the same clock.
+pub(crate) fn boot_ms() -> u64 {
+    boot_ns() / 1_000_000
+}
+
+/// Seconds since the epoch.
+pub(crate) fn unix_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs() as i64)
+}

@@ -1,0 +1,262 @@
+//! Makes copies in the reader's wake. A job is looked at again and again until it is whole or given up; between looks it waits in
+//! a queue by time, so that few workers follow many files and a worker is held only by the source itself.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    os::fd::AsFd,
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc::Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_contract::Identity;
+use forebay_policy::wake::{self, Progress, SMALL_BYTES_MAX, Wake};
+use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
+
+use crate::{
+    clerk::Event,
+    error::{AgentError, io_error},
+    limits::{BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_WORKERS},
+    reader::{Followed, Reader, cached_run, shared_offset},
+    receiver::DescriptorPlace,
+    shared::set_thread_nice,
+};
+
+/// A copy to make.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// Number of the flight.
+    pub(crate) number: u64,
+    /// Name of the copy.
+    pub(crate) copy: u64,
+    pub(crate) tier: Arc<Tier>,
+    pub(crate) identity: Identity,
+    pub(crate) source: SourceFile,
+    pub(crate) pid: i32,
+    pub(crate) descriptor: i32,
+    /// Held until the descriptor is closed.
+    pub(crate) _place: DescriptorPlace,
+}
+
+/// How a copy ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Whole, to be published.
+    Whole(Finished),
+    /// Its reader left most of it unread.
+    GivenUp,
+    /// Something failed; what was written has been removed.
+    Failed(StoreError),
+}
+
+/// A job that has been begun.
+#[derive(Debug)]
+struct Following {
+    job: Job,
+    writer: Option<CopyWriter>,
+    reader: Option<Reader>,
+    seen: (u64, Option<u64>, Option<u64>),
+    moved_at: Instant,
+    pause: Duration,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    due: Instant,
+    following: Box<Following>,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.due.cmp(&other.due)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<BinaryHeap<Reverse<Waiting>>>,
+    changed: Condvar,
+}
+
+/// The workers, small files and large ones apart: a long piece of a shard must not hold up a thousand small files.
+#[derive(Debug)]
+pub(crate) struct Copier {
+    small: Arc<Queue>,
+    large: Arc<Queue>,
+    followed: Followed,
+}
+
+impl Copier {
+    /// Starts the workers.
+    pub(crate) fn start(events: &Sender<Event>) -> Result<Self, AgentError> {
+        let copier = Self {
+            small: Arc::default(),
+            large: Arc::default(),
+            followed: Followed::default(),
+        };
+        for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
+            for number in 0..count {
+                let (queue, events, followed) = (Arc::clone(queue), events.clone(), Arc::clone(&copier.followed));
+                thread::Builder::new()
+                    .name(format!("{name}-{number}"))
+                    .spawn(move || work(&queue, &events, &followed))
+                    .map_err(io_error("start a thread", std::path::Path::new(name)))?;
+            }
+        }
+        Ok(copier)
+    }
+
+    /// Takes on a copy.
+    pub(crate) fn add(&self, job: Job) {
+        let large = job.identity.size > SMALL_BYTES_MAX;
+        let queue = if large { &self.large } else { &self.small };
+        // A large file's reader is watched from the first moment on, so that what it reads is counted.
+        let reader = large.then(|| Reader::new(job.pid, job.descriptor, &self.followed));
+        let now = Instant::now();
+        let following = Following {
+            job,
+            writer: None,
+            reader,
+            seen: (0, None, None),
+            moved_at: now,
+            pause: FIRST_LOOK,
+        };
+        queue.put(Waiting {
+            due: now + FIRST_LOOK,
+            following: Box::new(following),
+        });
+    }
+}
+
+impl Queue {
+    fn put(&self, waiting: Waiting) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Reverse(waiting));
+        self.changed.notify_one();
+    }
+
+    fn take(&self) -> Box<Following> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let now = Instant::now();
+            let pause = match waiting.peek() {
+                Some(Reverse(first)) if first.due <= now => match waiting.pop() {
+                    Some(Reverse(first)) => return first.following,
+                    None => continue,
+                },
+                Some(Reverse(first)) => first.due - now,
+                None => Duration::from_secs(3600),
+            };
+            waiting = self.changed.wait_timeout(waiting, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed) {
+    set_thread_nice(COPY_NICE);
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let mut following = queue.take();
+        match following.look(&mut buffer, followed) {
+            Some(outcome) => {
+                let number = following.job.number;
+                // The descriptor goes before the news: who waits for the copy may then unmount the source.
+                drop(following);
+                if events.send(Event::Copied { number, outcome }).is_err() {
+                    return;
+                }
+            }
+            None => queue.put(Waiting {
+                due: Instant::now() + following.pause,
+                following,
+            }),
+        }
+    }
+}
+
+impl Following {
+    /// Looks at the reader once and copies what may be copied; `None`: look again after the pause.
+    fn look(&mut self, buffer: &mut [u8], followed: &Followed) -> Option<Outcome> {
+        let size = self.job.identity.size;
+        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
+        let small = size <= SMALL_BYTES_MAX;
+        let offset = shared_offset(self.job.source.as_fd());
+        let ahead = if small { size } else { (size - copied).min(PIECE_BYTES) };
+        let cached = cached_run(self.job.source.as_fd(), copied, ahead);
+        // A small file whose reader is seen needs no look at the process.
+        let needs_volume = !small || (offset == 0 && cached.is_none());
+        if needs_volume && self.reader.is_none() {
+            self.reader = Some(Reader::new(self.job.pid, self.job.descriptor, followed));
+        }
+        let reader = if needs_volume { self.reader.as_mut() } else { None };
+        let (volume, open) = match reader {
+            Some(reader) => (reader.volume(), reader.is_open()),
+            None => (None, true),
+        };
+        let seen = (offset, volume, cached);
+        if seen != self.seen {
+            self.seen = seen;
+            self.moved_at = Instant::now();
+        }
+        let idle_ms = self.moved_at.elapsed().as_millis() as u64;
+        match wake::follow(&Progress {
+            size,
+            copied,
+            offset,
+            volume,
+            cached,
+            open,
+            idle_ms,
+        }) {
+            Wake::CopyTo(upto) => self.copy_to(upto, buffer),
+            Wake::GiveUp => Some(Outcome::GivenUp),
+            Wake::Wait => {
+                self.pause = (self.pause * 2).min(LOOK_PAUSE_MAX);
+                None
+            }
+        }
+    }
+
+    fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<Outcome> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => match self.job.tier.begin(self.job.copy, &self.job.identity) {
+                Ok(writer) => self.writer.insert(writer),
+                Err(error) => return Some(Outcome::Failed(error)),
+            },
+        };
+        let piece = upto.min(writer.copied() + PIECE_BYTES);
+        if let Err(error) = writer.advance(&self.job.source, piece, buffer) {
+            return Some(Outcome::Failed(error));
+        }
+        self.moved_at = Instant::now();
+        if !writer.is_complete() {
+            // More to copy at once, or a little patience with a reader that is just ahead.
+            self.pause = if piece < upto { Duration::ZERO } else { FIRST_LOOK };
+            return None;
+        }
+        let writer = self.writer.take()?;
+        // A small file is read at once, so what the kernel knows is as old as its bytes; a large one was read over a while, and
+        // one question to the server is little beside it.
+        let ask = if self.job.identity.size <= SMALL_BYTES_MAX {
+            Ask::Kernel
+        } else {
+            Ask::Server
+        };
+        Some(match writer.finish(&self.job.source, ask) {
+            Ok(finished) => Outcome::Whole(finished),
+            Err(error) => Outcome::Failed(error),
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Which mount a device number is: across mounts a source is known by its mount source, since device numbers change.
+
+use std::collections::HashMap;
+
+use forebay_store::Mount;
+
+/// What was mounted, and its type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountSource {
+    source: Vec<u8>,
+    fs_type: Vec<u8>,
+}
+
+impl MountSource {
+    /// As the catalogue tells it.
+    pub(crate) fn of(mount: &Mount<'_>) -> Self {
+        Self {
+            source: mount.source.to_vec(),
+            fs_type: mount.fs_type.to_vec(),
+        }
+    }
+
+    /// As the catalogue takes it.
+    pub(crate) fn as_stored(&self) -> Mount<'_> {
+        Mount {
+            source: &self.source,
+            fs_type: &self.fs_type,
+        }
+    }
+
+    /// Whether it is the same.
+    pub(crate) fn is(&self, mount: &Mount<'_>) -> bool {
+        self.source == mount.source && self.fs_type == mount.fs_type
+    }
+}
+
+/// Mounts by device number.
+#[derive(Debug, Default)]
+pub(crate) struct Mounts(HashMap<u64, MountSource>);
+
+impl Mounts {
+    /// As they are now.
+    pub(crate) fn read() -> Self {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let text = rustix::fs::open("/proc/self/mountinfo", flags, rustix::fs::Mode::empty())
+            .ok()
+            .and_then(|file| std::io::read_to_string(std::fs::File::from(file)).ok())
+            .unwrap_or_default();
+        Self(text.lines().filter_map(parse).collect())
+    }
+
+    /// The mount with this device number.
+    pub(crate) fn of(&self, dev: u64) -> Option<&MountSource> {
+        self.0.get(&dev)
+    }
+
+    /// The device number that a mount source has now.
+    pub(crate) fn device_of(&self, source: &MountSource) -> Option<u64> {
+        self.0.iter().find(|(_, mount)| *mount == source).map(|found| *found.0)
+    }
+}
+
+/// One line of mountinfo: `36 35 98:0 /root /mnt options - type source superoptions`.
+fn parse(line: &str) -> Option<(u64, MountSource)> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut front = front.split(' ').skip(2);
+    let (major, minor) = front.next()?.split_once(':')?;
+    let mut back = back.split(' ');
+    let (kind, source) = (back.next()?, back.next()?);
+    let dev = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+    Some((
+        dev,
+        MountSource {
+            source: source.as_bytes().to_vec(),
+            fs_type: kind.as_bytes().to_vec(),
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_a_line_of_mountinfo() {
+        let (dev, mount) = parse("62 29 0:45 / /lustre rw,relatime shared:3 - fuse.glusterfs 10.0.0.1:/pfs rw,user_id=0").expect("a line");
+        assert_eq!(dev, rustix::fs::makedev(0, 45));
+        assert_eq!(mount.source, b"10.0.0.1:/pfs");
+        assert!(parse("nonsense").is_none());
+    }
+}

@@ -1,0 +1,120 @@
+//! The control socket: one JSON value a line, request and reply in turn. The connection is the run's lease: when it closes,
+//! however the command ended, the run has ended.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Freshness of a run, as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunFreshness {
+    /// Seconds.
+    Ttl(u64),
+    /// Never asked again.
+    Immutable,
+    /// Asked at each open.
+    OnOpen,
+}
+
+/// A source of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceSetting {
+    /// Absolute path as a program may spell it, no final slash.
+    pub path: PathBuf,
+    /// Device number that the path leads to.
+    pub dev: u64,
+}
+
+/// What the command asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// A run begins on this connection.
+    Join {
+        /// Contract version of the command.
+        version: u32,
+        /// Sources.
+        sources: Vec<SourceSetting>,
+        /// Freshness.
+        freshness: RunFreshness,
+        /// Stay after the last run.
+        keep: bool,
+    },
+    /// What has been done for this connection's run (or, without one, in all).
+    Status,
+    /// The run has ended; the reply is its last status.
+    Leave,
+    /// End now: no run may be left (`clean` asks it).
+    Stop,
+}
+
+/// What the agent answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// The run is joined.
+    Joined {
+        /// Number of the run.
+        run: u64,
+        /// `CLOCK_BOOTTIME` of the agent's start in nanoseconds.
+        started_at: u64,
+    },
+    /// Status.
+    Status(Status),
+    /// The agent ends.
+    Stopping,
+    /// The request can't be carried out.
+    Refused {
+        /// Why, in words for a person.
+        why: String,
+    },
+}
+
+/// What the agent has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Hand-overs received.
+    pub handed_over: u64,
+    /// Files copied and published.
+    pub files_copied: u64,
+    /// Bytes of those.
+    pub bytes_copied: u64,
+    /// Files published whose copy was there already (another spelling, an earlier run, a refreshed name).
+    pub files_confirmed: u64,
+    /// Bytes that the agent itself read from source descriptors.
+    pub source_bytes_read: u64,
+    /// Hand-overs that came to nothing, by reason.
+    pub not_copied: BTreeMap<String, u64>,
+    /// Copies being made or waiting.
+    pub in_flight: u64,
+    /// Directory sweeps.
+    pub sweeps: u64,
+    /// Names found changed or gone by sweeps.
+    pub invalidated: u64,
+    /// Copies of earlier runs taken over.
+    pub adopted: u64,
+    /// Whether adoption is still going on.
+    pub adopting: bool,
+    /// Runs connected now.
+    pub runs: u64,
+    /// Tiers, top first.
+    pub tiers: Vec<TierStatus>,
+    /// CPU time of the agent so far, in milliseconds.
+    pub cpu_ms: u64,
+}
+
+/// A tier's state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Quota in bytes.
+    pub quota_bytes: u64,
+    /// Bytes of copies.
+    pub used_bytes: u64,
+    /// Copies.
+    pub files: u64,
+    /// Why it is switched off, if it is.
+    pub off: Option<String>,
+}

@@ -1,0 +1,157 @@
+//! What can be seen of the program that reads a file which is being copied.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use forebay_store::SourceFile;
+use rustix::fs::{Mode, OFlags, SeekFrom};
+
+use crate::shared::cached_bytes;
+
+/// Large files that are followed now, by process: a process's reads are shared out among them.
+pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
+
+/// A program's descriptor, seen from outside.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pid: i32,
+    link: String,
+    target: Option<rustix::ffi::CString>,
+    read_at_start: Option<u64>,
+    volume: u64,
+    read_last: Option<u64>,
+    followed: Followed,
+}
+
+impl Reader {
+    /// Begins to watch descriptor `number` of `pid`.
+    pub(crate) fn new(pid: i32, number: i32, followed: &Followed) -> Self {
+        *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
+        let link = format!("/proc/{pid}/fd/{number}");
+        let target = rustix::fs::readlink(&link, Vec::new()).ok();
+        let read = bytes_read(pid);
+        Self {
+            pid,
+            link,
+            target,
+            read_at_start: read,
+            volume: 0,
+            read_last: read,
+            followed: Arc::clone(followed),
+        }
+    }
+
+    /// Whether the program still has the file open under that number. Copies of the descriptor in other processes are not seen.
+    pub(crate) fn is_open(&self) -> bool {
+        self.target.is_some() && rustix::fs::readlink(&self.link, Vec::new()).ok() == self.target
+    }
+
+    /// This file's share of what the process has read since it was opened, in bytes.
+    pub(crate) fn volume(&mut self) -> Option<u64> {
+        self.read_at_start?;
+        let share = self
+            .followed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&self.pid)
+            .copied()
+            .unwrap_or(1)
+            .max(1);
+        if let Some(now) = bytes_read(self.pid) {
+            self.volume += now.saturating_sub(self.read_last?) / share;
+            self.read_last = Some(now);
+        }
+        Some(self.volume)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = followed.get_mut(&self.pid) {
+            *count -= 1;
+            if *count == 0 {
+                followed.remove(&self.pid);
+            }
+        }
+    }
+}
+
+/// Bytes that a process has read by system calls, from whatever (`rchar`).
+fn bytes_read(pid: i32) -> Option<u64> {
+    let file = rustix::fs::open(format!("/proc/{pid}/io"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; 256];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    let text = std::str::from_utf8(text.get(..len)?).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("rchar: "))?.trim().parse().ok()
+}
+
+/// The offset that a descriptor shares with the program's.
+pub(crate) fn shared_offset(descriptor: BorrowedFd<'_>) -> u64 {
+    rustix::fs::seek(descriptor, SeekFrom::Current(0)).unwrap_or(0)
+}
+
+/// Bytes in the page cache from `from` on without a hole, looking at most `len` far (any bytes at all of a range that is one step
+/// long); `None` where the kernel refuses to say: before Linux 6.5, and for files that the user neither owns nor may write.
+pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {
+    const STEP: u64 = 128 << 10;
+    if len <= STEP {
+        return cached_bytes(descriptor, from, len);
+    }
+    let mut run = 0;
+    while run < len {
+        let step = STEP.min(len - run);
+        if cached_bytes(descriptor, from + run, step)? < step {
+            break;
+        }
+        run += step;
+    }
+    Some(run)
+}
+
+/// Whether any process of this user that can be looked into has the file open for writing. Compares the names of links in /proc: nothing
+/// is asked of the source. A mapping that outlived its descriptor is not seen.
+pub(crate) fn open_for_writing(source: &SourceFile) -> bool {
+    let name_of = |link: &str| rustix::fs::readlink(link, Vec::new()).ok();
+    let Some(wanted) = name_of(&format!("/proc/self/fd/{}", source.as_fd().as_raw_fd())) else {
+        return true;
+    };
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    numbers_in("/proc").into_iter().filter(|pid| *pid != own).any(|pid| {
+        let descriptors = numbers_in(&format!("/proc/{pid}/fd"));
+        descriptors.into_iter().any(|number| {
+            name_of(&format!("/proc/{pid}/fd/{number}")).as_deref() == Some(&*wanted)
+                && is_writable(&format!("/proc/{pid}/fdinfo/{number}"))
+        })
+    })
+}
+
+/// Names of a directory in /proc that are numbers.
+fn numbers_in(dir: &str) -> Vec<i32> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(listing) = rustix::fs::open(dir, flags, Mode::empty()).and_then(rustix::fs::Dir::new) else {
+        return Vec::new();
+    };
+    listing
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+        .collect()
+}
+
+/// The access mode in a descriptor's fdinfo (`flags:`, octal).
+fn is_writable(fdinfo: &str) -> bool {
+    let Ok(file) = rustix::fs::open(fdinfo, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let mut text = [0; 256];
+    let len = rustix::io::read(&file, &mut text).unwrap_or(0);
+    let text = String::from_utf8_lossy(text.get(..len).unwrap_or(&[])).into_owned();
+    let flags = text
+        .lines()
+        .find_map(|line| line.strip_prefix("flags:"))
+        .and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & 0o3 != 0)
+}

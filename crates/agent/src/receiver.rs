@@ -1,0 +1,142 @@
+//! Takes hand-overs off the door socket and does nothing else: programs never wait, but a queue that is full drops.
+
+use std::{
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
+    thread,
+};
+
+use forebay_contract::message::{HandOver, MESSAGE_BYTES_MAX};
+use forebay_store::{Ask, Source, SourceFile, SourceStat};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    listen, recvmsg, socket_with, sockopt,
+};
+
+use crate::{
+    clerk::Event,
+    error::{AgentError, io_error},
+    limits::BACKLOG,
+};
+
+/// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct DescriptorBudget {
+    held: Arc<AtomicUsize>,
+    max: usize,
+}
+
+/// One place in the budget.
+#[derive(Debug)]
+pub(crate) struct DescriptorPlace(Arc<AtomicUsize>);
+
+impl DescriptorBudget {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { held: Arc::default(), max }
+    }
+
+    fn take(&self) -> Option<DescriptorPlace> {
+        if self.held.fetch_add(1, Ordering::Relaxed) >= self.max {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(DescriptorPlace(Arc::clone(&self.held)))
+    }
+}
+
+impl Drop for DescriptorPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A hand-over as received.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) run: u64,
+    pub(crate) opened_at: u64,
+    pub(crate) pid: i32,
+    pub(crate) descriptor: i32,
+    pub(crate) path: Vec<u8>,
+    pub(crate) source: SourceFile,
+    pub(crate) stat: SourceStat,
+    pub(crate) place: DescriptorPlace,
+}
+
+/// Binds the door socket and starts the receiver.
+pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<(), AgentError> {
+    let path = dir.join("door.sock");
+    let error = |operation| io_error(operation, &path);
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| error("make")(e.into()))?;
+    let address = SocketAddrUnix::new(&path).map_err(|e| error("name")(e.into()))?;
+    bind(&socket, &address).map_err(|e| error("bind")(e.into()))?;
+    listen(&socket, BACKLOG).map_err(|e| error("listen on")(e.into()))?;
+    thread::Builder::new()
+        .name("receiver".into())
+        .spawn(move || receive(&socket, &events, &budget))
+        .map_err(error("start a thread for"))?;
+    Ok(())
+}
+
+fn receive(socket: &OwnedFd, events: &Sender<Event>, budget: &DescriptorBudget) {
+    let mut packet = vec![0; MESSAGE_BYTES_MAX];
+    loop {
+        let event = match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(connection) => take(&connection, &mut packet, budget),
+            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                // Descriptors come back as copies end; the queue waits meanwhile.
+                thread::sleep(std::time::Duration::from_millis(5));
+                continue;
+            }
+            Err(_) => continue,
+        };
+        let lost = match event {
+            Ok(handed) => events.send(Event::Handed(Box::new(handed))),
+            Err(reason) => events.send(Event::HandOverLost(reason)),
+        };
+        if lost.is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads the one packet of a connection.
+fn take(connection: &OwnedFd, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
+    let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err("another_user");
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, flags).map_err(|_| "malformed")?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let source = SourceFile::new(descriptor.ok_or("malformed")?);
+    let message = packet
+        .get(..received.bytes)
+        .and_then(|bytes| HandOver::parse(bytes).ok())
+        .ok_or("malformed")?;
+    let place = budget.take().ok_or("too_many_descriptors")?;
+    let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;
+    Ok(Handed {
+        run: message.run,
+        opened_at: message.opened_at,
+        pid: peer.pid.as_raw_nonzero().get(),
+        descriptor: message.descriptor,
+        path: message.path.to_vec(),
+        source,
+        stat,
+        place,
+    })
+}

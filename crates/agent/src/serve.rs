@@ -1,0 +1,118 @@
+//! Putting an agent together.
+
+use std::{
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::Path,
+    sync::{Arc, mpsc::channel},
+};
+
+use forebay_contract::Tier as TierInIndex;
+use forebay_policy::FillFirst;
+use forebay_store::{FreeFloor, Secret, Tier, TierConfig};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+};
+
+use crate::{
+    clerk::{Clerk, Parts},
+    config::AgentConfig,
+    control,
+    copier::Copier,
+    error::{AgentError, io_error},
+    limits::{DESCRIPTOR_SHARE, HANDED_MAX},
+    log::Log,
+    pages::Pages,
+    private_dir::private_dir,
+    receiver::{self, DescriptorBudget},
+    shared::raise_descriptor_limit,
+    sweeper,
+};
+
+/// Copies are many small files: a tier may have as many as its quota has blocks.
+const INODE_BYTES: u64 = 4096;
+
+/// Runs an agent until its last run has ended.
+///
+/// # Errors
+/// [`AgentError::AlreadyRunning`] if one stands for these tiers; else what kept it from starting, which is also the last line of its log.
+pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
+    // Apart from the program's terminal and process group: their signals are not for us.
+    let _ = rustix::process::setsid();
+    private_dir(&config.dir)?;
+    let _lock = lock(&config.dir)?;
+    let log = Log::create(&config.dir)?;
+    let dir = config.dir.clone();
+    let result = open(config, log.clone()).and_then(|(clerk, events)| clerk.serve(&events));
+    if let Err(error) = &result {
+        log.line(&error.to_string());
+        // Nobody may wait for a socket that is dead.
+        for name in ["control.sock", "door.sock"] {
+            let _ = rustix::fs::unlink(dir.join(name));
+        }
+    }
+    result
+}
+
+fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<crate::clerk::Event>), AgentError> {
+    let descriptors = raise_descriptor_limit();
+    let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
+    if let Some(why) = why_ephemeral {
+        log.line(&format!("copies will not serve later runs: {why}"));
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let mut tiers = Vec::new();
+    for setting in &config.tiers {
+        let quota_inodes = (setting.bytes / INODE_BYTES).max(1024);
+        let tier = TierConfig {
+            dir: setting.dir.clone(),
+            quota_bytes: setting.bytes,
+            quota_inodes,
+            free_floor: FreeFloor::default(),
+        };
+        tiers.push(Arc::new(Tier::open(tier, &secret, uid)?));
+    }
+    let in_index: Option<Vec<_>> = tiers
+        .iter()
+        .map(|tier| TierInIndex::new(tier.device(), tier.objects_path().as_os_str().as_bytes()))
+        .collect();
+    let pages = Pages::create(
+        &config.dir,
+        in_index.ok_or(AgentError::TooLarge {
+            what: "the path of a tier",
+        })?,
+    )?;
+    let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
+    let (events, received) = channel();
+    let (sweeps, sweep_requests) = channel();
+    sweeper::start(sweep_requests, pages.control(), events.clone())?;
+    let copier = Copier::start(&events)?;
+    let held = ((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX);
+    let dir = config.dir.clone();
+    let clerk = Clerk::new(Parts {
+        config,
+        pages,
+        policy,
+        tiers,
+        copier,
+        sweeps,
+        events: events.clone(),
+        log,
+    });
+    receiver::start(&dir, events.clone(), DescriptorBudget::new(held))?;
+    // Last: a command that can connect finds all the rest in place.
+    control::start(&dir, events)?;
+    Ok((clerk, received))
+}
+
+/// Takes the lock of the agent's directory; it is let go when the process ends.
+fn lock(dir: &Path) -> Result<OwnedFd, AgentError> {
+    let path = dir.join("lock");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| io_error("open", &path)(e.into()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(AgentError::AlreadyRunning { path: dir.to_owned() }),
+        Err(errno) => Err(io_error("lock", &path)(errno.into())),
+    }
+}

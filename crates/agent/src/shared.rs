@@ -1,0 +1,108 @@
+//! Files that several processes map. The one place of this crate that holds unsafe code.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+    ptr::NonNull,
+};
+
+use forebay_contract::Region;
+use rustix::{
+    fs::{self, Mode, OFlags},
+    mm::{self, MapFlags, ProtFlags},
+};
+
+/// A mapped file, unmapped when dropped.
+#[derive(Debug)]
+pub struct SharedFile {
+    region: Region<'static>,
+}
+
+impl SharedFile {
+    /// Creates a file of `len` zero bytes (sparse) that must not exist yet, mode 0600, and maps it for writing.
+    pub fn create(path: &Path, len: usize) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        fs::ftruncate(&file, len as u64)?;
+        Self::map(&file, len)
+    }
+
+    /// Maps an existing file for writing.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
+        let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
+        Self::map(&file, len)
+    }
+
+    fn map(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it lives until `drop`.
+        let address = unsafe {
+            mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )?
+        };
+        let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap gave a null address"))?;
+        // SAFETY: mapped writable for `len` bytes; `region` is only lent for the lifetime of `self`.
+        let region = unsafe { Region::new(base, len) };
+        Ok(Self { region })
+    }
+
+    /// The mapped bytes.
+    pub fn region(&self) -> Region<'_> {
+        self.region
+    }
+
+    /// The mapped bytes, for a value that is kept beside this file and dropped before it.
+    pub(crate) fn region_beside(&self) -> Region<'static> {
+        self.region
+    }
+
+    /// The mapped bytes for as long as the process lives; the mapping is never undone.
+    pub fn leak(self) -> Region<'static> {
+        std::mem::ManuallyDrop::new(self).region
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made by `map`, and no region outlives `self`.
+        let _ = unsafe { mm::munmap(self.region.base().as_ptr().cast(), self.region.len()) };
+    }
+}
+
+/// `cachestat(2)`: which part of a range of a file is in the page cache, in bytes; rounded up to whole pages, at most `len`.
+/// `None` where the kernel has no such call or refuses it.
+pub(crate) fn cached_bytes(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {
+    /// The same number on every architecture (Linux 6.5).
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let range = [from, len];
+    let mut found = [0u64; 5];
+    // SAFETY: both structures are arrays of u64 by the kernel's ABI (cachestat_range, cachestat), alive during the call.
+    let result = unsafe { libc::syscall(SYS_CACHESTAT, descriptor.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
+    (result == 0).then(|| (found[0] * rustix::param::page_size() as u64).min(len))
+}
+
+/// Sets the calling thread's niceness. Threads have their own on Linux.
+pub(crate) fn set_thread_nice(nice: i32) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// Raises the limit of descriptors as far as it goes; gives it.
+pub(crate) fn raise_descriptor_limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_ok() {
+        return limit.maximum.unwrap_or(1 << 20);
+    }
+    limit.current.unwrap_or(1024)
+}

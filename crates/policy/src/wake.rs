@@ -1,0 +1,115 @@
+//! How far a copy may follow its reader: never so far that a program which reads little of a file costs the whole of it.
+//!
+//! What is in the page cache costs the source nothing to read again; what the reader has gone past sequentially is, most likely,
+//! there too. An offset alone proves nothing, since a seek moves it without a read: it counts only as far as the process was seen to
+//! read at all (`/proc/PID/io`).
+
+/// A file at most this long is read by the kernel's own readahead once its reader begins; its copy needs no pacing.
+pub const SMALL_BYTES_MAX: u64 = 128 * 1024;
+/// How long a reader that has closed the file, or a small file that nobody has begun to read, is waited for.
+pub const GRACE_MS: u64 = 1_500;
+/// How long an open file whose reader does not move is followed.
+pub const IDLE_MS_MAX: u64 = 30_000;
+
+/// What is seen of a reader. Bytes but for the last two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Size of the file.
+    pub size: u64,
+    /// Copied so far, from the start.
+    pub copied: u64,
+    /// The offset that the reader's descriptor shares with ours; `pread` and `mmap` do not move it.
+    pub offset: u64,
+    /// This file's share of what the process was seen to read since it opened it; `None` if that can't be seen.
+    pub volume: Option<u64>,
+    /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
+    pub cached: Option<u64>,
+    /// The reader still has the descriptor.
+    pub open: bool,
+    /// Milliseconds since any of this last changed.
+    pub idle_ms: u64,
+}
+
+/// What the copy does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Copy up to this offset.
+    CopyTo(u64),
+    /// Look again later.
+    Wait,
+    /// The reader has left most of the file unread: make no copy.
+    GiveUp,
+}
+
+/// Decides how far to copy now.
+pub fn follow(progress: &Progress) -> Wake {
+    let Progress { size, copied, offset, volume, cached, open, idle_ms } = *progress;
+    let whole = if size <= SMALL_BYTES_MAX { begun(progress) } else { volume_of_whole_file(progress) };
+    let passed = volume.map_or(offset, |volume| volume.min(offset));
+    let free = copied.saturating_add(cached.unwrap_or(0));
+    let mut upto = passed.max(free).min(size);
+    // The end of a file that was read this far is worth its few bytes: readers close before the last of them.
+    if whole || upto >= size - size / 8 {
+        upto = size;
+    }
+    if upto > copied || (size == 0 && copied == 0) {
+        return Wake::CopyTo(upto);
+    }
+    let patience_ms = if open && size > SMALL_BYTES_MAX { IDLE_MS_MAX } else { GRACE_MS };
+    if idle_ms >= patience_ms { Wake::GiveUp } else { Wake::Wait }
+}
+
+/// Whether the reader of a small file has begun.
+fn begun(progress: &Progress) -> bool {
+    progress.offset > 0 || progress.cached.is_some_and(|bytes| bytes > 0) || volume_of_whole_file(progress) || progress.size == 0
+}
+
+/// Whether the process has read as much as the file is long, where the page cache can't say what of it is still there.
+fn volume_of_whole_file(progress: &Progress) -> bool {
+    progress.cached.is_none() && progress.volume.is_some_and(|volume| volume >= progress.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const LARGE: Progress = Progress { size: 64 * MIB, copied: 0, offset: 0, volume: Some(0), cached: None, open: true, idle_ms: 0 };
+
+    #[test]
+    fn follows_a_sequential_reader_and_finishes_near_the_end() {
+        assert_eq!(follow(&Progress { offset: 3 * MIB, volume: Some(9 * MIB), ..LARGE }), Wake::CopyTo(3 * MIB));
+        assert_eq!(follow(&Progress { offset: 60 * MIB, volume: Some(60 * MIB), copied: 50 * MIB, ..LARGE }), Wake::CopyTo(64 * MIB));
+    }
+
+    #[test]
+    fn a_seek_to_the_end_reads_nothing() {
+        assert_eq!(follow(&Progress { offset: 64 * MIB, volume: Some(4096), copied: 4096, ..LARGE }), Wake::Wait);
+    }
+
+    #[test]
+    fn five_per_cent_by_pread_or_mmap_are_never_followed() {
+        assert_eq!(follow(&Progress { volume: Some(3 * MIB), ..LARGE }), Wake::Wait);
+        assert_eq!(follow(&Progress { volume: Some(0), open: false, idle_ms: GRACE_MS, ..LARGE }), Wake::GiveUp);
+        assert_eq!(follow(&Progress { volume: Some(3 * MIB), idle_ms: IDLE_MS_MAX, ..LARGE }), Wake::GiveUp);
+    }
+
+    #[test]
+    fn what_is_in_the_page_cache_is_free() {
+        assert_eq!(follow(&Progress { cached: Some(MIB), copied: MIB, ..LARGE }), Wake::CopyTo(2 * MIB));
+        // The cache can be asked, so a large volume proves nothing about this file.
+        assert_eq!(follow(&Progress { cached: Some(0), volume: Some(200 * MIB), ..LARGE }), Wake::Wait);
+        assert_eq!(follow(&Progress { volume: Some(64 * MIB), ..LARGE }), Wake::CopyTo(64 * MIB));
+    }
+
+    #[test]
+    fn a_small_file_is_copied_once_its_reader_begins() {
+        let small = Progress { size: 30_000, ..LARGE };
+        assert_eq!(follow(&small), Wake::Wait);
+        assert_eq!(follow(&Progress { offset: 1, ..small }), Wake::CopyTo(30_000));
+        assert_eq!(follow(&Progress { cached: Some(4096), ..small }), Wake::CopyTo(30_000));
+        assert_eq!(follow(&Progress { volume: Some(30_000), ..small }), Wake::CopyTo(30_000));
+        assert_eq!(follow(&Progress { idle_ms: GRACE_MS, ..small }), Wake::GiveUp);
+        assert_eq!(follow(&Progress { size: 0, ..small }), Wake::CopyTo(0));
+    }
+}
