@@ -18,6 +18,8 @@ pub(crate) const DESCRIPTOR_SHARE: u64 = 2;
 pub(crate) const HANDED_MAX: usize = 16_384;
 /// The listening socket's queue of hand-overs; the kernel caps it at net.core.somaxconn.
 pub(crate) const BACKLOG: i32 = 4096;
+/// How long the receiver waits for the packet of a connection.
+pub(crate) const PACKET_WAIT_MAX: Duration = Duration::from_millis(50);
 /// First look at a file after its hand-over: by then its reader has most likely read it.
 pub(crate) const FIRST_LOOK: Duration = Duration::from_millis(8);
 /// Longest pause between two looks.

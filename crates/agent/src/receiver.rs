@@ -23,7 +23,7 @@ use rustix::net::{
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::BACKLOG,
+    limits::{BACKLOG, PACKET_WAIT_MAX},
 };
 
 /// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
@@ -89,7 +89,7 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget)
 fn receive(socket: &OwnedFd, events: &Sender<Event>, budget: &DescriptorBudget) {
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
     loop {
-        let event = match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let event = match accept_with(socket, SocketFlags::CLOEXEC) {
             Ok(connection) => take(&connection, &mut packet, budget),
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                 // Descriptors come back as copies end; the queue waits meanwhile.
@@ -116,8 +116,10 @@ fn take(connection: &OwnedFd, packet: &mut [u8], budget: &DescriptorBudget) -> R
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let received = recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, flags).map_err(|_| "malformed")?;
+    // The packet comes right behind the connection. A program that is stopped in between holds the queue up this long and no longer.
+    sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, flags).map_err(|_| "no_packet")?;
     let descriptor = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
