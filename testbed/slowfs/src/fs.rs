@@ -217,23 +217,20 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
     match time {
         None => special(below::UTIME_OMIT),
         Some(TimeOrNow::Now) => special(below::UTIME_NOW),
-        Some(TimeOrNow::SpecificTime(time)) => {
-            let sign_and_span = time.duration_since(UNIX_EPOCH).map_err(|before| before.duration());
-            match sign_and_span {
-                Ok(after) => Timespec {
-                    tv_sec: after.as_secs() as i64,
-                    tv_nsec: i64::from(after.subsec_nanos()),
-                },
-                Err(before) if before.subsec_nanos() == 0 => Timespec {
-                    tv_sec: -(before.as_secs() as i64),
-                    tv_nsec: 0,
-                },
-                Err(before) => Timespec {
-                    tv_sec: -(before.as_secs() as i64) - 1,
-                    tv_nsec: 1_000_000_000 - i64::from(before.subsec_nanos()),
-                },
+        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => Timespec {
+                tv_sec: after.as_secs() as i64,
+                tv_nsec: i64::from(after.subsec_nanos()),
+            },
+            // fuser takes the nanoseconds of a time before 1970 away where they are to be added: this undoes it.
+            Err(before) => {
+                let span = before.duration();
+                Timespec {
+                    tv_sec: -(span.as_secs() as i64),
+                    tv_nsec: i64::from(span.subsec_nanos()),
+                }
             }
-        }
+        },
     }
 }
 

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenAccMode,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{self as below, AtFlags, CWD, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::{Errno, Result};
@@ -195,12 +195,17 @@ impl Filesystem for SlowFs {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        // As with NFS, closing what was only read says nothing to the server that anybody waits for.
+        let cache = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
+            _ => FopenFlags::FOPEN_KEEP_CACHE,
+        };
         match self
             .server
             .take(Op::Open)
             .and_then(|()| self.reopen(ino, open_flags(flags.0) & !NOT_PASSED_ON))
         {
-            Ok(file) => reply.opened(self.keep(file), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(file) => reply.opened(self.keep(file), cache),
             Err(errno) => reply.error(fail(errno)),
         }
     }

@@ -11,7 +11,6 @@ mod fuse;
 mod node;
 mod pace;
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use rustix::fs::Mode;
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -62,15 +62,7 @@ fn main() -> anyhow::Result<()> {
     if src.starts_with(&mnt) {
         bail!("{}: the mount would cover its own source", mnt.display());
     }
-    // One descriptor is kept for each inode that the kernel knows of.
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    )?;
+    raise_descriptor_limit();
     // Sleeps of some hundred microseconds should not be 50 longer; the threads to come inherit this.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 
@@ -88,6 +80,32 @@ fn main() -> anyhow::Result<()> {
         let _ = std::fs::remove_file(path);
     }
     served.context("the mount failed")
+}
+
+/// One descriptor is kept for each inode that the kernel knows of. Root may have as many as the kernel allows at all; without root
+/// the hard limit holds, and a tree of more files than that fails with EMFILE.
+fn raise_descriptor_limit() {
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open")
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    if setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: most,
+            maximum: most,
+        },
+    )
+    .is_err()
+    {
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: limit.maximum,
+                ..limit
+            },
+        );
+    }
 }
 
 fn mount_config(src: &Path, args: &Args) -> Config {
@@ -130,12 +148,9 @@ fn unmount_on_signal(mut unmounter: SessionUnmounter, mnt: PathBuf, server: Arc<
     Ok(())
 }
 
+/// Takes the mount out of sight at once. Neither way asks the file system anything, so a hang does not matter.
 fn detach(mnt: &Path) {
-    let ways: [(&str, &[&str]); 2] = [("umount", &["-l"]), ("fusermount3", &["-u", "-z"])];
-    for (program, options) in ways {
-        let arguments = options.iter().map(OsStr::new).chain([mnt.as_os_str()]);
-        if Command::new(program).args(arguments).status().is_ok_and(|status| status.success()) {
-            return;
-        }
+    if unmount(mnt, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_err() {
+        let _ = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(mnt).status();
     }
 }
