@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use crate::{
-    copies,
+    copies::{self, Copy},
     marks::{Change, Place, around},
     path::PathBuffer,
     state::{self, Serving},
@@ -53,9 +53,22 @@ pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int)
     };
     // SAFETY: the program's string.
     let given = unsafe { CStr::from_ptr(path) };
+    match copies::of_name(serving, dirfd, given) {
+        None => change_file_at(serving, dirfd, given, real),
+        Some(copy) => change_source(serving, copy, given, real),
+    }
+}
+
+#[inline(never)]
+fn change_file_at(serving: Serving, dirfd: c_int, path: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    around(serving, &[Place::find(serving, dirfd, path)], Change::Contents, || {
+        real(path.as_ptr())
+    })
+}
+
+#[inline(never)]
+fn change_source(serving: Serving, copy: Copy, given: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
-    let copy = copies::of_name(serving, dirfd, given);
-    let path = copy.and_then(|copy| copy.source_path(&mut buffer)).unwrap_or(given);
-    let place = Place::find(serving, dirfd, path);
-    around(serving, &[place], Change::Contents, || real(path.as_ptr()))
+    let path = copy.source_path(&mut buffer).unwrap_or(given);
+    change_file_at(serving, libc::AT_FDCWD, path, real)
 }

@@ -2,22 +2,26 @@
 
 use core::{ffi::CStr, mem::MaybeUninit, slice};
 
-/// The kernel's limit, with the final NUL.
-const BUFFER_BYTES: usize = libc::PATH_MAX as usize;
+use forebay_contract::run::AGENT_DIR_BYTES_MAX;
+
+/// Room for any path: the kernel's limit counts the final NUL.
+pub(crate) type PathBuffer = Buffer<{ libc::PATH_MAX as usize }>;
+/// Room for the paths of the agent's files and of descriptors; a short one, since signal stacks are small.
+pub(crate) type ShortBuffer = Buffer<{ AGENT_DIR_BYTES_MAX + 32 }>;
 
 /// Room for one path.
-pub(crate) struct PathBuffer {
-    bytes: [MaybeUninit<u8>; BUFFER_BYTES],
-    /// Bytes that are filled; at most `BUFFER_BYTES - 1`, so that a NUL always fits.
+pub(crate) struct Buffer<const BYTES: usize> {
+    bytes: [MaybeUninit<u8>; BYTES],
+    /// Bytes that are filled; at most `BYTES - 1`, so that a NUL always fits.
     len: usize,
 }
 
-impl PathBuffer {
+impl<const BYTES: usize> Buffer<BYTES> {
     /// Empty.
     #[inline]
     pub(crate) const fn new() -> Self {
         Self {
-            bytes: [MaybeUninit::uninit(); BUFFER_BYTES],
+            bytes: [MaybeUninit::uninit(); BYTES],
             len: 0,
         }
     }
@@ -29,12 +33,12 @@ impl PathBuffer {
 
     /// Says that the kernel has filled so many bytes of [`Self::room`].
     pub(crate) fn grown_by(&mut self, count: usize) {
-        self.len = (self.len + count).min(BUFFER_BYTES - 1);
+        self.len = (self.len + count).min(BYTES - 1);
     }
 
     /// Appends; `None` (and nothing is done) if it does not fit.
     pub(crate) fn push(&mut self, part: &[u8]) -> Option<()> {
-        let end = self.len.checked_add(part.len()).filter(|end| *end < BUFFER_BYTES)?;
+        let end = self.len.checked_add(part.len()).filter(|end| *end < BYTES)?;
         for (to, from) in self.bytes.get_mut(self.len..end)?.iter_mut().zip(part) {
             to.write(*from);
         }

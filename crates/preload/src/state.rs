@@ -17,7 +17,7 @@ use core::{
 use forebay_contract::{Control, Counter, Index, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
 
 use crate::{
-    path::{Digits, PathBuffer},
+    path::{Digits, ShortBuffer},
     real, sys,
 };
 
@@ -187,7 +187,7 @@ impl Serving {
     }
 
     fn map_generation(&self, generation: u64) -> Option<(NonNull<u8>, usize)> {
-        let mut path = PathBuffer::new();
+        let mut path = ShortBuffer::new();
         path.push(self.door.run.agent_dir())?;
         path.push(b"/index.")?;
         path.push(Digits::of(generation).bytes())?;
@@ -255,7 +255,7 @@ fn connect() -> Option<(u8, Door)> {
 }
 
 fn map_control(run: &Run<'_>) -> Option<Control<'static>> {
-    let mut path = PathBuffer::new();
+    let mut path = ShortBuffer::new();
     path.push(run.agent_dir())?;
     path.push(b"/control")?;
     let (base, len) = sys::map_file(path.c_str(), CONTROL_BYTES, true)?;

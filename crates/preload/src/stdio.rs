@@ -9,11 +9,11 @@ use forebay_contract::Counter;
 use libc::FILE;
 
 use crate::{
-    copies::{self, COPY_MODE},
+    copies::{self, COPY_MODE, Copy},
     handover,
     lookup::{self, Miss},
     open::{concerned, opened_for_writing},
-    path::{Digits, PathBuffer},
+    path::{Digits, PathBuffer, ShortBuffer},
     real,
     state::{self, Serving},
     sys,
@@ -127,19 +127,32 @@ impl Request<'_> {
     }
 
     fn write(&self, serving: Serving) -> *mut FILE {
-        let mut buffer = PathBuffer::new();
-        let copy = copies::of_name(serving, libc::AT_FDCWD, self.path);
-        let path = copy.and_then(|copy| copy.source_path(&mut buffer)).unwrap_or(self.path);
-        let place = concerned(serving, libc::AT_FDCWD, path);
-        if let Some(place) = &place {
-            place.mark(serving);
+        match copies::of_name(serving, libc::AT_FDCWD, self.path) {
+            None => write_at(serving, self.path, self.real),
+            Some(copy) => write_source(serving, copy, self.real).unwrap_or_else(|| self.pass()),
         }
-        let stream = (self.real)(path.as_ptr());
-        if let Some(fd) = descriptor_of(stream) {
-            opened_for_writing(serving, place.as_ref(), fd);
-        }
-        stream
     }
+}
+
+/// For writing, by a name that leads to no copy.
+#[inline(never)]
+fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut FILE) -> *mut FILE {
+    let place = concerned(serving, libc::AT_FDCWD, path);
+    if let Some(place) = &place {
+        place.mark(serving);
+    }
+    let stream = real(path.as_ptr());
+    if let Some(fd) = descriptor_of(stream) {
+        opened_for_writing(serving, place.as_ref(), fd);
+    }
+    stream
+}
+
+/// For writing, by a name that leads to a copy: by the source's own name.
+#[inline(never)]
+fn write_source(serving: Serving, copy: Copy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
+    let mut buffer = PathBuffer::new();
+    Some(write_at(serving, copy.source_path(&mut buffer)?, real))
 }
 
 /// `fopen` by either name.
@@ -178,7 +191,7 @@ pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FIL
         return change_mode(serving, path, mode, stream, &real);
     };
     let adopt = |fd| {
-        let mut name = PathBuffer::new();
+        let mut name = ShortBuffer::new();
         let by_number = descriptor_name(fd, &mut name);
         // libc closes the stream if it can't open the name: it must be known to lead to the copy.
         let leads_there = by_number.is_some_and(|name| {
@@ -209,25 +222,16 @@ fn change_mode(
     stream: *mut FILE,
     real: &dyn Fn(*const c_char) -> *mut FILE,
 ) -> *mut FILE {
-    let mut buffer = PathBuffer::new();
     // SAFETY: the program's string.
     let writes = !mode.is_null() && mode_of(unsafe { CStr::from_ptr(mode) }) == Mode::Write;
-    let copy = descriptor_of(stream)
+    descriptor_of(stream)
         .filter(|_| writes && path.is_null())
-        .and_then(|fd| copies::of_descriptor(serving, fd));
-    let Some(source) = copy.and_then(|copy| copy.source_path(&mut buffer)) else {
-        return real(path);
-    };
-    let request = Request {
-        path: source,
-        real,
-        adopt: &|_| ptr::null_mut(),
-    };
-    request.write(serving)
+        .and_then(|fd| write_source(serving, copies::of_descriptor(serving, fd)?, real))
+        .unwrap_or_else(|| real(path))
 }
 
 /// `/proc/self/fd/N`.
-fn descriptor_name(fd: c_int, buffer: &mut PathBuffer) -> Option<&CStr> {
+fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CStr> {
     let digits = Digits::of(fd as u64);
     buffer.push(b"/proc/self/fd/")?;
     buffer.push(digits.bytes())?;
