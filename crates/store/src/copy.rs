@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::disk::{DiskFile, Name, uninterrupted, write_all_at};
+use crate::disk::{self, DiskFile, Name, uninterrupted, write_all_at};
 use crate::error::StoreError;
 use crate::source::{Ask, Source};
 use crate::tier::Shared;
@@ -103,7 +103,9 @@ impl CopyWriter {
         if !self.is_complete() {
             return Err(self.tier_error("finish before its end", Errno::INVAL));
         }
-        let now = source.stat(ask).map_err(|errno| self.source_error("stat", errno))?.identity;
+        let now = uninterrupted(|| source.stat(ask))
+            .map_err(|errno| self.source_error("stat", errno))?
+            .identity;
         if let Some(what) = difference(&self.identity, &now) {
             return Err(self.changed(what));
         }
@@ -115,7 +117,7 @@ impl CopyWriter {
             });
         }
         let checksum = self.hasher.0.digest128();
-        if let Some(Err(errno)) = self.file.take().map(DiskFile::close) {
+        if let Some(Err(errno)) = self.file.take().map(disk::close) {
             let error = self.tier_error("close", errno);
             self.shared.discard(self.id);
             return Err(error);
@@ -132,14 +134,14 @@ impl CopyWriter {
     /// What the copy is, its mode put right.
     fn check(&self) -> Result<Identity, Errno> {
         let file = self.file.as_deref().ok_or(Errno::BADF)?;
-        let mut stat = file.stat()?;
+        let mut stat = uninterrupted(|| file.stat())?;
         if FileType::from_raw_mode(stat.mode) != FileType::RegularFile {
             return Err(Errno::IO);
         }
         if stat.mode & 0o7777 != Name::Object(self.id).mode() {
             // A umask that takes even the owner's right to read. The change moves the ctime: ask again.
-            file.set_read_only()?;
-            stat = file.stat()?;
+            uninterrupted(|| file.set_read_only())?;
+            stat = uninterrupted(|| file.stat())?;
         }
         Ok(stat.identity)
     }

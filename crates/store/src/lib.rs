@@ -27,7 +27,7 @@ mod tier;
 pub use catalogue::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Entry, Mount};
 pub use copy::{CopyWriter, Finished};
 pub use error::StoreError;
-pub use reap::{CleanReport, ReapReport, RootReport, clean, inspect};
+pub use reap::{CleanReport, ReapReport, RootReport, clean, clean_on, inspect};
 pub use root::{BootId, root_path};
 pub use secret::Secret;
 pub use source::{Ask, Source, SourceFile, SourceStat};

@@ -2,7 +2,6 @@
 //! links are not followed, mounts not crossed, and what bears no name of ours is left and told (S10).
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -148,20 +147,20 @@ pub fn clean(dir: &Path, uid: u32) -> Result<CleanReport, StoreError> {
     let failed = |operation| move |errno| StoreError::tier(&root::root_path(dir, uid), operation, errno);
     let stat = rustix::fs::fstat(&fd).map_err(failed("stat"))?;
     let disk = RealDisk::new(fd).map_err(failed("open"))?;
-    let report = clean_disk(&Arc::new(disk), &path)?;
+    let report = clean_on(&disk, &path)?;
     if report.left == 0 {
         root::remove(dir, uid, &stat)?;
     }
     Ok(report)
 }
 
-/// Removes all that is ours below a root, the lease last.
-pub(crate) fn clean_disk<D: Disk + 'static>(disk: &Arc<D>, path: &Path) -> Result<CleanReport, StoreError> {
+/// Removes all that is ours below the root of a disk, the lease last; `path` is only for messages.
+pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError> {
     let failed = |operation| move |errno| StoreError::tier(path, operation, errno);
     let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
         Errno::WOULDBLOCK => StoreError::InUse {
             path: path.to_owned(),
-            holder: holder(&**disk),
+            holder: holder(disk),
         },
         errno => failed("lease")(errno),
     })?;
@@ -170,7 +169,7 @@ pub(crate) fn clean_disk<D: Disk + 'static>(disk: &Arc<D>, path: &Path) -> Resul
         existed: true,
         ..CleanReport::default()
     };
-    each_object(&**disk, &mut |disk, name| match name.map(|id| remove_object(disk, id)) {
+    each_object(disk, &mut |disk, name| match name.map(|id| remove_object(disk, id)) {
         Some(Ok(bytes)) => {
             report.removed += 1;
             report.removed_bytes += bytes;

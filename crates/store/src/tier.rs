@@ -446,6 +446,6 @@ fn check_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
     }
     let file = uninterrupted(|| disk.create(Name::Format)).map_err(failed("create"))?;
     disk::write_all_at(&*file, FORMAT, 0)
-        .and_then(|()| file.close())
+        .and_then(|()| disk::close(file))
         .map_err(failed("write"))
 }

@@ -6,7 +6,7 @@ use forebay_contract::{Attributes, FileTime, Identity};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{self, DiskFile};
+use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
 
 /// First bytes of a catalogue; what follows them are [`SALT_BYTES`] random bytes of this log alone.
@@ -296,7 +296,12 @@ impl<'f> Frames<'f> {
         self.window.resize(kept + wanted, 0);
         let read = disk::read_full_at(self.file, &mut self.window[kept..], from)?;
         self.window.truncate(kept + read);
-        Ok(self.window.len() >= bytes)
+        // A disk that gives less than the file is long is at fault; taken for a torn end, it would cost what is whole.
+        if read < wanted {
+            Err(Errno::IO)
+        } else {
+            Ok(self.window.len() >= bytes)
+        }
     }
 }
 
@@ -311,7 +316,11 @@ pub(super) fn new_header() -> [u8; HEADER_BYTES] {
 /// The salt of an existing log; `None` when it is none of ours or was cut short.
 pub(super) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>, Errno> {
     let mut header = [0; HEADER_BYTES];
+    let size = uninterrupted(|| file.stat())?.identity.size;
     let read = disk::read_full_at(file, &mut header, 0)?;
+    if (read as u64) < size.min(HEADER_BYTES as u64) {
+        return Err(Errno::IO);
+    }
     let salt = header[MAGIC.len()..].try_into().ok();
     Ok(salt.filter(|_| read == HEADER_BYTES && header[..MAGIC.len()] == MAGIC))
 }

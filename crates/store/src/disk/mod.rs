@@ -245,6 +245,14 @@ pub fn read_full_at(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> Resul
     Ok(filled)
 }
 
+/// Closes a file and tells what was kept back until then. Linux has closed it even when it says that it was interrupted.
+pub(crate) fn close(file: Box<dyn DiskFile>) -> Result<()> {
+    match file.close() {
+        Err(Errno::INTR) => Ok(()),
+        answer => answer,
+    }
+}
+
 /// Repeats an operation that was interrupted before it did anything, within a bound.
 pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..crate::limits::INTERRUPTIONS_MAX {

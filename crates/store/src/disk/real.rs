@@ -269,11 +269,7 @@ impl DiskFile for RealFile {
 #[expect(unsafe_code, reason = "the one place: close with its answer has no safe form")]
 fn close(fd: OwnedFd) -> Result<()> {
     // SAFETY: `into_raw_fd` gives up ownership, so the descriptor is open, ours alone, and closed by nobody else afterwards.
-    match unsafe { rustix::io::try_close(fd.into_raw_fd()) } {
-        // Linux has closed the descriptor even when it says that it was interrupted.
-        Err(Errno::INTR) => Ok(()),
-        answer => answer,
-    }
+    unsafe { rustix::io::try_close(fd.into_raw_fd()) }
 }
 
 fn disk_stat(stat: &Stat) -> DiskStat {

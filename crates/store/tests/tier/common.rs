@@ -47,7 +47,7 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
 
 pub(crate) fn copy(tier: &Tier, id: u64, source: &MemorySource) -> Result<Finished, StoreError> {
     let mut writer = tier.begin(id, &source.identity())?;
-    writer.advance(source, u64::MAX, &mut [0; 1000])?;
+    writer.advance(source, u64::MAX, &mut [0; 16 << 10])?;
     writer.finish(source, Ask::Server)
 }
 
