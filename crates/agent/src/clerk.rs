@@ -14,6 +14,7 @@ use std::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender},
     },
+    thread,
     time::Instant,
 };
 
@@ -27,7 +28,7 @@ use crate::{
     config::AgentConfig,
     copier::{Copier, Job, Outcome},
     error::AgentError,
-    limits::{CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK},
+    limits::{BATCH_PAUSE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK},
     log::Log,
     mounts::Mounts,
     pages::Pages,
@@ -215,7 +216,13 @@ impl Clerk {
         let mut last_room: Option<Instant> = None;
         while !self.stop {
             match events.recv_timeout(TICK) {
-                Ok(event) => self.handle(event)?,
+                Ok(event) => {
+                    self.handle(event)?;
+                    while let Ok(event) = events.try_recv() {
+                        self.handle(event)?;
+                    }
+                    thread::sleep(BATCH_PAUSE);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }

@@ -17,7 +17,7 @@ use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::{BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_WORKERS},
+    limits::{BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_AT_ONCE, SMALL_WORKERS},
     reader::{Followed, Reader, cached_run, shared_offset},
     receiver::DescriptorPlace,
     shared::set_thread_nice,
@@ -84,10 +84,20 @@ impl Ord for Waiting {
     }
 }
 
-#[derive(Debug, Default)]
+/// Jobs by the time of their next look. One idle worker at a time, the leader, waits for the first of them; when it has something to do it
+/// passes that on, so that a due job wakes one worker and not all.
+#[derive(Debug)]
 struct Queue {
-    waiting: Mutex<BinaryHeap<Reverse<Waiting>>>,
+    /// Jobs that one worker takes at once.
+    at_once: usize,
+    state: Mutex<QueueState>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    has_leader: bool,
 }
 
 /// The workers, small files and large ones apart: a long piece of a shard must not hold up a thousand small files.
@@ -102,8 +112,8 @@ impl Copier {
     /// Starts the workers.
     pub(crate) fn start(events: &Sender<Event>) -> Result<Self, AgentError> {
         let copier = Self {
-            small: Arc::default(),
-            large: Arc::default(),
+            small: Queue::new(SMALL_AT_ONCE),
+            large: Queue::new(1),
             followed: Followed::default(),
         };
         for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
@@ -141,24 +151,53 @@ impl Copier {
 }
 
 impl Queue {
-    fn put(&self, waiting: Waiting) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Reverse(waiting));
-        self.changed.notify_one();
+    fn new(at_once: usize) -> Arc<Self> {
+        Arc::new(Self {
+            at_once,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
     }
 
-    fn take(&self) -> Box<Following> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn put(&self, waiting: Waiting) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = state.waiting.peek().is_none_or(|Reverse(first)| waiting.due < first.due);
+        state.waiting.push(Reverse(waiting));
+        drop(state);
+        // Behind the first one it is found without a word.
+        if is_first {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes all that is due, at least one.
+    fn take(&self) -> Vec<Box<Following>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let now = Instant::now();
-            let pause = match waiting.peek() {
-                Some(Reverse(first)) if first.due <= now => match waiting.pop() {
-                    Some(Reverse(first)) => return first.following,
-                    None => continue,
-                },
-                Some(Reverse(first)) => first.due - now,
-                None => Duration::from_secs(3600),
+            let mut due = Vec::new();
+            while due.len() < self.at_once
+                && state.waiting.peek().is_some_and(|Reverse(first)| first.due <= now)
+                && let Some(Reverse(first)) = state.waiting.pop()
+            {
+                due.push(first.following);
+            }
+            if !due.is_empty() {
+                if state.waiting.peek().is_some() {
+                    self.changed.notify_one();
+                }
+                return due;
+            }
+            let pause = state.waiting.peek().map(|Reverse(first)| first.due - now);
+            state = match pause.filter(|_| !state.has_leader) {
+                Some(pause) => {
+                    state.has_leader = true;
+                    let mut state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                    state.has_leader = false;
+                    state
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
-            waiting = self.changed.wait_timeout(waiting, pause).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -167,20 +206,21 @@ fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        let mut following = queue.take();
-        match following.look(&mut buffer, followed) {
-            Some(outcome) => {
-                let number = following.job.number;
-                // The descriptor goes before the news: who waits for the copy may then unmount the source.
-                drop(following);
-                if events.send(Event::Copied { number, outcome }).is_err() {
-                    return;
+        for mut following in queue.take() {
+            match following.look(&mut buffer, followed) {
+                Some(outcome) => {
+                    let number = following.job.number;
+                    // The descriptor goes before the news: who waits for the copy may then unmount the source.
+                    drop(following);
+                    if events.send(Event::Copied { number, outcome }).is_err() {
+                        return;
+                    }
                 }
+                None => queue.put(Waiting {
+                    due: Instant::now() + following.pause,
+                    following,
+                }),
             }
-            None => queue.put(Waiting {
-                due: Instant::now() + following.pause,
-                following,
-            }),
         }
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(crate) const SMALL_WORKERS: usize = 3;
 /// Most large files that are read from at the same moment; each open one is followed, a piece at a time.
 pub(crate) const LARGE_WORKERS: usize = 6;
+/// Small files that a worker takes from the queue at once. A large one is a worker's own.
+pub(crate) const SMALL_AT_ONCE: usize = 8;
 /// Bytes copied in one go before the worker looks at the reader again.
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// Buffer of a worker in bytes.
@@ -20,6 +22,9 @@ pub(crate) const HANDED_MAX: usize = 16_384;
 pub(crate) const BACKLOG: i32 = 4096;
 /// How long the receiver waits for the packet of a connection.
 pub(crate) const PACKET_WAIT_MAX: Duration = Duration::from_millis(50);
+/// How long the receiver and the clerk let events gather before they take them: on a machine whose cores the program uses, each waking
+/// takes something from it.
+pub(crate) const BATCH_PAUSE: Duration = Duration::from_millis(2);
 /// First look at a file after its hand-over: by then its reader has most likely read it.
 pub(crate) const FIRST_LOOK: Duration = Duration::from_millis(8);
 /// Longest pause between two looks.

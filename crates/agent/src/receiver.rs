@@ -19,11 +19,16 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     listen, recvmsg, socket_with, sockopt,
 };
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    process::Uid,
+};
 
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::{BACKLOG, PACKET_WAIT_MAX},
+    limits::{BACKLOG, BATCH_PAUSE, PACKET_WAIT_MAX},
 };
 
 /// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
@@ -74,8 +79,13 @@ pub(crate) struct Handed {
 pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<(), AgentError> {
     let path = dir.join("door.sock");
     let error = |operation| io_error(operation, &path);
-    let socket =
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| error("make")(e.into()))?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|e| error("make")(e.into()))?;
     let address = SocketAddrUnix::new(&path).map_err(|e| error("name")(e.into()))?;
     bind(&socket, &address).map_err(|e| error("bind")(e.into()))?;
     listen(&socket, BACKLOG).map_err(|e| error("listen on")(e.into()))?;
@@ -88,38 +98,50 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget)
 
 fn receive(socket: &OwnedFd, events: &Sender<Event>, budget: &DescriptorBudget) {
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
+    let user = rustix::process::geteuid();
     loop {
-        let event = match accept_with(socket, SocketFlags::CLOEXEC) {
-            Ok(connection) => take(&connection, &mut packet, budget),
-            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                // Descriptors come back as copies end; the queue waits meanwhile.
-                thread::sleep(std::time::Duration::from_millis(5));
-                continue;
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
+        // The queue is long and nobody waits: to wake once for many costs the program's cores less.
+        thread::sleep(BATCH_PAUSE);
+        loop {
+            let event = match accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(connection) => match take(&connection, user, &mut packet, budget) {
+                    Ok(handed) => Event::Handed(Box::new(handed)),
+                    Err(reason) => Event::HandOverLost(reason),
+                },
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                // AGAIN: all taken. Without descriptors the queue waits until copies give some back.
+                Err(_) => break,
+            };
+            if events.send(event).is_err() {
+                return;
             }
-            Err(_) => continue,
-        };
-        let lost = match event {
-            Ok(handed) => events.send(Event::Handed(Box::new(handed))),
-            Err(reason) => events.send(Event::HandOverLost(reason)),
-        };
-        if lost.is_err() {
-            return;
         }
     }
 }
 
 /// Reads the one packet of a connection.
-fn take(connection: &OwnedFd, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
+fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
     let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
-    if peer.uid != rustix::process::geteuid() {
+    if peer.uid != user {
         return Err("another_user");
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    // The packet comes right behind the connection. A program that is stopped in between holds the queue up this long and no longer.
-    sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, flags).map_err(|_| "no_packet")?;
+    let received = match recvmsg(
+        connection,
+        &mut [IoSliceMut::new(packet)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+    ) {
+        // The packet comes right behind the connection. A program that is stopped in between holds the queue up this long and no longer.
+        Err(Errno::AGAIN) => {
+            sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
+            recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        }
+        result => result,
+    }
+    .map_err(|_| "no_packet")?;
     let descriptor = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
