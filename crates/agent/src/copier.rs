@@ -170,7 +170,8 @@ impl Queue {
         }
     }
 
-    /// Takes all that is due, at least one.
+    /// Takes what is due, at least one.
+    #[expect(clippy::vec_box, reason = "most go back to the heap, as they are")]
     fn take(&self) -> Vec<Box<Following>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
