@@ -1,5 +1,5 @@
 //! Measures what publishing and adopting cost: `cargo run --release -p forebay-store --example catalogue_cost -- DIR COPIES`.
-#![expect(clippy::print_stdout, reason = "it prints figures")]
+#![expect(clippy::print_stdout, clippy::cast_precision_loss, reason = "it prints figures")]
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -175,6 +175,11 @@ impl Tier {
             Err(errno) => return Err(failed("make objects in")(errno)),
         }
         let stat = uninterrupted(|| disk.stat_root()).map_err(failed("stat"))?;
+        // Of a file, not of the root: overlayfs gives its files other device numbers than its directories.
+        let dev = uninterrupted(|| disk.stat(Name::Format))
+            .map_err(failed("stat FORMAT of"))?
+            .identity
+            .dev;
         let fs_magic = uninterrupted(|| disk.room()).map_err(failed("ask the room of"))?.fs_magic;
         let root_key = secret.key(format!("forebay catalogue 1, root {}", stat.identity.ino).as_bytes());
         let objects = root.join("objects");
@@ -189,7 +194,7 @@ impl Tier {
             config,
             catalogue: Catalogue::new(Arc::clone(&shared), boot, root_key),
             shared,
-            dev: stat.identity.dev,
+            dev,
             is_memory: matches!(fs_magic, TMPFS_MAGIC | RAMFS_MAGIC),
             ids: Mutex::new(Ids {
                 incarnations: vec![random_u32()],
@@ -227,7 +232,7 @@ impl Tier {
         self.shared.object_path(id)
     }
 
-    /// The device number of the tier's file system.
+    /// The device number that the tier's files have.
     pub fn device(&self) -> u64 {
         self.dev
     }

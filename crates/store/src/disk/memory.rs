@@ -71,7 +71,11 @@ impl MemoryDisk {
     pub fn alter(&self, name: Name, change: impl FnOnce(&mut Vec<u8>)) -> bool {
         let node = lock(&self.shared.files).get(&name).cloned();
         node.is_some_and(|node| {
-            change(&mut lock(&node.content).bytes);
+            let mut content = lock(&node.content);
+            let before = content.bytes.len() as u64;
+            change(&mut content.bytes);
+            self.shared.used_bytes.fetch_add(content.bytes.len() as u64, Ordering::Relaxed);
+            self.release(before);
             true
         })
     }

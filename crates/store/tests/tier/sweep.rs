@@ -130,13 +130,13 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
         told.note(tier.room());
     }
     let opened = open_on(disk.clone(), NEXT_BOOT);
-    if let Some(tier) = told.note(opened) {
-        if let Some((copies, ..)) = told.note(adopt(&tier)) {
-            for kept in copies.values() {
-                told.note(tier.verify(kept.id, kept.checksum, &kept.object));
-            }
-            told.note(tier.reap(&|id| copies.values().any(|kept| kept.id == id), 100));
+    if let Some(tier) = told.note(opened)
+        && let Some((copies, ..)) = told.note(adopt(&tier))
+    {
+        for kept in copies.values() {
+            told.note(tier.verify(kept.id, kept.checksum, &kept.object));
         }
+        told.note(tier.reap(&|id| copies.values().any(|kept| kept.id == id), 100));
     }
     told
 }

@@ -1,0 +1,315 @@
+//! The log of published copies: torn, altered, rewritten, and against a model.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use forebay_store::disk::{MemoryDisk, Name};
+use forebay_store::testing::MemorySource;
+use forebay_store::{Entry, StoreError, Tier};
+use proptest::prelude::*;
+
+use crate::common::{BOOT, Kept, MOUNT, NEXT_BOOT, NOW, adopt, content, copy, entry, open_on, publish};
+
+fn memory() -> Arc<MemoryDisk> {
+    Arc::new(MemoryDisk::new(64 << 20, 10_000))
+}
+
+fn log_bytes(disk: &MemoryDisk) -> Vec<u8> {
+    let mut log = Vec::new();
+    assert!(disk.alter(Name::Catalogue, |bytes| log.clone_from(bytes)), "there is a catalogue");
+    log
+}
+
+fn five_copies(disk: &Arc<MemoryDisk>) -> BTreeMap<Vec<u8>, Kept> {
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    for (index, name) in [b"a", b"b", b"c", b"d", b"e"].iter().enumerate() {
+        publish(
+            &tier,
+            name.as_slice(),
+            &MemorySource::new(index as u64, &content(index as u64, 100 + index)),
+        )
+        .expect("published");
+    }
+    drop(tier);
+    adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted").0
+}
+
+#[test]
+fn f9_a_log_torn_at_any_byte_gives_the_copies_before_and_goes_on() {
+    let disk = memory();
+    let all = five_copies(&disk);
+    let log = log_bytes(&disk);
+    let mut found = BTreeSet::new();
+    for size in 0..log.len() {
+        disk.alter(Name::Catalogue, |bytes| *bytes = log[..size].to_vec());
+        let tier = open_on(disk.clone(), BOOT).expect("opens");
+        let (copies, _, report) = adopt(&tier).expect("adopted");
+        assert!(
+            copies.iter().all(|(name, kept)| all.get(name) == Some(kept)),
+            "whole ones only, at {size}"
+        );
+        assert!(copies.keys().eq(all.keys().take(copies.len())), "the first ones, at {size}");
+        assert_eq!(report.missing, 0);
+        found.insert(copies.len());
+        let added = publish(&tier, b"new", &MemorySource::new(9, b"new")).expect("it goes on");
+        drop(tier);
+        let (later, ..) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+        assert_eq!((later.len(), later[b"new".as_slice()].id), (copies.len() + 1, added), "at {size}");
+    }
+    assert_eq!(found, (0..5).collect());
+}
+
+#[test]
+fn f10_s5_a_log_with_any_byte_altered_ends_there() {
+    let disk = memory();
+    let all = five_copies(&disk);
+    let log = log_bytes(&disk);
+    for place in 0..log.len() {
+        disk.alter(Name::Catalogue, |bytes| {
+            *bytes = log.clone();
+            bytes[place] ^= 0x10;
+        });
+        let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+        assert!(
+            copies.len() < all.len() && copies.iter().all(|(name, kept)| all.get(name) == Some(kept)),
+            "at {place}"
+        );
+        assert!(place < 8 || report.torn_bytes > 0, "it is told, at {place}");
+    }
+}
+
+#[test]
+fn s5_records_cannot_be_moved_repeated_or_brought_from_another_log() {
+    let disk = memory();
+    let all = five_copies(&disk);
+    let log = log_bytes(&disk);
+    // The last record again: whole, rightly tagged, but for another place.
+    let last = log.len() - {
+        let mut at = 24;
+        let mut frame = 0;
+        while at < log.len() {
+            frame = 20 + u32::from_le_bytes([log[at], log[at + 1], log[at + 2], log[at + 3]]) as usize;
+            at += frame;
+        }
+        frame
+    };
+    disk.alter(Name::Catalogue, |bytes| bytes.extend_from_slice(&log[last..]));
+    let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    assert_eq!((copies.len(), report.torn_bytes), (all.len(), (log.len() - last) as u64));
+    // The whole log of another tier of the same user: same secret, another salt.
+    let other = memory();
+    five_copies(&other);
+    let foreign = log_bytes(&other);
+    disk.alter(Name::Catalogue, |bytes| {
+        bytes.splice(24.., foreign[24..].iter().copied()).for_each(drop);
+    });
+    assert!(adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted").0.is_empty());
+}
+
+#[test]
+fn s3_names_are_bytes_and_never_paths() {
+    let disk = memory();
+    let names: [&[u8]; 6] = [b"../../../etc/passwd", b"/etc/passwd", b"a\0b", b"..", b"", b"\xff\xfe"];
+    {
+        let tier = open_on(disk.clone(), BOOT).expect("opens");
+        for name in names {
+            publish(&tier, name, &MemorySource::new(1, name)).expect("published");
+        }
+        let source = MemorySource::new(1, b"x");
+        let id = tier.next_id();
+        let finished = copy(&tier, id, &source).expect("copied");
+        let long = vec![b'x'; 5000];
+        let too_long = Entry {
+            dir: &long,
+            ..entry(id, b"x", &source, &finished)
+        };
+        assert!(matches!(tier.publish(&too_long), Err(StoreError::TooLong { bytes: 5000, .. })));
+        assert!(tier.open_copy(id).is_err(), "a copy that cannot be published is removed");
+    }
+    let (copies, ..) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    assert_eq!(
+        copies.keys().map(Vec::as_slice).collect::<BTreeSet<_>>(),
+        names.into_iter().collect()
+    );
+    assert!(
+        disk.names()
+            .iter()
+            .all(|name| !name.path().as_bytes().windows(2).any(|pair| pair == b".."))
+    );
+    for (shard, entry) in [
+        (0, b"../../../../etc/".as_slice()),
+        (0xef, b"0123456789ABCDEF"),
+        (0, b"0123456789abcdef"),
+        (0xef, b"123456789abcdef"),
+    ] {
+        assert_eq!(Name::parse_object(shard, entry), None);
+    }
+    assert_eq!(Name::parse_object(0xef, b"0123456789abcdef"), Some(0x0123_4567_89ab_cdef));
+}
+
+#[test]
+fn a_copy_whose_file_is_gone_is_missing_once_and_then_forgotten() {
+    let disk = memory();
+    let all = five_copies(&disk);
+    let gone = Name::Object(all[b"c".as_slice()].id);
+    forebay_store::disk::Disk::remove(&*disk, gone).expect("removed behind our back");
+    let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    assert_eq!((copies.len(), report.missing), (4, 1));
+    let (copies, _, report) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    assert_eq!((copies.len(), report.missing), (4, 0));
+}
+
+#[test]
+fn the_log_is_rewritten_when_dead_records_outnumber_live_ones() {
+    let disk = memory();
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    let source = MemorySource::new(1, b"");
+    let kept = publish(&tier, b"kept", &source).expect("published");
+    assert!(!tier.compact_if_due().expect("asked"));
+    for _ in 0..2100 {
+        let id = publish(&tier, b"dead", &source).expect("published");
+        tier.remove(id).expect("removed");
+    }
+    let before = log_bytes(&disk).len();
+    assert!(tier.compact_if_due().expect("rewritten"));
+    assert!(log_bytes(&disk).len() * 100 < before);
+    assert!(!tier.compact_if_due().expect("asked"));
+    let later = publish(&tier, b"later", &source).expect("published");
+    drop(tier);
+    let (copies, ..) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    assert_eq!(
+        copies.values().map(|kept| kept.id).collect::<BTreeSet<_>>(),
+        BTreeSet::from([kept, later])
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Publish { dir: u8, mount: u8 },
+    Alias { copy: usize, dir: u8 },
+    Remove { copy: usize },
+    Used { dir: u8, unix_s: i64 },
+    Compact,
+    Reopen { next_boot: bool },
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..4_u8, 0..2_u8).prop_map(|(dir, mount)| Step::Publish { dir, mount }),
+        2 => (0..30_usize, 0..4_u8).prop_map(|(copy, dir)| Step::Alias { copy, dir }),
+        3 => (0..30_usize).prop_map(|copy| Step::Remove { copy }),
+        1 => (0..4_u8, 0..100_i64).prop_map(|(dir, hours)| Step::Used { dir, unix_s: NOW + hours * 3600 }),
+        1 => Just(Step::Compact),
+        2 => any::<bool>().prop_map(|next_boot| Step::Reopen { next_boot }),
+    ]
+}
+
+/// A copy as the model knows it: directory, mount, whether it is of this boot or verified in it, and its further directories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Modelled {
+    dir: u8,
+    mount: u8,
+    trusted: bool,
+    aliases: Vec<u8>,
+}
+
+fn dir_path(dir: u8) -> Vec<u8> {
+    format!("/pfs/{dir}").into_bytes()
+}
+
+fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
+    let mut found: BTreeMap<u64, Modelled> = BTreeMap::new();
+    let mut to_verify = Vec::new();
+    tier.adopt(|adopted| match adopted {
+        forebay_store::Adopted::Copy(copy) => {
+            let dir = copy.dir.last().copied().unwrap_or(0) - b'0';
+            let mount = copy.mount.source[0] - b'0';
+            if !copy.trusted {
+                to_verify.push((copy.id, copy.checksum, copy.object));
+            }
+            let before = found.insert(
+                copy.id,
+                Modelled {
+                    dir,
+                    mount,
+                    trusted: copy.trusted,
+                    aliases: Vec::new(),
+                },
+            );
+            assert!(before.is_none(), "told twice");
+        }
+        forebay_store::Adopted::Alias(alias) => {
+            let copy = found.get_mut(&alias.id).expect("an alias follows its copy");
+            copy.aliases.push(alias.dir.last().copied().unwrap_or(0) - b'0');
+        }
+    })
+    .expect("adopted");
+    assert_eq!(&found, model);
+    for (id, checksum, object) in to_verify.into_iter().filter(|_| verify) {
+        tier.verify(id, checksum, &object).expect("whole");
+        model.get_mut(&id).expect("known").trusted = true;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn the_catalogue_is_what_a_map_in_memory_would_be(steps in prop::collection::vec(any_step(), 1..60), verify in any::<bool>()) {
+        let disk = memory();
+        let mut boot = BOOT;
+        let mut tier = open_on(disk.clone(), boot).expect("opens");
+        let mut model: BTreeMap<u64, Modelled> = BTreeMap::new();
+        let nth = |model: &BTreeMap<u64, Modelled>, copy: usize| model.keys().nth(copy).copied();
+        for step in steps {
+            match step {
+                Step::Publish { dir, mount } => {
+                    let source = MemorySource::new(1, b"bytes");
+                    let id = tier.next_id();
+                    let finished = copy(&tier, id, &source).expect("copied");
+                    let path = dir_path(dir);
+                    let mounted = [b'0' + mount];
+                    let mount_of = forebay_store::Mount { source: &mounted, ..MOUNT };
+                    tier.publish(&Entry { dir: &path, mount: mount_of, ..entry(id, b"x", &source, &finished) }).expect("published");
+                    model.insert(id, Modelled { dir, mount, trusted: true, aliases: Vec::new() });
+                }
+                Step::Alias { copy, dir } => if let Some(id) = nth(&model, copy) {
+                    tier.publish_alias(id, &dir_path(dir), b"y").expect("published");
+                    model.get_mut(&id).expect("known").aliases.push(dir);
+                },
+                Step::Remove { copy } => if let Some(id) = nth(&model, copy) {
+                    tier.remove(id).expect("removed");
+                    model.remove(&id);
+                },
+                Step::Used { dir, unix_s } => tier.mark_used(&dir_path(dir), unix_s).expect("marked"),
+                Step::Compact => tier.compact().expect("rewritten"),
+                Step::Reopen { next_boot } => {
+                    drop(tier);
+                    if next_boot {
+                        boot.0[0] += 1;
+                        for copy in model.values_mut() {
+ copy.trusted = false;
+}
+                    }
+                    tier = open_on(disk.clone(), boot).expect("opens");
+                    check(&tier, &mut model, verify);
+                }
+            }
+        }
+        drop(tier);
+        check(&open_on(disk, boot).expect("opens"), &mut model, false);
+    }
+
+    #[test]
+    fn f10_any_bytes_as_a_catalogue_are_an_empty_one(bytes in prop::collection::vec(any::<u8>(), 0..2000), with_magic in any::<bool>()) {
+        let disk = memory();
+        five_copies(&disk);
+        disk.alter(Name::Catalogue, |log| {
+            log.truncate(if with_magic { 24 } else { 0 });
+            log.extend_from_slice(&bytes);
+        });
+        let tier = open_on(disk, NEXT_BOOT).expect("opens");
+        prop_assert!(adopt(&tier).expect("adopted").0.is_empty());
+        publish(&tier, b"x", &MemorySource::new(1, b"x")).expect("published");
+    }
+}

@@ -1,0 +1,88 @@
+//! A real process that is killed while it copies, publishes, removes and rewrites its catalogue.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use forebay_store::testing::MemorySource;
+use forebay_store::{Tier, clean};
+
+use crate::common::{adopt, config, content, publish, read, secret, uid};
+
+const DIR: &str = "FOREBAY_TEST_KILL_DIR";
+const ROUNDS: u64 = 12;
+
+fn size_of(seed: u32) -> usize {
+    seed as usize % 37 * 1000
+}
+
+/// The process that is killed; in a plain run of the tests it has nothing to do.
+#[test]
+fn f9_victim() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let tier = Tier::open(config(Path::new(&dir)), &secret(), uid()).expect("opens");
+    let mut live: Vec<_> = adopt(&tier).expect("adopted").0.values().map(|kept| kept.id).collect();
+    for seed in 0_u32.. {
+        // Names are never used twice: the time makes them differ from round to round.
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("after 1970")
+            .as_nanos();
+        let name = format!("{seed}-{now}");
+        let source = MemorySource::new(1, &content(u64::from(seed), size_of(seed)));
+        live.push(publish(&tier, name.as_bytes(), &source).expect("published"));
+        if seed % 3 == 0 {
+            tier.remove(live.swap_remove(live.len() / 2)).expect("removed");
+        }
+        if seed % 50 == 49 {
+            tier.compact().expect("rewritten");
+        }
+    }
+}
+
+#[test]
+fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_space() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut adopted = 0;
+    for round in 0..ROUNDS {
+        let mut victim = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "kill::f9_victim"])
+            .env(DIR, dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(Duration::from_millis(20 + 17 * round));
+        victim.kill().expect("SIGKILL");
+        victim.wait().expect("it is gone");
+
+        let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("the lease is free at once");
+        let (copies, _, report) = adopt(&tier).expect("adopted");
+        assert_eq!(report.missing, 0, "a record is removed before its file");
+        for (name, kept) in &copies {
+            let seed = std::str::from_utf8(name)
+                .expect("text")
+                .split('-')
+                .next()
+                .and_then(|seed| seed.parse().ok())
+                .expect("a number");
+            assert_eq!(read(&tier, kept.id).expect("opens"), content(u64::from(seed), size_of(seed)));
+            tier.verify(kept.id, kept.checksum, &kept.object).expect("whole");
+        }
+        let known = |id| copies.values().any(|kept| kept.id == id);
+        assert!(
+            tier.reap(&known, 1000).expect("reaped").removed <= 2,
+            "one that was being made, one that was being removed"
+        );
+        let files = walk(tier.objects_path());
+        assert_eq!(files, copies.len());
+        adopted += copies.len();
+    }
+    assert!(adopted > 10, "it got somewhere before it was killed: {adopted}");
+    assert_eq!(clean(dir.path(), uid()).expect("cleaned").left, 0);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
+}
+
+fn walk(dir: &Path) -> usize {
+    let entries = |dir: &Path| std::fs::read_dir(dir).expect("listed").map(|entry| entry.expect("an entry").path());
+    entries(dir).flat_map(|shard| entries(&shard)).count()
+}
