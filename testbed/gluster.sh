@@ -182,12 +182,12 @@ cmd_up() {
     need_tools
     [ -z "$(namespaces)" ] || die "$dir: already up (gluster.sh down $dir)"
     mkdir -p "$state" "$dir/mnt"
-    local found=0
+    found=0
     if [ -e "$state/bricks" ]; then
         found=1
         bricks=$(cat "$state/bricks")
     fi
-    trap 'stop_everything' EXIT
+    trap 'give_up' EXIT
     network_up
     local i
     for i in $(seq "$bricks"); do daemon_up "$i"; done
@@ -214,6 +214,12 @@ cmd_up() {
     trap - EXIT
 }
 
+# Data that was there before stays; what a failed start has begun does not.
+give_up() {
+    stop_everything
+    [ "$found" = 1 ] || clear_away
+}
+
 stop_everything() {
     mount_down
     local name pids signal
@@ -233,8 +239,11 @@ cmd_down() {
     [ -z "$keep" ] || [ "$keep" = --keep-data ] || die "unknown option $keep"
     need_tools
     stop_everything
-    [ -z "$keep" ] || return 0
-    # Never through a mount: what is still mounted there is not ours to empty.
+    [ -n "$keep" ] || clear_away
+}
+
+# Never through a mount: what is still mounted there is not ours to empty.
+clear_away() {
     [ ! -d "$dir/mnt" ] || rmdir "$dir/mnt" || die "$dir/mnt is not empty after the unmount; left as it is"
     rm -rf --one-file-system "$state"
     rmdir --ignore-fail-on-non-empty "$dir" 2>/dev/null || true

@@ -1,0 +1,1 @@
+"""A cluster on one machine: slow, hung and failing shared file systems, and data sets to put on them."""
