@@ -323,6 +323,11 @@ impl Tier {
         self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))
     }
 
+    /// Removes a finished copy that is not to be published after all.
+    pub fn discard(&self, id: u64) -> Result<(), StoreError> {
+        self.shared.remove_object(id)
+    }
+
     /// Writes to the catalogue that a published copy is reached by another path too.
     pub fn publish_alias(&self, id: u64, dir: &[u8], name: &[u8]) -> Result<(), StoreError> {
         self.catalogue.publish_alias(id, dir, name)

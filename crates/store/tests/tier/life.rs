@@ -144,6 +144,10 @@ fn empty_files_and_unfinished_ones() {
     let id = writer.id();
     writer.abandon().expect("given up");
     assert!(tier.open_copy(id).is_err());
+    let id = tier.next_id();
+    copy(&tier, id, &source).expect("finished");
+    tier.discard(id).expect("not published after all");
+    assert!(tier.open_copy(id).is_err());
     assert!(
         tier.begin(0x1234, &source.identity()).is_err() || tier.is_ours(0x1234),
         "only names that this opening gave"
