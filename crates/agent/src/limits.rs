@@ -49,6 +49,8 @@ pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(5);
 pub(crate) const TIER_FAULTS_MAX: u32 = 3;
 /// Records in the first index.
 pub(crate) const FIRST_RECORDS: u64 = 1 << 16;
+/// Memory for the index is taken in steps of this many bytes.
+pub(crate) const BACKED_STEP_BYTES: u64 = 1 << 20;
 /// Adopted copies that are brought to the clerk at once.
 pub(crate) const ADOPT_BATCH: usize = 512;
 /// Leftovers of dead agents that one start removes.

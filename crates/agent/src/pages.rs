@@ -5,12 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use forebay_contract::{Control, Entry, Index, IndexFull, IndexLayout, IndexWriter, Region, Tier, control::CONTROL_BYTES};
+use forebay_contract::{
+    Control, Entry, INSERTION_BYTES_MAX, Index, IndexFull, IndexLayout, IndexWriter, Region, Tier, control::CONTROL_BYTES,
+};
 use rustix::fs;
 
 use crate::{
     error::{AgentError, io_error},
-    limits::FIRST_RECORDS,
+    limits::{BACKED_STEP_BYTES, FIRST_RECORDS},
     shared::SharedFile,
 };
 
@@ -44,6 +46,7 @@ pub(crate) struct Pages {
     writer: IndexWriter<'static>,
     // After the writer, which points into it.
     current: Arc<IndexFile>,
+    backed: Backed,
 }
 
 impl Pages {
@@ -66,6 +69,7 @@ impl Pages {
             seed,
             writer,
             current,
+            backed: Backed::default(),
         })
     }
 
@@ -92,6 +96,7 @@ impl Pages {
 
     /// Publishes an entry, growing the index if it is full. Record numbers are new after growth: the second value says so.
     pub(crate) fn insert(&mut self, entry: &Entry<'_>) -> Result<(u32, bool), AgentError> {
+        self.backed.ensure(&self.current, &self.writer, [0; 4])?;
         if let Ok(number) = self.writer.insert(entry) {
             return Ok((number, false));
         }
@@ -105,6 +110,7 @@ impl Pages {
 
     /// Adds a directory, growing the index if it is full; the second value as for [`Self::insert`].
     pub(crate) fn add_directory(&mut self, path: &[u8]) -> Result<(u32, bool), AgentError> {
+        self.backed.ensure(&self.current, &self.writer, [0; 4])?;
         if let Ok(number) = self.writer.add_directory(path, 0, 0) {
             return Ok((number, false));
         }
@@ -118,6 +124,8 @@ impl Pages {
     fn grow(&mut self) -> Result<(), AgentError> {
         let generation = self.control.generation() + 1;
         let (file, mut writer) = new_index(&self.dir, &self.writer.next_layout(), generation, self.seed, &self.tiers)?;
+        let mut backed = Backed::default();
+        backed.ensure(&file, &writer, self.writer.parts().map(|part| part.1))?;
         self.writer
             .copy_into(&mut writer)
             .map_err(|IndexFull| AgentError::TooLarge { what: "a larger index" })?;
@@ -125,6 +133,30 @@ impl Pages {
         self.writer = writer;
         // Doors keep their mapping of the old one until they look again; so may the sweeper.
         self.current = file;
+        self.backed = backed;
+        Ok(())
+    }
+}
+
+/// How much of each part of the index has memory behind it, in bytes from the part's start.
+#[derive(Debug, Default)]
+struct Backed([u64; 4]);
+
+impl Backed {
+    /// Has memory behind what is used, `more` bytes of each part, and one insertion.
+    fn ensure(&mut self, file: &IndexFile, writer: &IndexWriter<'_>, more: [u64; 4]) -> Result<(), AgentError> {
+        for (((start, used), more), backed) in writer.parts().into_iter().zip(more).zip(&mut self.0) {
+            let wanted = used + more + INSERTION_BYTES_MAX;
+            if wanted <= *backed {
+                continue;
+            }
+            let step = (wanted - *backed).next_multiple_of(BACKED_STEP_BYTES);
+            // The last step may reach past the file, which then grows; nobody looks there.
+            file.file
+                .reserve(start + *backed, step)
+                .map_err(io_error("get memory for", &file.path))?;
+            *backed += step;
+        }
         Ok(())
     }
 }
@@ -137,7 +169,8 @@ fn new_index(
     tiers: &[Tier],
 ) -> Result<(Arc<IndexFile>, IndexWriter<'static>), AgentError> {
     let path = dir.join(format!("index.{generation}"));
-    let file = SharedFile::create(&path, layout.file_bytes() as usize).map_err(io_error("make", &path))?;
+    let file = SharedFile::create_sparse(&path, layout.file_bytes() as usize).map_err(io_error("make", &path))?;
+    file.reserve(0, layout.tables_bytes()).map_err(io_error("get memory for", &path))?;
     let region: Region<'static> = file.region_beside();
     let writer = IndexWriter::create(region, layout, generation, seed, tiers).ok_or(AgentError::TooLarge { what: "the index" })?;
     Ok((Arc::new(IndexFile { file, path }), writer))

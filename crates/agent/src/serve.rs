@@ -39,6 +39,8 @@ const INODE_BYTES: u64 = 4096;
 pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     // Apart from the program's terminal and process group: their signals are not for us.
     let _ = rustix::process::setsid();
+    // A umask that takes rights from the owner would make our own directories unusable.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     private_dir(&config.dir)?;
     let _lock = lock(&config.dir)?;
     let log = Log::create(&config.dir)?;

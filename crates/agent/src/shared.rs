@@ -9,33 +9,61 @@ use std::{
 
 use forebay_contract::Region;
 use rustix::{
-    fs::{self, Mode, OFlags},
+    fs::{self, FallocateFlags, Mode, OFlags},
     mm::{self, MapFlags, ProtFlags},
 };
 
 /// A mapped file, unmapped when dropped.
 #[derive(Debug)]
 pub struct SharedFile {
+    file: OwnedFd,
     region: Region<'static>,
 }
 
 impl SharedFile {
-    /// Creates a file of `len` zero bytes (sparse) that must not exist yet, mode 0600, and maps it for writing.
+    /// Creates a file of `len` zero bytes that must not exist yet, mode 0600, and maps it for writing. All of it is backed by memory
+    /// (or disk) at once: to touch a hole that can't be filled would be a SIGBUS, in somebody's program.
+    ///
+    /// # Errors
+    /// Also when there is no room for it (a small `/dev/shm`, as containers have).
     pub fn create(path: &Path, len: usize) -> io::Result<Self> {
+        let shared = Self::create_sparse(path, len)?;
+        shared.reserve(0, len as u64)?;
+        Ok(shared)
+    }
+
+    /// As [`Self::create`], without backing: [`Self::reserve`] must be called for each part before it is touched.
+    pub(crate) fn create_sparse(path: &Path, len: usize) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::ftruncate(&file, len as u64)?;
-        Self::map(&file, len)
+        Self::map(file, len)
+    }
+
+    /// Backs a part of the file. What it holds is not changed, unless the file system can't do this: then it is zeroed, which it
+    /// must be already.
+    pub(crate) fn reserve(&self, from: u64, len: u64) -> io::Result<()> {
+        match fs::fallocate(&self.file, FallocateFlags::empty(), from, len) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                let zeros = [0; 4096];
+                for at in (from..from + len).step_by(zeros.len()) {
+                    let piece = zeros.len().min((from + len - at) as usize);
+                    rustix::io::pwrite(&self.file, &zeros[..piece], at)?;
+                }
+                Ok(())
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Maps an existing file for writing.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
         let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
-        Self::map(&file, len)
+        Self::map(file, len)
     }
 
-    fn map(file: &OwnedFd, len: usize) -> io::Result<Self> {
+    fn map(file: OwnedFd, len: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice; it lives until `drop`.
         let address = unsafe {
             mm::mmap(
@@ -50,7 +78,7 @@ impl SharedFile {
         let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap gave a null address"))?;
         // SAFETY: mapped writable for `len` bytes; `region` is only lent for the lifetime of `self`.
         let region = unsafe { Region::new(base, len) };
-        Ok(Self { region })
+        Ok(Self { file, region })
     }
 
     /// The mapped bytes.

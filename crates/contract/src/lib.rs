@@ -26,7 +26,7 @@ pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};
 pub use region::Region;
 pub use run::Run;
-pub use writer::{Entry, IndexFull, IndexLayout, IndexWriter};
+pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other.
 pub const CONTRACT_VERSION: u32 = 1;

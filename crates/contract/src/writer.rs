@@ -16,6 +16,8 @@ use crate::{
 };
 
 const CLASSES: u64 = 4096;
+/// What one insertion uses of any part at most: a whole path.
+pub const INSERTION_BYTES_MAX: u64 = PATH_BYTES_MAX as u64 + 1;
 
 /// Where everything lies in an index file of a given capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,12 @@ impl IndexLayout {
     /// Length of the file in bytes; sparse until it is filled.
     pub const fn file_bytes(&self) -> u64 {
         self.names_at() + self.names
+    }
+
+    /// Bytes at the start of the file that any look-up may touch: header and slots. They must be backed by memory before a door maps
+    /// the file: a read of a hole that can't be filled is a SIGBUS in somebody's program.
+    pub const fn tables_bytes(&self) -> u64 {
+        self.records_at()
     }
 
     const fn inode_slots_at(&self) -> u64 {
@@ -165,6 +173,18 @@ impl<'a> IndexWriter<'a> {
     /// Directories: numbers run from 0 to this.
     pub const fn directories(&self) -> u32 {
         self.directories
+    }
+
+    /// The parts that fill from their start: offset of each in the file, and bytes used. The next insertion may use
+    /// [`INSERTION_BYTES_MAX`] more of each, which must be backed by memory beforehand.
+    pub const fn parts(&self) -> [(u64, u64); 4] {
+        let header = self.index.header;
+        [
+            (header.records_at, self.records as u64 * size_of::<Record>() as u64),
+            (header.directories_at, self.directories as u64 * size_of::<Directory>() as u64),
+            (header.classes_at, self.classes as u64 * size_of::<Class>() as u64),
+            (header.names_at, self.names as u64),
+        ]
     }
 
     /// A layout with at least twice the live contents' room, for the next generation.

@@ -68,11 +68,9 @@ impl Clerk {
     }
 
     /// Removes a whole copy that is not published.
-    fn discard(&mut self, flight: &Flight, reason: &'static str) -> &'static str {
-        if let Some(state) = self.tiers.get(flight.tier)
-            && let Err(error) = state.tier.remove(flight.copy)
-        {
-            self.log.line(&format!("a copy could not be removed: {error}"));
+    fn discard(&self, flight: &Flight, reason: &'static str) -> &'static str {
+        if let Some(state) = self.tiers.get(flight.tier) {
+            state.tier.discard(flight.copy);
         }
         reason
     }
