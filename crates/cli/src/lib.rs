@@ -1,1 +1,91 @@
-//! Forebay: cli.
+//! The command `forebay`: decides what a run does, joins the agent, runs the program, tells what it came to.
+//!
+//! What was typed ([`args`]) and what the environment and the configuration file say becomes a [`config::Config`] once; that and the
+//! machine ([`mounts`], [`sources`], [`tiers`], [`library`], [`program`]) become a [`plan::Plan`], which [`run`] carries out and
+//! [`doctor`] explains. Every refusal is one line and comes before anything runs. What must not be here: copying, sockets, shared
+//! memory (the agent's crate), decisions about copies (policy).
+
+#![deny(unsafe_code)]
+
+pub mod args;
+pub mod child;
+pub mod clean;
+pub mod config;
+pub mod doctor;
+pub mod elf;
+pub mod environment;
+pub mod library;
+pub mod measure;
+pub mod memory;
+pub mod mounts;
+pub mod places;
+pub mod plan;
+pub mod program;
+pub mod record;
+pub mod refusal;
+pub mod run;
+pub mod show;
+pub mod size;
+pub mod sources;
+pub mod summary;
+pub mod text;
+pub mod tiers;
+
+use std::io::{Read, Write};
+
+use forebay_agent::{AgentConfig, AgentError, client::EXIT_ALREADY_RUNNING};
+
+use args::{Command, ConfigCommand, Typed};
+use environment::Environment;
+use refusal::{EXIT_BAD_INPUT, Refusal};
+
+/// Does what the command line says; gives the exit status.
+pub fn main() -> u8 {
+    match answer() {
+        Ok(status) => status,
+        Err(refusal) => {
+            let _ = writeln!(std::io::stderr(), "forebay: {refusal}");
+            refusal.status
+        }
+    }
+}
+
+fn answer() -> Result<u8, Refusal> {
+    let command = match args::parse(std::env::args_os())? {
+        Typed::Command(command) => command,
+        Typed::Text(text) => return Ok(print(&text)),
+        Typed::Nothing(text) => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            return Ok(EXIT_BAD_INPUT);
+        }
+    };
+    let environment = Environment::current();
+    match command {
+        Command::Run(args) => run::run(&args, &environment).map(child::end_as),
+        Command::Agent => Ok(agent()),
+        Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
+        Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
+        Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),
+    }
+}
+
+/// Prints to standard output. That nobody reads on is no fault.
+fn print(text: &str) -> u8 {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    0
+}
+
+/// The agent: its settings come on standard input, its errors go to its log.
+fn agent() -> u8 {
+    let mut text = Vec::new();
+    let settings = std::io::stdin()
+        .read_to_end(&mut text)
+        .ok()
+        .and_then(|_| serde_json::from_slice::<AgentConfig>(&text).ok());
+    match settings.map(forebay_agent::serve) {
+        Some(Ok(())) => 0,
+        Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
+        Some(Err(_)) => 1,
+        None => EXIT_BAD_INPUT,
+    }
+}

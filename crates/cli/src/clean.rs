@@ -1,0 +1,208 @@
+//! `forebay clean`: gives back all that runs have left, and touches nothing that is in use or not ours.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_agent::{AgentError, Connection, private_dir, protocol::Request};
+use forebay_store::StoreError;
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock, openat},
+    process::geteuid,
+};
+
+use crate::{
+    args::CleanArgs,
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places,
+    refusal::{EXIT_BAD_INPUT, Refusal},
+    text, tiers,
+};
+
+/// What could not be cleaned, though it should: the exit status says so.
+const EXIT_INCOMPLETE: u8 = 1;
+/// How long an agent may take to end.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Cleans; gives what to print and the exit status.
+///
+/// # Errors
+/// Bad input.
+pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
+    let config = Config::resolve(&Flags::default(), environment)?;
+    let mounts = Mounts::read();
+    let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
+    let named: Vec<PathBuf> = args.tier.iter().map(|dir| environment.make_absolute(directory_of(dir))).collect();
+    for dir in &named {
+        if !dir.is_dir() {
+            let line = format!("--tier: {} is no directory; name the directory of a tier", dir.display());
+            return Err(Refusal::with_status(EXIT_BAD_INPUT, line));
+        }
+    }
+    let mut report = Report::default();
+    let mut dirs = named.clone();
+    let agents = agents_in(&runtime_dir);
+    for agent in &agents {
+        report.stop(agent, &named, &mut dirs);
+    }
+    if named.is_empty() {
+        dirs.extend(config.tiers.value.iter().map(|tier| tier.dir.clone()));
+        dirs.extend(tiers::possible(environment, &mounts));
+    }
+    let mut dirs: Vec<PathBuf> = dirs.into_iter().filter_map(|dir| dir.canonicalize().ok()).collect();
+    dirs.sort();
+    dirs.dedup();
+    for dir in &dirs {
+        report.remove_tier(dir);
+    }
+    for agent in &agents {
+        report.remove_stale(agent);
+    }
+    // What else is there: nothing, or another agent.
+    let _ = fs::remove_dir(&runtime_dir);
+    Ok(report.finish(&dirs, !named.is_empty()))
+}
+
+/// `DIR`, or `DIR=SIZE` as for a run.
+fn directory_of(word: &OsStr) -> &Path {
+    let bytes = word.as_bytes();
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte == b'=')
+        .filter(|_| !Path::new(word).is_dir())
+        .unwrap_or(bytes.len());
+    Path::new(OsStr::from_bytes(bytes.get(..end).unwrap_or(bytes)))
+}
+
+/// The directories of agents, running or not.
+fn agents_in(runtime_dir: &Path) -> Vec<PathBuf> {
+    // One that is not ours alone is none of ours.
+    if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(runtime_dir).into_iter().flatten().filter_map(Result::ok);
+    let is_key = |name: &OsStr| name.len() == 16 && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
+    let mut dirs: Vec<PathBuf> = entries
+        .filter(|entry| is_key(&entry.file_name()))
+        .map(|entry| entry.path())
+        .collect();
+    dirs.sort();
+    dirs
+}
+
+/// Takes the lock of an agent's directory as soon as no agent holds it.
+fn lock_when_free(agent: &Path, deadline: Duration) -> Option<OwnedFd> {
+    let begun = Instant::now();
+    let dir = private_dir(agent).ok()?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = openat(&dir, "lock", flags, Mode::RUSR | Mode::WUSR).ok()?;
+    while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if begun.elapsed() >= deadline {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Some(lock)
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    lines: Vec<String>,
+    files: u64,
+    bytes: u64,
+    is_incomplete: bool,
+}
+
+impl Report {
+    /// Asks an agent to end if it holds one of the tiers that are meant (all, if none is named), and adds its tiers.
+    fn stop(&mut self, agent: &Path, named: &[PathBuf], dirs: &mut Vec<PathBuf>) {
+        let Ok(mut connection) = Connection::open(agent) else { return };
+        let tiers: Vec<PathBuf> = connection
+            .status()
+            .map(|status| status.tiers.into_iter().map(|tier| tier.dir).collect())
+            .unwrap_or_default();
+        let is_meant = |tier: &PathBuf| named.iter().any(|dir| dir.canonicalize().is_ok_and(|dir| dir == *tier));
+        if !named.is_empty() && !tiers.iter().any(is_meant) {
+            return;
+        }
+        if named.is_empty() {
+            dirs.extend(tiers);
+        }
+        match connection.ask(&Request::Stop) {
+            // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it is in use.
+            Ok(_) => drop(lock_when_free(agent, END_DEADLINE)),
+            // The tier itself says that it is in use.
+            Err(AgentError::Refused { .. }) => {}
+            Err(error) => self.lines.push(format!("an agent does not answer: {error}")),
+        }
+    }
+
+    fn remove_tier(&mut self, dir: &Path) {
+        match forebay_store::clean(dir, geteuid().as_raw()) {
+            Ok(report) if report.existed => {
+                self.files += report.removed;
+                self.bytes += report.removed_bytes;
+                let files = text::counted(report.removed, "copy", "copies");
+                self.lines.push(format!(
+                    "{}: {files} removed, {} freed",
+                    report.root.display(),
+                    text::bytes(report.removed_bytes)
+                ));
+                if report.left > 0 {
+                    self.is_incomplete = true;
+                    let left = text::counted(
+                        report.left,
+                        "entry that is not ours was left",
+                        "entries that are not ours were left",
+                    );
+                    self.lines
+                        .push(format!("{}: {left}; look at it and remove it yourself", report.root.display()));
+                }
+            }
+            Ok(_) => {}
+            Err(StoreError::InUse { path, holder }) => {
+                self.is_incomplete = true;
+                let by = holder.map(|pid| format!(" by process {pid}")).unwrap_or_default();
+                self.lines.push(format!(
+                    "{}: in use{by}; left alone: clean again when its runs have ended",
+                    path.display()
+                ));
+            }
+            Err(error) => {
+                self.is_incomplete = true;
+                self.lines.push(error.to_string());
+            }
+        }
+    }
+
+    /// Removes the directory of an agent that is gone.
+    fn remove_stale(&mut self, agent: &Path) {
+        // Holding the lock ourselves, no other agent can start meanwhile.
+        let Some(_lock) = lock_when_free(agent, Duration::ZERO) else {
+            return;
+        };
+        if let Err(error) = fs::remove_dir_all(agent) {
+            self.is_incomplete = true;
+            self.lines.push(format!("{}: {error}", agent.display()));
+        }
+    }
+
+    fn finish(mut self, dirs: &[PathBuf], is_named: bool) -> (String, u8) {
+        if self.lines.is_empty() {
+            let where_looked = if is_named { "there" } else { "in any place that a run would use" };
+            self.lines.push(format!(
+                "nothing to clean {where_looked} ({})",
+                text::counted(dirs.len() as u64, "directory", "directories")
+            ));
+        }
+        let status = if self.is_incomplete { EXIT_INCOMPLETE } else { 0 };
+        (self.lines.join("\n") + "\n", status)
+    }
+}

@@ -1,0 +1,473 @@
+//! What was asked for, resolved once: flags, then the environment, then the configuration file, then defaults. Each value knows
+//! where it comes from. Nobody below asks again.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, io,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::protocol::RunFreshness;
+use forebay_contract::env;
+use serde::Deserialize;
+
+use crate::{
+    args::{Choices, RunArgs},
+    environment::Environment,
+    refusal::Refusal,
+    size::parse_size,
+};
+
+/// Freshness unless told otherwise: seconds.
+const TTL_DEFAULT_S: u64 = 60;
+/// Longest freshness in seconds: ten years. Who wants more means `immutable`.
+const TTL_MAX_S: u64 = 10 * 366 * 86_400;
+/// A configuration file is not longer.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// An option of the command line.
+    Flag(&'static str),
+    /// An environment variable.
+    Environment(&'static str),
+    /// A key of the configuration file.
+    File(PathBuf, &'static str),
+    /// Nobody asked for anything else.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(name) => f.write_str(name),
+            Self::Environment(name) => write!(f, "${name}"),
+            Self::File(path, key) => write!(f, "{key} in {}", path.display()),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting<T> {
+    /// The value.
+    pub value: T,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+impl<T> Setting<T> {
+    fn default(value: T) -> Self {
+        Self {
+            value,
+            origin: Origin::Default,
+        }
+    }
+}
+
+/// A tier as it was asked for; whether it can be used is for `tiers.rs` to see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierWish {
+    /// Absolute path.
+    pub dir: PathBuf,
+    /// Most bytes of files.
+    pub bytes: u64,
+}
+
+/// Everything that was asked for.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Source directories, absolute; none: they are found.
+    pub sources: Setting<Vec<PathBuf>>,
+    /// Tiers; none: they are found.
+    pub tiers: Setting<Vec<TierWish>>,
+    /// Freshness.
+    pub freshness: Setting<RunFreshness>,
+    /// Keep the agent.
+    pub keep: Setting<bool>,
+    /// The record's file, absolute; `None`: one in the state directory.
+    pub record: Setting<Option<PathBuf>>,
+    /// Print no summary.
+    pub quiet: Setting<bool>,
+    /// Directory for sockets and shared memory; `None`: the usual one.
+    pub runtime_dir: Setting<Option<PathBuf>>,
+    /// Directory for records and the user's secret; `None`: the usual one.
+    pub state_dir: Setting<Option<PathBuf>>,
+    /// The preload library; `None`: beside the command.
+    pub preload: Setting<Option<PathBuf>>,
+    /// The configuration file that was read.
+    pub file: Option<PathBuf>,
+}
+
+/// Whether the environment switches everything off.
+///
+/// # Errors
+/// A value that is neither on nor off.
+pub fn is_off(environment: &Environment) -> Result<bool, Refusal> {
+    Ok(!switch(environment, env::FOREBAY)?.unwrap_or(true))
+}
+
+/// What one place says; `None` where it says nothing.
+#[derive(Debug, Default)]
+struct Layer {
+    sources: Option<Setting<Vec<PathBuf>>>,
+    tiers: Option<Setting<Vec<TierWish>>>,
+    freshness: Option<Setting<RunFreshness>>,
+    keep: Option<Setting<bool>>,
+    record: Option<Setting<PathBuf>>,
+    quiet: Option<Setting<bool>>,
+    runtime_dir: Option<Setting<PathBuf>>,
+    state_dir: Option<Setting<PathBuf>>,
+}
+
+/// The options of a command line.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    choices: Choices,
+    keep: bool,
+    record: Option<PathBuf>,
+    quiet: bool,
+}
+
+impl From<&RunArgs> for Flags {
+    fn from(args: &RunArgs) -> Self {
+        Self {
+            choices: args.choices.clone(),
+            keep: args.keep,
+            record: args.record.clone(),
+            quiet: args.quiet,
+        }
+    }
+}
+
+impl From<&Choices> for Flags {
+    fn from(choices: &Choices) -> Self {
+        Self {
+            choices: choices.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+impl Config {
+    /// Resolves what was asked for.
+    ///
+    /// # Errors
+    /// A value without meaning, an unknown key, a configuration file that others can write.
+    pub fn resolve(flags: &Flags, environment: &Environment) -> Result<Self, Refusal> {
+        let file = find_file(environment)?;
+        let layers = [
+            from_flags(flags, environment)?,
+            from_environment(environment)?,
+            file.as_deref().map_or_else(|| Ok(Layer::default()), read_file)?,
+        ];
+        let mut of = Layer::default();
+        for layer in layers {
+            of.sources = of.sources.or(layer.sources);
+            of.tiers = of.tiers.or(layer.tiers);
+            of.freshness = of.freshness.or(layer.freshness);
+            of.keep = of.keep.or(layer.keep);
+            of.record = of.record.or(layer.record);
+            of.quiet = of.quiet.or(layer.quiet);
+            of.runtime_dir = of.runtime_dir.or(layer.runtime_dir);
+            of.state_dir = of.state_dir.or(layer.state_dir);
+        }
+        let preload = environment.get(env::PRELOAD).map(|path| Setting {
+            value: environment.make_absolute(Path::new(path)),
+            origin: Origin::Environment(env::PRELOAD),
+        });
+        Ok(Self {
+            sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
+            tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
+            freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
+            keep: of.keep.unwrap_or_else(|| Setting::default(false)),
+            record: optional(of.record),
+            quiet: of.quiet.unwrap_or_else(|| Setting::default(false)),
+            runtime_dir: optional(of.runtime_dir),
+            state_dir: optional(of.state_dir),
+            preload: optional(preload),
+            file,
+        })
+    }
+}
+
+fn optional<T>(setting: Option<Setting<T>>) -> Setting<Option<T>> {
+    setting.map_or_else(
+        || Setting::default(None),
+        |setting| Setting {
+            value: Some(setting.value),
+            origin: setting.origin,
+        },
+    )
+}
+
+fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal> {
+    let choices = &flags.choices;
+    let source = Origin::Flag("--source");
+    let tier = Origin::Flag("--tier");
+    let freshness = Origin::Flag("--freshness");
+    Ok(Layer {
+        sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
+        tiers: list(&choices.tier, &tier, |text| parse_tier(&tier, environment, text))?,
+        freshness: choices
+            .freshness
+            .as_deref()
+            .map(|text| parse_freshness(&freshness, text))
+            .transpose()?,
+        keep: flags.keep.then_some(Setting {
+            value: true,
+            origin: Origin::Flag("--keep"),
+        }),
+        record: flags.record.as_ref().map(|path| Setting {
+            value: environment.make_absolute(path),
+            origin: Origin::Flag("--record"),
+        }),
+        quiet: flags.quiet.then_some(Setting {
+            value: true,
+            origin: Origin::Flag("--quiet"),
+        }),
+        ..Layer::default()
+    })
+}
+
+fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
+    let pieces = |name| environment.get(name).map(split_colons).unwrap_or_default();
+    let path = |name| {
+        let value = environment.get(name).map(|path| environment.make_absolute(Path::new(path)));
+        value.map(|value| Setting {
+            value,
+            origin: Origin::Environment(name),
+        })
+    };
+    let flag = |name| -> Result<_, Refusal> {
+        Ok(switch(environment, name)?.map(|value| Setting {
+            value,
+            origin: Origin::Environment(name),
+        }))
+    };
+    let source = Origin::Environment(env::SOURCE);
+    let tier = Origin::Environment(env::TIER);
+    let freshness = Origin::Environment(env::FRESHNESS);
+    Ok(Layer {
+        sources: list(&pieces(env::SOURCE), &source, |dir| {
+            source_dir(&source, environment, Path::new(dir))
+        })?,
+        tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
+        freshness: environment
+            .get(env::FRESHNESS)
+            .map(|text| parse_freshness(&freshness, text))
+            .transpose()?,
+        keep: flag(env::KEEP)?,
+        record: path(env::RECORD),
+        quiet: flag(env::QUIET)?,
+        runtime_dir: path(env::RUNTIME_DIR),
+        state_dir: path(env::STATE_DIR),
+    })
+}
+
+fn list<I, T>(items: &[I], origin: &Origin, parse: impl Fn(&I) -> Result<T, Refusal>) -> Result<Option<Setting<Vec<T>>>, Refusal> {
+    if items.is_empty() {
+        return Ok(None);
+    }
+    let value = items.iter().map(parse).collect::<Result<_, _>>()?;
+    Ok(Some(Setting {
+        value,
+        origin: origin.clone(),
+    }))
+}
+
+fn split_colons(text: &OsStr) -> Vec<OsString> {
+    let pieces = text.as_bytes().split(|byte| *byte == b':');
+    pieces
+        .filter(|piece| !piece.is_empty())
+        .map(|piece| OsStr::from_bytes(piece).to_owned())
+        .collect()
+}
+
+/// `on`, `off` and what people write for these.
+fn switch(environment: &Environment, name: &'static str) -> Result<Option<bool>, Refusal> {
+    let Some(value) = environment.get(name) else { return Ok(None) };
+    match value.to_string_lossy().to_ascii_lowercase().as_str() {
+        "1" | "on" | "yes" | "true" => Ok(Some(true)),
+        "0" | "off" | "no" | "false" => Ok(Some(false)),
+        other => Err(Refusal::bad_input(format_args!("${name}: '{other}' is neither on nor off"))),
+    }
+}
+
+fn source_dir(origin: &Origin, environment: &Environment, dir: &Path) -> Result<PathBuf, Refusal> {
+    if dir.as_os_str().is_empty() {
+        return Err(Refusal::bad_input(format_args!("{origin}: there is no directory; name one")));
+    }
+    Ok(environment.make_absolute(dir))
+}
+
+fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<TierWish, Refusal> {
+    let bytes = text.as_bytes();
+    let shown = text.to_string_lossy();
+    let Some(at) = bytes.iter().rposition(|byte| *byte == b'=') else {
+        return Err(Refusal::bad_input(format_args!(
+            "{origin}: {shown} has no size; write DIR=SIZE, such as {shown}=200G"
+        )));
+    };
+    let (dir, size) = (bytes.get(..at).unwrap_or_default(), bytes.get(at + 1..).unwrap_or_default());
+    if dir.is_empty() {
+        return Err(Refusal::bad_input(format_args!(
+            "{origin}: '{shown}' names no directory; write DIR=SIZE, such as /scratch=200G"
+        )));
+    }
+    let bytes = parse_size(&format!("{origin} {shown}"), &String::from_utf8_lossy(size))?;
+    Ok(TierWish {
+        dir: environment.make_absolute(Path::new(OsStr::from_bytes(dir))),
+        bytes,
+    })
+}
+
+fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
+    let text = text.to_string_lossy();
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
+    let value = match text.split_once('=') {
+        None if text == "immutable" => RunFreshness::Immutable,
+        None if text == "on_open" => RunFreshness::OnOpen,
+        Some(("ttl", seconds)) => match seconds.parse() {
+            Ok(0) => return Err(refuse("ttl=0 would ask at each open, which is on_open")),
+            Ok(seconds) if seconds <= TTL_MAX_S => RunFreshness::Ttl(seconds),
+            Ok(_) => return Err(refuse("that is longer than ten years, which is immutable")),
+            Err(_) => return Err(refuse(&format!("'{seconds}' is no number of seconds"))),
+        },
+        _ => return Err(refuse(&format!("'{text}' is no freshness"))),
+    };
+    Ok(Setting {
+        value,
+        origin: origin.clone(),
+    })
+}
+
+/// As it is written.
+pub fn freshness_text(freshness: RunFreshness) -> String {
+    match freshness {
+        RunFreshness::Ttl(seconds) => format!("ttl={seconds}"),
+        RunFreshness::Immutable => "immutable".into(),
+        RunFreshness::OnOpen => "on_open".into(),
+    }
+}
+
+/// The configuration file, if there is one. Never in the current directory: that may be anybody's (S6).
+fn find_file(environment: &Environment) -> Result<Option<PathBuf>, Refusal> {
+    if let Some(named) = environment.get(env::CONFIG) {
+        let path = environment.make_absolute(Path::new(named));
+        return if path.exists() {
+            Ok(Some(path))
+        } else {
+            Err(Refusal::bad_input(format_args!(
+                "${}: {} does not exist; create it or unset the variable",
+                env::CONFIG,
+                path.display()
+            )))
+        };
+    }
+    let place = environment
+        .absolute("XDG_CONFIG_HOME")
+        .or_else(|| Some(environment.home()?.join(".config")));
+    Ok(place.map(|dir| dir.join("forebay/config.toml")).filter(|path| path.exists()))
+}
+
+/// Keys of the configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    source: Option<Vec<String>>,
+    tier: Option<Vec<String>>,
+    freshness: Option<String>,
+    keep: Option<bool>,
+    record: Option<PathBuf>,
+    quiet: Option<bool>,
+    runtime_dir: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
+}
+
+fn read_file(path: &Path) -> Result<Layer, Refusal> {
+    let text = read_trusted(path)?;
+    let file: File = toml::from_str(&text).map_err(|error| {
+        let line = error
+            .span()
+            .map_or(1, |span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
+        Refusal::bad_input(format_args!("{}:{line}: {}", path.display(), error.message()))
+    })?;
+    let origin = |key| Origin::File(path.to_owned(), key);
+    // A file has no current directory.
+    let nowhere = Environment::default();
+    let absolute = |key, dir: &Path| {
+        if dir.is_absolute() {
+            return Ok(nowhere.make_absolute(dir));
+        }
+        Err(Refusal::bad_input(format_args!(
+            "{}: '{}' must be an absolute path",
+            origin(key),
+            dir.display()
+        )))
+    };
+    let path_of = |key, value: Option<PathBuf>| -> Result<_, Refusal> {
+        value
+            .map(|value| {
+                Ok(Setting {
+                    value: absolute(key, &value)?,
+                    origin: origin(key),
+                })
+            })
+            .transpose()
+    };
+    let tier = |text: &String| {
+        let wish = parse_tier(&origin("tier"), &nowhere, OsStr::new(text))?;
+        absolute("tier", &wish.dir).map(|dir| TierWish { dir, ..wish })
+    };
+    Ok(Layer {
+        sources: list(&file.source.unwrap_or_default(), &origin("source"), |dir| {
+            absolute("source", Path::new(dir))
+        })?,
+        tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
+        freshness: file
+            .freshness
+            .map(|text| parse_freshness(&origin("freshness"), OsStr::new(&text)))
+            .transpose()?,
+        keep: file.keep.map(|value| Setting {
+            value,
+            origin: origin("keep"),
+        }),
+        record: path_of("record", file.record)?,
+        quiet: file.quiet.map(|value| Setting {
+            value,
+            origin: origin("quiet"),
+        }),
+        runtime_dir: path_of("runtime_dir", file.runtime_dir)?,
+        state_dir: path_of("state_dir", file.state_dir)?,
+    })
+}
+
+/// The text of a file that nobody but this user and root can have written (S6).
+fn read_trusted(path: &Path) -> Result<String, Refusal> {
+    let refuse = |why: &dyn fmt::Display| Refusal::bad_input(format_args!("{}: {why}", path.display()));
+    let file = std::fs::File::open(path).map_err(|error| refuse(&error))?;
+    let meta = file.metadata().map_err(|error| refuse(&error))?;
+    let user = rustix::process::geteuid().as_raw();
+    if !meta.is_file() {
+        return Err(refuse(&"the configuration is no file; remove it"));
+    }
+    if meta.uid() != user && meta.uid() != 0 {
+        return Err(refuse(
+            &"the configuration belongs to another user, who could choose what runs here; use a file of your own",
+        ));
+    }
+    if meta.mode() & 0o022 != 0 {
+        return Err(refuse(&format_args!(
+            "others can write the configuration; chmod go-w {}",
+            path.display()
+        )));
+    }
+    if meta.len() > FILE_BYTES_MAX {
+        return Err(refuse(&"the configuration is longer than 1 MiB"));
+    }
+    io::read_to_string(file).map_err(|error| refuse(&error))
+}

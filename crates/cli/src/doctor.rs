@@ -1,0 +1,334 @@
+//! `forebay doctor`: what a run would cover, what it would choose and why, and the most that it could gain.
+
+use std::{
+    ffi::OsString,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::{Connection, protocol::Status};
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
+
+use crate::{
+    args::DoctorArgs,
+    config::{Config, Flags, freshness_text, is_off},
+    environment::Environment,
+    library,
+    measure::{Measured, measure},
+    memory::memory_limit,
+    mounts::{Mounts, reach},
+    plan::Plan,
+    program::{Cover, Program},
+    record::settings,
+    refusal::Refusal,
+    text,
+};
+
+/// Version of the JSON.
+const SCHEMA: u32 = 1;
+/// A source that takes so many times as long as the tier, or less, leaves nothing to gain: that much is noise.
+const NOTHING_BELOW: f64 = 1.1;
+/// Fewer places for hand-overs than this fill up when many workers open files at once.
+const BACKLOG_ENOUGH: u64 = 1024;
+
+/// What was found.
+#[derive(Debug)]
+struct Findings {
+    plan: Plan,
+    program: Option<Result<Program, Refusal>>,
+    others: Vec<PathBuf>,
+    agent: Option<Status>,
+    kernel: Kernel,
+    gain: Result<Measured, String>,
+    is_off: bool,
+    memory: (u64, &'static str),
+}
+
+/// What of the kernel matters here.
+#[derive(Debug)]
+struct Kernel {
+    release: String,
+    backlog: u64,
+    descriptors: Option<u64>,
+}
+
+impl Kernel {
+    fn look() -> Self {
+        let backlog = fs::read_to_string("/proc/sys/net/core/somaxconn")
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        Self {
+            release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            backlog: backlog.unwrap_or(0),
+            descriptors: getrlimit(Resource::Nofile).maximum,
+        }
+    }
+}
+
+/// Looks and measures; gives the text, and whether the program could be run.
+///
+/// # Errors
+/// Bad input.
+pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
+    let config = Config::resolve(&Flags::from(&args.choices), environment)?;
+    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let plan = Plan::make(config, &args.program, environment, &exe)?;
+    let program = args.program.first().map(|name| {
+        Program::find(name, environment).map(|mut program| {
+            program.try_library(&plan.library);
+            program
+        })
+    });
+    let gain = match &plan.idle {
+        Some(why) => Err(why.clone()),
+        None => measure(places_to_read(&plan, &args.program, environment), plan.tiers[0].setting.dir.clone()),
+    };
+    let agent = Connection::open(&plan.request().agent.dir)
+        .and_then(|mut connection| connection.status())
+        .ok();
+    let findings = Findings {
+        program,
+        others: library::others(environment),
+        agent,
+        kernel: Kernel::look(),
+        gain,
+        is_off: is_off(environment)?,
+        memory: memory_limit(&Mounts::read()),
+        plan,
+    };
+    let status = match &findings.program {
+        Some(Err(refusal)) => refusal.status,
+        Some(Ok(Program {
+            cover: Cover::Breaks(_), ..
+        })) => 2,
+        _ => 0,
+    };
+    let out = if args.json {
+        format!("{:#}\n", findings.json())
+    } else {
+        findings.text()
+    };
+    Ok((out, status))
+}
+
+/// Where the program's data most likely lies: what its arguments name, the current directory, then any part of a source.
+fn places_to_read(plan: &Plan, words: &[OsString], environment: &Environment) -> Vec<PathBuf> {
+    let dirs: Vec<PathBuf> = plan.sources.found.iter().map(|source| source.dir.clone()).collect();
+    let named = words
+        .iter()
+        .skip(1)
+        .flat_map(|word| crate::sources::paths_in(word))
+        .map(|path| environment.make_absolute(&path));
+    let mut places: Vec<PathBuf> = named
+        .chain(environment.directory.clone())
+        .filter(|path| reach(path, &dirs).is_some())
+        .collect();
+    places.extend(dirs);
+    places
+}
+
+impl Findings {
+    fn text(&self) -> String {
+        let mut out = String::new();
+        let mut row = |what: &str, words: &str| {
+            let _ = writeln!(out, "{what:<11} {words}");
+        };
+        if self.is_off {
+            row("off", "FOREBAY=off is set: every program runs untouched");
+        }
+        row(
+            "config",
+            &self
+                .plan
+                .config
+                .file
+                .as_ref()
+                .map_or("no file".into(), |file| file.display().to_string()),
+        );
+        self.source_rows(&mut row);
+        self.tier_rows(&mut row);
+        let freshness = &self.plan.config.freshness;
+        row("freshness", &format!("{} ({})", freshness_text(freshness.value), freshness.origin));
+        match &self.program {
+            None => row("program", "none named; forebay doctor -- PROGRAM looks at one"),
+            Some(Err(refusal)) => row("program", &refusal.to_string()),
+            Some(Ok(program)) => row("program", &format!("{}: {}", program.image.display(), program.cover)),
+        }
+        row("library", &self.plan.library.display().to_string());
+        for other in &self.others {
+            row("", &format!("after {}, which is preloaded already", other.display()));
+        }
+        self.kernel_rows(&mut row);
+        self.gain_rows(&mut row);
+        out
+    }
+
+    fn source_rows(&self, row: &mut dyn FnMut(&str, &str)) {
+        let sources = &self.plan.sources;
+        for (at, source) in sources.found.iter().enumerate() {
+            let shared = if source.is_network { "" } else { "; not a network file system" };
+            row(
+                if at == 0 { "sources" } else { "" },
+                &format!("{} ({}{shared})", source.dir.display(), source.fs_type),
+            );
+        }
+        if sources.found.is_empty() {
+            row("sources", "none");
+        }
+        for spelling in sources
+            .spellings
+            .iter()
+            .filter(|spelling| sources.found.iter().all(|source| source.dir != spelling.path))
+        {
+            row("", &format!("also as {}", spelling.path.display()));
+        }
+        for note in &sources.notes {
+            row("", note);
+        }
+    }
+
+    fn tier_rows(&self, row: &mut dyn FnMut(&str, &str)) {
+        for (at, tier) in self.plan.tiers.iter().enumerate() {
+            let setting = &tier.setting;
+            let words = format!(
+                "{} ({}), up to {}; {}",
+                setting.dir.display(),
+                tier.fs_type,
+                text::bytes(setting.bytes),
+                tier.why
+            );
+            row(if at == 0 { "tiers" } else { "" }, &words);
+            tier.note.iter().for_each(|note| row("", note));
+        }
+        if self.plan.tiers.is_empty() {
+            row("tiers", "none");
+        }
+        match &self.agent {
+            None => row("agent", "none is running; a run starts one"),
+            Some(status) => {
+                let files: u64 = status.tiers.iter().map(|tier| tier.files).sum();
+                let bytes: u64 = status.tiers.iter().map(|tier| tier.used_bytes).sum();
+                let files = text::counted(files, "copy", "copies");
+                row(
+                    "agent",
+                    &format!(
+                        "running for {}, {files}, {}",
+                        text::counted(status.runs, "run", "runs"),
+                        text::bytes(bytes)
+                    ),
+                );
+            }
+        }
+    }
+
+    fn kernel_rows(&self, row: &mut dyn FnMut(&str, &str)) {
+        let Kernel {
+            release,
+            backlog,
+            descriptors,
+        } = &self.kernel;
+        let descriptors = descriptors.map_or("any number".into(), text::count);
+        row(
+            "kernel",
+            &format!(
+                "{release}; {} hand-overs can wait, {descriptors} descriptors",
+                text::count(*backlog)
+            ),
+        );
+        if *backlog < BACKLOG_ENOUGH {
+            row(
+                "",
+                &format!("net.core.somaxconn is {backlog}: when many workers open files at once, some will not be copied"),
+            );
+        }
+        row("memory", &format!("{}, {}", text::bytes(self.memory.0), self.memory.1));
+    }
+
+    fn gain_rows(&self, row: &mut dyn FnMut(&str, &str)) {
+        let measured = match &self.gain {
+            Ok(measured) => measured,
+            Err(why) => return row("gain", &format!("nothing can be said: {why}")),
+        };
+        let files = text::counted(measured.files, "file", "files");
+        let rate = |time: std::time::Duration| {
+            let each = time.as_secs_f64() * 1e3 / text::ratio(measured.files, 1).max(1.0);
+            format!(
+                "{each:.2} ms a file, {}/s",
+                text::bytes((text::ratio(measured.bytes, 1) / time.as_secs_f64().max(1e-6)) as u64)
+            )
+        };
+        row(
+            "measured",
+            &format!("{files}, {}, read cold, one after the other", text::bytes(measured.bytes)),
+        );
+        row("", &format!("source {}", rate(measured.source)));
+        row("", &format!("tier   {}", rate(measured.tier)));
+        if measured.ratio() < NOTHING_BELOW {
+            return row("gain", "nothing: the source answers as fast as the tier");
+        }
+        let ratio = measured.ratio();
+        row(
+            "gain",
+            &format!("the source takes {ratio:.1} times as long as the tier, which serves a file from its second reading on"),
+        );
+        let share = |waiting: f64| {
+            format!(
+                "{:.1} times as fast if it now waits for data {:.0} % of its time",
+                measured.speed_up(waiting),
+                waiting * 100.0
+            )
+        };
+        row("", &format!("at most, a job gets {}, {}", share(0.5), share(0.1)));
+        row(
+            "",
+            &format!(
+                "what fits into memory ({}) may be in the page cache already; the server's cache helps the source here",
+                text::bytes(self.memory.0)
+            ),
+        );
+    }
+
+    fn json(&self) -> Value {
+        let plan = &self.plan;
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        json!({
+            "schema": SCHEMA,
+            "forebay": env!("CARGO_PKG_VERSION"),
+            "off": self.is_off,
+            "settings": settings(&plan.config),
+            "idle": plan.idle,
+            "sources": plan.sources.found.iter().map(|source| json!({
+                "dir": path(&source.dir), "file_system": source.fs_type, "network": source.is_network,
+            })).collect::<Vec<_>>(),
+            "spellings": plan.sources.spellings.iter().map(|spelling| path(&spelling.path)).collect::<Vec<_>>(),
+            "notes": plan.sources.notes,
+            "tiers": plan.tiers.iter().map(|tier| json!({
+                "dir": path(&tier.setting.dir), "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
+                "note": tier.note,
+            })).collect::<Vec<_>>(),
+            "agent": self.agent,
+            "program": self.program.as_ref().map(|program| match program {
+                Ok(program) => json!({
+                    "path": path(&program.path), "image": path(&program.image), "covered": program.cover == Cover::Covered,
+                    "cover": program.cover.to_string(),
+                }),
+                Err(refusal) => json!({ "error": refusal.to_string() }),
+            }),
+            "library": path(&plan.library),
+            "preloaded": self.others.iter().map(|other| path(other)).collect::<Vec<_>>(),
+            "kernel": { "release": self.kernel.release, "somaxconn": self.kernel.backlog, "descriptors": self.kernel.descriptors },
+            "memory_bytes": self.memory.0,
+            "gain": match &self.gain {
+                Ok(measured) => json!({
+                    "files": measured.files, "bytes": measured.bytes, "source_seconds": measured.source.as_secs_f64(),
+                    "tier_seconds": measured.tier.as_secs_f64(), "ratio": measured.ratio(),
+                    "nothing": measured.ratio() < NOTHING_BELOW,
+                    "speed_up_if_waiting_half": measured.speed_up(0.5), "speed_up_if_waiting_tenth": measured.speed_up(0.1),
+                }),
+                Err(why) => json!({ "unknown": why }),
+            },
+        })
+    }
+}

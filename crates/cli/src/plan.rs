@@ -1,0 +1,128 @@
+//! What a run will do, decided before anything runs. `run` carries it out, `doctor` explains it.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::{AgentConfig, RunRequest, TierSetting};
+
+use crate::{
+    config::{Config, Setting, freshness_text},
+    environment::Environment,
+    library,
+    mounts::Mounts,
+    places,
+    refusal::Refusal,
+    sources::Sources,
+    text,
+    tiers::{self, Chosen},
+};
+
+/// Everything that was decided.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What was asked for.
+    pub config: Config,
+    /// What is served.
+    pub sources: Sources,
+    /// Where copies go, top first.
+    pub tiers: Vec<Chosen>,
+    /// Why nothing is to be done, if so.
+    pub idle: Option<String>,
+    /// The preload library.
+    pub library: PathBuf,
+    /// Sockets and shared memory.
+    pub runtime_dir: Setting<PathBuf>,
+    /// Records and the user's secret.
+    pub state_dir: Setting<PathBuf>,
+}
+
+impl Plan {
+    /// Decides. Nothing is made or written.
+    ///
+    /// # Errors
+    /// Whatever was asked for and can't be.
+    pub fn make(config: Config, words: &[OsString], environment: &Environment, exe: &Path) -> Result<Self, Refusal> {
+        let mounts = Mounts::read();
+        let runtime_dir = places::runtime_dir(&config, environment, &mounts);
+        let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
+        let sources = Sources::find(&config.sources, words, environment, &mounts)?;
+        let named = tiers::named(&config.tiers, &sources.found, &mounts)?;
+        let library = library::find(&config.preload, exe)?;
+        let mut plan = Self {
+            config,
+            sources,
+            tiers: named,
+            idle: None,
+            library,
+            runtime_dir,
+            state_dir,
+        };
+        if plan.sources.found.is_empty() {
+            let rest = plan
+                .sources
+                .notes
+                .first()
+                .map_or_else(|| "--source DIR serves any other directory".into(), Clone::clone);
+            plan.idle = Some(format!("no network file system is mounted ({rest})"));
+        } else if plan.tiers.is_empty() {
+            match tiers::find(environment, &plan.sources, &mounts, &plan.state_dir.value) {
+                Ok(tier) => plan.tiers.push(tier),
+                Err(why) => plan.idle = Some(format!("{why} (--tier DIR=SIZE names one)")),
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Makes our own directories, and remembers a tier that was found.
+    ///
+    /// # Errors
+    /// When one of them can't be made or is not private.
+    pub fn settle(&self) -> Result<(), Refusal> {
+        places::make(&self.runtime_dir, &self.state_dir)?;
+        if self.config.tiers.value.is_empty() {
+            self.tiers
+                .iter()
+                .for_each(|tier| tiers::remember(&self.state_dir.value, &tier.setting));
+        }
+        Ok(())
+    }
+
+    /// What the agent is asked for.
+    pub fn request(&self) -> RunRequest {
+        let tiers: Vec<TierSetting> = self.tiers.iter().map(|tier| tier.setting.clone()).collect();
+        RunRequest {
+            agent: AgentConfig::for_tiers(&self.runtime_dir.value, &self.state_dir.value, &tiers, self.config.keep.value),
+            sources: self.sources.spellings.clone(),
+            freshness: self.config.freshness.value,
+        }
+    }
+
+    /// What was chosen, in one line.
+    pub fn line(&self) -> String {
+        let sources = named_few(
+            self.sources
+                .found
+                .iter()
+                .map(|source| format!("{} ({})", source.dir.display(), source.fs_type)),
+        );
+        let tiers = named_few(self.tiers.iter().map(|tier| {
+            let setting = &tier.setting;
+            format!("{} (up to {}; {})", setting.dir.display(), text::bytes(setting.bytes), tier.why)
+        }));
+        format!("{sources} from {tiers}, {}", freshness_text(self.config.freshness.value))
+    }
+}
+
+/// The first few, and how many more there are.
+fn named_few(names: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 3;
+    let all = names.len();
+    let line = names.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if all > SHOWN {
+        format!("{line} and {} more", all - SHOWN)
+    } else {
+        line
+    }
+}

@@ -1,0 +1,204 @@
+//! The record of a run: everything that is known of it, as JSON, for programs to read.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use forebay_agent::{private_dir_all, protocol::Status};
+use forebay_contract::Counter;
+use serde_json::{Value, json};
+
+use crate::{
+    child::Ended,
+    config::{Config, freshness_text},
+    plan::Plan,
+    program::{Cover, Program},
+    refusal::Refusal,
+    summary::{Counts, Derived},
+    text::timestamp,
+};
+
+/// Version of the record. It changes when a key changes its meaning or goes; new keys do not change it.
+const SCHEMA: u32 = 1;
+/// Records kept in the state directory.
+const KEPT: usize = 100;
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// What was decided.
+    pub plan: &'a Plan,
+    /// The program.
+    pub program: &'a Program,
+    /// Its command line.
+    pub words: &'a [OsString],
+    /// How it ended.
+    pub ended: Ended,
+    /// When it began.
+    pub started: SystemTime,
+    /// How long it ran.
+    pub elapsed: Duration,
+    /// What doors counted.
+    pub counts: Counts,
+    /// What the agent did for this run, if it lived to the end.
+    pub agent: Option<Status>,
+}
+
+impl Report<'_> {
+    /// What follows from the counts.
+    pub fn derived(&self) -> Derived {
+        Derived::from(&self.counts, self.agent.as_ref().map_or(0, |status| status.files_copied))
+    }
+
+    fn json(&self) -> Value {
+        let exit = match self.ended {
+            Ended::Status(code) => json!({ "code": code }),
+            Ended::Signal(number) => json!({ "signal": number }),
+        };
+        let counters: BTreeMap<_, _> = Counter::ALL
+            .iter()
+            .map(|counter| (counter.name(), self.counts.of(*counter)))
+            .collect();
+        let tiers = self.plan.tiers.iter().zip(&self.counts.tiers).map(|(tier, answered)| {
+            json!({
+                "dir": tier.setting.dir.to_string_lossy(), "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type,
+                "why": tier.why, "opens": answered.opens, "bytes": answered.bytes,
+            })
+        });
+        let not_covered: Vec<_> = (self.program.cover != Cover::Covered)
+            .then(|| json!({ "program": self.program.image.to_string_lossy(), "why": self.program.cover.to_string() }))
+            .into_iter()
+            .collect();
+        json!({
+            "schema": SCHEMA,
+            "forebay": env!("CARGO_PKG_VERSION"),
+            "command": self.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>(),
+            "program": self.program.path.to_string_lossy(),
+            "host": host(),
+            "started": timestamp(self.started),
+            "ended": timestamp(self.started + self.elapsed),
+            "seconds": self.elapsed.as_secs_f64(),
+            "exit": exit,
+            "settings": settings(&self.plan.config),
+            "sources": self.plan.sources.found.iter().map(|source| json!({
+                "dir": source.dir.to_string_lossy(), "file_system": source.fs_type,
+            })).collect::<Vec<_>>(),
+            "spellings": self.plan.sources.spellings.iter().map(|spelling| spelling.path.to_string_lossy()).collect::<Vec<_>>(),
+            "tiers": tiers.collect::<Vec<_>>(),
+            "counters": counters,
+            "agent": self.agent,
+            "not_covered": not_covered,
+            "derived": self.derived(),
+        })
+    }
+}
+
+/// Each setting with its value and origin.
+pub fn settings(config: &Config) -> Value {
+    let paths = |dirs: &[PathBuf]| dirs.iter().map(|dir| dir.to_string_lossy().into_owned()).collect::<Vec<_>>();
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let tiers: Vec<_> = config
+        .tiers
+        .value
+        .iter()
+        .map(|tier| format!("{}={}B", tier.dir.display(), tier.bytes))
+        .collect();
+    json!({
+        "source": { "value": paths(&config.sources.value), "origin": config.sources.origin.to_string() },
+        "tier": { "value": tiers, "origin": config.tiers.origin.to_string() },
+        "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },
+        "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
+        "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },
+        "quiet": { "value": config.quiet.value, "origin": config.quiet.origin.to_string() },
+        "runtime_dir": { "value": path(&config.runtime_dir.value), "origin": config.runtime_dir.origin.to_string() },
+        "state_dir": { "value": path(&config.state_dir.value), "origin": config.state_dir.origin.to_string() },
+    })
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether a record that was asked for could be written, before anything runs.
+///
+/// # Errors
+/// When it could not.
+pub fn check(plan: &Plan) -> Result<(), Refusal> {
+    let setting = &plan.config.record;
+    let Some(file) = &setting.value else { return Ok(()) };
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{}: {} {why}", setting.origin, file.display()));
+    let dir = file.parent().unwrap_or(Path::new("/"));
+    if file.is_dir() {
+        return Err(refuse("is a directory; name a file"));
+    }
+    if !dir.is_dir() {
+        return Err(refuse(&format!(
+            "can't be written: there is no directory {}; mkdir -p {0}",
+            dir.display()
+        )));
+    }
+    let place = if is_stream(file) { file.as_path() } else { dir };
+    let access = rustix::fs::Access::WRITE_OK;
+    rustix::fs::accessat(rustix::fs::CWD, place, access, rustix::fs::AtFlags::EACCESS)
+        .map_err(|errno| refuse(&format!("can't be written: {}; name another file", io::Error::from(errno))))
+}
+
+/// Writes the record of a run and gives where it is.
+///
+/// # Errors
+/// In words; the run itself is not touched by that.
+pub fn write(report: &Report<'_>) -> Result<PathBuf, String> {
+    let mut text = serde_json::to_vec_pretty(&report.json()).map_err(|error| error.to_string())?;
+    text.push(b'\n');
+    if let Some(file) = &report.plan.config.record.value {
+        write_private(file, &text).map_err(|error| format!("{}: {error}", file.display()))?;
+        return Ok(file.clone());
+    }
+    let dir = report.plan.state_dir.value.join("runs");
+    private_dir_all(&dir).map_err(|error| error.to_string())?;
+    // Names sort by time. The host is in them since homes are shared.
+    let time = timestamp(report.started).replace([':', '-'], "");
+    let file = dir.join(format!("{time}-{}-{}.json", host(), std::process::id()));
+    write_private(&file, &text).map_err(|error| format!("{}: {error}", file.display()))?;
+    forget_oldest(&dir);
+    Ok(file)
+}
+
+fn forget_oldest(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    let mut files: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    let many = files.len().saturating_sub(KEPT);
+    for file in files.iter().take(many) {
+        // Another run may have done it.
+        let _ = fs::remove_file(file);
+    }
+}
+
+fn is_stream(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_fifo())
+}
+
+/// Writes a file of mode 0600 in one step: whoever reads it sees all or the one before. A device or pipe is written to.
+pub fn write_private(file: &Path, text: &[u8]) -> io::Result<()> {
+    if is_stream(file) {
+        return OpenOptions::new().write(true).open(file)?.write_all(text);
+    }
+    let mut name = OsString::from(".");
+    name.push(file.file_name().ok_or_else(|| io::Error::other("it has no name"))?);
+    name.push(format!(".{}", std::process::id()));
+    let partial = file.with_file_name(name);
+    // A left-over of an earlier process of this number.
+    let _ = fs::remove_file(&partial);
+    let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
+    out.write_all(text).and_then(|()| fs::rename(&partial, file)).inspect_err(|_| {
+        let _ = fs::remove_file(&partial);
+    })
+}

@@ -1,0 +1,44 @@
+//! `forebay config show`: each setting, its value and where that comes from, as a configuration file would have it.
+
+use std::{fmt::Write as _, path::Path};
+
+use serde_json::Value;
+
+use crate::{
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places,
+    record::settings,
+    refusal::Refusal,
+};
+
+/// The settings.
+///
+/// # Errors
+/// A configuration that can't be read.
+pub fn show(environment: &Environment) -> Result<String, Refusal> {
+    let mut config = Config::resolve(&Flags::default(), environment)?;
+    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
+    let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
+    (config.runtime_dir.value, config.state_dir.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
+    let mut out = match &config.file {
+        Some(file) => format!("# configuration file: {}\n", file.display()),
+        None => "# no configuration file\n".into(),
+    };
+    let Value::Object(settings) = settings(&config) else {
+        return Ok(out);
+    };
+    for (name, setting) in &settings {
+        let line = match (&setting["value"], name.as_str()) {
+            (Value::Array(list), "source") if list.is_empty() => "source = []  # every network file system".into(),
+            (Value::Array(list), "tier") if list.is_empty() => "tier = []  # the scheduler's scratch, else the largest local disk".into(),
+            // Without a value it is not written down.
+            (Value::Null, _) => format!("# record: {}", Path::new(&state_dir.value).join("runs").display()),
+            (value, _) => format!("{name} = {value}"),
+        };
+        let origin = setting["origin"].as_str().unwrap_or_default();
+        let _ = writeln!(out, "{line:<48}  # {origin}");
+    }
+    Ok(out)
+}

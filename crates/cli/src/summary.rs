@@ -1,0 +1,215 @@
+//! What a run came to: figures from what doors counted, and a text that is read in ten seconds.
+
+use std::fmt::Write as _;
+
+use forebay_contract::{Counter, Run};
+use serde::Serialize;
+
+use crate::{
+    child::{Ended, signal_name},
+    program::Cover,
+    record::Report,
+    text,
+};
+
+/// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first open of a file
+/// is none of them.
+const MISSED: &[Counter] = &[
+    Counter::NoRoom,
+    Counter::Stale,
+    Counter::Tombstoned,
+    Counter::SourceChanged,
+    Counter::CopyGone,
+    Counter::TierOff,
+    Counter::DroppedFull,
+    Counter::DroppedNoAgent,
+];
+/// Opens that a copy could not stand in for.
+const PASSED: &[Counter] = &[
+    Counter::Writing,
+    Counter::Flags,
+    Counter::DirectoryDescriptor,
+    Counter::StdioMode,
+    Counter::OddPath,
+    Counter::NotRegular,
+    Counter::OtherNamespace,
+    Counter::NoPage,
+];
+
+/// What a tier answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Answered {
+    /// Opens.
+    pub opens: u64,
+    /// Sizes of the files that were opened, in bytes.
+    pub bytes: u64,
+}
+
+/// What doors counted in a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    totals: Vec<u64>,
+    /// For each tier, top first.
+    pub tiers: Vec<Answered>,
+}
+
+impl Counts {
+    /// Reads the run page.
+    pub fn read(page: &Run<'_>, tiers: usize) -> Self {
+        let answered = |tier| {
+            let (opens, bytes) = page.hits(tier);
+            Answered { opens, bytes }
+        };
+        Self {
+            totals: Counter::ALL.iter().map(|counter| page.total(*counter)).collect(),
+            tiers: (0..tiers).map(answered).collect(),
+        }
+    }
+
+    /// One counter.
+    pub fn of(&self, counter: Counter) -> u64 {
+        self.totals.get(counter as usize).copied().unwrap_or(0)
+    }
+}
+
+/// What follows from the counts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Derived {
+    /// Opens for reading under the sources.
+    pub source_opens: u64,
+    /// Of these, those that a tier answered.
+    pub tier_opens: u64,
+    /// Sizes of the files that these opened.
+    pub tier_bytes: u64,
+    /// Of the opens, those that the source answered.
+    pub from_source_opens: u64,
+    /// The most that tiers could have answered: every open but the first of each file that was copied in this run. An upper bound, for
+    /// files that were never copied had a first open, too.
+    pub tier_opens_at_most: u64,
+    /// `tier_opens` of `source_opens`.
+    pub saved_share: f64,
+    /// `tier_opens` of `tier_opens_at_most`.
+    pub share_of_possible: f64,
+}
+
+impl Derived {
+    /// From what doors and agent counted.
+    pub fn from(counts: &Counts, files_copied: u64) -> Self {
+        let tier_opens: u64 = counts.tiers.iter().map(|tier| tier.opens).sum();
+        // A process that was ended in between may have counted one and not the other.
+        let source_opens = counts.of(Counter::SourceOpens).max(tier_opens);
+        let at_most = source_opens.saturating_sub(files_copied).max(tier_opens);
+        Self {
+            source_opens,
+            tier_opens,
+            tier_bytes: counts.tiers.iter().map(|tier| tier.bytes).sum(),
+            from_source_opens: source_opens - tier_opens,
+            tier_opens_at_most: at_most,
+            saved_share: text::ratio(tier_opens, source_opens),
+            share_of_possible: text::ratio(tier_opens, at_most),
+        }
+    }
+}
+
+/// The summary.
+pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
+    let derived = report.derived();
+    let mut out = String::new();
+    headline(&mut out, report, &derived);
+    if derived.source_opens > 0 {
+        opens(&mut out, report, &derived);
+        reasons(&mut out, "not from a tier:", report, MISSED);
+    }
+    reasons(&mut out, "left alone:", report, PASSED);
+    agent(&mut out, report);
+    if report.program.cover != Cover::Covered {
+        let _ = writeln!(
+            out,
+            "  {:<21}{}: {}",
+            "not covered:",
+            report.program.image.display(),
+            report.program.cover
+        );
+    }
+    if let Some(record) = record {
+        let _ = writeln!(out, "  {:<21}{}", "record:", record.display());
+    }
+    out
+}
+
+fn headline(out: &mut String, report: &Report<'_>, derived: &Derived) {
+    let command = text::command_line(report.words.iter().map(|word| &**word), 60);
+    let how = match report.ended {
+        Ended::Status(0) => String::new(),
+        Ended::Status(status) => format!(" (exit {status})"),
+        Ended::Signal(number) => format!(" ({})", signal_name(number)),
+    };
+    let processes = report.counts.of(Counter::Processes);
+    let what = match (processes, derived.source_opens) {
+        (0, _) => "no process was covered".to_owned(),
+        (_, 0) => format!(
+            "nothing was opened under a source by {}",
+            text::counted(processes, "process", "processes")
+        ),
+        (_, opens) => {
+            let processes = text::counted(processes, "process", "processes");
+            format!("{} under the sources by {processes}", text::counted(opens, "open", "opens"))
+        }
+    };
+    let _ = writeln!(out, "forebay: {command}{how}, {}: {what}", text::duration(report.elapsed));
+}
+
+fn opens(out: &mut String, report: &Report<'_>, derived: &Derived) {
+    for (tier, answered) in report.plan.tiers.iter().zip(&report.counts.tiers) {
+        let opens = text::counted(answered.opens, "open", "opens");
+        let _ = writeln!(
+            out,
+            "  {:<21}{opens}, {} of files ({})",
+            "from tier:",
+            text::bytes(answered.bytes),
+            tier.setting.dir.display()
+        );
+    }
+    let handed = report.counts.of(Counter::HandedOverBytes);
+    let opens = text::counted(derived.from_source_opens, "open", "opens");
+    let _ = writeln!(
+        out,
+        "  {:<21}{opens}, {} of files handed to the agent",
+        "from the source:",
+        text::bytes(handed)
+    );
+    let _ = writeln!(
+        out,
+        "  {:<21}{} of {} ({}); the most possible was {}: all but the first of each file",
+        "source opens saved:",
+        text::count(derived.tier_opens),
+        text::count(derived.source_opens),
+        text::percent(derived.tier_opens, derived.source_opens),
+        text::count(derived.tier_opens_at_most),
+    );
+}
+
+fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counter]) {
+    for counter in counters {
+        let number = report.counts.of(*counter);
+        if number > 0 {
+            let _ = writeln!(out, "  {what:<21}{} {}", text::count(number), counter.meaning());
+        }
+    }
+}
+
+fn agent(out: &mut String, report: &Report<'_>) {
+    let Some(status) = &report.agent else { return };
+    if status.files_copied > 0 {
+        let files = text::counted(status.files_copied, "file", "files");
+        let _ = writeln!(out, "  {:<21}{files}, {}", "copied:", text::bytes(status.bytes_copied));
+    }
+    for (why, number) in &status.not_copied {
+        let _ = writeln!(out, "  {:<21}{} {why}", "not copied:", text::count(*number));
+    }
+    for tier in &status.tiers {
+        if let Some(why) = &tier.off {
+            let _ = writeln!(out, "  {:<21}{}: {why}", "tier off:", tier.dir.display());
+        }
+    }
+}

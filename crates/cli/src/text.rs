@@ -1,0 +1,147 @@
+//! Numbers, sizes and times in words.
+
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// `12,345`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 file`, `2 files`.
+pub fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+/// `part` of `whole`; of nothing it is nothing.
+#[expect(clippy::cast_precision_loss, reason = "for people to read, or to compare roughly")]
+pub fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// `1.5 GiB`.
+pub fn bytes(number: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = ratio(number, 1);
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 99.95 && value.fract() > 0.0);
+    format!("{value:.digits$} {}", UNITS.get(unit).unwrap_or(&"B"))
+}
+
+/// `66.7 %`; of nothing it is `0 %`. Only all is `100 %`, and only nothing `0 %`.
+pub fn percent(part: u64, whole: u64) -> String {
+    if part == 0 || whole == 0 {
+        return "0 %".into();
+    }
+    if part >= whole {
+        return "100 %".into();
+    }
+    format!("{:.1} %", (ratio(part, whole) * 100.0).clamp(0.1, 99.9))
+}
+
+/// `2 min 31 s`, `3.2 s`.
+pub fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..10 => format!("{:.1} s", time.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// A time in UTC: `2026-01-02T03:04:05.678Z`.
+pub fn timestamp(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
+        since.subsec_millis()
+    )
+}
+
+/// Year, month and day of a day since 1970 (Gregorian; years begin in March, so that the odd day comes last).
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+/// A command line as one would type it, cut after `most` characters.
+pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize) -> String {
+    let mut line = String::new();
+    for word in words {
+        let word = word.to_string_lossy();
+        let plain = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_-./=:,+@%".contains(c));
+        let gap = if line.is_empty() { "" } else { " " };
+        let quoted = if plain {
+            word.into_owned()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        };
+        let _ = write!(line, "{gap}{}", quoted.replace(char::is_control, "?"));
+    }
+    if line.chars().count() > most {
+        line = line.chars().take(most.saturating_sub(3)).collect::<String>() + "...";
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(
+            [0, 1023, 1024, 1536, 200 << 30, u64::MAX].map(bytes),
+            ["0 B", "1023 B", "1 KiB", "1.5 KiB", "200 GiB", "16384 PiB"]
+        );
+        assert_eq!(percent(0, 0), "0 %");
+        assert_eq!(percent(1, 1_000_000), "0.1 %");
+        assert_eq!(percent(999_999, 1_000_000), "99.9 %");
+        assert_eq!(percent(2, 3), "66.7 %");
+    }
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000Z"),
+            (1_709_210_096, "2024-02-29T12:34:56.000Z"),
+            (4_102_444_799, "2099-12-31T23:59:59.000Z"),
+        ] {
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn command_lines_can_be_typed_again() {
+        let words = ["python", "a b", "it's", ""].map(OsStr::new);
+        assert_eq!(command_line(words, 80), r"python 'a b' 'it'\''s' ''");
+        assert_eq!(command_line(words, 10), "python ...");
+    }
+}

@@ -1,0 +1,395 @@
+//! Where copies go: the tiers that were named, or one that is found. Never on a network, never inside a source.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::TierSetting;
+use forebay_contract::TIERS_MAX;
+use rustix::{
+    fs::{Access, AtFlags, CWD, accessat, statvfs},
+    process::geteuid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::{Origin, Setting, TierWish},
+    environment::Environment,
+    memory::memory_limit,
+    mounts::{Kind, Mounts},
+    refusal::Refusal,
+    sources::{Source, Sources},
+    text,
+};
+
+/// Share of a file system that a tier that was found leaves free, in percent.
+const FLOOR_PERCENT: u64 = 10;
+/// Share of what is free above the floor that a tier that was found takes, in percent.
+const TAKE_PERCENT: u64 = 80;
+/// Less than this is not worth a tier.
+const FOUND_BYTES_MIN: u64 = 1 << 30;
+
+/// Where schedulers and sites announce a job's own local directory, best first.
+const SCRATCH_VARIABLES: &[&str] = &[
+    "SLURM_TMPDIR",
+    "PBS_JOBFS",
+    "LOCAL_SCRATCH",
+    "LOCALSCRATCH",
+    "LSCRATCH",
+    "L_SCRATCH_JOB",
+    "JOB_SCRATCH_DIR",
+    "SLURM_SCRATCH",
+    "SNIC_TMP",
+    "NVME_SCRATCH",
+    "SCRATCHDIR",
+];
+/// With one of these set, a scheduler has made `TMPDIR` for the job.
+const SCHEDULERS: &[&str] = &[
+    "SLURM_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "SGE_TASK_ID",
+    "COBALT_JOBID",
+    "FLUX_JOB_ID",
+    "OAR_JOB_ID",
+];
+/// Mount points below these belong to the system.
+const SYSTEM: &[&str] = &[
+    "/boot",
+    "/dev",
+    "/efi",
+    "/etc",
+    "/proc",
+    "/run",
+    "/snap",
+    "/sys",
+    "/usr",
+    "/var/lib",
+    "/var/run",
+    "/var/snap",
+];
+
+/// A tier, and why it is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// Directory without links, and quota.
+    pub setting: TierSetting,
+    /// Type of its file system.
+    pub fs_type: String,
+    /// Why it was chosen.
+    pub why: String,
+    /// What the user should know about it.
+    pub note: Option<String>,
+}
+
+/// The tiers that were named.
+///
+/// # Errors
+/// A tier that is missing, not writable, on a network file system, a source or inside one, twice there, or larger than memory.
+pub fn named(wish: &Setting<Vec<TierWish>>, sources: &[Source], mounts: &Mounts) -> Result<Vec<Chosen>, Refusal> {
+    if wish.value.len() > TIERS_MAX {
+        return Err(Refusal::bad_input(format_args!(
+            "{}: {} tiers are too many; the most is {TIERS_MAX}",
+            wish.origin,
+            wish.value.len()
+        )));
+    }
+    let mut chosen: Vec<Chosen> = Vec::new();
+    for tier in &wish.value {
+        let one = check(tier, &wish.origin, sources, mounts)?;
+        if chosen.iter().any(|other| other.setting.dir == one.setting.dir) {
+            return Err(Refusal::bad_input(format_args!(
+                "{}: {} is there twice; name it once",
+                wish.origin,
+                tier.dir.display()
+            )));
+        }
+        chosen.push(one);
+    }
+    let in_memory: u64 = chosen
+        .iter()
+        .filter(|tier| tier.note.is_some())
+        .map(|tier| tier.setting.bytes)
+        .sum();
+    let (limit, what) = memory_limit(mounts);
+    if in_memory > limit {
+        let (asked, limit) = (text::bytes(in_memory), text::bytes(limit));
+        let line = format!(
+            "{}: {asked} in memory are more than {what}, {limit}; give less, or a directory on a disk",
+            wish.origin
+        );
+        return Err(Refusal::bad_input(line));
+    }
+    Ok(chosen)
+}
+
+fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) -> Result<Chosen, Refusal> {
+    let shown = tier.dir.display();
+    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {shown} {why}"));
+    let dir = tier.dir.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => refuse(format!("does not exist; mkdir -p {shown}")),
+        _ => refuse(format!("can't be used: {error}; name a directory of yours on a local disk")),
+    })?;
+    if !dir.is_dir() {
+        return Err(refuse("is no directory; name one on a local disk".into()));
+    }
+    for source in sources {
+        if dir == source.dir {
+            return Err(refuse("is the source itself; name a directory on a local disk".into()));
+        }
+        if dir.starts_with(&source.dir) {
+            return Err(refuse(format!(
+                "is inside the source {}; name a directory on a local disk",
+                source.dir.display()
+            )));
+        }
+        if source.dir.starts_with(forebay_store::root_path(&dir, geteuid().as_raw())) {
+            return Err(refuse(format!(
+                "holds the source {} among its copies; name another directory",
+                source.dir.display()
+            )));
+        }
+    }
+    let (kind, fs_type) = kind_of(&dir, mounts);
+    match kind {
+        Kind::Network => {
+            return Err(refuse(format!(
+                "is on a network file system ({fs_type}); name a directory on a local disk"
+            )));
+        }
+        Kind::Kernel => {
+            return Err(refuse(format!(
+                "is on {fs_type}, which holds no files; name a directory on a local disk"
+            )));
+        }
+        Kind::Memory | Kind::Local => {}
+    }
+    writable(&dir).map_err(|why| refuse(format!("can't be written: {why}; name a directory that you can write")))?;
+    if anybody_may_rename(&dir) {
+        return Err(refuse(
+            "can be emptied by everybody; name a directory of your own, or set its sticky bit (chmod +t)".into(),
+        ));
+    }
+    let note = (kind == Kind::Memory).then(|| format!("{shown} is in memory: its copies count against this job's memory"));
+    let setting = TierSetting { dir, bytes: tier.bytes };
+    Ok(Chosen {
+        setting,
+        fs_type,
+        why: format!("named by {origin}"),
+        note,
+    })
+}
+
+/// A tier where nobody named one: the scheduler's local directory, else the largest local disk. `Err` says in words why there is none.
+pub fn find(environment: &Environment, sources: &Sources, mounts: &Mounts, state_dir: &Path) -> Result<Chosen, String> {
+    let usable = |dir: &Path| usable(dir, &sources.found, mounts);
+    for (variable, dir) in announced(environment) {
+        if let Some(mut tier) = usable(&dir) {
+            tier.why = format!("${variable}, {}", tier.why);
+            return Ok(recall(state_dir, tier));
+        }
+    }
+    let mut best: Option<(u64, Chosen)> = None;
+    for dir in places(environment, mounts) {
+        let Some(tier) = usable(&dir) else { continue };
+        let dev = fs::metadata(&dir).map_or(0, |meta| meta.dev());
+        // Of several directories of one file system the first is the best, though a few bytes may have come free meanwhile.
+        let better = best
+            .as_ref()
+            .is_none_or(|(of, other)| *of != dev && other.setting.bytes < tier.setting.bytes);
+        if better {
+            best = Some((dev, tier));
+        }
+    }
+    let Some((_, mut tier)) = best else {
+        return Err(format!(
+            "no local disk was found that can be written and has {} to spare above {FLOOR_PERCENT} % kept free",
+            text::bytes(FOUND_BYTES_MIN)
+        ));
+    };
+    tier.why = format!("the largest local disk, {}", tier.why);
+    Ok(recall(state_dir, tier))
+}
+
+/// Every directory in which copies of earlier runs may lie: what would be found today, or could have been.
+pub fn possible(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
+    let all = announced(environment)
+        .into_iter()
+        .map(|(_, dir)| dir)
+        .chain(places(environment, mounts));
+    let mut dirs: Vec<PathBuf> = all.filter_map(|dir| dir.canonicalize().ok()).collect();
+    dirs.sort();
+    dirs.dedup();
+    dirs
+}
+
+fn announced(environment: &Environment) -> Vec<(&'static str, PathBuf)> {
+    let mut dirs: Vec<_> = SCRATCH_VARIABLES
+        .iter()
+        .filter_map(|name| Some((*name, environment.absolute(name)?)))
+        .collect();
+    if SCHEDULERS.iter().any(|name| environment.get(name).is_some()) {
+        dirs.extend(environment.absolute("TMPDIR").map(|dir| ("TMPDIR", dir)));
+    }
+    dirs
+}
+
+/// Directories on local disks where an ordinary user may be allowed to write; of each file system the best first.
+fn places(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
+    let user = ["USER", "LOGNAME"].iter().find_map(|name| environment.get(name));
+    let home = environment.home();
+    let cache = environment
+        .absolute("XDG_CACHE_HOME")
+        .or_else(|| Some(home.as_ref()?.join(".cache")));
+    let mut dirs = Vec::new();
+    for mount in mounts.iter() {
+        let is_system = mount.point == Path::new("/") || SYSTEM.iter().any(|dir| mount.point.starts_with(dir));
+        if is_system || mount.read_only || mount.kind() != Kind::Local || home.as_ref() == Some(&mount.point) {
+            continue;
+        }
+        let own = user.map(|user| mount.point.join(user)).filter(|dir| Some(dir) != home.as_ref());
+        dirs.extend(own);
+        dirs.extend([mount.point.clone(), mount.point.join("tmp")]);
+    }
+    for dir in [
+        "/scratch",
+        "/local_scratch",
+        "/localscratch",
+        "/local",
+        "/scratch/local",
+        "/nvme",
+        "/ssd",
+    ] {
+        dirs.extend(user.map(|user| Path::new(dir).join(user)));
+        dirs.push(dir.into());
+    }
+    dirs.push("/var/tmp".into());
+    dirs.extend(cache);
+    dirs.push("/tmp".into());
+    dirs
+}
+
+/// `dir` as a tier with what room there is, if it can be one.
+fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
+    // A path that leads onto a network file system is not touched: it may hang.
+    let networks: Vec<PathBuf> = mounts
+        .iter()
+        .filter(|mount| mount.kind() == Kind::Network)
+        .map(|mount| mount.point.clone())
+        .collect();
+    if crate::mounts::reach(dir, &networks).is_some_and(|(at, _)| networks.get(at).is_some_and(|point| point != Path::new("/"))) {
+        return None;
+    }
+    let dir = dir.canonicalize().ok().filter(|dir| dir.is_dir())?;
+    let (kind, fs_type) = kind_of(&dir, mounts);
+    let in_source = sources.iter().any(|source| dir.starts_with(&source.dir));
+    if kind != Kind::Local || in_source || writable(&dir).is_err() || anybody_may_rename(&dir) {
+        return None;
+    }
+    let room = statvfs(&dir).ok()?;
+    let (free, total) = (
+        room.f_bavail.saturating_mul(room.f_frsize),
+        room.f_blocks.saturating_mul(room.f_frsize),
+    );
+    let floor = total / 100 * FLOOR_PERCENT;
+    let bytes = round_down(free.saturating_sub(floor) / 100 * TAKE_PERCENT);
+    let has_own = forebay_store::root_path(&dir, geteuid().as_raw()).is_dir();
+    if bytes < FOUND_BYTES_MIN && !has_own {
+        return None;
+    }
+    let why = format!(
+        "{fs_type}, {} free of {}: {TAKE_PERCENT} % of what is above {FLOOR_PERCENT} %",
+        text::bytes(free),
+        text::bytes(total)
+    );
+    Some(Chosen {
+        setting: TierSetting { dir, bytes },
+        fs_type,
+        why,
+        note: None,
+    })
+}
+
+/// To a number that reads well: whole GiB, or tenths of one.
+fn round_down(bytes: u64) -> u64 {
+    let step = if bytes >= 10 << 30 { 1 << 30 } else { 100 << 20 };
+    bytes / step * step
+}
+
+/// What was once found for a host, so that a tier does not shrink by the room that its own copies take.
+#[derive(Debug, Serialize, Deserialize)]
+struct Remembered {
+    dir: PathBuf,
+    bytes: u64,
+}
+
+/// Homes are shared between nodes, disks are not.
+fn memory_file(state_dir: &Path) -> PathBuf {
+    let host = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
+    state_dir.join(format!("tier-{host}.json"))
+}
+
+fn recall(state_dir: &Path, mut tier: Chosen) -> Chosen {
+    let known: Option<Remembered> = fs::read(memory_file(state_dir))
+        .ok()
+        .and_then(|text| serde_json::from_slice(&text).ok());
+    let has_own = forebay_store::root_path(&tier.setting.dir, geteuid().as_raw()).is_dir();
+    if let Some(known) = known.filter(|known| has_own && known.dir == tier.setting.dir) {
+        tier.setting.bytes = tier.setting.bytes.max(known.bytes);
+    }
+    tier
+}
+
+/// Remembers a tier that was found, for the next run on this host.
+pub fn remember(state_dir: &Path, tier: &TierSetting) {
+    let now = Remembered {
+        dir: tier.dir.clone(),
+        bytes: tier.bytes,
+    };
+    if let Ok(text) = serde_json::to_vec(&now) {
+        // Without it the next run only finds a smaller tier.
+        let _ = crate::record::write_private(&memory_file(state_dir), &text);
+    }
+}
+
+/// Of what kind the file system of `dir` (without links) is, and its type.
+pub fn kind_of(dir: &Path, mounts: &Mounts) -> (Kind, String) {
+    let magic = rustix::fs::statfs(dir).map_or(0, |stat| stat.f_type as u64);
+    let (kind, fs_type) = mounts
+        .of(dir)
+        .map_or((Kind::Local, "unknown"), |mount| (mount.kind(), mount.fs_type.as_str()));
+    // Mounts can be hidden (another root, a filtered /proc), the kernel's own number can't.
+    match known_magic(magic) {
+        Some((known, name)) if known != kind => (known, name.to_owned()),
+        _ => (kind, fs_type.to_owned()),
+    }
+}
+
+fn known_magic(magic: u64) -> Option<(Kind, &'static str)> {
+    Some(match magic & 0xffff_ffff {
+        0x6969 => (Kind::Network, "nfs"),
+        0x0bd0_0bd0 => (Kind::Network, "lustre"),
+        0x4750_4653 => (Kind::Network, "gpfs"),
+        0xff53_4d42 | 0xfe53_4d42 | 0x517b => (Kind::Network, "cifs"),
+        0x00c3_6400 => (Kind::Network, "ceph"),
+        0x1983_0326 => (Kind::Network, "beegfs"),
+        0x2003_0528 => (Kind::Network, "orangefs"),
+        0x0102_1997 => (Kind::Network, "9p"),
+        0x5346_414f | 0x6b41_4653 => (Kind::Network, "afs"),
+        0xaad7_aaea => (Kind::Network, "panfs"),
+        0x0102_1994 => (Kind::Memory, "tmpfs"),
+        0x8584_58f6 => (Kind::Memory, "ramfs"),
+        _ => return None,
+    })
+}
+
+fn writable(dir: &Path) -> Result<(), String> {
+    accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(|errno| io::Error::from(errno).to_string())
+}
+
+/// Writable by all without the sticky bit: anybody could put another directory in the place of ours (S2).
+fn anybody_may_rename(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o1002 == 0o002)
+}
