@@ -461,10 +461,8 @@ impl Clerk {
 
     fn end(&mut self) {
         self.control.close();
-        for name in ["control.sock", "door.sock"] {
-            let _ = rustix::fs::unlink(self.config.dir.join(name));
-        }
         self.note_use();
+        self.pages.remove();
         self.log.line("ended");
     }
 }

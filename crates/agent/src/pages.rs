@@ -73,6 +73,11 @@ impl Pages {
         })
     }
 
+    /// Takes everything shared away, the log and the lock excepted. Programs that have it mapped keep it.
+    pub(crate) fn remove(&self) {
+        remove_old(&self.dir);
+    }
+
     pub(crate) const fn control(&self) -> Control<'static> {
         self.control
     }
@@ -176,7 +181,7 @@ fn new_index(
     Ok((Arc::new(IndexFile { file, path }), writer))
 }
 
-/// Removes files of a dead agent from our own, locked directory. Mappings that programs hold stay valid.
+/// Removes what an agent shares from our own, locked directory. Mappings that programs hold stay valid.
 fn remove_old(dir: &Path) {
     let Ok(listing) = fs::open(
         dir,

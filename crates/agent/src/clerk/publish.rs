@@ -69,8 +69,10 @@ impl Clerk {
 
     /// Removes a whole copy that is not published.
     fn discard(&self, flight: &Flight, reason: &'static str) -> &'static str {
-        if let Some(state) = self.tiers.get(flight.tier) {
-            state.tier.discard(flight.copy);
+        if let Some(state) = self.tiers.get(flight.tier)
+            && let Err(error) = state.tier.discard(flight.copy)
+        {
+            self.log.line(&format!("a copy could not be removed: {error}"));
         }
         reason
     }
