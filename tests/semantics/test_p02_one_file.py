@@ -1,0 +1,43 @@
+"""P2: an open descriptor never changes tier or version; a new placement is seen at the next open."""
+
+from tests.semantics.tree import content
+from tests.support import Place, is_copy, read, wait_until, warm
+
+
+def test_a_descriptor_of_the_source_stays_one_after_the_copy_is_there(place: Place) -> None:
+    path = str(place.source / "a")
+    with place.worker() as worker:
+        worker.do("early = open(path, 'rb', buffering=0); first = early.read(4000)", path=path)
+        place.copied(1)
+        before, after = worker.do("os.readlink(f'/proc/self/fd/{early.fileno()}'), os.path.samestat(os.fstat(early.fileno()), os.stat(path))")
+        assert before == path
+        assert after
+        assert worker.do("first + early.read()") == content("a")
+        assert is_copy(worker, path)
+
+
+def test_a_descriptor_of_a_copy_keeps_its_version(place: Place) -> None:
+    """Whatever becomes of the source and of the copy's name: replaced, removed, overwritten, swept, dropped."""
+    names = ["a", "b", "hard"]
+    with place.worker(freshness="ttl=1") as worker:
+        warm(place, worker, *(place.source / name for name in names))
+        worker.do("files = [open(path, 'rb', buffering=0) for path in paths]", paths=[str(place.source / name) for name in names])
+        (place.source / "new").write_bytes(b"new")
+        (place.source / "new").rename(place.source / "a")
+        (place.source / "b").unlink()
+        (place.source / "hard").write_bytes(b"overwritten")
+        wait_until(lambda: not place.objects(), "the sweep that drops all three")
+        assert worker.do("[f.read() for f in files]") == [content(name) for name in names]
+        assert read(worker, place.source / "a") == b"new"
+        assert read(worker, place.source / "hard") == b"overwritten"
+
+
+def test_a_descriptor_of_a_copy_outlives_the_agent(place: Place) -> None:
+    with place.worker() as worker:
+        warm(place, worker, place.source / "b")
+        worker.do("late = open(path, 'rb', buffering=0); part = late.read(100)", path=str(place.source / "b"))
+        place.end()
+        for copy in place.objects():
+            copy.unlink()
+        assert worker.do("part + late.read()") == content("b")
+        assert worker.do("os.path.samestat(os.fstat(late.fileno()), os.stat(path))")

@@ -1,0 +1,25 @@
+"""The tree that most tests begin with."""
+
+import random
+from pathlib import Path
+
+SIZES = {"a": 10_000, "b": 50_000, "big": 600_000, "empty": 0, "d/x": 3_000, "d/y": 4_000, "e/x": 3_000, "hard": 7_000}
+# Name: what it links to.
+SYMBOLIC = {"to_a": "a", "to_d": "d"}
+HARD = {"harder": "hard"}
+
+
+def content(name: str) -> bytes:
+    """What a file of this name holds, wherever it is."""
+    return random.Random(name).randbytes(SIZES[name])  # noqa: S311
+
+
+def grow(root: Path) -> None:
+    for name, _ in SIZES.items():
+        path = root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(name))
+    for name, target in SYMBOLIC.items():
+        (root / name).symlink_to(target)
+    for name, target in HARD.items():
+        (root / name).hardlink_to(root / target)

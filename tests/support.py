@@ -1,0 +1,338 @@
+"""What tests share: the built command, places to run it in, and a worker that does what a test tells it."""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+ROOT = Path(__file__).parents[1]
+WORKER = Path(__file__).with_name("worker.py")
+# An account that owns nothing.
+NOBODY = 65534
+# A file that was changed within the last two whole seconds is not published.
+SETTLED_AFTER_S = 2
+
+Word = str | bytes | os.PathLike[str]
+T = TypeVar("T")
+
+
+def target() -> Path:
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+
+
+def _cargo(*words: str) -> None:
+    subprocess.run(["cargo", "build", "--locked", "--quiet", *words], cwd=ROOT, check=True)
+
+
+@cache
+def command() -> Path:
+    """The command: the newest that was built here; built if there is none. It finds the library by itself."""
+    library = target() / "preload/libforebay_preload.so"
+    if not library.exists():
+        _cargo("--profile", "preload", "-p", "forebay-preload")
+    built = [path for path in (target() / "release/forebay", target() / "debug/forebay") if path.exists()]
+    if not built:
+        _cargo("-p", "forebay-cli")
+        built = [target() / "debug/forebay"]
+    return max(built, key=lambda path: path.stat().st_mtime)
+
+
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
+    """Polls until the condition holds, and gives what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def settle(*paths: Word) -> None:
+    """Waits until these files (whole trees, for directories) are old enough to be published."""
+    newest = 0.0
+    for path in map(Path, map(os.fsdecode, paths)):
+        for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
+            stat = found.lstat()
+            newest = max(newest, stat.st_mtime if stat.st_mtime < time.time() else 0, stat.st_ctime)
+    time.sleep(max(0.0, int(newest) + SETTLED_AFTER_S - time.time()))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that has ended."""
+
+    status: int
+    out: bytes
+    err: bytes
+    record: dict[str, Any]
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return dict(self.record["counters"])
+
+    @property
+    def hits(self) -> int:
+        return sum(tier["opens"] for tier in self.record["tiers"])
+
+
+@dataclass
+class Place:
+    """Directories of its own for one agent: source, tier, runtime, state. Everybody may look at the source."""
+
+    root: Path
+    runtime: Path
+    freshness: str = "immutable"
+    tier_size: str = "256M"
+    source: Path = field(init=False)
+    tier: Path = field(init=False)
+    uid: int | None = None
+    _records: int = 0
+
+    def __post_init__(self) -> None:
+        self.source = self.root / "source"
+        self.tier = self.root / "tier"
+        for directory in (self.source, self.tier, self.root / "state"):
+            directory.mkdir(exist_ok=True)
+
+    def give_to(self, uid: int) -> None:
+        """From now on everything here is this user's, and so are the runs."""
+        self.uid = uid
+        for path in (self.root, self.runtime):
+            for found in [path, *path.rglob("*")]:
+                os.chown(found, uid, uid, follow_symlinks=False)
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY") and name != "LD_PRELOAD"}
+        own = {"FOREBAY_RUNTIME_DIR": str(self.runtime), "FOREBAY_STATE_DIR": str(self.root / "state"), "HOME": str(self.root)}
+        return {**kept, **own, "XDG_CONFIG_HOME": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def words(self, program: Sequence[Word], record: Path, **asked: str | Path | None) -> list[str]:
+        """The command line of a run; `freshness`, `source` and `tier_size` may be asked for."""
+        words = [str(command()), "run", "--source", str(asked.get("source") or self.source)]
+        words += ["--tier", f"{self.tier}={asked.get('tier_size') or self.tier_size}"]
+        words += ["--freshness", str(asked.get("freshness") or self.freshness), "--record", str(record), "--"]
+        return as_user(self.uid) + words + [os.fsdecode(word) for word in program]
+
+    def record_path(self) -> Path:
+        self._records += 1
+        directory = self.root / "records"
+        directory.mkdir(exist_ok=True)
+        if self.uid is not None:
+            os.chown(directory, self.uid, self.uid)
+        return directory / f"{self._records}.json"
+
+    def run(
+        self,
+        *program: Word,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 120,
+        check: bool = True,
+        standard_input: bytes = b"",
+        **asked: str | Path | None,
+    ) -> Ran:
+        """Runs a program to its end."""
+        record = self.record_path()
+        done = subprocess.run(
+            self.words(program, record, **asked),
+            env={**self.environment(), **(environment or {})},
+            cwd=cwd or self.root,
+            input=standard_input,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{program}: {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        return Ran(done.returncode, done.stdout, done.stderr, json.loads(record.read_text()) if record.exists() else {})
+
+    @contextmanager
+    def worker(self, **asked: str | Path | None) -> Iterator["Worker"]:
+        """A worker in a run of its own."""
+        record = self.record_path()
+        words = self.words([sys.executable, "-E", WORKER], record, **asked)
+        with Worker.started(words, environment=self.environment(), cwd=self.root, record=record) as worker:
+            yield worker
+
+    def agents(self) -> list[Path]:
+        """Control sockets of the agents that stand here."""
+        return [path for path in self.runtime.glob("*/control.sock") if _answers(path)]
+
+    def status(self) -> dict[str, Any]:
+        """What the agent has done in all its runs."""
+        (agent,) = self.agents()
+        return _ask(agent, {"op": "status"})
+
+    def agent_pid(self) -> int:
+        (agent,) = self.agents()
+        return _peer(agent)
+
+    def copied(self, files: int) -> dict[str, Any]:
+        """Waits until so many copies are there and nothing is in flight."""
+        wait_until(lambda: (now := self.status())["tiers"][0]["files"] >= files and not now["in_flight"], f"{files} copies")
+        return self.status()
+
+    def idle(self, handed_over: int = 0) -> dict[str, Any]:
+        """Waits until the agent has had so many hand-overs and has nothing to do."""
+
+        def done() -> bool:
+            now = self.status()
+            return now["handed_over"] >= handed_over and not now["in_flight"] and not now["adopting"]
+
+        wait_until(done, f"{handed_over} hand-overs, all done")
+        return self.status()
+
+    def objects(self) -> list[Path]:
+        """The files in the tier that hold copies."""
+        return sorted(path for path in self.tier.glob("forebay-*/objects/*/*") if path.is_file())
+
+    def stop(self) -> None:
+        """Waits until the agents have ended, which they do after their last run; one that was told to stay is told to go."""
+        for agent in self.agents():
+            wait_until(lambda agent=agent: _ask(agent, {"op": "stop"})["reply"] == "stopping", "the end of runs")  # type: ignore[misc]
+        wait_until(lambda: not self.agents(), "the end of agents")
+
+    def end(self) -> None:
+        """Ends what still stands here, whatever it does."""
+        for agent in self.agents():
+            with suppress(OSError):
+                os.kill(_peer(agent), signal.SIGKILL)
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    """A place that is gone afterwards. Its path is short, since sockets are in it, and open to every user."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-", dir="/tmp") as root,
+        tempfile.TemporaryDirectory(prefix="fb-", dir="/dev/shm") as runtime,
+    ):
+        Path(root).chmod(0o755)
+        made = Place(Path(root), Path(runtime))
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def as_user(uid: int | None) -> list[str]:
+    """What to put before a command so that this user runs it."""
+    return [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+@contextmanager
+def _connected(agent: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(str(agent))
+        yield connection
+
+
+def _answers(agent: Path) -> bool:
+    try:
+        with _connected(agent):
+            return True
+    except OSError:
+        return False
+
+
+def _ask(agent: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """One request to an agent. One that ends meanwhile says nothing more."""
+    with _connected(agent) as connection, connection.makefile("rw") as lines:
+        lines.write(json.dumps(request) + "\n")
+        lines.flush()
+        answer: dict[str, Any] = json.loads(lines.readline() or '{"reply": "stopping"}')
+        return answer
+
+
+def _peer(agent: Path) -> int:
+    with _connected(agent) as connection:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[:4], sys.byteorder)
+
+
+@dataclass
+class Worker:
+    """A Python process that does what it is told, one thing at a time. See worker.py."""
+
+    process: subprocess.Popen[bytes]
+    record_path: Path | None = None
+    ran: Ran | None = None
+
+    @staticmethod
+    @contextmanager
+    def started(
+        words: Sequence[Word], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None, record: Path | None = None
+    ) -> Iterator["Worker"]:
+        """A worker that these words start; afterwards it has ended, and `ran` says how."""
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, env=environment, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            worker = Worker(process, record)
+            try:
+                worker.do("None")
+                yield worker
+                worker.end()
+            finally:
+                process.kill()
+
+    def do(self, code: str, **names: object) -> Any:  # noqa: ANN401
+        """Executes Python code with these names; gives the value of its last expression, or raises the OSError that it raised."""
+        pickle.dump((code, names), self._stdin)
+        self._stdin.flush()
+        try:
+            kind, value = pickle.load(self._stdout)  # noqa: S301
+        except EOFError:
+            _, err = self.process.communicate()
+            raise AssertionError(f"the worker has died: {self.process.returncode}\n{err.decode()}") from None
+        if kind == "errno":
+            raise OSError(value, os.strerror(value))
+        assert kind == "value", value
+        return value
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self.process.stdin
+        return self.process.stdin
+
+    @property
+    def _stdout(self) -> IO[bytes]:
+        assert self.process.stdout
+        return self.process.stdout
+
+    def end(self) -> Ran:
+        """Lets it end, and reads the record of its run."""
+        if self.ran is None:
+            out, err = self.process.communicate(timeout=60)
+            record = json.loads(self.record_path.read_text()) if self.record_path and self.record_path.exists() else {}
+            self.ran = Ran(self.process.returncode, out, err, record)
+            assert self.process.returncode == 0, err.decode()
+        return self.ran
+
+
+def read(worker: Worker, path: Word) -> bytes:
+    """A file's bytes, as the worker reads them."""
+    value: bytes = worker.do("Path(path).read_bytes()", path=os.fspath(path))
+    return value
+
+
+def warm(place: Place, worker: Worker, *paths: Word) -> None:
+    """Reads files until their copies are there."""
+    before = place.status()
+    for path in paths:
+        read(worker, path)
+    place.idle(before["handed_over"])
+    wait_until(lambda: all(is_copy(worker, path) for path in paths), f"copies of {paths}")
+
+
+def is_copy(worker: Worker, path: Word) -> bool:
+    """Whether an open of this file leads to a copy: what the descriptor is called in /proc is a listed deviation."""
+    link: str = worker.do("with open(path, 'rb') as file: link = os.readlink(f'/proc/self/fd/{file.fileno()}')\nlink", path=os.fspath(path))
+    return "/forebay-" in link and "/objects/" in link
