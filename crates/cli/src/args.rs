@@ -15,6 +15,7 @@ use crate::refusal::Refusal;
     name = "forebay",
     version,
     disable_help_subcommand = true,
+    args_override_self = true,
     after_help = "\
 FOREBAY=off in the environment runs every program untouched. `forebay COMMAND --help` explains a command."
 )]
@@ -58,9 +59,13 @@ pub struct Choices {
 
 /// `forebay run`.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    args_override_self = true,
+    override_usage = "forebay run [OPTIONS] [--] PROGRAM [ARGS...]",
+    after_help = "\
 Everything after the program's name is the program's. The exit status is the program's own; 2 means that the command was \
-refused and nothing ran.")]
+refused and nothing ran."
+)]
 pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
@@ -81,6 +86,7 @@ pub struct RunArgs {
 
 /// `forebay doctor`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(args_override_self = true, override_usage = "forebay doctor [OPTIONS] [--] [PROGRAM [ARGS...]]")]
 pub struct DoctorArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
@@ -152,13 +158,12 @@ fn one_line(error: &clap::Error) -> String {
         ErrorKind::InvalidSubcommand => {
             let command = context(ContextKind::InvalidSubcommand);
             let mend = match hint(ContextKind::SuggestedSubcommand) {
-                hint if hint.is_empty() => format!("; to run a program: forebay run -- {command}"),
+                hint if hint.is_empty() => format!(" (run, doctor, clean or config); to run a program: forebay run -- {command}"),
                 hint => hint,
             };
             format!("there is no command '{command}'{mend}")
         }
         ErrorKind::MissingRequiredArgument => "no program was given: forebay run [OPTIONS] -- PROGRAM [ARGS...]".into(),
-        ErrorKind::ArgumentConflict => format!("{argument} was given twice"),
         ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
             let (name, value) = argument.split_once(' ').unwrap_or((&argument, "VALUE"));
             format!("{name} needs a value: {name} {value}")

@@ -23,7 +23,7 @@ use crate::{
     mounts::Mounts,
     places,
     refusal::{EXIT_BAD_INPUT, Refusal},
-    text, tiers,
+    text, tiers, used,
 };
 
 /// What could not be cleaned, though it should: the exit status says so.
@@ -39,6 +39,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     let config = Config::resolve(&Flags::default(), environment)?;
     let mounts = Mounts::read();
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
+    let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
     let named: Vec<PathBuf> = args.tier.iter().map(|dir| environment.make_absolute(directory_of(dir))).collect();
     for dir in &named {
         if !dir.is_dir() {
@@ -55,6 +56,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     if named.is_empty() {
         dirs.extend(config.tiers.value.iter().map(|tier| tier.dir.clone()));
         dirs.extend(tiers::possible(environment, &mounts));
+        dirs.extend(used::known(&state_dir).into_iter().map(|tier| tier.dir));
     }
     let mut dirs: Vec<PathBuf> = dirs.into_iter().filter_map(|dir| dir.canonicalize().ok()).collect();
     dirs.sort();
@@ -65,6 +67,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     for agent in &agents {
         report.remove_stale(agent);
     }
+    used::forget(&state_dir, |dir| !forebay_store::root_path(dir, geteuid().as_raw()).exists());
     // What else is there: nothing, or another agent.
     let _ = fs::remove_dir(&runtime_dir);
     Ok(report.finish(&dirs, !named.is_empty()))

@@ -293,7 +293,9 @@ fn switch(environment: &Environment, name: &'static str) -> Result<Option<bool>,
     match value.to_string_lossy().to_ascii_lowercase().as_str() {
         "1" | "on" | "yes" | "true" => Ok(Some(true)),
         "0" | "off" | "no" | "false" => Ok(Some(false)),
-        other => Err(Refusal::bad_input(format_args!("${name}: '{other}' is neither on nor off"))),
+        other => Err(Refusal::bad_input(format_args!(
+            "${name}: '{other}' is neither on nor off; write one of them"
+        ))),
     }
 }
 

@@ -312,7 +312,7 @@ impl Findings {
             "program": self.program.as_ref().map(|program| match program {
                 Ok(program) => json!({
                     "path": path(&program.path), "image": path(&program.image), "covered": program.cover == Cover::Covered,
-                    "cover": program.cover.to_string(),
+                    "why_not": program.cover.why_not(),
                 }),
                 Err(refusal) => json!({ "error": refusal.to_string() }),
             }),

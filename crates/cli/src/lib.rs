@@ -30,6 +30,7 @@ pub mod sources;
 pub mod summary;
 pub mod text;
 pub mod tiers;
+pub mod used;
 
 use std::io::{Read, Write};
 

@@ -17,6 +17,7 @@ use crate::{
     sources::Sources,
     text,
     tiers::{self, Chosen},
+    used,
 };
 
 /// Everything that was decided.
@@ -75,17 +76,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Makes our own directories, and remembers a tier that was found.
+    /// Makes our own directories, and remembers which tiers are used.
     ///
     /// # Errors
     /// When one of them can't be made or is not private.
     pub fn settle(&self) -> Result<(), Refusal> {
         places::make(&self.runtime_dir, &self.state_dir)?;
-        if self.config.tiers.value.is_empty() {
-            self.tiers
-                .iter()
-                .for_each(|tier| tiers::remember(&self.state_dir.value, &tier.setting));
-        }
+        used::remember(&self.state_dir.value, &self.tiers, self.config.tiers.value.is_empty());
         Ok(())
     }
 

@@ -45,13 +45,23 @@ pub enum Cover {
     Breaks(String),
 }
 
+impl Cover {
+    /// Why the door does not come into it, if so.
+    pub fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::Covered => None,
+            Self::NotCovered(why) => Some(why),
+            Self::Foreign => Some("it is a program of another machine or word size"),
+            Self::Breaks(why) => Some(why),
+        }
+    }
+}
+
 impl fmt::Display for Cover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Covered => f.write_str("covered"),
-            Self::NotCovered(why) => write!(f, "not covered: {why}"),
-            Self::Foreign => f.write_str("not covered: it is a program of another machine or word size"),
-            Self::Breaks(why) => f.write_str(why),
+        match self.why_not() {
+            None => f.write_str("covered"),
+            Some(why) => write!(f, "not covered: {why}"),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     child::Ended,
     config::{Config, freshness_text},
     plan::Plan,
-    program::{Cover, Program},
+    program::Program,
     refusal::Refusal,
     summary::{Counts, Derived},
     text::timestamp,
@@ -71,10 +71,11 @@ impl Report<'_> {
                 "why": tier.why, "opens": answered.opens, "bytes": answered.bytes,
             })
         });
-        let not_covered: Vec<_> = (self.program.cover != Cover::Covered)
-            .then(|| json!({ "program": self.program.image.to_string_lossy(), "why": self.program.cover.to_string() }))
-            .into_iter()
-            .collect();
+        let not_covered = self
+            .program
+            .cover
+            .why_not()
+            .map(|why| json!({ "program": self.program.image.to_string_lossy(), "why": why }));
         json!({
             "schema": SCHEMA,
             "forebay": env!("CARGO_PKG_VERSION"),
@@ -93,7 +94,7 @@ impl Report<'_> {
             "tiers": tiers.collect::<Vec<_>>(),
             "counters": counters,
             "agent": self.agent,
-            "not_covered": not_covered,
+            "not_covered": not_covered.into_iter().collect::<Vec<_>>(),
             "derived": self.derived(),
         })
     }

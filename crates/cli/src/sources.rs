@@ -81,17 +81,17 @@ impl Sources {
     }
 
     fn take_named(&mut self, dir: &Path, origin: &Origin, environment: &Environment, mounts: &Mounts) -> Result<(), Refusal> {
-        let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {}: {why}", dir.display()));
+        let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {} {why}", dir.display()));
         let meta = fs::metadata(dir).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => refuse("does not exist; check its spelling, and whether it is mounted"),
-            _ => refuse(&format!("{error}; name a directory that can be read")),
+            _ => refuse(&format!("can't be used: {error}; name a directory that can be read")),
         })?;
         if !meta.is_dir() {
             return Err(refuse("is no directory; name the directory that holds the files"));
         }
         let real = dir
             .canonicalize()
-            .map_err(|error| refuse(&format!("{error}; name a directory that can be read")))?;
+            .map_err(|error| refuse(&format!("can't be used: {error}; name a directory that can be read")))?;
         if real == Path::new("/") {
             return Err(refuse("is the root of everything; name a directory below it"));
         }

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use crate::{
     child::{Ended, signal_name},
-    program::Cover,
     record::Report,
     text,
 };
@@ -122,14 +121,8 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
     }
     reasons(&mut out, "left alone:", report, PASSED);
     agent(&mut out, report);
-    if report.program.cover != Cover::Covered {
-        let _ = writeln!(
-            out,
-            "  {:<21}{}: {}",
-            "not covered:",
-            report.program.image.display(),
-            report.program.cover
-        );
+    if let Some(why) = report.program.cover.why_not() {
+        let _ = writeln!(out, "  {:<21}{}: {why}", "not covered:", report.program.image.display());
     }
     if let Some(record) = record {
         let _ = writeln!(out, "  {:<21}{}", "record:", record.display());

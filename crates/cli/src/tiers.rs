@@ -12,7 +12,6 @@ use rustix::{
     fs::{Access, AtFlags, CWD, accessat, statvfs},
     process::geteuid,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::{
     config::{Origin, Setting, TierWish},
@@ -21,7 +20,7 @@ use crate::{
     mounts::{Kind, Mounts},
     refusal::Refusal,
     sources::{Source, Sources},
-    text,
+    text, used,
 };
 
 /// Share of a file system that a tier that was found leaves free, in percent.
@@ -318,40 +317,16 @@ fn round_down(bytes: u64) -> u64 {
     bytes / step * step
 }
 
-/// What was once found for a host, so that a tier does not shrink by the room that its own copies take.
-#[derive(Debug, Serialize, Deserialize)]
-struct Remembered {
-    dir: PathBuf,
-    bytes: u64,
-}
-
-/// Homes are shared between nodes, disks are not.
-fn memory_file(state_dir: &Path) -> PathBuf {
-    let host = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
-    state_dir.join(format!("tier-{host}.json"))
-}
-
 fn recall(state_dir: &Path, mut tier: Chosen) -> Chosen {
-    let known: Option<Remembered> = fs::read(memory_file(state_dir))
-        .ok()
-        .and_then(|text| serde_json::from_slice(&text).ok());
     let has_own = forebay_store::root_path(&tier.setting.dir, geteuid().as_raw()).is_dir();
-    if let Some(known) = known.filter(|known| has_own && known.dir == tier.setting.dir) {
+    // What is free has shrunk by the room that its own copies take; that is no reason for fewer of them.
+    let known = used::known(state_dir)
+        .into_iter()
+        .find(|known| has_own && known.was_found && known.dir == tier.setting.dir);
+    if let Some(known) = known {
         tier.setting.bytes = tier.setting.bytes.max(known.bytes);
     }
     tier
-}
-
-/// Remembers a tier that was found, for the next run on this host.
-pub fn remember(state_dir: &Path, tier: &TierSetting) {
-    let now = Remembered {
-        dir: tier.dir.clone(),
-        bytes: tier.bytes,
-    };
-    if let Ok(text) = serde_json::to_vec(&now) {
-        // Without it the next run only finds a smaller tier.
-        let _ = crate::record::write_private(&memory_file(state_dir), &text);
-    }
 }
 
 /// Of what kind the file system of `dir` (without links) is, and its type.
