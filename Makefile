@@ -71,7 +71,7 @@ $(IN_WHEEL): $(LIBRARY)
 # A new wheel each time anything in it changed, and only that wheel in dist/.
 .venv/.installed: $(COMMAND) $(IN_WHEEL) pyproject.toml $(wildcard python/forebay/*) .venv/.synced
 	rm -rf dist
-	$(UV) build --quiet --wheel --out-dir dist
+	$(UV) build --wheel --out-dir dist
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl
 	@touch $@
 
