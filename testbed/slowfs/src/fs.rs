@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -43,10 +43,10 @@ pub(crate) struct SlowFs {
 impl SlowFs {
     /// # Errors
     /// `src` is not a directory that can be opened.
-    pub(crate) fn new(src: &Path, server: Arc<Server>, readdirplus: bool) -> Result<Self> {
+    pub(crate) fn new(src: &Path, server: Arc<Server>, readdirplus: bool, held_max: usize) -> Result<Self> {
         Ok(Self {
             server,
-            nodes: Nodes::new(src)?,
+            nodes: Nodes::new(src, held_max)?,
             files: Mutex::default(),
             next_handle: AtomicU64::new(1),
             readdirplus,
@@ -82,10 +82,10 @@ impl SlowFs {
         make: impl FnOnce(&OwnedFd) -> Result<()>,
     ) -> Result<FileAttr> {
         self.server.take(op)?;
-        let parent = self.nodes.get(parent)?;
-        make(&parent)?;
-        self.give_to(req, &parent, name)?;
-        self.nodes.enter(parent.as_fd(), name)
+        let dir = self.nodes.get(parent)?;
+        make(&dir)?;
+        self.give_to(req, &dir, name)?;
+        self.nodes.enter(parent, &dir, name)
     }
 
     fn give_to(&self, req: &Request, parent: &OwnedFd, name: &OsStr) -> Result<()> {
@@ -107,15 +107,15 @@ impl SlowFs {
         flags: i32,
     ) -> Result<(FileAttr, FileHandle)> {
         self.server.take(Op::Create)?;
-        let parent = self.nodes.get(parent)?;
+        let dir = self.nodes.get(parent)?;
         // The kernel sends a create for a name that it believes absent. Somebody else may have made it since, and then it is not ours to give.
         let flags = (open_flags(flags) & !NOT_PASSED_ON) | (open_flags(flags) & OFlags::EXCL) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode);
-        let file = match below::openat(&parent, name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
-            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => below::openat(&parent, name, flags, Mode::empty())?,
+        let file = match below::openat(&dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => below::openat(&dir, name, flags, Mode::empty())?,
             made => {
                 let made = made?;
-                self.give_to(req, &parent, name)?;
+                self.give_to(req, &dir, name)?;
                 if mode.intersects(Mode::SUID | Mode::SGID) {
                     // Changing the owner has cleared them.
                     below::fchmod(&made, mode)?;
@@ -123,7 +123,7 @@ impl SlowFs {
                 made
             }
         };
-        let attr = self.nodes.enter(parent.as_fd(), name)?;
+        let attr = self.nodes.enter(parent, &dir, name)?;
         Ok((attr, self.keep(file)))
     }
 

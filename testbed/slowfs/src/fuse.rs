@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -83,7 +82,7 @@ impl Filesystem for SlowFs {
         let entry = self
             .server
             .take(Op::Lookup)
-            .and_then(|()| self.nodes.enter(self.nodes.get(parent)?.as_fd(), name));
+            .and_then(|()| self.nodes.enter(parent, self.nodes.get(parent)?, name));
         self.answer_entry(entry, reply);
     }
 
@@ -162,9 +161,9 @@ impl Filesystem for SlowFs {
     fn link(&self, _req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let link = || {
             self.server.take(Op::Link)?;
-            let (node, parent) = (self.nodes.get(ino)?, self.nodes.get(parent)?);
-            below::linkat(CWD, proc_path(&node), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
-            self.nodes.enter(parent.as_fd(), name)
+            let (node, dir) = (self.nodes.get(ino)?, self.nodes.get(parent)?);
+            below::linkat(CWD, proc_path(&node), &*dir, name, AtFlags::SYMLINK_FOLLOW)?;
+            self.nodes.enter(parent, &dir, name)
         };
         self.answer_entry(link(), reply);
     }
@@ -188,8 +187,18 @@ impl Filesystem for SlowFs {
     fn rename(&self, _req: &Request, from: INodeNo, name: &OsStr, to: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
         let rename = || {
             self.server.take(Op::Rename)?;
-            let (from, to) = (self.nodes.get(from)?, self.nodes.get(to)?);
-            below::renameat_with(&*from, name, &*to, new_name, below::RenameFlags::from_bits_retain(flags.bits()))
+            let (from_dir, to_dir) = (self.nodes.get(from)?, self.nodes.get(to)?);
+            below::renameat_with(
+                &*from_dir,
+                name,
+                &*to_dir,
+                new_name,
+                below::RenameFlags::from_bits_retain(flags.bits()),
+            )?;
+            self.nodes.renamed(to, &to_dir, new_name);
+            // After an exchange there is something under the old name, too.
+            self.nodes.renamed(from, &from_dir, name);
+            Ok(())
         };
         answer(rename(), reply);
     }
@@ -327,14 +336,14 @@ impl Filesystem for SlowFs {
         }
     }
 
-    fn readdirplus(&self, _req: &Request, _ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let ttl = self.server.pace().attr_ttl();
         let listed = self.list(Op::Readdirplus, handle, offset, |dir, entry| {
             let name = entry.file_name();
             // The kernel counts a lookup for every entry but these two.
             let counted = !is_dot(name);
             let attr = if counted {
-                match self.nodes.enter(dir.as_fd(), name) {
+                match self.nodes.enter(ino, dir, os_str(name)) {
                     Err(Errno::NOENT) => return Ok(false),
                     entered => entered?,
                 }

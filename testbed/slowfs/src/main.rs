@@ -11,8 +11,9 @@ mod fuse;
 mod node;
 mod pace;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -52,8 +53,17 @@ struct Args {
     threads: u16,
 }
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    let Err(error) = serve(&Args::parse()) else {
+        return ExitCode::SUCCESS;
+    };
+    // One line, whatever RUST_BACKTRACE says: what fails here is the caller's mount point or permissions.
+    let chain = format!("{error:#}").replace('\n', " ");
+    let _ = writeln!(std::io::stderr(), "slowfs: {}", chain.trim_end());
+    ExitCode::FAILURE
+}
+
+fn serve(args: &Args) -> anyhow::Result<()> {
     if let Err(wrong) = args.settings.check() {
         bail!("{wrong}");
     }
@@ -62,13 +72,13 @@ fn main() -> anyhow::Result<()> {
     if src.starts_with(&mnt) {
         bail!("{}: the mount would cover its own source", mnt.display());
     }
-    raise_descriptor_limit();
     // Sleeps of some hundred microseconds should not be 50 longer; the threads to come inherit this.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 
     let server = Arc::new(Server::new(Pace::new(args.settings)));
-    let fs = SlowFs::new(&src, Arc::clone(&server), !args.no_readdirplus).with_context(|| src.display().to_string())?;
-    let mut session = Session::new(fs, &mnt, &mount_config(&src, &args)).with_context(|| format!("can't mount on {}", mnt.display()))?;
+    let fs =
+        SlowFs::new(&src, Arc::clone(&server), !args.no_readdirplus, descriptors_to_hold()).with_context(|| src.display().to_string())?;
+    let mut session = Session::new(fs, &mnt, &mount_config(&src, args)).with_context(|| format!("can't mount on {}", mnt.display()))?;
     if let Some(path) = &args.control {
         control::listen(path, Arc::clone(&server))?;
     }
@@ -82,30 +92,17 @@ fn main() -> anyhow::Result<()> {
     served.context("the mount failed")
 }
 
-/// One descriptor is kept for each inode that the kernel knows of. Root may have as many as the kernel allows at all; without root
-/// the hard limit holds, and a tree of more files than that fails with EMFILE.
-fn raise_descriptor_limit() {
-    let most = std::fs::read_to_string("/proc/sys/fs/nr_open")
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
-    if setrlimit(
+/// Takes as many descriptors as there are to be had, and returns how many of them inodes may hold: half, the others are for open files.
+fn descriptors_to_hold() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
         Resource::Nofile,
         Rlimit {
-            current: most,
-            maximum: most,
+            current: limit.maximum,
+            ..limit
         },
-    )
-    .is_err()
-    {
-        let limit = getrlimit(Resource::Nofile);
-        let _ = setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: limit.maximum,
-                ..limit
-            },
-        );
-    }
+    );
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize / 2)
 }
 
 fn mount_config(src: &Path, args: &Args) -> Config {

@@ -1,94 +1,153 @@
-//! The inodes that the kernel knows of, each held by a descriptor.
+//! The inodes that the kernel knows of.
 //!
-//! An inode's number is that of the file below, but for the root's, which FUSE fixes at 1. Holding an `O_PATH` descriptor until the
-//! kernel forgets the inode means that renames and hard links need no book-keeping, that an unlinked file that is still open keeps
-//! its attributes, and that the file system below can't give the number to another file meanwhile.
+//! An inode's number is that of the file below, but for the root's, which FUSE fixes at 1. An inode is held by an `O_PATH` descriptor
+//! until the kernel forgets it: then renames and hard links need no book-keeping, an unlinked file that is still open keeps its
+//! attributes, and the file system below can't give the number to another file meanwhile. Descriptors are limited, though. Past a share
+//! of the limit, files are known by parent and name only, and found again each time; directories are always held.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, OsStr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ffi::{CStr, OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, openat, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, openat, statat, statx};
 use rustix::io::{Errno, Result};
-use rustix::path::Arg;
 
 /// Holds an inode and gives no access to its contents.
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
+enum Place {
+    Held(Arc<OwnedFd>),
+    Named { parent: INodeNo, name: OsString },
+}
+
+#[derive(Debug)]
 struct Node {
-    fd: Arc<OwnedFd>,
+    place: Place,
     /// How often the kernel was told of it, less what it forgot.
     lookups: u64,
+}
+
+#[derive(Debug)]
+struct Known {
+    nodes: HashMap<u64, Node>,
+    held: usize,
 }
 
 /// The inodes that the kernel knows of.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    known: Mutex<HashMap<u64, Node>>,
+    known: Mutex<Known>,
+    held_max: usize,
     root_dev: (u32, u32),
     root_ino: u64,
 }
 
 impl Nodes {
+    /// Holds at most `held_max` files, and besides them every directory.
+    ///
     /// # Errors
     /// `src` can't be opened as a directory.
-    pub(crate) fn new(src: &Path) -> Result<Self> {
+    pub(crate) fn new(src: &Path, held_max: usize) -> Result<Self> {
         let fd = openat(CWD, src, HOLD | OFlags::DIRECTORY, Mode::empty())?;
         let stat = stat_of(&fd)?;
         let root = Node {
-            fd: Arc::new(fd),
+            place: Place::Held(Arc::new(fd)),
             lookups: 1,
         };
-        let known = Mutex::new(HashMap::from([(INodeNo::ROOT.0, root)]));
+        let known = Mutex::new(Known {
+            nodes: HashMap::from([(INodeNo::ROOT.0, root)]),
+            held: 1,
+        });
         Ok(Self {
             known,
+            held_max,
             root_dev: (stat.stx_dev_major, stat.stx_dev_minor),
             root_ino: stat.stx_ino,
         })
     }
 
-    /// The descriptor of an inode that the kernel knows of.
+    /// A descriptor of an inode that the kernel knows of.
     ///
     /// # Errors
-    /// ESTALE, where it does not know it.
+    /// ESTALE, where it does not know it, or where its name is another file's by now.
     pub(crate) fn get(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
-        self.lock().get(&ino.0).map(|node| Arc::clone(&node.fd)).ok_or(Errno::STALE)
+        let (parent, name) = match &self.lock().nodes.get(&ino.0).ok_or(Errno::STALE)?.place {
+            Place::Held(fd) => return Ok(Arc::clone(fd)),
+            Place::Named { parent, name } => (*parent, name.clone()),
+        };
+        // The kernel forgets no directory of which it knows a child, and directories are held: this recurs once.
+        let fd = openat(self.get(parent)?, name, HOLD, Mode::empty()).map_err(|_| Errno::STALE)?;
+        if self.number(stat_of(&fd)?.stx_ino) == ino {
+            Ok(Arc::new(fd))
+        } else {
+            Err(Errno::STALE)
+        }
     }
 
     /// Finds a name in a directory and counts one lookup of what it leads to.
     ///
     /// # Errors
     /// As `openat`; ENOENT where another file system is mounted: none below the source is shown.
-    pub(crate) fn enter(&self, parent: BorrowedFd<'_>, name: impl Arg) -> Result<FileAttr> {
-        let fd = openat(parent, name, HOLD, Mode::empty())?;
+    pub(crate) fn enter(&self, parent: INodeNo, dir: impl AsFd, name: &OsStr) -> Result<FileAttr> {
+        let fd = openat(dir, name, HOLD, Mode::empty())?;
         let stat = stat_of(&fd)?;
         if (stat.stx_dev_major, stat.stx_dev_minor) != self.root_dev {
             return Err(Errno::NOENT);
         }
         let attr = self.attr(&stat);
         let mut known = self.lock();
-        let node = known.entry(attr.ino.0).or_insert_with(|| Node {
-            fd: Arc::new(fd),
+        let Known { nodes, held } = &mut *known;
+        let place = || Place::Named {
+            parent,
+            name: name.to_owned(),
+        };
+        let node = nodes.entry(attr.ino.0).or_insert_with(|| Node {
+            place: place(),
             lookups: 0,
         });
         node.lookups += 1;
+        if matches!(node.place, Place::Named { .. }) {
+            // The latest name is the one most likely still to lead there.
+            node.place = place();
+            if attr.kind == FileType::Directory || *held < self.held_max {
+                node.place = Place::Held(Arc::new(fd));
+                *held += 1;
+            }
+        }
         Ok(attr)
+    }
+
+    /// Follows a rename: what is known by name only has a new one. `dir` and `name` are where it is now.
+    pub(crate) fn renamed(&self, parent: INodeNo, dir: impl AsFd, name: &OsStr) {
+        let Ok(stat) = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return;
+        };
+        if let Some(Node {
+            place: place @ Place::Named { .. },
+            ..
+        }) = self.lock().nodes.get_mut(&stat.st_ino)
+        {
+            *place = Place::Named {
+                parent,
+                name: name.to_owned(),
+            };
+        }
     }
 
     /// Takes back lookups; an inode with none left is let go of.
     pub(crate) fn forget(&self, ino: INodeNo, lookups: u64) {
         let mut known = self.lock();
-        let Some(node) = known.get_mut(&ino.0).filter(|_| ino != INodeNo::ROOT) else {
+        let Some(node) = known.nodes.get_mut(&ino.0).filter(|_| ino != INodeNo::ROOT) else {
             return;
         };
         node.lookups = node.lookups.saturating_sub(lookups);
-        if node.lookups == 0 {
-            known.remove(&ino.0);
+        if node.lookups == 0 && matches!(known.nodes.remove(&ino.0), Some(Node { place: Place::Held(_), .. })) {
+            known.held -= 1;
         }
     }
 
@@ -125,7 +184,7 @@ impl Nodes {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Node>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         crate::pace::lock(&self.known)
     }
 }
