@@ -276,13 +276,17 @@ impl Clerk {
             .find_kept(&handed.path)
             .map(|(n, r)| (n, self.pages.index().identity(r) == Some(identity)))
         {
-            if same {
+            if same && self.copy_is_there(number) {
                 self.pages.writer().confirm(number, handed.opened_at);
                 self.want_directory_of(number);
                 self.tally(run, |tally| tally.files_confirmed += 1);
                 return Ok(());
             }
-            self.drop_record(number);
+            if same {
+                self.drop_copy_of(number);
+            } else {
+                self.drop_record(number);
+            }
         }
         if let Some(number) = self.names.of_file(&self.pages.index(), identity.dev, identity.ino) {
             let index = self.pages.index();

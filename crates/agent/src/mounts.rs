@@ -34,6 +34,9 @@ impl MountSource {
     }
 }
 
+/// In the place of a type, for files that bear no mount's device number.
+const UNLISTED: &[u8] = b"unlisted";
+
 /// Mounts by device number.
 #[derive(Debug, Default)]
 pub(crate) struct Mounts(HashMap<u64, MountSource>);
@@ -49,13 +52,21 @@ impl Mounts {
         Self(text.lines().filter_map(parse).collect())
     }
 
-    /// The mount with this device number.
-    pub(crate) fn of(&self, dev: u64) -> Option<&MountSource> {
-        self.0.get(&dev)
+    /// The mount with this device number. Files of some file systems (btrfs, overlayfs) bear numbers that no mount has: those are
+    /// known by the number.
+    pub(crate) fn of(&self, dev: u64) -> MountSource {
+        let unlisted = || MountSource {
+            source: dev.to_string().into_bytes(),
+            fs_type: UNLISTED.to_vec(),
+        };
+        self.0.get(&dev).cloned().unwrap_or_else(unlisted)
     }
 
     /// The device number that a mount source has now.
     pub(crate) fn device_of(&self, source: &MountSource) -> Option<u64> {
+        if source.fs_type == UNLISTED {
+            return std::str::from_utf8(&source.source).ok()?.parse().ok();
+        }
         self.0.iter().find(|(_, mount)| *mount == source).map(|found| *found.0)
     }
 }

@@ -8,14 +8,15 @@ use core::{ffi::c_int, mem};
 use forebay_contract::{Counter, message::HandOver};
 
 use crate::{
+    lookup::Miss,
     state::Serving,
     sys::{self, Errno},
 };
 
 const SOCKET: &[u8] = b"/door.sock";
 
-/// Offers a file that the program has just opened for reading. `opened_at` is a time before that open.
-pub(crate) fn offer(serving: Serving, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
+/// Offers a file that the program has just opened for reading, because of `miss`. `opened_at` is a time before that open.
+pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
     let Serving { door, control } = serving;
     let Ok((kind, size)) = sys::type_and_size(fd) else {
         return;
@@ -23,7 +24,7 @@ pub(crate) fn offer(serving: Serving, path: &[u8], fd: c_int, flags: c_int, open
     if kind != libc::S_IFREG {
         return door.count(Counter::NotRegular, 1);
     }
-    if size > control.room_hint() {
+    if size > control.room_hint() && !miss.is_news_of_copy() {
         return door.count(Counter::NoRoom, 1);
     }
     if control.is_closed() || door.agent_is_away(opened_at) {

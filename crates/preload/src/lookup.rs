@@ -20,15 +20,20 @@ pub(crate) enum Miss {
 }
 
 impl Miss {
-    /// Whether the agent should see the file that the program opens instead.
-    pub(crate) const fn is_news(self) -> bool {
+    /// Whether there is a copy of which the agent should hear, even when there is room for no other.
+    pub(crate) const fn is_news_of_copy(self) -> bool {
         match self {
-            Self::Unknown => true,
+            Self::Unknown => false,
             Self::Because(reason) => matches!(
                 reason,
                 Counter::Stale | Counter::Tombstoned | Counter::SourceChanged | Counter::CopyGone
             ),
         }
+    }
+
+    /// Whether the agent should see the file that the program opens instead.
+    pub(crate) const fn is_news(self) -> bool {
+        matches!(self, Self::Unknown) || self.is_news_of_copy()
     }
 }
 

@@ -109,7 +109,7 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
     }
     let fd = real();
     if fd >= 0 && miss.is_news() {
-        handover::offer(serving, spelled, fd, flags, now);
+        handover::offer(serving, miss, spelled, fd, flags, now);
     }
     fd
 }

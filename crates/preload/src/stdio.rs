@@ -121,7 +121,7 @@ impl Request<'_> {
         if miss.is_news()
             && let Some(fd) = descriptor_of(stream)
         {
-            handover::offer(serving, spelled, fd, flags, now);
+            handover::offer(serving, miss, spelled, fd, flags, now);
         }
         stream
     }

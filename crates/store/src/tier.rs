@@ -318,6 +318,13 @@ impl Tier {
         uninterrupted(|| self.shared.disk.open_read(Name::Object(id))).map_err(|errno| StoreError::tier(&self.copy_path(id), "open", errno))
     }
 
+    /// What the file of a copy is now, looked up by name as a door does: a root that was moved away is not found.
+    pub fn stat_copy(&self, id: u64) -> Result<Identity, StoreError> {
+        let failed = |operation| move |errno| StoreError::tier(&self.copy_path(id), operation, errno);
+        let stat = uninterrupted(|| rustix::fs::stat(self.copy_path(id))).map_err(failed("stat"))?;
+        Ok(disk::identity_of(&stat))
+    }
+
     /// Writes a finished copy to the catalogue: from now on the next runs adopt it. When that fails the copy is removed.
     pub fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
         self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))

@@ -44,12 +44,11 @@ impl Clerk {
             return Err("tier_off");
         };
         let marked = self.control.file_marked_at(flight.identity.dev, flight.identity.ino);
-        let (Some((path, opened_at)), Some(mount)) = (flight.names.first(), self.mounts.of(flight.identity.dev)) else {
-            return Err(self.discard(flight, "unknown_mount"));
-        };
-        let Some((dir, name)) = split(path).filter(|_| marked == 0 || marked < *opened_at) else {
+        let first = flight.names.first().filter(|(_, opened_at)| marked == 0 || marked < *opened_at);
+        let Some((dir, name)) = first.and_then(|(path, _)| split(path)) else {
             return Err(self.discard(flight, "changed_meanwhile"));
         };
+        let mount = self.mounts.of(flight.identity.dev);
         let entry = forebay_store::Entry {
             id: flight.copy,
             dir,

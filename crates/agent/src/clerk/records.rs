@@ -132,6 +132,22 @@ impl Clerk {
         }
     }
 
+    /// Whether the copy of a record is still the file that was published. A door that could not open it hands the source over.
+    pub(super) fn copy_is_there(&mut self, number: u32) -> bool {
+        let index = self.pages.index();
+        let Some(record) = index.record(number) else { return false };
+        let Some(state) = self.tiers.get(record.tier()) else { return false };
+        let found = state.tier.stat_copy(record.copy());
+        match found {
+            Ok(stat) => (stat.ino, stat.size, stat.ctime) == (record.copy_ino(), record.size(), record.copy_ctime()),
+            Err(error) => {
+                let tier = record.tier();
+                self.tier_fault(tier, &error);
+                false
+            }
+        }
+    }
+
     /// Takes all names of a record's copy from the doors and removes the copy.
     pub(super) fn drop_copy_of(&mut self, number: u32) {
         for other in self.names.all(&self.pages.index(), number) {
