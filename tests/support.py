@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("worker.py")
@@ -35,11 +38,14 @@ def _cargo(*words: str) -> None:
     subprocess.run(["cargo", "build", "--locked", "--quiet", *words], cwd=ROOT, check=True)
 
 
+def library() -> Path:
+    return target() / "preload/libforebay_preload.so"
+
+
 @cache
 def command() -> Path:
     """The command: the newest that was built here; built if there is none. It finds the library by itself."""
-    library = target() / "preload/libforebay_preload.so"
-    if not library.exists():
+    if not library().exists():
         _cargo("--profile", "preload", "-p", "forebay-preload")
     built = [path for path in (target() / "release/forebay", target() / "debug/forebay") if path.exists()]
     if not built:
@@ -95,18 +101,27 @@ class Place:
     tier_size: str = "256M"
     source: Path = field(init=False)
     tier: Path = field(init=False)
+    command: Path = field(init=False)
+    python: str = sys.executable
+    worker_script: Path = WORKER
     uid: int | None = None
     _records: int = 0
 
     def __post_init__(self) -> None:
+        self.command = command()
         self.source = self.root / "source"
         self.tier = self.root / "tier"
         for directory in (self.source, self.tier, self.root / "state"):
             directory.mkdir(exist_ok=True)
 
     def give_to(self, uid: int) -> None:
-        """From now on everything here is this user's, and so are the runs."""
+        """From now on everything here is this user's, and so are the runs; the command is copied to where that user can see it."""
         self.uid = uid
+        self.command, self.worker_script = self.root / "bin/forebay", self.root / "worker.py"
+        for path, to in ((command(), self.command), (library(), self.root / "lib/forebay" / library().name), (WORKER, self.worker_script)):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, to)
+        self.python = python_for(uid)
         for path in (self.root, self.runtime):
             for found in [path, *path.rglob("*")]:
                 os.chown(found, uid, uid, follow_symlinks=False)
@@ -118,7 +133,7 @@ class Place:
 
     def words(self, program: Sequence[Word], record: Path, **asked: str | Path | None) -> list[str]:
         """The command line of a run; `freshness`, `source` and `tier_size` may be asked for."""
-        words = [str(command()), "run", "--source", str(asked.get("source") or self.source)]
+        words = [str(self.command), "run", "--source", str(asked.get("source") or self.source)]
         words += ["--tier", f"{self.tier}={asked.get('tier_size') or self.tier_size}"]
         words += ["--freshness", str(asked.get("freshness") or self.freshness), "--record", str(record), "--"]
         return as_user(self.uid) + words + [os.fsdecode(word) for word in program]
@@ -159,7 +174,7 @@ class Place:
     def worker(self, **asked: str | Path | None) -> Iterator["Worker"]:
         """A worker in a run of its own."""
         record = self.record_path()
-        words = self.words([sys.executable, "-E", WORKER], record, **asked)
+        words = self.words([self.python, "-E", self.worker_script], record, **asked)
         with Worker.started(words, environment=self.environment(), cwd=self.root, record=record) as worker:
             yield worker
 
@@ -195,6 +210,13 @@ class Place:
         """The files in the tier that hold copies."""
         return sorted(path for path in self.tier.glob("forebay-*/objects/*/*") if path.is_file())
 
+    def clean(self) -> str:
+        """Removes all copies; gives what the command says."""
+        words = [*as_user(self.uid), str(self.command), "clean", "--tier", str(self.tier)]
+        done = subprocess.run(words, env=self.environment(), cwd=self.root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def stop(self) -> None:
         """Waits until the agents have ended, which they do after their last run; one that was told to stay is told to go."""
         for agent in self.agents():
@@ -223,6 +245,19 @@ def place() -> Iterator[Place]:
             made.end()
 
 
+@cache
+def python_for(uid: int) -> str:
+    """An interpreter that this user may run."""
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        try:
+            # setpriv itself still has root's rights when it looks for a program; env has not.
+            if subprocess.run([*as_user(uid), "env", python, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return python
+        except OSError:
+            continue
+    pytest.skip("needs root, and a Python that every user can run: apt-get install python3")
+
+
 def as_user(uid: int | None) -> list[str]:
     """What to put before a command so that this user runs it."""
     return [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
@@ -232,7 +267,13 @@ def as_user(uid: int | None) -> list[str]:
 def _connected(agent: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
-        connection.connect(str(agent))
+        # An agent speaks with its own user only.
+        user, owner = os.geteuid(), agent.stat().st_uid
+        os.seteuid(owner)
+        try:
+            connection.connect(str(agent))
+        finally:
+            os.seteuid(user)
         yield connection
 
 

@@ -1,9 +1,8 @@
 """P3: changes are seen within the time that was stated; those made through a door, at once."""
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +20,11 @@ def replace(path: Path) -> None:
     new.rename(path)
 
 
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("b")
+
+
 def restamped(path: Path) -> None:
     """The same size and time of modification: only the time of change tells."""
     stat = path.stat()
@@ -28,14 +32,14 @@ def restamped(path: Path) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-OUTSIDE = {
+OUTSIDE: dict[str, Callable[[Path], object]] = {
     "overwritten": lambda path: path.write_bytes(NEW),
     "appended to": lambda path: path.open("ab").write(NEW),
     "cut": lambda path: os.truncate(path, 5),
     "replaced": replace,
     "removed": lambda path: path.unlink(),
     "restamped": restamped,
-    "made a link": lambda path: (path.unlink(), path.symlink_to("b")),
+    "made a link": link,
 }
 
 
@@ -51,11 +55,11 @@ def seen(worker: Worker, path: Path) -> bytes | None:
 @pytest.mark.parametrize("how", OUTSIDE)
 def test_a_change_from_outside_is_seen_within_the_ttl(place: Place, how: str) -> None:
     path = place.source / "a"
-    with place.worker(freshness="ttl=2") as worker:
+    with place.worker(freshness="ttl=1") as worker:
         warm(place, worker, path)
         OUTSIDE[how](path)
         changed = time.monotonic()
-        while time.monotonic() < changed + 2:
+        while time.monotonic() < changed + 1:
             assert seen(worker, path) in (content("a"), now(path)), "neither the old version nor the new one"
             time.sleep(0.05)
         assert seen(worker, path) == now(path)
@@ -85,7 +89,7 @@ def test_immutable_trusts_until_clean(place: Place) -> None:
         assert read(worker, path) == content("a")
     assert place.run("cat", path, freshness="immutable").out == content("a"), "in the next run, too"
     place.stop()
-    subprocess.run([*place.clean_words()], env=place.environment(), check=True, capture_output=True)
+    place.clean()
     assert place.run("cat", path, freshness="immutable").out == NEW
 
 
@@ -211,17 +215,30 @@ def test_what_is_open_for_writing_is_not_published(place: Place) -> None:
         assert read(worker, path)[:3] == b"two"
 
 
+UNMARKED = pytest.mark.xfail(strict=True, reason="marks a file's name, not the ways that lead through a directory or the descriptor's file")
+REFUSALS = {
+    "chmod": "os.chmod(path, 0)",
+    "chmod of its directory": "os.chmod(os.path.dirname(path), 0)",
+    "fchmod of a copy": "fd = os.open(path, 0); os.fchmod(fd, 0); os.close(fd)",
+    "fchmod of the source": "os.fchmod(early, 0)",
+    "fchmod of its directory": "fd = os.open(os.path.dirname(path), 0); os.fchmod(fd, 0); os.close(fd)",
+}
+
+
 @pytest.mark.parametrize("freshness", ["immutable", "on_open"])
-@pytest.mark.parametrize("which", ["file", "directory"])
-def test_permissions_that_are_taken_away_through_a_door(place: Place, which: str, freshness: str) -> None:
+@pytest.mark.parametrize("how", REFUSALS)
+def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, freshness: str, request: pytest.FixtureRequest) -> None:
     """Also those of a directory on the way: the next open is refused."""
+    if freshness == "immutable" and how in ("chmod of its directory", "fchmod of the source", "fchmod of its directory"):
+        request.applymarker(UNMARKED)
     place.give_to(NOBODY)
     path = place.source / "d/x"
     settle(path)
     with place.worker(freshness=freshness) as worker:
+        worker.do("early = os.open(path, 0); os.read(early, 10)", path=str(path))
         warm(place, worker, path)
-        worker.do("os.chmod(path, 0)", path=str(path if which == "file" else path.parent))
+        worker.do(REFUSALS[how])
         with pytest.raises(PermissionError):
             read(worker, path)
-        worker.do("os.chmod(path, 0o700)", path=str(path if which == "file" else path.parent))
+        worker.do("os.chmod(os.path.dirname(path), 0o700); os.chmod(path, 0o600)")
         assert read(worker, path) == content("d/x")
