@@ -33,7 +33,8 @@ pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) 
             origin: config.runtime_dir.origin.clone(),
         };
     }
-    let own = format!("forebay-{}", geteuid().as_raw());
+    // Not the name of a tier: `--tier /dev/shm=SIZE` must not meet the sockets.
+    let own = format!("forebay-run-{}", geteuid().as_raw());
     let shared = Path::new("/dev/shm");
     let value = if holds_shared_memory(shared, mounts) {
         shared.join(own)

@@ -6,7 +6,7 @@ pub const FOREBAY: &str = "FOREBAY";
 pub const RUN: &str = "FOREBAY_RUN";
 /// Path of the preload library, where the command does not find it beside itself.
 pub const PRELOAD: &str = "FOREBAY_PRELOAD";
-/// Directory for sockets and shared memory; default `/dev/shm/forebay-UID`.
+/// Directory for sockets and shared memory; default `/dev/shm/forebay-run-UID`.
 pub const RUNTIME_DIR: &str = "FOREBAY_RUNTIME_DIR";
 /// Directory for run records and the secret of the user; default `$XDG_STATE_HOME/forebay`.
 pub const STATE_DIR: &str = "FOREBAY_STATE_DIR";
