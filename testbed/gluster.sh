@@ -177,6 +177,7 @@ cmd_up() {
         shift 2
     done
     [[ $bricks =~ ^[1-9]$ ]] || die "--bricks $bricks: 1 to 9"
+    [[ $rate =~ ^(none|[1-9][0-9]*[kmg]?bit)$ ]] || die "--rate $rate: such as 400mbit, or none"
     [[ $delay_us =~ ^[0-9]+$ ]] || die "--delay-us $delay_us: not a number of microseconds"
     [ -z "$populate_from" ] || [ -d "$populate_from" ] || die "$populate_from: not a directory"
     need_tools
