@@ -63,9 +63,11 @@ pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path)
             origin: config.state_dir.origin.clone(),
         };
     }
+    // A home that does not exist is none: it is not ours to make.
+    let home = || environment.home().filter(|home| home.is_dir());
     let place = environment
         .absolute("XDG_STATE_HOME")
-        .or_else(|| Some(environment.home()?.join(".local/state")));
+        .or_else(|| Some(home()?.join(".local/state")));
     let usable = place
         .map(|dir| dir.join("forebay"))
         .filter(|dir| dir.ancestors().find(|part| part.exists()).is_some_and(is_writable));

@@ -191,9 +191,12 @@ fn see_through(path: &Path, name: &OsStr, environment: &Environment, scripts_lef
             };
             let interpreter = Path::new(&**interpreter);
             if executable(interpreter).is_err() {
-                let (shown, missing) = (name.to_string_lossy(), interpreter.display());
-                let line = format!("{shown}: {missing}: bad interpreter: No such file or directory");
-                return Err(Refusal::with_status(EXIT_NOT_EXECUTABLE, line));
+                let line = format!(
+                    "{}: cannot execute: required file not found ({})",
+                    name.to_string_lossy(),
+                    interpreter.display()
+                );
+                return Err(Refusal::with_status(EXIT_NOT_FOUND, line));
             }
             let through_env = interpreter.file_name() == Some(OsStr::new("env"));
             let named = words.get(1).filter(|_| through_env).and_then(|argument| program_of_env(argument));
@@ -276,7 +279,7 @@ mod tests {
         write(&script, "#!/usr/bin/env -S A=b sh -e\n", 0o755);
         assert_eq!(find().unwrap().image.file_name(), Some(OsStr::new("sh")));
         write(&script, "#!/no/such/interpreter\n", 0o755);
-        assert_eq!(find().unwrap_err().status, 126);
+        assert_eq!(find().unwrap_err().status, 127);
         write(&script, &format!("#!{}\n", script.display()), 0o755);
         assert_eq!(find().unwrap_err().status, 126);
     }

@@ -1,0 +1,81 @@
+"""A desk to type commands at: directories of its own, and nothing of the user's environment."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import support
+
+
+@dataclass
+class Desk:
+    """Where a command is typed. `source`, `tier` and the home directory are there; relative names mean what is in `root`."""
+
+    root: Path
+    runtime: Path
+
+    def __post_init__(self) -> None:
+        self.source = self.root / "source"
+        self.tier = self.root / "tier"
+        self.home = self.root / "home"
+        for directory in (self.source, self.tier, self.home):
+            directory.mkdir()
+        self.source.joinpath("file").write_bytes(b"content")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        return kept | {"HOME": str(self.home), "FOREBAY_RUNTIME_DIR": str(self.runtime), "USER": "tester"}
+
+    def type(
+        self, *words: str | Path, env: Mapping[str, str] | None = None, uid: int | None = None, typed: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Types a command line. Variables come on top of the desk's environment."""
+        return subprocess.run(
+            [*support.as_user(uid), support.command(), *words],
+            cwd=self.root,
+            env={**self.environment, **(env or {})},
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """`forebay run` with the desk's source and tier, and these options and program."""
+        return self.type("run", "--source", "source", "--tier", "tier=64M", *words, env=env)
+
+    def refuse(self, *words: str | Path, status: int = 2, env: Mapping[str, str] | None = None) -> str:
+        """What is said to a command line that is refused: one line, and nothing has run. The program, if any, is `touch ran`."""
+        done = self.type(*words, env=env)
+        assert (done.returncode, done.stdout) == (status, ""), done
+        assert done.stderr.startswith("forebay: "), done.stderr
+        assert done.stderr.endswith("\n"), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not (self.root / "ran").exists()
+        return done.stderr.removeprefix("forebay: ").removesuffix("\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records in the state directory, oldest first."""
+        return [json.loads(path.read_text()) for path in sorted(self.home.glob(".local/state/forebay/runs/*.json"))]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A desk that is gone afterwards. Its path is short, since sockets are in it, and open to every user."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-", dir="/var/tmp") as root,
+        tempfile.TemporaryDirectory(prefix="fb-", dir="/tmp") as runtime,
+    ):
+        Path(root).chmod(0o755)
+        made = Desk(Path(root).resolve(), Path(runtime))
+        yield made
+        made.type("clean", "--tier", made.tier)
