@@ -1,0 +1,56 @@
+"""Medians with their intervals, and what they say about a bar."""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+class Holds(enum.Enum):
+    """Whether a bar is kept."""
+
+    YES = "yes"
+    NO = "no"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Median:
+    """A median and the interval that holds the true one with `coverage` probability, whatever the distribution is."""
+
+    value: float
+    low: float
+    high: float
+    coverage: float
+    samples: tuple[float, ...]
+
+
+def median(samples: Sequence[float]) -> Median:
+    """The interval lies between two order statistics: the narrowest symmetric one that is sure enough, else the whole range."""
+    ordered = sorted(samples)
+    count = len(ordered)
+    # The true median lies below the k-th smallest with the probability that fewer than k of `count` coins show heads.
+    below, rank = 0.5**count, 1
+    while rank < (count + 1) // 2:
+        further = below + math.comb(count, rank) * 0.5**count
+        if 1 - 2 * further < CONFIDENCE:
+            break
+        below, rank = further, rank + 1
+    return Median(statistics.median(ordered), ordered[rank - 1], ordered[count - rank], 1 - 2 * below, tuple(samples))
+
+
+def under(found: Median, bar: float) -> Holds:
+    """Whether a figure is at most `bar`, as far as its interval tells."""
+    if found.high <= bar:
+        return Holds.YES
+    return Holds.NO if found.low > bar else Holds.UNDECIDED
+
+
+def count_under(samples: Sequence[float], bar: float) -> Holds:
+    """Whether each of a few counts is at most `bar`."""
+    return Holds.YES if max(samples) <= bar else Holds.NO

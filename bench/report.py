@@ -1,0 +1,182 @@
+"""The table and its JSON: one row a figure, kept by commit so that scenarios can be measured in several goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.figures import Holds, count_under, median, under
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "bench" / "out" / "tiering.json"
+# Above this the machine was busy with something else as well: two cores, and a measured program of four threads.
+LOAD_MAX = 3.0
+PAIRS_MIN = 9
+RUNS_MIN = 3
+MEASURED = ("crates", "bench", "testbed", "Cargo.toml", "Cargo.lock")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure, and the bar it is held against, if there is one."""
+
+    scenario: str
+    metric: str
+    value: float
+    unit: str
+    bar: float | None
+    holds: str | None
+    baseline: str
+    load_average: float
+    commit: str
+    interval: tuple[float, float]
+    samples: tuple[float, ...]
+    flags: tuple[str, ...] = ()
+    note: str = ""
+
+
+class What(NamedTuple):
+    """Which figure it is, and the bar it is held against, if there is one."""
+
+    scenario: str
+    metric: str
+    unit: str
+    bar: float | None = None
+    baseline: str = ""
+
+
+def commit() -> str:
+    """The commit that is measured; "+" behind it where files that matter differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", *MEASURED) else "")
+
+
+@dataclass
+class Report:
+    """What this invocation has found, and what earlier ones have found of the same commit."""
+
+    quick: bool
+    commit: str = field(default_factory=commit)
+    rows: list[Row] = field(default_factory=list)
+    _loads: list[float] = field(default_factory=list)
+
+    def note_load(self) -> None:
+        """To be called once each run of a scenario."""
+        self._loads.append(os.getloadavg()[0])
+
+    def begin(self, scenario: str) -> None:
+        """Figures of `scenario` follow; what was known of it is void."""
+        self.rows = [row for row in self.rows if row.scenario.split(":")[0] != scenario]
+        self._loads = [os.getloadavg()[0]]
+
+    def time(self, what: What, samples: Sequence[float], note: str = "") -> None:
+        """A median of pairs."""
+        found = median(samples)
+        holds = None if what.bar is None else under(found, what.bar)
+        self._add(what, found.value, holds, (found.low, found.high), samples, PAIRS_MIN, note)
+
+    def count(self, what: What, samples: Sequence[float], note: str = "") -> None:
+        """A count, of which each run's must keep the bar; the value is the worst."""
+        holds = None if what.bar is None else count_under(samples, what.bar)
+        self._add(what, max(samples), holds, (min(samples), max(samples)), samples, RUNS_MIN, note)
+
+    def once(self, what: What, value: float, note: str = "") -> None:
+        """A figure that does not vary from run to run."""
+        holds = None if what.bar is None else count_under([value], what.bar)
+        self._add(what, value, holds, (value, value), [value], 1, note)
+
+    def _add(
+        self, what: What, value: float, holds: Holds | None, interval: tuple[float, float], samples: Sequence[float], needed: int, note: str
+    ) -> None:
+        load = statistics.median(self._loads or [os.getloadavg()[0]])
+        flags = ["busy machine"] if load > LOAD_MAX else []
+        if holds is not None and len(samples) < needed:
+            flags.append("too few")
+        if self.quick:
+            flags.append("quick")
+        verdict = holds and holds.value
+        if verdict == Holds.YES.value and (self.quick or "too few" in flags):
+            verdict = Holds.UNDECIDED.value
+        row = Row(
+            scenario=what.scenario,
+            metric=what.metric,
+            value=value,
+            unit=what.unit,
+            bar=what.bar,
+            holds=verdict,
+            baseline=what.baseline,
+            load_average=round(load, 2),
+            commit=self.commit,
+            interval=interval,
+            samples=tuple(samples),
+            flags=tuple(flags),
+            note=note,
+        )
+        self.rows.append(row)
+        print("  " + line(row), flush=True)
+
+    def save(self) -> None:
+        """Writes the JSON."""
+        OUT.parent.mkdir(parents=True, exist_ok=True)
+        written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        content = {"commit": self.commit, "written": written, "rows": [asdict(row) for row in self.rows]}
+        partial = OUT.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(OUT)
+
+    def load(self) -> None:
+        """Takes over what was measured of the same commit, with the same thoroughness."""
+        try:
+            known: dict[str, Any] = json.loads(OUT.read_text())
+        except (OSError, ValueError):
+            return
+        for row in known.get("rows", []):
+            if row["commit"] == self.commit and ("quick" in row["flags"]) == self.quick:
+                fields = {**row, "interval": tuple(row["interval"]), "samples": tuple(row["samples"]), "flags": tuple(row["flags"])}
+                self.rows.append(Row(**fields))
+
+    def verdict(self, scenarios: Sequence[str]) -> int:
+        """0 if every bar of these scenarios is known to hold."""
+        missing = [scenario for scenario in scenarios if not any(row.scenario.split(":")[0] == scenario for row in self.rows)]
+        failed = [row for row in self.rows if row.bar is not None and row.holds != Holds.YES.value]
+        for scenario in missing:
+            print(f"not measured: {scenario}")
+        for row in failed:
+            print(f"{row.holds}: {row.scenario}, {row.metric}")
+        return 1 if missing or failed else 0
+
+    def table(self) -> None:
+        """For a person."""
+        print(f"\ntiering at {self.commit}")
+        scenario = ""
+        for row in self.rows:
+            if row.scenario != scenario:
+                scenario = row.scenario
+                print(f"\n{scenario}")
+            print("  " + line(row))
+        print()
+
+
+def number(value: float) -> str:
+    """With as many digits as say something."""
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    low, high = row.interval
+    spread = f" [{number(low)}, {number(high)}]" if low != high else ""
+    bar = f"bar {number(row.bar)}: {row.holds}" if row.bar is not None else ""
+    value = f"{number(row.value)}{spread} {row.unit}"
+    end = f"load {row.load_average:.1f}" + "".join(f", {flag}" for flag in row.flags)
+    return f"{row.metric:<64} {value:<40} {bar:<24} {end}" + (f"\n      {row.note}" if row.note else "")

@@ -1,0 +1,239 @@
+"""A measured program, as it is or under Forebay, that goes on epoch by epoch when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.world import Tier, Traffic, World
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+LINE_S = 600.0
+SETTLE_S = 60.0
+END_S = 30.0
+
+
+class ProgramError(RuntimeError):
+    """A measured program, or Forebay, did not do what it should."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a program said of an epoch, and what the source saw of it."""
+
+    seconds: float
+    cpu_s: float
+    files: int
+    bytes: int
+    digest: int
+    traffic: Traffic | None
+    settled_after_s: float
+    agent_cpu_ms: float
+
+
+def program(name: str, *words: object) -> list[str]:
+    """The command line of one of our programs."""
+    return [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)]
+
+
+def tiered(world: World, tier: Tier, size: int, freshness: str, words: Sequence[str], source: Path | None = None) -> list[str]:
+    """The command line under Forebay."""
+    options = ["--source", str(source or world.cluster.mnt), "--tier", f"{tier.dir}={size}B", "--freshness", freshness]
+    return [str(world.command), "run", *options, "--record", str(tier.dir.parent / "record.json"), "--quiet", "--", *words]
+
+
+def environment(tier: Tier | None) -> dict[str, str]:
+    """Ours without what would lead to other settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY") and name != "LD_PRELOAD"}
+    if tier:
+        kept |= {"FOREBAY_RUNTIME_DIR": str(tier.runtime), "FOREBAY_STATE_DIR": str(tier.state)}
+    return kept
+
+
+class Agent:
+    """The agent of a tier, asked as the command asks it."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+
+    def status(self) -> dict[str, Any] | None:
+        """What it has done; `None` if there is none."""
+        for path in self._tier.runtime.glob("*/control.sock"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError, ValueError):
+                connection.settimeout(20)
+                connection.connect(str(path))
+                connection.sendall(b'{"op":"status"}\n')
+                status: dict[str, Any] = json.loads(connection.makefile().readline())
+                return status
+        return None
+
+    def settle(self) -> float:
+        """Waits until no copy is being made; how long that took in seconds."""
+        begun = time.monotonic()
+        while (status := self.status()) and (status["in_flight"] or status["adopting"]):
+            if time.monotonic() - begun > SETTLE_S:
+                raise ProgramError(f"the agent is still busy after {SETTLE_S:.0f} s: {status}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    def pid(self) -> int | None:
+        """Its process, as it wrote it into the lease of the tier."""
+        for lease in self._tier.dir.glob("forebay-*/lease"):
+            with contextlib.suppress(ValueError):
+                pid = int(lease.read_text())
+                if Path(f"/proc/{pid}").exists():
+                    return pid
+        return None
+
+    def wait_for_end(self) -> None:
+        """Waits until it has ended with its last run."""
+        deadline = time.monotonic() + END_S
+        while self.pid() is not None:
+            if time.monotonic() > deadline:
+                raise ProgramError("the agent does not end")
+            time.sleep(0.02)
+
+
+class Session:
+    """A program that has begun: it has listed its files and waits for its first epoch."""
+
+    def __init__(self, world: World, words: Sequence[str], tier: Tier | None = None, cwd: Path | None = None) -> None:
+        self.world = world
+        self.agent = Agent(tier) if tier else None
+        self._tier = tier
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `kill`
+        self.started_at = time.monotonic()
+        # A session of its own: it can be ended as a whole, and a Ctrl-C is ours alone.
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(tier),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self._rest = b""
+        self.first = self._line()
+
+    def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> Epoch:
+        """One epoch from cold caches; `watch`: with what the source saw meanwhile, until all copies were made."""
+        self.world.drop_caches()
+        before = self.world.traffic() if watch else None
+        cpu_before = self._agent_cpu_ms()
+        assert self._process.stdin
+        self._process.stdin.write(f"{pace_ms}\n".encode())
+        self._process.stdin.flush()
+        said = self._line()
+        settled_after_s = self.agent.settle() if self.agent else 0.0
+        traffic = self.world.traffic() - before if before else None
+        return Epoch(
+            seconds=said["seconds"],
+            cpu_s=said["cpu_s"],
+            files=said["files"],
+            bytes=said["bytes"],
+            digest=said["digest"],
+            traffic=traffic,
+            settled_after_s=settled_after_s,
+            agent_cpu_ms=self._agent_cpu_ms() - cpu_before,
+        )
+
+    def _agent_cpu_ms(self) -> float:
+        status = self.agent.status() if self.agent else None
+        return float(status["cpu_ms"]) if status else 0.0
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout
+        deadline = time.monotonic() + LINE_S
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            if not piece:
+                raise ProgramError(f"the program said nothing more: {self._said()}")
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
+
+    def end(self) -> Mapping[str, Any]:
+        """Lets the program end; the record of the run, if Forebay made one."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        code = self._process.wait(timeout=END_S)
+        if code != 0:
+            raise ProgramError(f"exit code {code}: {self._said()}")
+        if not self._tier or not self.agent:
+            return {}
+        self.agent.wait_for_end()
+        record: dict[str, Any] = json.loads((self._tier.dir.parent / "record.json").read_text())
+        return record
+
+    def kill(self) -> None:
+        """Ends all of it, whatever state it is in."""
+        end_all_of(self._process)
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self.agent:
+            self.agent.wait_for_end()
+
+
+@contextlib.contextmanager
+def session(world: World, words: Sequence[str], tier: Tier | None = None) -> Iterator[Session]:
+    """A program for the length of a `with` block."""
+    running = Session(world, words, tier)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def run_once(world: World, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:
+    """A program from start to end, from cold caches: its lines, and what the source saw until the last copy was made."""
+    world.drop_caches()
+    before = world.traffic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        running = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment(tier), start_new_session=True
+        )
+        try:
+            code = running.wait(timeout=LINE_S)
+        finally:
+            end_all_of(running)
+        out.seek(0)
+        errors.seek(0)
+        if code != 0:
+            raise ProgramError(f"exit code {code}: {errors.read().decode(errors='replace').strip()}")
+        lines = [json.loads(line) for line in out.read().splitlines()]
+    if tier:
+        Agent(tier).wait_for_end()
+    return lines, world.traffic() - before
+
+
+def end_all_of(running: subprocess.Popen[bytes]) -> None:
+    """Ends a program that we started, with all that it has started."""
+    if running.poll() is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(timeout=5)
+            return

@@ -1,0 +1,78 @@
+"""Measures tiering against its bars: `make bench-tiering`, or some scenarios with --only. Needs root.
+
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
+named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from bench import whole
+from bench.report import Report
+from bench.world import FULL, QUICK, World, world
+from testbed.testbed import have_gluster
+
+SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+    "files": whole.files,
+    "shards": whole.shards,
+}
+
+
+def main() -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(SCENARIOS)}")
+    parser.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
+    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for data and tiers (default: %(default)s)")  # noqa: S108
+    parser.add_argument("--target", type=Path, help="measure the build in this Cargo target directory instead of the installed package")
+    args = parser.parse_args()
+    if reason := have_gluster():
+        print(f"bench-tiering: {reason}", file=sys.stderr)
+        return 1
+    report = Report(quick=args.quick)
+    report.load()
+    done = {row.scenario.split(":")[0] for row in report.rows}
+    wanted = args.only.split(",") if args.only else [name for name in SCENARIOS if name not in done]
+    if unknown := [name for name in wanted if name not in SCENARIOS]:
+        parser.error(f"there is no scenario {', '.join(unknown)}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    try:
+        if wanted:
+            measure(wanted, report, args)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was made is removed, and finished scenarios are kept", file=sys.stderr)
+        return 130
+    report.table()
+    return report.verdict(list(SCENARIOS))
+
+
+def measure(wanted: list[str], report: Report, args: argparse.Namespace) -> None:
+    """Makes the world, and measures in it."""
+    begun = time.monotonic()
+    with world(QUICK if args.quick else FULL, args.place, args.target) as everything:
+        print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+        for name in wanted:
+            begun = time.monotonic()
+            SCENARIOS[name](everything, report)
+            report.save()
+            print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Once: clearing up takes seconds, and a second Ctrl-C would leave a mount behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The scenarios about whole epochs: small files and shards, in a first run and a second, beside what people do without Forebay."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Found, Kind, Rounds, Seen, all_of, most
+from bench.report import Report, What
+from bench.session import Epoch, program, session, tiered
+from bench.world import World
+
+PACE_MS = 4
+AGENT_CPU_MS_MAX = 0.25
+
+
+def files(world: World, report: Report) -> None:
+    """Small files, read by a paced program that decodes them."""
+    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, 1)
+    report.begin("files")
+    rounds = Rounds(world, kind, report)
+    rounds.measure()
+    rounds.rsync_first()
+    rows(rounds, report)
+    unpaced(world, report)
+
+
+def shards(world: World, report: Report) -> None:
+    """Large files, read in pieces of 256 KiB by four threads."""
+    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 2)
+    report.begin("shards")
+    rounds = Rounds(world, kind, report)
+    rounds.measure()
+    rounds.rsync_first()
+    rows(rounds, report)
+
+
+def rows(rounds: Rounds, report: Report) -> None:
+    """Everything that rounds of one kind tell."""
+    kind, found = rounds.kind, rounds.found
+    first(kind, found, report)
+    fits = f"{kind.name}: fits in the tier, epochs 2 and 3"
+    local = "the same program on a local copy"
+    report.time(What(fits, "time", "x", 1.03, local), all_of(found.fits), f"each sample: the mean of {rounds.epochs} epochs")
+    later(fits, found.fits_seen, report)
+    if kind.name == "files" and found.listings:
+        bar = rounds.world.size.files / FILES_A_LISTING
+        report.count(What(fits, f"ttl: readdirp a brick and {TTL_S} s", "operations", bar, "one per 50 files"), found.listings)
+    again = f"{kind.name}: second run, warm tier"
+    report.time(What(again, "time", "x", 1.03, local), all_of(found.again))
+    later(again, found.again_seen, report)
+    if found.again_first_bytes:
+        share = [moved / statistics.median(found.untiered_bytes) for moved in found.again_first_bytes]
+        report.count(What(again, "ttl: source bytes of the epoch in which it is swept", "x S"), share)
+    for name, seconds in found.totals.items():
+        report.once(What(f"{kind.name}: baselines, three epochs", name, "s"), seconds)
+
+
+def first(kind: Kind, found: Found, report: Report) -> None:
+    """The first epoch."""
+    scenario = f"{kind.name}: epoch 1"
+    untiered = "the program as it is"
+    note = f"{PACE_MS} ms after each batch of 8" if kind.pace_ms else ""
+    report.time(What(scenario, "time", "x", kind.epoch_1_bar, untiered), found.first_ratio, note)
+    report.count(What(scenario, "source bytes", "x S", 1.02, untiered), found.first_bytes)
+    report.time(What(scenario, "seconds, untiered", "s"), found.untiered_seconds)
+    report.time(What(scenario, "seconds, tiered", "s"), found.first_seconds)
+    report.time(What(scenario, "S: what an untiered epoch moves", "bytes"), found.untiered_bytes)
+    report.time(What(scenario, "until the last copy is made, after the epoch", "s"), found.settled_after_s)
+
+
+def later(scenario: str, by_freshness: dict[str, list[Seen]], report: Report) -> None:
+    """What the source saw of later epochs."""
+    for how, seen in by_freshness.items():
+        if not seen:
+            continue
+        excess = [float(one.excess) for one in seen]
+        report.count(What(scenario, f"{how}: opens and reads beyond dropped hand-overs", "operations", 0), excess)
+        dropped = [one.dropped / one.files for one in seen]
+        report.count(What(scenario, f"{how}: dropped hand-overs", "of files", DROPS_MAX), dropped)
+        moved = [one.bytes / one.epochs / one.untiered_bytes for one in seen]
+        report.count(What(scenario, f"{how}: bytes on the links, an epoch", "x S", None, "untiered"), moved)
+        if how == FRESHNESS[1]:
+            asked = [float(sum(one.operations[name] for name in FILE_OPERATIONS)) for one in seen]
+            report.count(What(scenario, f"{how}: lookups, opens and reads", "operations", 0), asked)
+        others = {name for one in seen for name, count in one.operations.items() if count and name not in ("OPEN", "READ")}
+        for name in sorted(others):
+            report.count(What(scenario, f"{how}: {name.lower()}", "operations"), most(seen, name))
+
+
+def unpaced(world: World, report: Report) -> None:
+    """The first epoch of a program that does nothing but read: reported with what the agent takes for a file."""
+    words = program("read_files", world.files, "--step")
+    quota = 2 * folder_bytes(world.local_files)
+    ratio: list[float] = []
+    cpu_ms: list[float] = []
+    for number in range(world.size.runs):
+        with world.tier() as tier:
+
+            def untiered() -> Epoch:
+                with session(world, words) as running:
+                    return running.epoch()
+
+            before = untiered() if number % 2 == 0 else None
+            with session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
+                mine = running.epoch()
+            ratio.append(mine.seconds / (before or untiered()).seconds)
+            cpu_ms.append(mine.agent_cpu_ms / mine.files)
+        report.note_load()
+    scenario = "files: epoch 1, unpaced"
+    report.count(What(scenario, "agent's CPU", "ms a file", AGENT_CPU_MS_MAX), cpu_ms)
+    report.time(What(scenario, "time", "x", None, "the program as it is"), ratio)
+
+
+def folder_bytes(folder: Path) -> int:
+    """The sizes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

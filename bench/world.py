@@ -1,0 +1,180 @@
+"""What all scenarios run in: a slow file system with the data, the same data on a plain local directory, and room for tiers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed import datasets
+from testbed.testbed import Gluster, gluster
+
+# Time for the client and the bricks to fall silent.
+QUIET_S = 0.3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    files: int
+    shards: int
+    pairs: int
+    runs: int
+    # A run's measured epochs take at least this long together.
+    seconds: float
+    micro_rounds: int
+    catalogued: int
+
+
+FULL = Size(files=12_000, shards=16, pairs=9, runs=3, seconds=20, micro_rounds=400, catalogued=1_300_000)
+QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=100_000)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What went over the brick links, and what the bricks were asked."""
+
+    bytes: int
+    bricks: tuple[dict[str, int], ...]
+
+    def __sub__(self, before: Traffic) -> Traffic:
+        bricks = tuple(
+            {name: count - old.get(name, 0) for name, count in new.items()} for new, old in zip(self.bricks, before.bricks, strict=True)
+        )
+        return Traffic(self.bytes - before.bytes, bricks)
+
+    def of(self, *operations: str) -> int:
+        """How many of these operations all bricks saw."""
+        return sum(brick.get(operation, 0) for brick in self.bricks for operation in operations)
+
+    def most(self, operation: str) -> int:
+        """How many of this operation the busiest brick saw."""
+        return max(brick.get(operation, 0) for brick in self.bricks)
+
+
+@dataclass(frozen=True)
+class World:
+    """Places and sizes."""
+
+    place: Path
+    size: Size
+    cluster: Gluster
+    command: Path
+
+    @property
+    def files(self) -> Path:
+        """Small files on the slow file system."""
+        return self.cluster.mnt / "files"
+
+    @property
+    def shards(self) -> Path:
+        """Large files on the slow file system."""
+        return self.cluster.mnt / "shards"
+
+    @property
+    def local_files(self) -> Path:
+        """The same small files on a local directory."""
+        return self.place / "local" / "files"
+
+    @property
+    def local_shards(self) -> Path:
+        """The same large files on a local directory."""
+        return self.place / "local" / "shards"
+
+    def traffic(self) -> Traffic:
+        """So far."""
+        stats: dict[str, Any] = self.cluster.stats()
+        return Traffic(stats["sent_bytes"] + stats["received_bytes"], tuple(brick["operations"] for brick in stats["bricks"]))
+
+    def drop_caches(self) -> None:
+        """Everything that the kernel keeps of any file goes."""
+        self.cluster.drop_caches()
+        time.sleep(QUIET_S)
+
+    @contextlib.contextmanager
+    def tier(self, owner: int = 0) -> Iterator[Tier]:
+        """An empty tier with its own runtime and state directories; removed afterwards."""
+        place = Path(tempfile.mkdtemp(prefix="tier-", dir=self.place))
+        # Short: the path of a socket has room for 108 bytes.
+        runtime = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir="/dev/shm"))
+        try:
+            tier = Tier(place / "tier", place / "state", runtime)
+            tier.dir.mkdir()
+            tier.state.mkdir(mode=0o700)
+            for directory in (place, tier.dir, tier.state, runtime):
+                os.chown(directory, owner, owner)
+            yield tier
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(runtime, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where a run keeps what it keeps."""
+
+    dir: Path
+    state: Path
+    runtime: Path
+
+    def files(self) -> list[os.DirEntry[str]]:
+        """The copies on disk, published or not."""
+        found: list[os.DirEntry[str]] = []
+        for objects in self.dir.glob("forebay-*/objects"):
+            for shard in os.scandir(objects):
+                with contextlib.suppress(FileNotFoundError):
+                    found.extend(os.scandir(shard))
+        return found
+
+    def bytes(self) -> int:
+        """The sizes of all copies on disk."""
+        total = 0
+        for entry in self.files():
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_size
+        return total
+
+
+@contextlib.contextmanager
+def world(size: Size, parent: Path, target: Path | None) -> Iterator[World]:
+    """Made on entry, gone on leaving. What is measured comes from Cargo's `target`, or from where the package is installed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir=parent))
+    try:
+        # Other users' programs are measured too.
+        place.chmod(0o755)
+        local = place / "local"
+        print(f"preparing {size.files:,} photographs and {size.shards} shards in {place}", flush=True)
+        datasets.photos(local / "files", size.files)
+        datasets.shards(local / "shards", size.shards)
+        command = install(place / "bin", target)
+        with gluster(place / "slow", populate=local) as cluster:
+            yield World(place, size, cluster, command)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def install(directory: Path, target: Path | None) -> Path:
+    """Command and library side by side, as another user may run them, and as nobody builds them anew while they are measured."""
+    directory.mkdir()
+    for name, path in built(target).items():
+        shutil.copy(path, directory / name)
+        (directory / name).chmod(0o755)
+    return directory / "forebay"
+
+
+def built(target: Path | None) -> dict[str, Path]:
+    """What is measured, by name."""
+    if target:
+        return {"forebay": target / "release" / "forebay", "libforebay_preload.so": target / "preload" / "libforebay_preload.so"}
+    # Not needed, and perhaps not installed, where a build is named.
+    import forebay
+
+    return {"forebay": forebay.command(), "libforebay_preload.so": forebay.preload_library()}
