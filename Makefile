@@ -57,10 +57,12 @@ clean: ## remove everything that was built here
 	rm -rf target .venv .tools dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they changed.
+# One package a line: together their dependencies would be built with the features of both, and once more for the wheel.
 .PHONY: binaries
 binaries: .system
 	cargo build --locked --quiet --profile preload -p forebay-preload
-	cargo build --locked --quiet --release -p forebay-cli -p slowfs
+	cargo build --locked --quiet --release -p forebay-cli
+	cargo build --locked --quiet --release -p slowfs
 
 $(COMMAND) $(LIBRARY): binaries
 	@:

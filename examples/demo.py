@@ -86,16 +86,30 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def demonstrate(place: Path, images: int) -> int:
-    """Everything it makes lies under `place`."""
+@contextlib.contextmanager
+def temporary(under: str) -> Iterator[Path]:
+    """A directory that is gone afterwards, also when an agent is just clearing up in it."""
+    place = Path(tempfile.mkdtemp(prefix="forebay-demo-", dir=under))
+    try:
+        yield place
+    finally:
+        deadline = time.monotonic() + 10
+        while place.exists() and time.monotonic() < deadline:
+            shutil.rmtree(place, ignore_errors=True)
+            time.sleep(0.05)
+
+
+def demonstrate(place: Path, shared: Path, images: int) -> int:
+    """Everything that it makes on disk lies under `place`, and the agent's shared memory under `shared`."""
     data = prepare(place, images)
     cold = can_drop_caches()
     with served_slowly(data, place) as source:
         explain(source, cold)
         train = [sys.executable, str(TRAIN), "--epochs", str(EPOCHS), str(source.path)]
-        tier = f"{place / 'tier'}={TIER_SIZE}"
-        with_forebay = [str(forebay.command()), "run", "--source", str(source.path), "--tier", tier, "--", *train]
-        environment = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
+        tier = place / "tier"
+        tier.mkdir()
+        with_forebay = [str(forebay.command()), "run", "--source", str(source.path), "--tier", f"{tier}={TIER_SIZE}", "--", *train]
+        environment = {**os.environ, "XDG_STATE_HOME": str(place / "state"), "FOREBAY_RUNTIME_DIR": str(shared)}
         environment.pop("FOREBAY", None)
         print("\nwithout Forebay: python train_imagefolder.py")
         without, _ = run(train, environment, source, cold)
@@ -128,7 +142,7 @@ def served_slowly(data: Path, place: Path) -> Iterator[Source]:
         return
     mount = place / "mnt"
     mount.mkdir()
-    with slowfs(data, mount, mbps=MBPS, meta_us=META_US, read_us=READ_US) as fs:
+    with slowfs(data, mount, mbps=MBPS, meta_us=META_US, open_ms=META_US / 1000, read_us=READ_US) as fs:
         yield Source(mount, lambda: Counts.of(fs.stats()))
 
 
@@ -145,9 +159,7 @@ def explain(source: Source, cold: bool) -> None:
     """What is about to be measured, and what that is worth."""
     files = sum(len(names) for _, _, names in os.walk(source.path))
     if source.count:
-        print(
-            f"{files:,} files on {source.path}: {META_US / 1000:g} ms for a name, 1 ms for an open, {READ_US / 1000:g} ms for a read, {MBPS} MB/s"
-        )
+        print(f"{files:,} files on {source.path}; a name or an open takes {META_US / 1000:g} ms, a read {READ_US / 1000:g} ms")
     else:
         print(f"{files:,} files in {source.path}, a plain directory: as fast as a tier, so there is nothing to gain.")
         print("The figures below show what Forebay costs, and nobody counts at the source.")
@@ -251,7 +263,7 @@ def conclude(without: list[Stage], tiered: list[Stage]) -> int:
         return 1
     slow, fast = (sum(stage.seconds for stage in stages[2:]) for stages in (without, tiered))
     counts = [[stage.source.operations for stage in stages[2:] if stage.source] for stages in (without, tiered)]
-    asked = f", and asked the source {sum(counts[1]):,} times instead of {sum(counts[0]):,}" if counts[0] else ""
+    asked = f", with {sum(counts[1]):,} operations at the source instead of {sum(counts[0]):,}" if counts[0] else ""
     print(f"\nAfter the first epoch the same program took {fast:.1f} s instead of {slow:.1f} s ({slow / fast:.1f} times as fast){asked};")
     print("loss and accuracy are the same to the last digit in every epoch.")
     return 0

@@ -80,10 +80,10 @@ def test_python_knows_where_the_parts_lie(installed: Installed) -> None:
 
 
 def test_the_command_finds_its_library(installed: Installed, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    run = installed.run(
-        "forebay", "run", "--quiet", "--source", tmp_path / "source", "--tier", f"{tmp_path / 'tier'}=1M", "--", "printenv", "LD_PRELOAD"
-    )
+    source, tier = tmp_path / "source", tmp_path / "tier"
+    source.mkdir()
+    tier.mkdir()
+    run = installed.run("forebay", "run", "--quiet", "--source", source, "--tier", f"{tier}=1M", "--", "printenv", "LD_PRELOAD")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip().split(":")[-1] == str(installed.prefix / LIBRARY)
 
