@@ -72,8 +72,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        with tempfile.TemporaryDirectory(prefix="forebay-demo-", dir="/var/tmp", ignore_cleanup_errors=True) as place:
-            return demonstrate(Path(place), args.images)
+        with temporary("/var/tmp") as place, temporary("/dev/shm") as shared:  # noqa: S108
+            return demonstrate(place, shared, args.images)
     except KeyboardInterrupt:
         print("\ninterrupted; what was made is removed", file=sys.stderr)
         return 130
