@@ -150,12 +150,16 @@ fn ignored_signals() -> u64 {
 }
 
 fn wait(signals: &mut SignalsInfo<WithOrigin>, child: Pid) -> io::Result<Ended> {
+    let mut was_continued = false;
     for origin in signals.forever() {
-        if origin.signal != signal::SIGCHLD {
-            pass_on(&origin, child);
+        match origin.signal {
+            signal::SIGCHLD => {}
+            // That one has continued us after a stop, and `stop_too` has seen to the program.
+            signal::SIGCONT if was_continued => was_continued = false,
+            _ => pass_on(&origin, child),
         }
         // Signals merge, so after each one the child is looked at until there is no news.
-        while let Some(status) = news(child)? {
+        while let Some(status) = news(child, WaitIdOptions::empty())? {
             if let Some(code) = status.exit_status() {
                 return Ok(Ended::Status(code as u8));
             }
@@ -163,18 +167,16 @@ fn wait(signals: &mut SignalsInfo<WithOrigin>, child: Pid) -> io::Result<Ended> 
                 return Ok(Ended::Signal(number));
             }
             if let Some(number) = status.stopping_signal() {
-                stop_too(child, number);
+                was_continued |= stop_too(child, number)?;
             }
         }
     }
     Err(io::Error::other("signals are no longer delivered"))
 }
 
-fn news(child: Pid) -> io::Result<Option<WaitIdStatus>> {
-    Ok(waitid(
-        WaitId::Pid(child),
-        WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
-    )?)
+fn news(child: Pid, options: WaitIdOptions) -> io::Result<Option<WaitIdStatus>> {
+    let all = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+    Ok(waitid(WaitId::Pid(child), all | options)?)
 }
 
 /// What the kernel sends (the terminal's keys, its hang-up) goes to the whole process group, so the program has got it itself.
@@ -199,18 +201,23 @@ fn real_time(number: i32) -> Option<Signal> {
     REAL_TIME.contains(&number).then(|| unsafe { Signal::from_raw_unchecked(number) })
 }
 
-/// The program was stopped from the terminal: the shell waits for us, so we stop as well. A stop by SIGSTOP is somebody else's who
-/// will continue the program, and may not know of us.
-fn stop_too(child: Pid, number: i32) {
+/// The program was stopped from the terminal: the shell waits for us, so we stop as well; gives whether we were. A stop by SIGSTOP is
+/// somebody else's who will continue the program, and may not know of us.
+fn stop_too(child: Pid, number: i32) -> io::Result<bool> {
     if ![signal::SIGTSTP, signal::SIGTTIN, signal::SIGTTOU].contains(&number) {
-        return;
+        return Ok(false);
     }
     thread::sleep(STOP_SETTLES);
-    if is_stopped(child) {
-        let _ = kill_process(getpid(), Signal::STOP);
-        // Here somebody has continued us. A shell does that to the whole group, others only to us.
+    if !is_stopped(child) {
+        return Ok(false);
+    }
+    kill_process(getpid(), Signal::STOP)?;
+    // Here somebody has continued us. A shell does that to the whole group, others only to us; and the program may have been stopped
+    // anew since then, which is news that is left to the caller.
+    if news(child, WaitIdOptions::NOWAIT)?.is_none() && is_stopped(child) {
         send(child, signal::SIGCONT);
     }
+    Ok(true)
 }
 
 fn is_stopped(child: Pid) -> bool {
