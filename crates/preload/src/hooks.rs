@@ -13,7 +13,7 @@ use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, tim
 use crate::{
     attributes::{Access, forward},
     marks::Change,
-    names::{Name, change_file, change_one, change_two},
+    names::{Name, change_file, change_one, change_two, make_link},
     open::open as open_by,
     real, stat, state, stdio,
     sys::word,
@@ -201,26 +201,26 @@ unsafe extern "C" fn renameat2(from_fd: c_int, from: Text, to_fd: c_int, to: Tex
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlink(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Name, || next!(UNLINK(path) or real::missing(-1)))
+    change_one(Name::here(path), Change::Remove, || next!(UNLINK(path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlinkat(dirfd: c_int, path: Text, flags: c_int) -> c_int {
     change_one(
         Name(dirfd, path),
-        Change::Name,
+        Change::Remove,
         || next!(UNLINKAT(dirfd, path, flags) or real::missing(-1)),
     )
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn remove(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Name, || next!(REMOVE(path) or real::missing(-1)))
+    change_one(Name::here(path), Change::Remove, || next!(REMOVE(path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rmdir(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Name, || next!(RMDIR(path) or real::missing(-1)))
+    change_one(Name::here(path), Change::Remove, || next!(RMDIR(path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
@@ -249,16 +249,12 @@ unsafe extern "C" fn linkat(from_fd: c_int, from: Text, to_fd: c_int, to: Text, 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn symlink(target: Text, path: Text) -> c_int {
-    change_one(Name::here(path), Change::Link, || next!(SYMLINK(target, path) or real::missing(-1)))
+    make_link(Name::here(path), || next!(SYMLINK(target, path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn symlinkat(target: Text, dirfd: c_int, path: Text) -> c_int {
-    change_one(
-        Name(dirfd, path),
-        Change::Link,
-        || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)),
-    )
+    make_link(Name(dirfd, path), || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]

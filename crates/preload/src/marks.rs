@@ -6,6 +6,7 @@ use core::ffi::{CStr, c_int};
 use forebay_contract::Counter;
 
 use crate::{
+    lookup,
     path::{PathBuffer, split},
     real,
     state::Serving,
@@ -20,8 +21,17 @@ pub(crate) struct Place<'a> {
     file: Option<(u64, u64)>,
     /// What the name is: a file with more names than this one, or a link.
     own: Option<(u64, u64)>,
-    /// Other names may lead through this one: it is a directory or a symbolic link.
-    is_way: bool,
+    /// What the index has a copy of under this name, as it is spelled: perhaps something that is no longer there.
+    copied: Option<(u64, u64)>,
+    way: Option<Way>,
+}
+
+/// How other names may lead through a name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Directory,
+    /// A symbolic link to one.
+    Link,
 }
 
 impl<'a> Place<'a> {
@@ -37,20 +47,19 @@ impl<'a> Place<'a> {
         if !serving.door.run.is_source_device(parent.st_dev) {
             return None;
         }
-        let own = sys::stat_at(dirfd, path, libc::AT_SYMLINK_NOFOLLOW).ok();
-        let kind = own.map(|stat| stat.st_mode & libc::S_IFMT);
+        let kind = |stat: &libc::stat| stat.st_mode & libc::S_IFMT;
         let inode = |stat: libc::stat| (stat.st_dev, stat.st_ino);
-        let own = own.map(inode);
-        let file = match kind {
-            Some(libc::S_IFLNK) => sys::stat_at(dirfd, path, 0).ok().map(inode),
-            _ => own,
-        };
+        let own = sys::stat_at(dirfd, path, libc::AT_SYMLINK_NOFOLLOW).ok();
+        let is_link = own.as_ref().is_some_and(|stat| kind(stat) == libc::S_IFLNK);
+        let file = if is_link { sys::stat_at(dirfd, path, 0).ok() } else { own };
+        let is_directory = file.as_ref().is_some_and(|stat| kind(stat) == libc::S_IFDIR);
         Some(Self {
             name,
             parent: inode(parent),
-            file,
-            own,
-            is_way: matches!(kind, Some(libc::S_IFLNK | libc::S_IFDIR)),
+            file: file.map(inode),
+            own: own.map(inode),
+            copied: copied(serving, dirfd, path),
+            way: is_directory.then_some(if is_link { Way::Link } else { Way::Directory }),
         })
     }
 
@@ -58,28 +67,43 @@ impl<'a> Place<'a> {
     pub(crate) fn mark(&self, serving: Serving) {
         let now = real::now();
         serving.control.mark_name(self.parent.0, self.parent.1, self.name, now);
-        for (dev, ino) in self.file.into_iter().chain(self.own) {
+        for (dev, ino) in self.file.into_iter().chain(self.own).chain(self.copied) {
             serving.control.mark_file(dev, ino, now);
         }
     }
 
-    /// Marks a change after which other names may lead elsewhere.
-    fn mark_way(&self, serving: Serving) {
+    fn mark_change(&self, serving: Serving, change: Change) {
         self.mark(serving);
-        if self.is_way {
+        let leads_elsewhere = match change {
+            Change::Move => self.way.is_some(),
+            // A directory that can be removed is empty: nothing is reached through it any more.
+            Change::Remove => self.way == Some(Way::Link),
+            Change::Contents => false,
+        };
+        if leads_elsewhere {
             serving.control.mark_void(real::now());
         }
     }
 }
 
-/// What a change does to names.
+/// The file that the index has a copy of under this name.
+#[inline(never)]
+fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
+    let index = serving.index()?;
+    let mut buffer = PathBuffer::new();
+    let spelled = lookup::spell(dirfd, path, &mut buffer).ok()?;
+    let (_, record) = index.find(spelled)?;
+    index.identity(record).map(|identity| (identity.dev, identity.ino))
+}
+
+/// What a change does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Takes names away, puts them elsewhere or replaces what they lead to.
-    Name,
-    /// Makes a symbolic link.
-    Link,
-    /// Changes a file's contents.
+    /// Puts what a name leads to elsewhere, or something else in its place.
+    Move,
+    /// Takes a name away.
+    Remove,
+    /// Changes the file, not the name.
     Contents,
 }
 
@@ -90,18 +114,7 @@ pub(crate) fn around<const N: usize>(
     change: Change,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let mark = || {
-        for place in places.iter().flatten() {
-            if change == Change::Contents {
-                place.mark(serving);
-            } else {
-                place.mark_way(serving);
-            }
-            if change == Change::Link {
-                serving.control.mark_void(real::now());
-            }
-        }
-    };
+    let mark = || places.iter().flatten().for_each(|place| place.mark_change(serving, change));
     mark();
     let result = call();
     if result == 0 {

@@ -6,7 +6,9 @@ use crate::{
     copies::{self, Copy},
     marks::{Change, Place, around},
     path::PathBuffer,
+    real,
     state::{self, Serving},
+    sys,
 };
 
 /// A name as the program gives it.
@@ -17,6 +19,12 @@ impl Name {
     /// Relative to the current directory, if it is relative.
     pub(crate) const fn here(path: *const c_char) -> Self {
         Self(libc::AT_FDCWD, path)
+    }
+
+    fn leads_to_directory(&self) -> bool {
+        // SAFETY: the program's string, with which its call has just succeeded.
+        let path = unsafe { CStr::from_ptr(self.1) };
+        sys::stat_at(self.0, path, 0).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
     }
 
     fn place(&self, serving: Serving) -> Option<Place<'_>> {
@@ -41,7 +49,21 @@ pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> 
     let Some(serving) = state::serving() else {
         return real();
     };
-    around(serving, &[from.place(serving), to.place(serving)], Change::Name, real)
+    around(serving, &[from.place(serving), to.place(serving)], Change::Move, real)
+}
+
+/// A new symbolic link.
+pub(crate) fn make_link(name: Name, call: impl FnOnce() -> c_int) -> c_int {
+    let Some(serving) = state::serving() else {
+        return call();
+    };
+    let place = name.place(serving);
+    let is_source = place.is_some();
+    let result = around(serving, &[place], Change::Move, call);
+    if result == 0 && is_source && name.leads_to_directory() {
+        serving.control.mark_void(real::now());
+    }
+    result
 }
 
 /// A change of the file that a name leads to, not of the name: `truncate`, `chmod` and kin. Where the name leads to a copy
