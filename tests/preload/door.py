@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ def copy(path, flags=os.O_RDONLY):
         fd = os.open(path, flags)
         if is_copy(fd):
             return fd
+        # What is opened and not read is not copied.
+        os.read(fd, 99)
         os.close(fd)
         time.sleep(0.01)
     sys.exit(f"{path}: no copy has answered")
@@ -81,24 +83,29 @@ class Door:
         return self.run(self.compile(name), *words, check=True)
 
     def warm(self) -> None:
-        """Has a copy made of each file."""
-        support.settle(self.source)
+        """Has a copy made of each file; those that are younger than two seconds have none until they are older."""
         self.python(WARM, str(FILES))
 
 
 @contextmanager
-def make_door() -> Iterator[Door]:
-    """A door whose tier is on another device than its source."""
-    with support.place() as place:
-        # The directory that others may not look into is in memory.
-        place.tier = place.runtime / "tier"
-        place.tier.mkdir()
-        (place.source / "deep").mkdir()
-        for number in range(FILES):
-            (place.source / f"f{number}").write_text(f"file {number}\n")
-        (place.source / "deep" / "file").write_text("deep\n")
-        (place.source / "link").symlink_to("f1")
-        (place.source / "way").symlink_to("deep")
-        made = Door(place)
-        made.warm()
-        yield made
+def make_doors(number: int) -> Iterator[list[Door]]:
+    """Doors whose tiers are on another device than their sources; their copies are yet to be made."""
+    with ExitStack() as stack:
+        doors = [Door(stack.enter_context(support.place())) for _ in range(number)]
+        for door in doors:
+            grow(door.place)
+        if doors:
+            support.settle(doors[-1].source)
+        yield doors
+
+
+def grow(place: Place) -> None:
+    # The directory that others may not look into is in memory.
+    place.tier = place.runtime / "tier"
+    place.tier.mkdir()
+    (place.source / "deep").mkdir()
+    for number in range(FILES):
+        (place.source / f"f{number}").write_text(f"file {number}\n")
+    (place.source / "deep" / "file").write_text("deep\n")
+    (place.source / "link").symlink_to("f1")
+    (place.source / "way").symlink_to("deep")

@@ -42,6 +42,9 @@ static inline int open_copy(const char *path)
         int fd = open(path, O_RDONLY);
         CHECK(fd >= 0);
         if (is_copy(fd)) return fd;
+        // What is opened and not read is not copied.
+        char bytes[64];
+        CHECK(read(fd, bytes, sizeof bytes) >= 0);
         close(fd);
         usleep(10000);
     }
