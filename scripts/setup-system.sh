@@ -21,6 +21,8 @@ go           golang-go         Go programs
 setfattr     attr              extended attributes
 setfacl      acl               access lists
 ip           iproute2          namespaces
+mkfs.ext4    e2fsprogs         small file systems
+/usr/bin/python3 python3       programs of other users
 "
 
 missing() {
