@@ -1,0 +1,2 @@
+// Starts and ends.
+int main(void) { return 0; }
