@@ -15,14 +15,22 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import whole
+from bench.half import half
+from bench.micro import micro
+from bench.part import part
 from bench.report import Report
+from bench.whole import files, shards
+from bench.workers import workers
 from bench.world import FULL, QUICK, World, world
 from testbed.testbed import have_gluster
 
 SCENARIOS: dict[str, Callable[[World, Report], None]] = {
-    "files": whole.files,
-    "shards": whole.shards,
+    "files": files,
+    "shards": shards,
+    "half": half,
+    "part": part,
+    "workers": workers,
+    "micro": micro,
 }
 
 

@@ -1,0 +1,46 @@
+"""A tier that holds half: what is kept is never read again, and no more than the rest is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.epochs import FRESHNESS, moved
+from bench.report import Report, What
+from bench.session import program, session, tiered
+from bench.whole import PACE_MS
+from bench.world import World
+
+SCENARIO = "half: tier holds half, epochs 2 and 3"
+
+
+def half(world: World, report: Report) -> None:
+    """Small files and shards."""
+    report.begin("half")
+    of_kind("files", world.local_files, program("read_files", world.files, "--step", "--decode"), PACE_MS, world, report)
+    of_kind("shards", world.local_shards, program("read_shards", world.shards, "--step"), 0, world, report)
+
+
+def of_kind(name: str, local: Path, words: Sequence[str], pace_ms: float, world: World, report: Report) -> None:
+    """Runs of one kind, each beside an untiered one."""
+    sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
+    all_bytes, largest = sum(sizes), max(sizes)
+    quota = all_bytes // 2
+    shares: list[float] = []
+    over: list[float] = []
+    for _ in range(world.size.runs):
+        with session(world, words) as running:
+            untiered = moved(running.epoch(pace_ms=pace_ms, watch=True)).bytes
+        # S is what went over the links, headers and all; the quota and a file are grown alike.
+        on_links = untiered / all_bytes
+        bar = 1.02 * (untiered - quota * on_links) + largest * on_links
+        with world.tier() as tier:
+            with session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
+                epochs = [running.epoch(pace_ms=pace_ms, watch=True) for _ in range(3)]
+                running.end()
+            over.append(max(0, tier.bytes() - quota))
+        shares.append(max(moved(epoch).bytes for epoch in epochs[1:]) / bar)
+        report.note_load()
+    note = f"C = {quota:,} bytes of {all_bytes:,}; bar: 1.02 x (S - C x S / {all_bytes:,}) + {largest:,} x S / {all_bytes:,}"
+    report.count(What(SCENARIO, f"{name}: source bytes of the worse epoch", "x the bar", 1, "the program as it is"), shares, note)
+    report.count(What(SCENARIO, f"{name}: copies over the quota", "bytes", 0), over)

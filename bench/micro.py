@@ -1,0 +1,76 @@
+"""What the library costs a program: an open that hits, one that is none of our business, and a process's start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.report import Report, What
+from bench.session import PROGRAMS, ProgramError, environment, run_once, tiered
+from bench.whole import folder_bytes
+from bench.world import Tier, World
+
+SCENARIO = "micro: opens and starts"
+HIT_US_MAX = 1.5
+RELATIVE_US_MAX = HIT_US_MAX + 0.6
+FOREIGN_US_MAX = 0.1
+START_INSTRUCTIONS_MAX = 300_000
+FOREIGN = "/etc/os-release"
+
+
+def micro(world: World, report: Report) -> None:
+    """Opens by CPU time, starts by instructions."""
+    report.begin("micro")
+    open_cost, start = compiled(world, "open_cost"), compiled(world, "start")
+    directory = sorted(path for path in world.files.iterdir() if path.is_dir())[0]
+    with world.tier() as tier:
+        opens(world, tier, [str(open_cost), str(directory), str(tier.dir)], report)
+        starts(world, tier, start, sorted(directory.iterdir())[0], report)
+
+
+def compiled(world: World, name: str) -> Path:
+    """A C program of ours."""
+    binary = world.place / "bin" / name
+    subprocess.run(["cc", "-O2", "-Wall", "-o", binary, PROGRAMS / f"{name}.c", "-ldl"], check=True)
+    return binary
+
+
+def opens(world: World, tier: Tier, words: Sequence[str], report: Report) -> None:
+    """Interleaved rounds of one process; each round gives one difference."""
+    quota = 2 * folder_bytes(world.local_files)
+    rounds, _ = run_once(world, tiered(world, tier, quota, "immutable", [*words, FOREIGN, str(world.size.micro_rounds)]), tier)
+    report.note_load()
+
+    def beyond(kind: str, baseline: str) -> list[float]:
+        return [(one[kind] - one[baseline]) / 1000 for one in rounds]
+
+    copy, plain = "opening the copy by its own name, without the library", "the same open without the library"
+    report.time(What(SCENARIO, "an open that hits, absolute path", "us of CPU more", HIT_US_MAX, copy), beyond("hit", "copy"))
+    report.time(What(SCENARIO, "an open that hits, relative path", "us of CPU more", RELATIVE_US_MAX, copy), beyond("relative", "copy"))
+    report.time(What(SCENARIO, "a foreign open", "us of CPU more", FOREIGN_US_MAX, plain), beyond("foreign", "plain"))
+    report.time(What(SCENARIO, "opening and closing the copy", "us of CPU"), [one["copy"] / 1000 for one in rounds])
+
+
+def starts(world: World, tier: Tier, start: Path, cached: Path, report: Report) -> None:
+    """Instructions that the library adds to a process which does nothing, or makes one open."""
+    quota = 2 * folder_bytes(world.local_files)
+    cases = {"does nothing": [], "makes one foreign open": [FOREIGN], "makes one open that hits": [str(cached)]}
+    for name, arguments in cases.items():
+        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(start), *arguments]
+        more = [
+            float(instructions(tiered(world, tier, quota, "immutable", words), tier) - instructions(words, None))
+            for _ in range(world.size.runs)
+        ]
+        metric = f"start of a process that {name}"
+        report.count(What(SCENARIO, metric, "instructions more", START_INSTRUCTIONS_MAX, "without the library"), more)
+
+
+def instructions(words: Sequence[str], tier: Tier | None) -> int:
+    """What callgrind counts."""
+    ended = subprocess.run(words, env=environment(tier), capture_output=True, text=True, timeout=120, check=False)
+    collected = re.search(r"Collected\s*:\s*(\d+)", ended.stderr)
+    if ended.returncode != 0 or not collected:
+        raise ProgramError(f"valgrind, exit code {ended.returncode}: {ended.stderr.strip()}")
+    return int(collected[1])
