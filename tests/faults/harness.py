@@ -103,6 +103,14 @@ def worker_with(place: Place, tiers: Sequence[str], *options: str, before: Seque
         yield worker
 
 
+def another_boot(place: Place) -> list[str]:
+    """What to put before a command so that the machine seems to have been started anew."""
+    boot_id = place.root / "boot_id"
+    boot_id.write_text("12345678-9abc-def0-1234-56789abcdef0\n")
+    cover = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", cover, str(boot_id)]
+
+
 # Reads files and says, for each, its digest (or the errno) and whether a copy answered. Any number of rounds.
 READER = """
 import hashlib, json, os, sys
@@ -142,12 +150,19 @@ def read_all(place: Place, *names: str, rounds: int = 1, check: bool = True, **a
     return reading
 
 
+def stop(place: Place) -> None:
+    """Ends the agents, also those that are just ending."""
+    while True:
+        with suppress(ConnectionError):
+            return place.stop()
+
+
 def fill(place: Place, *names: str, **asked: Any) -> None:
     """Leaves copies of these files (all, if none is named) in the tier, and no agent."""
     names = names or tuple(CORPUS)
     with place.worker(**asked) as worker:
         support.warm(place, worker, *(place.source / name for name in names))
-    place.stop()
+    stop(place)
 
 
 def processes_of(place: Place) -> list[int]:
@@ -234,7 +249,11 @@ def traced(place: Place, pid: int, *words: str) -> Iterator[Trace]:
             yield Trace(log)
         finally:
             strace.send_signal(signal.SIGINT)
-            strace.communicate(timeout=20)
+            try:
+                strace.wait(3)
+            except subprocess.TimeoutExpired:
+                # It sometimes misses the end of a process all of whose threads are killed at once.
+                strace.kill()
 
 
 def agent_settings(place: Place, *, keep: bool = True) -> bytes:
@@ -272,7 +291,8 @@ def mounted(at: Path, *words: str) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", at], check=False, capture_output=True)
+        if subprocess.run(["umount", at], check=False, capture_output=True).returncode != 0:
+            subprocess.run(["umount", "-l", at], check=False, capture_output=True)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from tests.faults.harness import BIG, CORPUS, SMALL, Disk, disk, needs_root, read_all, reading_on, tmpfs
+from tests.faults.harness import BIG, CORPUS, SMALL, Disk, disk, needs_root, read_all, reading_on, stop, tmpfs
 from tests.support import Place, is_copy, read, wait_until, warm
 
 pytestmark = needs_root
@@ -47,9 +47,9 @@ def test_f08_the_tier_goes_away_under_load(place: Place, what: str) -> None:
                 assert not is_copy(worker, place.source / copied[0])
         assert worker.ran
         assert worker.ran.counters["pass_copy_gone"] + worker.ran.counters["pass_tier_off"] >= 1
-        place.stop()
+        stop(place)
     # And the next agent has a tier again.
     with place.worker() as worker:
         warm(place, worker, *(place.source / name for name in copied))
-    place.stop()
+    stop(place)
     assert read_all(place, *copied).from_tier == len(copied)

@@ -1,0 +1,188 @@
+"""F9: the agent dies by SIGKILL at any step. The program goes on, no partial copy is ever served, and the next agent clears up."""
+
+import os
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import BIG, CORPUS, SMALL, agent_under, fill, needs_root, needs_strace, read_all, stop, traced
+from tests.support import Place, read, wait_until, warm
+
+pytestmark = [needs_root, needs_strace]
+
+# Calls that change something on a tier or in the agent's directory. strace counts each by thread: with the first thread that comes
+# to its Nth such call all die, before the call is carried out.
+CALLS = ["openat", "openat2", "mkdirat", "pwrite64", "write", "ftruncate", "fallocate", "unlinkat", "flock", "bind", "close"]
+FEW_FROM_START = [
+    ("mkdirat", 2),
+    ("flock", 1),
+    ("flock", 2),
+    ("openat2", 2),
+    ("ftruncate", 2),
+    ("bind", 2),
+    ("openat2", 5),
+    ("pwrite64", 2),
+]
+FEW_DURING_COPIES = [
+    ("openat2", 1),
+    ("mkdirat", 1),
+    ("openat2", 2),
+    ("pwrite64", 1),
+    ("pwrite64", 2),
+    ("pwrite64", 4),
+    ("close", 2),
+    ("close", 9),
+]
+
+
+def all_is_well(place: Place) -> None:
+    """The next agent serves every byte right; what lies in the tier is what it counts; and it copies what it lacks."""
+    with place.worker() as worker:
+        for name, content in CORPUS.items():
+            assert read(worker, place.source / name) == content
+        place.idle()
+        warm(place, worker, *(place.source / name for name in CORPUS))
+        tier = place.idle()["tiers"][0]
+        copies = place.objects()
+        assert sorted(copy.read_bytes() for copy in copies) == sorted(CORPUS.values())
+        assert (tier["files"], tier["used_bytes"]) == (len(copies), sum(map(len, CORPUS.values())))
+    stop(place)
+
+
+def crash_from_start(place: Place, call: str, nth: int) -> bool:
+    """Kills an agent at its Nth call of that kind after its start; tells whether it came that far."""
+    log = place.root / "strace"
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={nth}"]
+    with agent_under(place, "strace", "-f", "-qq", "-o", str(log), *inject) as agent:
+        wait_until(lambda: place.agents() or agent.poll() is not None, "an agent, or its end")
+        # Where it is dead already this run starts an agent of its own.
+        read_all(place, rounds=2)
+        if agent.poll() is None:
+            # It has something to do at its end, too; and may die of it.
+            with suppress(OSError):
+                stop(place)
+            wait_until(lambda: agent.poll() is not None, "the end of the agent")
+    return "killed by SIGKILL" in log.read_text()
+
+
+def shake(place: Place, nth: int) -> None:
+    """Leaves the next agent something to do: all, or half of it."""
+    if nth % 2:
+        for root in place.tier.glob("forebay-*"):
+            shutil.rmtree(root)
+    else:
+        for copy in place.objects()[::2]:
+            copy.unlink()
+
+
+def test_f09_killed_at_a_step_after_its_start(place: Place) -> None:
+    fill(place, SMALL[0])
+    for call, nth in FEW_FROM_START:
+        shake(place, 1)
+        assert crash_from_start(place, call, nth), (call, nth)
+        all_is_well(place)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_f09_killed_at_every_step_after_its_start(place: Place) -> None:
+    fill(place, SMALL[0])
+    killed = 0
+    for call in CALLS:
+        for nth in range(1, 41):
+            shake(place, nth)
+            killed += (died := crash_from_start(place, call, nth))
+            all_is_well(place)
+            # Every other time there is less to do.
+            if not died and nth % 2:
+                break
+    assert killed >= len(FEW_FROM_START)
+
+
+def crash_during_copies(place: Place, call: str, nth: int) -> bool:
+    """Kills an agent when a thread of it comes to its Nth call of that kind after a program has begun to read."""
+    with place.worker() as worker:
+        # Whatever adoption does is over.
+        place.idle()
+        agent = place.agent_pid()
+        with traced(place, agent, "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={nth}") as trace:
+            deadline = time.monotonic() + 2
+            while Path(f"/proc/{agent}/root").exists() and time.monotonic() < deadline:
+                for name, content in CORPUS.items():
+                    assert read(worker, place.source / name) == content
+            killed = not Path(f"/proc/{agent}/root").exists()
+            # With nobody to hand anything to.
+            for name, content in CORPUS.items():
+                assert read(worker, place.source / name) == content
+        assert killed == any("killed by SIGKILL" in line for line in trace.lines())
+    return killed
+
+
+def test_f09_killed_at_a_step_of_a_copy(place: Place) -> None:
+    for call, nth in FEW_DURING_COPIES:
+        shake(place, 1)
+        assert crash_during_copies(place, call, nth), (call, nth)
+        all_is_well(place)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_f09_killed_at_every_step_of_a_copy(place: Place) -> None:
+    killed = 0
+    for call in CALLS:
+        for nth in range(1, 41):
+            shake(place, 1)
+            died = crash_during_copies(place, call, nth)
+            killed += died
+            all_is_well(place)
+            if not died:
+                break
+    assert killed >= len(FEW_DURING_COPIES)
+
+
+def test_f09_a_partial_copy_is_not_served_and_is_reaped(place: Place) -> None:
+    fill(place, SMALL[0])
+    (whole,) = place.objects()
+    # As it may lie there after a power loss: named as a copy, longer or shorter than it should be, in no record.
+    root = whole.parents[1]
+    for digits, content in (("0123456789abcd00", b""), ("0123456789abcd01", CORPUS[BIG][:4096])):
+        partial = root / digits[-2:] / digits
+        partial.parent.mkdir(mode=0o700, exist_ok=True)
+        partial.write_bytes(content)
+        partial.chmod(0o400)
+    assert read_all(place, SMALL[0], BIG).from_tier == 1
+    stop(place)
+    assert whole in place.objects()
+    assert all(copy.stat().st_size in (whole.stat().st_size, len(CORPUS[BIG])) for copy in place.objects())
+
+
+def test_f09_the_program_outlives_the_agent(place: Place) -> None:
+    paths = [place.source / name for name in SMALL]
+    with place.worker() as worker:
+        warm(place, worker, *paths[:6])
+        agent = place.agent_pid()
+        os.kill(agent, 9)
+        wait_until(lambda: not Path(f"/proc/{agent}/root").exists(), "its end")
+        for path in paths * 2:
+            assert read(worker, path) == CORPUS[path.name]
+        # Others are not kept out: the next run starts an agent beside this program.
+        assert read_all(place, *SMALL[:6], rounds=2).ran.record["agent"]
+        for path in paths * 2:
+            assert read(worker, path) == CORPUS[path.name]
+    assert worker.ran
+    assert worker.ran.status == 0
+    assert worker.ran.counters["dropped_no_agent"] >= 1
+    assert worker.ran.record["agent"] is None
+    assert b"the agent was gone before the program's end" in worker.ran.err
+
+
+def test_f09_the_source_is_untouched(place: Place) -> None:
+    before = subprocess.run(["stat", "-c", "%n %i %s %Y %Z %a", *sorted(place.source.iterdir())], check=True, capture_output=True).stdout
+    assert crash_during_copies(place, "pwrite64", 3)
+    all_is_well(place)
+    after = subprocess.run(["stat", "-c", "%n %i %s %Y %Z %a", *sorted(place.source.iterdir())], check=True, capture_output=True).stdout
+    assert after == before
