@@ -1,8 +1,8 @@
 //! How far a copy may follow its reader: never so far that a program which reads little of a file costs the whole of it.
 //!
 //! What is in the page cache costs the source nothing to read again; what the reader has gone past sequentially is, most likely,
-//! there too. An offset alone proves nothing, since a seek moves it without a read: it counts only as far as the process was seen to
-//! read at all (`/proc/PID/io`).
+//! there too. An offset alone proves nothing, since a seek moves it without a read: it counts only while the process was seen to read
+//! about as much (`/proc/PID/io`).
 
 /// A file at most this long is read by the kernel's own readahead once its reader begins; its copy needs no pacing.
 pub const SMALL_BYTES_MAX: u64 = 128 * 1024;
@@ -43,9 +43,21 @@ pub enum Wake {
 
 /// Decides how far to copy now.
 pub fn follow(progress: &Progress) -> Wake {
-    let Progress { size, copied, offset, volume, cached, open, idle_ms } = *progress;
-    let whole = if size <= SMALL_BYTES_MAX { begun(progress) } else { volume_of_whole_file(progress) };
-    let passed = volume.map_or(offset, |volume| volume.min(offset));
+    let Progress {
+        size,
+        copied,
+        offset,
+        volume,
+        cached,
+        open,
+        idle_ms,
+    } = *progress;
+    let whole = if size <= SMALL_BYTES_MAX {
+        begun(progress)
+    } else {
+        volume_of_whole_file(progress)
+    };
+    let passed = if is_sequential(progress) { offset } else { 0 };
     let free = copied.saturating_add(cached.unwrap_or(0));
     let mut upto = passed.max(free).min(size);
     // The end of a file that was read this far is worth its few bytes: readers close before the last of them.
@@ -57,6 +69,14 @@ pub fn follow(progress: &Progress) -> Wake {
     }
     let patience_ms = if open && size > SMALL_BYTES_MAX { IDLE_MS_MAX } else { GRACE_MS };
     if idle_ms >= patience_ms { Wake::GiveUp } else { Wake::Wait }
+}
+
+/// Whether the offset can have come from reading all that is before it. A process's reads are shared out evenly among its files, so one of
+/// them may be up to twice as far as its share; a program that seeks from piece to piece is further.
+fn is_sequential(progress: &Progress) -> bool {
+    progress
+        .volume
+        .is_none_or(|volume| progress.offset <= volume.saturating_mul(2).saturating_add(SMALL_BYTES_MAX))
 }
 
 /// Whether the reader of a small file has begun.
@@ -74,32 +94,114 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const LARGE: Progress = Progress { size: 64 * MIB, copied: 0, offset: 0, volume: Some(0), cached: None, open: true, idle_ms: 0 };
+    const LARGE: Progress = Progress {
+        size: 64 * MIB,
+        copied: 0,
+        offset: 0,
+        volume: Some(0),
+        cached: None,
+        open: true,
+        idle_ms: 0,
+    };
 
     #[test]
     fn follows_a_sequential_reader_and_finishes_near_the_end() {
-        assert_eq!(follow(&Progress { offset: 3 * MIB, volume: Some(9 * MIB), ..LARGE }), Wake::CopyTo(3 * MIB));
-        assert_eq!(follow(&Progress { offset: 60 * MIB, volume: Some(60 * MIB), copied: 50 * MIB, ..LARGE }), Wake::CopyTo(64 * MIB));
+        assert_eq!(
+            follow(&Progress {
+                offset: 3 * MIB,
+                volume: Some(9 * MIB),
+                ..LARGE
+            }),
+            Wake::CopyTo(3 * MIB)
+        );
+        assert_eq!(
+            follow(&Progress {
+                offset: 60 * MIB,
+                volume: Some(60 * MIB),
+                copied: 50 * MIB,
+                ..LARGE
+            }),
+            Wake::CopyTo(64 * MIB)
+        );
     }
 
     #[test]
     fn a_seek_to_the_end_reads_nothing() {
-        assert_eq!(follow(&Progress { offset: 64 * MIB, volume: Some(4096), copied: 4096, ..LARGE }), Wake::Wait);
+        // Pieces of 160 KiB, 3.2 MiB apart.
+        assert_eq!(
+            follow(&Progress {
+                offset: 32 * MIB,
+                volume: Some(1600 << 10),
+                copied: 160 << 10,
+                ..LARGE
+            }),
+            Wake::Wait
+        );
+        assert_eq!(
+            follow(&Progress {
+                offset: 64 * MIB,
+                volume: Some(4096),
+                copied: 4096,
+                ..LARGE
+            }),
+            Wake::Wait
+        );
     }
 
     #[test]
     fn five_per_cent_by_pread_or_mmap_are_never_followed() {
-        assert_eq!(follow(&Progress { volume: Some(3 * MIB), ..LARGE }), Wake::Wait);
-        assert_eq!(follow(&Progress { volume: Some(0), open: false, idle_ms: GRACE_MS, ..LARGE }), Wake::GiveUp);
-        assert_eq!(follow(&Progress { volume: Some(3 * MIB), idle_ms: IDLE_MS_MAX, ..LARGE }), Wake::GiveUp);
+        assert_eq!(
+            follow(&Progress {
+                volume: Some(3 * MIB),
+                ..LARGE
+            }),
+            Wake::Wait
+        );
+        assert_eq!(
+            follow(&Progress {
+                volume: Some(0),
+                open: false,
+                idle_ms: GRACE_MS,
+                ..LARGE
+            }),
+            Wake::GiveUp
+        );
+        assert_eq!(
+            follow(&Progress {
+                volume: Some(3 * MIB),
+                idle_ms: IDLE_MS_MAX,
+                ..LARGE
+            }),
+            Wake::GiveUp
+        );
     }
 
     #[test]
     fn what_is_in_the_page_cache_is_free() {
-        assert_eq!(follow(&Progress { cached: Some(MIB), copied: MIB, ..LARGE }), Wake::CopyTo(2 * MIB));
+        assert_eq!(
+            follow(&Progress {
+                cached: Some(MIB),
+                copied: MIB,
+                ..LARGE
+            }),
+            Wake::CopyTo(2 * MIB)
+        );
         // The cache can be asked, so a large volume proves nothing about this file.
-        assert_eq!(follow(&Progress { cached: Some(0), volume: Some(200 * MIB), ..LARGE }), Wake::Wait);
-        assert_eq!(follow(&Progress { volume: Some(64 * MIB), ..LARGE }), Wake::CopyTo(64 * MIB));
+        assert_eq!(
+            follow(&Progress {
+                cached: Some(0),
+                volume: Some(200 * MIB),
+                ..LARGE
+            }),
+            Wake::Wait
+        );
+        assert_eq!(
+            follow(&Progress {
+                volume: Some(64 * MIB),
+                ..LARGE
+            }),
+            Wake::CopyTo(64 * MIB)
+        );
     }
 
     #[test]
@@ -107,9 +209,27 @@ mod tests {
         let small = Progress { size: 30_000, ..LARGE };
         assert_eq!(follow(&small), Wake::Wait);
         assert_eq!(follow(&Progress { offset: 1, ..small }), Wake::CopyTo(30_000));
-        assert_eq!(follow(&Progress { cached: Some(4096), ..small }), Wake::CopyTo(30_000));
-        assert_eq!(follow(&Progress { volume: Some(30_000), ..small }), Wake::CopyTo(30_000));
-        assert_eq!(follow(&Progress { idle_ms: GRACE_MS, ..small }), Wake::GiveUp);
+        assert_eq!(
+            follow(&Progress {
+                cached: Some(4096),
+                ..small
+            }),
+            Wake::CopyTo(30_000)
+        );
+        assert_eq!(
+            follow(&Progress {
+                volume: Some(30_000),
+                ..small
+            }),
+            Wake::CopyTo(30_000)
+        );
+        assert_eq!(
+            follow(&Progress {
+                idle_ms: GRACE_MS,
+                ..small
+            }),
+            Wake::GiveUp
+        );
         assert_eq!(follow(&Progress { size: 0, ..small }), Wake::CopyTo(0));
     }
 }
