@@ -133,10 +133,7 @@ class Session:
         self.world.drop_caches()
         before = self.world.traffic() if watch else None
         cpu_before = self._agent_cpu_ms()
-        assert self._process.stdin
-        self._process.stdin.write(f"{pace_ms}\n".encode())
-        self._process.stdin.flush()
-        said = self._line()
+        said = self.step(pace_ms)
         settled_after_s = self.agent.settle() if self.agent else 0.0
         traffic = self.world.traffic() - before if before else None
         return Epoch(
@@ -149,6 +146,13 @@ class Session:
             settled_after_s=settled_after_s,
             agent_cpu_ms=self._agent_cpu_ms() - cpu_before,
         )
+
+    def step(self, pace_ms: float = 0) -> dict[str, Any]:
+        """One epoch from whatever the caches hold; what the program says of it."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{pace_ms}\n".encode())
+        self._process.stdin.flush()
+        return self._line()
 
     def _agent_cpu_ms(self) -> float:
         status = self.agent.status() if self.agent else None

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from bench.catalogue import catalogue
 from bench.half import half
 from bench.micro import micro
 from bench.part import part
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "part": part,
     "workers": workers,
     "micro": micro,
+    "catalogue": catalogue,
 }
 
 
