@@ -47,10 +47,10 @@ pub fn follow(progress: &Progress) -> Wake {
         size,
         copied,
         offset,
-        volume,
         cached,
         open,
         idle_ms,
+        ..
     } = *progress;
     let whole = if size <= SMALL_BYTES_MAX {
         begun(progress)
