@@ -93,16 +93,7 @@ impl JoinedRun {
     /// When a tier or the runtime directory is refused, or no agent answers in time. Nothing of the program has run then.
     pub fn begin(request: &RunRequest, command: &Path) -> Result<Self, AgentError> {
         private_dir_all(&request.agent.dir)?;
-        let mut connection = connect_or_start(&request.agent, command)?;
-        let join = Request::Join {
-            version: CONTRACT_VERSION,
-            sources: request.sources.clone(),
-            freshness: request.freshness,
-            keep: request.agent.keep,
-        };
-        let Reply::Joined { run, started_at } = connection.ask(&join)? else {
-            return Err(AgentError::Protocol("no answer to join".into()));
-        };
+        let (connection, run, started_at) = join(request, command)?;
         let page_path = request.agent.dir.join(format!("run.{run}"));
         let page = SharedFile::create(&page_path, RUN_BYTES).map_err(io_error("make", &page_path))?;
         let roots: Vec<(&[u8], u64)> = request.sources.iter().map(|s| (s.path.as_os_str().as_bytes(), s.dev)).collect();
@@ -167,6 +158,26 @@ impl Drop for JoinedRun {
 fn inode_of(path: &Path) -> Result<(u64, u64), AgentError> {
     let stat = rustix::fs::stat(path).map_err(|errno| io_error("stat", path)(errno.into()))?;
     Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Joins an agent. One that ends, or is killed, before it has answered was not the one to join: the next one is.
+fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), AgentError> {
+    let begun = Instant::now();
+    let join = Request::Join {
+        version: CONTRACT_VERSION,
+        sources: request.sources.clone(),
+        freshness: request.freshness,
+        keep: request.agent.keep,
+    };
+    loop {
+        let mut connection = connect_or_start(&request.agent, command)?;
+        match connection.ask(&join) {
+            Ok(Reply::Joined { run, started_at }) => return Ok((connection, run, started_at)),
+            Ok(other) => return Err(AgentError::Protocol(format!("{other:?}"))),
+            Err(AgentError::Protocol(_)) if begun.elapsed() < START_DEADLINE => thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
