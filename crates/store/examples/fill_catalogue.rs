@@ -37,7 +37,13 @@ fn main() -> Result<(), Failure> {
     };
     for number in 0..copies {
         let class = number / COPIES_A_DIR;
-        publish_one(&tier, mount, &format!("{source}/train/n{class:08}"), &format!("n{class:08}_{number}.JPEG"), number)?;
+        publish_one(
+            &tier,
+            mount,
+            &format!("{source}/train/n{class:08}"),
+            &format!("n{class:08}_{number}.JPEG"),
+            number,
+        )?;
     }
     Ok(())
 }
