@@ -39,11 +39,7 @@ impl<'a> Place<'a> {
     #[inline(never)]
     pub(crate) fn find(serving: Serving, dirfd: c_int, path: &'a CStr) -> Option<Self> {
         let (parent, name) = split(path.to_bytes())?;
-        let parent = {
-            let mut buffer = PathBuffer::new();
-            buffer.push(parent)?;
-            sys::stat_at(dirfd, buffer.c_str(), 0).ok()?
-        };
+        let parent = stat_directory(dirfd, parent)?;
         if !serving.door.run.is_source_device(parent.st_dev) {
             return None;
         }
@@ -84,6 +80,14 @@ impl<'a> Place<'a> {
             serving.control.mark_void(real::now());
         }
     }
+}
+
+/// Apart, as the next one is, so that only one path lies on the stack at a time.
+#[inline(never)]
+fn stat_directory(dirfd: c_int, path: &[u8]) -> Option<libc::stat> {
+    let mut buffer = PathBuffer::new();
+    buffer.push(path)?;
+    sys::stat_at(dirfd, buffer.c_str(), 0).ok()
 }
 
 /// The file that the index has a copy of under this name.
