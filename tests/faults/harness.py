@@ -32,6 +32,9 @@ SMALL = sorted(set(CORPUS) - {BIG})
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 needs_fuse = pytest.mark.skipif(have_fuse() is not None, reason=have_fuse() or "")
+needs_memory_groups = pytest.mark.skipif(
+    not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists(), reason="needs the memory controller of cgroup v1"
+)
 needs_bindfs = pytest.mark.skipif(shutil.which("bindfs") is None, reason="needs bindfs")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -186,3 +187,21 @@ def test_f09_the_source_is_untouched(place: Place) -> None:
     all_is_well(place)
     after = subprocess.run(["stat", "-c", "%n %i %s %Y %Z %a", *sorted(place.source.iterdir())], check=True, capture_output=True).stdout
     assert after == before
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_f09_a_run_that_joins_an_agent_which_is_just_ending(place: Place, ending: signal.Signals) -> None:
+    with place.worker() as worker:
+        warm(place, worker, place.source / SMALL[0])
+        agent = place.agent_pid()
+        # It can be connected to, and does not answer any more.
+        os.kill(agent, signal.SIGSTOP)
+        words = place.words(["echo", "ran"], place.record_path())
+        with subprocess.Popen(words, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            time.sleep(0.5)
+            assert run.poll() is None
+            os.kill(agent, ending)
+            os.kill(agent, signal.SIGCONT)
+            out, err = run.communicate(timeout=30)
+        assert (run.returncode, out) == (0, b"ran\n"), err
+        assert read(worker, place.source / SMALL[0]) == CORPUS[SMALL[0]]

@@ -1,0 +1,69 @@
+"""F15: few descriptors. The program gets as many as without Forebay, and the same error at the same open; the agent lives with few."""
+
+import errno
+import resource
+import sys
+
+import pytest
+
+from tests import support
+from tests.faults.harness import CORPUS, SMALL, agent_under, fill, needs_root, stop
+from tests.support import Place, Word, Worker, read, wait_until, warm
+
+MORE = 150
+
+OPEN_MANY = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+held, said = [], None
+try:
+    while True:
+        held.append(os.open(paths[len(held) % len(paths)], os.O_RDONLY))
+except OSError as error:
+    said = error.errno
+counted = len(held)
+for fd in held:
+    os.close(fd)
+counted, said
+"""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_f15_the_program_has_as_many_as_without(place: Place, copied: bool) -> None:
+    paths = [str(place.source / name) for name in SMALL]
+    plain: list[Word] = [sys.executable, "-E", support.WORKER]
+    with Worker.started(plain) as without, place.worker() as within:
+        if copied:
+            warm(place, within, *paths)
+        expected = without.do(OPEN_MANY, paths=paths)
+        assert expected[1] == errno.EMFILE
+        assert within.do(OPEN_MANY, paths=paths) == expected
+        for name in SMALL:
+            assert read(within, place.source / name) == CORPUS[name]
+    assert within.ran
+    assert (within.ran.hits > 20) == copied
+
+
+@needs_root
+def test_f15_an_agent_with_few(place: Place) -> None:
+    fill(place, SMALL[0])
+    contents = {place.source / f"more{n:03}": bytes([n]) * 3000 for n in range(MORE)}
+    for path, content in contents.items():
+        path.write_bytes(content)
+    support.settle(place.source)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > MORE + 20
+    with agent_under(place, "prlimit", "--nofile=48:48"):
+        wait_until(place.agents, "the agent")
+        with place.worker() as worker:
+            # All open at once and not read yet: none of them can be copied, each is a descriptor of the agent.
+            worker.do("held = [open(path, 'rb', buffering=0) for path in paths]", paths=[str(path) for path in contents])
+            assert worker.do("[file.read() for file in held]") == list(contents.values())
+            worker.do("[file.close() for file in held]\nNone")
+            lost = wait_until(lambda: place.idle()["not_copied"], "a hand-over that is not taken")
+            assert set(lost) <= {"too_many_descriptors", "mostly_unread"}
+            # Once they are back all goes on.
+            warm(place, worker, *list(contents)[:20])
+            assert place.status()["tiers"][0]["off"] is None
+        assert worker.ran
+        assert worker.ran.record["agent"]
+        stop(place)
