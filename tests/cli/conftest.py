@@ -21,6 +21,9 @@ class Desk:
     root: Path
     runtime: Path
 
+    # Put before every command line.
+    prefix: tuple[str, ...] = ()
+
     def __post_init__(self) -> None:
         self.source = self.root / "source"
         self.tier = self.root / "tier"
@@ -39,7 +42,7 @@ class Desk:
     ) -> subprocess.CompletedProcess[str]:
         """Types a command line. Variables come on top of the desk's environment."""
         return subprocess.run(
-            [*support.as_user(uid), support.command(), *words],
+            [*self.prefix, *support.as_user(uid), str(support.command()), *words],
             cwd=self.root,
             env={**self.environment, **(env or {})},
             input=typed,
@@ -66,6 +69,23 @@ class Desk:
     def records(self) -> list[dict[str, Any]]:
         """The records in the state directory, oldest first."""
         return [json.loads(path.read_text()) for path in sorted(self.home.glob(".local/state/forebay/runs/*.json"))]
+
+
+# In a mount namespace of its own: every file system is unmounted that a run would take for a source, but for the first word's.
+APART = """
+keep=$1
+shift
+mount --make-rprivate /
+awk '$0 ~ / - (fuse|nfs|lustre|9p)/ {print $5}' /proc/self/mountinfo | while read -r point; do
+  # It may go by itself meanwhile, with the test that it belongs to.
+  [ "$point" = "$keep" ] || umount -l "$point" || true
+done 2>/dev/null
+"""
+
+
+def apart(keep: Path | None = None, then: str = "") -> tuple[str, ...]:
+    """A prefix for a machine on which only this file system is shared; shell commands may change more."""
+    return ("unshare", "--mount", "bash", "-ec", APART + then + 'exec "$@"', "apart", str(keep or ""))
 
 
 @pytest.fixture

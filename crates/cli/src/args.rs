@@ -40,6 +40,9 @@ pub enum Command {
     /// The agent itself; its settings come on standard input
     #[command(hide = true)]
     Agent,
+    /// The part of `doctor` that reads files; what to read comes on standard input
+    #[command(hide = true)]
+    Measure,
 }
 
 /// What is common to `run` and `doctor`.

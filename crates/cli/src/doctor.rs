@@ -16,7 +16,7 @@ use crate::{
     config::{Config, Flags, freshness_text, is_off},
     environment::Environment,
     library,
-    measure::{Measured, measure},
+    measure::{Comparison, Measured, measure},
     memory::memory_limit,
     mounts::{Mounts, reach},
     plan::Plan,
@@ -81,9 +81,12 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
             program
         })
     });
-    let gain = match &plan.idle {
-        Some(why) => Err(why.clone()),
-        None => measure(places_to_read(&plan, &args.program, environment), plan.tiers[0].setting.dir.clone()),
+    let gain = if let Some(why) = &plan.idle {
+        Err(why.clone())
+    } else {
+        let places = places_to_read(&plan, &args.program, environment);
+        let tier = plan.tiers.first().map(|tier| tier.setting.dir.clone()).unwrap_or_default();
+        measure(&Comparison { places, tier }, &exe)
     };
     let agent = Connection::open(&plan.request().agent.dir)
         .and_then(|mut connection| connection.status())

@@ -64,6 +64,7 @@ fn answer() -> Result<u8, Refusal> {
     match command {
         Command::Run(args) => run::run(&args, &environment).map(child::end_as),
         Command::Agent => Ok(agent()),
+        Command::Measure => Ok(measure()),
         Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),
@@ -89,4 +90,12 @@ fn agent() -> u8 {
         Some(Err(_)) => 1,
         None => EXIT_BAD_INPUT,
     }
+}
+
+/// Reads files for `doctor`, which waits for the answer.
+fn measure() -> u8 {
+    let mut question = Vec::new();
+    let read = std::io::stdin().read_to_end(&mut question);
+    let told = read.and_then(|_| std::io::stdout().write_all(&measure::answer(&question)));
+    u8::from(told.is_err())
 }

@@ -2,15 +2,18 @@
 
 use std::{
     collections::VecDeque,
-    fs, io,
+    fs,
+    io::{self, Read, Write},
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::mpsc::{RecvTimeoutError, channel},
+    process::{Command, Stdio},
+    sync::mpsc::channel,
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::fs::{Advice, Mode, OFlags, fadvise, fsync, open, unlink};
+use serde::{Deserialize, Serialize};
 
 /// Looking for files ends after this,
 const SEARCH_MAX: Duration = Duration::from_secs(2);
@@ -25,11 +28,20 @@ const BYTES_MAX: usize = 192 << 20;
 /// for so long.
 const READ_MAX: Duration = Duration::from_secs(3);
 /// A source that has not answered by then is hung, or as good as.
-const DEADLINE: Duration = Duration::from_secs(15);
+const DEADLINE: Duration = Duration::from_secs(10);
 const PIECE_BYTES: usize = 256 << 10;
 
+/// What is to be measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Where to look for files, best first: the first place that has any is read.
+    pub places: Vec<PathBuf>,
+    /// The tier's directory.
+    pub tier: PathBuf,
+}
+
 /// What was measured.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Measured {
     /// Files that were read.
     pub files: u64,
@@ -53,26 +65,49 @@ impl Measured {
     }
 }
 
-/// Measures files below `places` (the first that has any) against the tier directory `tier`.
+/// Measures in a process of its own (`COMMAND measure`): one that waits for a source that hangs can't be ended, and must not be us.
 ///
 /// # Errors
 /// In words, why nothing could be measured.
-pub fn measure(places: Vec<PathBuf>, tier: PathBuf) -> Result<Measured, String> {
+pub fn measure(comparison: &Comparison, command: &Path) -> Result<Measured, String> {
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let question = serde_json::to_vec(comparison).map_err(|error| words(&error))?;
+    let mut process = Command::new(command)
+        .arg("measure")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| words(&error))?;
+    let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
     let (done, result) = channel();
-    let first = places.first().cloned().unwrap_or_default();
-    // In a thread of its own, which is left behind if the source hangs: nothing else can be done about that.
-    let work = move || {
-        let _ = done.send(compare(&places, &tier));
+    let converse = move || {
+        let mut answer = Vec::new();
+        let asked = stdin.is_some_and(|mut stdin| stdin.write_all(&question).is_ok());
+        let told = stdout.is_some_and(|mut stdout| stdout.read_to_end(&mut answer).is_ok());
+        let _ = done.send(if asked && told { answer } else { Vec::new() });
     };
     thread::Builder::new()
         .name("measure".into())
-        .spawn(work)
-        .map_err(|error| error.to_string())?;
-    match result.recv_timeout(DEADLINE) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(format!("{} did not answer within {} s", first.display(), DEADLINE.as_secs())),
-        Err(RecvTimeoutError::Disconnected) => Err("the measurement broke off".into()),
-    }
+        .spawn(converse)
+        .map_err(|error| words(&error))?;
+    let Ok(answer) = result.recv_timeout(DEADLINE) else {
+        // It goes when the source answers. Waiting for it would be waiting for the source.
+        let _ = process.kill();
+        let first = comparison.places.first().cloned().unwrap_or_default();
+        return Err(format!("{} did not answer within {} s", first.display(), DEADLINE.as_secs()));
+    };
+    let _ = process.wait();
+    serde_json::from_slice(&answer).unwrap_or_else(|_| Err("the measurement broke off".into()))
+}
+
+/// The other side of it: a [`Comparison`] comes as JSON, and what it came to goes back.
+pub fn answer(question: &[u8]) -> Vec<u8> {
+    let result = match serde_json::from_slice::<Comparison>(question) {
+        Ok(comparison) => compare(&comparison.places, &comparison.tier),
+        Err(error) => Err(error.to_string()),
+    };
+    serde_json::to_vec(&result).unwrap_or_default()
 }
 
 fn compare(places: &[PathBuf], tier: &Path) -> Result<Measured, String> {
@@ -201,10 +236,10 @@ mod tests {
         for number in 0..100 {
             fs::write(source.join(number.to_string()), [1; 1000]).unwrap();
         }
-        let measured = measure(vec![dir.path().join("missing"), dir.path().join("source")], tier.clone()).unwrap();
+        let measured = compare(&[dir.path().join("missing"), dir.path().join("source")], &tier).unwrap();
         assert_eq!((measured.files, measured.bytes), (50, 50_000));
         assert_eq!(fs::read_dir(&tier).unwrap().count(), 0);
-        assert!(measure(vec![tier.clone()], tier).unwrap_err().contains("no file"));
+        assert!(compare(std::slice::from_ref(&tier), &tier).unwrap_err().contains("no file"));
     }
 
     #[test]

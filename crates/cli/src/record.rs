@@ -53,7 +53,7 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// What follows from the counts.
     pub fn derived(&self) -> Derived {
-        Derived::from(&self.counts, self.agent.as_ref().map_or(0, |status| status.files_copied))
+        Derived::from(&self.counts, self.agent.as_ref())
     }
 
     fn json(&self) -> Value {

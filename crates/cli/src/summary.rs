@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use forebay_agent::protocol::Status;
 use forebay_contract::{Counter, Run};
 use serde::Serialize;
 
@@ -82,8 +83,8 @@ pub struct Derived {
     pub tier_bytes: u64,
     /// Of the opens, those that the source answered.
     pub from_source_opens: u64,
-    /// The most that tiers could have answered: every open but the first of each file that was copied in this run. An upper bound, for
-    /// files that were never copied had a first open, too.
+    /// The most that tiers could have answered: every open but the first of each file that was copied in this run, or is being
+    /// copied. An upper bound, for files that were never copied had a first open, too.
     pub tier_opens_at_most: u64,
     /// `tier_opens` of `source_opens`.
     pub saved_share: f64,
@@ -93,11 +94,15 @@ pub struct Derived {
 
 impl Derived {
     /// From what doors and agent counted.
-    pub fn from(counts: &Counts, files_copied: u64) -> Self {
+    pub fn from(counts: &Counts, agent: Option<&Status>) -> Self {
         let tier_opens: u64 = counts.tiers.iter().map(|tier| tier.opens).sum();
         // A process that was ended in between may have counted one and not the other.
         let source_opens = counts.of(Counter::SourceOpens).max(tier_opens);
-        let at_most = source_opens.saturating_sub(files_copied).max(tier_opens);
+        // What is in flight may be other runs' as well.
+        let first_opens = agent
+            .map_or(0, |status| status.files_copied + status.in_flight)
+            .min(counts.of(Counter::HandedOver));
+        let at_most = source_opens.saturating_sub(first_opens).max(tier_opens);
         Self {
             source_opens,
             tier_opens,
@@ -193,9 +198,14 @@ fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counte
 
 fn agent(out: &mut String, report: &Report<'_>) {
     let Some(status) = &report.agent else { return };
-    if status.files_copied > 0 {
+    if status.files_copied + status.in_flight > 0 {
         let files = text::counted(status.files_copied, "file", "files");
-        let _ = writeln!(out, "  {:<21}{files}, {}", "copied:", text::bytes(status.bytes_copied));
+        let more = if status.in_flight > 0 {
+            format!("; {} more on the way", text::count(status.in_flight))
+        } else {
+            String::new()
+        };
+        let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.bytes_copied));
     }
     for (why, number) in &status.not_copied {
         let _ = writeln!(out, "  {:<21}{} {why}", "not copied:", text::count(*number));

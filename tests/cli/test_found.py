@@ -1,0 +1,175 @@
+"""Without any option: sources and tiers are found, the command says what it chose, and does nothing where there is nothing to do."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.testbed import SlowFs, have_fuse, slowfs
+from tests import support
+from tests.cli.conftest import Desk, apart
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts of its own"),
+    pytest.mark.skipif(have_fuse() is not None, reason=have_fuse() or ""),
+]
+PRELOADED = "import os; print('libforebay_preload' in os.environ.get('LD_PRELOAD', ''))"
+
+
+@pytest.fixture
+def shared(desk: Desk) -> Iterator[SlowFs]:
+    """A network file system at `net`, the only one of the desk's machine."""
+    (desk.root / "net").mkdir()
+    support.settle(desk.source)
+    with slowfs(desk.source, desk.root / "net", mbps=0, open_ms=0, meta_us=0, read_us=0) as fs:
+        desk.prefix = apart(desk.root / "net")
+        yield fs
+
+
+def test_where_nothing_is_shared_the_program_runs_untouched(desk: Desk) -> None:
+    desk.prefix = apart()
+    done = desk.type("run", "--", sys.executable, "-c", PRELOADED)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert done.stderr.startswith("forebay: nothing to do: no network file system is mounted")
+    assert done.stderr.count("\n") == 1
+    assert "--source DIR" in done.stderr
+    assert desk.type("run", "-q", "--", "true").stderr == ""
+    assert not desk.records()
+
+
+def test_network_file_systems_are_found_under_all_their_names(desk: Desk, shared: SlowFs) -> None:
+    assert shared.pid
+    (desk.root / "link").symlink_to("net")
+    (desk.home / "data").symlink_to(desk.root / "net")
+    elsewhere = desk.root / "a/b"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "deep").symlink_to("../../net")
+    reader = "import sys, time\nfor n in range(2):\n    for a in sys.argv[1:]: open(a.split('=')[-1]).read()\n    time.sleep(0.5)"
+    names = ["link/file", f"{desk.home}/data/file", f"--data={elsewhere}/deep/file"]
+    done = desk.type("run", "--tier", "tier=64M", "--freshness", "immutable", "--", sys.executable, "-c", reader, *names)
+    assert done.returncode == 0, done.stderr
+    assert f"serving {desk.root}/net (fuse" in done.stderr
+    (record,) = desk.records()
+    assert record["settings"]["source"] == {"value": [], "origin": "default"}
+    assert set(record["spellings"]) >= {f"{desk.root}/{name}" for name in ("net", "link", "home/data", "a/b/deep")}
+    assert record["derived"]["source_opens"] == 6
+    assert record["derived"]["tier_opens"] >= 3
+
+
+def test_a_tier_on_the_network_is_refused(desk: Desk, shared: SlowFs) -> None:
+    assert shared.pid
+    for tier in ("net", "net/sub", "link"):
+        (desk.source / "sub").mkdir(exist_ok=True)
+        if tier == "link":
+            (desk.root / "link").symlink_to("net/sub")
+        line = desk.refuse("run", "--source", "source", "--tier", f"{tier}=1M", "--", "touch", "ran")
+        assert "is on a network file system (fuse" in line
+        assert "local disk" in line
+
+
+def test_f11_a_shared_file_system_that_hangs_and_is_not_used_does_no_harm(desk: Desk, shared: SlowFs) -> None:
+    shared.hang()
+    try:
+        done = desk.type("run", "--tier", "tier=64M", "--", "true")
+        assert done.returncode == 0
+        assert f"serving {desk.root}/net" in done.stderr
+    finally:
+        shared.resume()
+
+
+def test_f11_doctor_answers_when_the_source_does_not(desk: Desk, shared: SlowFs) -> None:
+    shared.hang()
+    try:
+        done = desk.type("doctor", "--tier", "tier=64M")
+        assert done.returncode == 0
+        assert "did not answer within" in done.stdout
+    finally:
+        shared.resume()
+
+
+def test_doctor_tells_the_gain(desk: Desk, shared: SlowFs) -> None:
+    shared.set(open_ms=20)
+    done = desk.type("doctor", "--tier", "tier=64M", "--", "cat", "net/file")
+    assert done.returncode == 0
+    assert "times as long as the tier" in done.stdout
+    assert f"{desk.root}/net (fuse" in done.stdout
+
+
+@pytest.mark.parametrize("variable", ["SLURM_TMPDIR", "PBS_JOBFS", "LOCAL_SCRATCH"])
+def test_the_schedulers_scratch_comes_first(desk: Desk, variable: str) -> None:
+    done = desk.type("run", "--source", "source", "--", "true", env={variable: str(desk.tier)})
+    assert f"from {desk.tier} (up to " in done.stderr, done.stderr
+    assert f"${variable}" in done.stderr
+    (tier,) = desk.records()[-1]["tiers"]
+    assert tier["dir"] == str(desk.tier)
+
+
+def test_tmpdir_counts_only_under_a_scheduler(desk: Desk) -> None:
+    env = {"TMPDIR": str(desk.tier)}
+    with_job = desk.type("run", "--source", "source", "--", "true", env=env | {"LSB_JOBID": "1"})
+    assert f"from {desk.tier} (" in with_job.stderr
+    without = desk.type("run", "--source", "source", "--", "true", env=env)
+    assert f"from {desk.tier} (" not in without.stderr
+    desk.type("clean")
+
+
+def test_scratch_that_is_no_disk_is_passed_over(desk: Desk, shared: SlowFs) -> None:
+    assert shared.pid
+    for scratch in (desk.root / "net", Path("/dev/shm"), desk.root / "nowhere", Path("/proc")):  # noqa: S108
+        env = {"SLURM_TMPDIR": str(scratch), "LOCAL_SCRATCH": str(desk.tier)}
+        assert f"from {desk.tier} (" in desk.type("run", "--", "true", env=env).stderr
+
+
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="needs mkfs.ext4: apt-get install e2fsprogs")
+def test_the_largest_disk_is_found_and_its_tier_does_not_shrink(desk: Desk) -> None:
+    disk = desk.root / "disk"
+    disk.mkdir()
+    image = desk.root / "image"
+    with image.open("wb") as file:
+        file.truncate(4 << 40)
+    quick = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m0", "-T", "largefile4", "-E", quick, "-J", "size=4", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", image, disk], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"needs loop devices: {mounted.stderr.strip()}")
+    try:
+        desk.type("run", "-q", "--source", "source", "--", "cat", "source/file")
+        (first,) = desk.records()[-1]["tiers"]
+        assert first["dir"] == str(disk)
+        assert first["why"].startswith("the largest local disk, ext4")
+        assert 0.8 * 0.9 * (4 << 40) * 0.98 < first["quota_bytes"] < 0.8 * 0.9 * (4 << 40)
+        # As if it were full of copies.
+        with (disk / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, 1 << 40)
+        desk.type("run", "-q", "--source", "source", "--", "cat", "source/file")
+        assert desk.records()[-1]["tiers"][0]["quota_bytes"] == first["quota_bytes"]
+        cleaned = desk.type("clean")
+        assert f"{disk}/forebay-0: " in cleaned.stdout
+        assert {path.name for path in disk.iterdir()} == {"lost+found", "filler"}
+        desk.type("run", "-q", "--source", "source", "--", "cat", "source/file")
+        assert desk.records()[-1]["tiers"][0]["quota_bytes"] < first["quota_bytes"]
+        desk.type("clean")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+# Every local disk but the root one is made read-only, and so is what of that is open to all.
+READ_ONLY = r"""
+mount --bind /tmp /tmp
+mount --bind /var/tmp /var/tmp
+awk '$5 != "/" && $0 ~ / - (ext|xfs|btrfs|zfs|f2fs|overlay)/ {print $5}' /proc/self/mountinfo | while read -r point; do
+  mount -o remount,ro,bind "$point"
+done
+"""
+
+
+def test_where_no_disk_can_be_used_the_program_runs_untouched(desk: Desk) -> None:
+    desk.prefix = apart(then=READ_ONLY)
+    done = desk.type("run", "--source", "source", "--", sys.executable, "-c", PRELOADED, env={"HOME": "/nonexistent"})
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert "nothing to do: no local disk was found" in done.stderr
+    assert "--tier DIR=SIZE" in done.stderr
