@@ -165,6 +165,16 @@ def test_two_runs_at_once_share_an_agent(desk: Desk) -> None:
     assert {record["agent"]["runs"] for record in desk.records()} <= {1, 2}
 
 
+def test_a_kept_agent_holds_nothing_of_its_first_run(desk: Desk) -> None:
+    words = [str(support.command()), "run", "-q", "--keep", "--source", "source", "--tier", "tier=64M", "--", "true"]
+    reading, writing = os.pipe()
+    subprocess.run(words, cwd=desk.root, env=desk.environment, pass_fds=[writing], check=True)
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "the end of the pipe comes, for nobody else has its other end"
+    os.close(reading)
+    assert list(desk.runtime.glob("*/control.sock"))
+
+
 @pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc: apt-get install musl-tools")
 def test_f23_another_c_library_is_refused(desk: Desk) -> None:
     compile_c(desk.root / "hello", HELLO, compiler="musl-gcc")

@@ -100,6 +100,14 @@ def test_quiet_is_quiet(desk: Desk) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_of_many_ranks_the_first_speaks(desk: Desk) -> None:
+    for rank, speaks in (("0", True), ("3", False)):
+        done = desk.run("--", "true", env={"SLURM_PROCID": rank, "OMPI_COMM_WORLD_RANK": rank})
+        assert ("serving" in done.stderr) == speaks
+    assert desk.records()[-1]["settings"]["quiet"] == {"value": True, "origin": "$SLURM_PROCID"}
+    assert desk.records()[-2]["settings"]["quiet"] == {"value": False, "origin": "default"}
+
+
 def test_a_closed_standard_error_is_no_fault(desk: Desk) -> None:
     words = [str(support.command()), "run", "--source", "source", "--tier", "tier=64M", "--", "sh", "-c", "exit 4"]
     shell = ["sh", "-c", '"$@" 2>&-', "sh", *words]

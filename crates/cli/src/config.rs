@@ -23,6 +23,8 @@ use crate::{
 const TTL_DEFAULT_S: u64 = 60;
 /// Longest freshness in seconds: ten years. Who wants more means `immutable`.
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
+/// Where launchers tell a process its number in the job.
+const RANKS: &[&str] = &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 /// A configuration file is not longer.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -185,12 +187,28 @@ impl Config {
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
-            quiet: of.quiet.unwrap_or_else(|| Setting::default(false)),
+            quiet: of.quiet.unwrap_or_else(|| quiet_rank(environment)),
             runtime_dir: optional(of.runtime_dir),
             state_dir: optional(of.state_dir),
             preload: optional(preload),
             file,
         })
+    }
+}
+
+/// Of the ranks of a parallel job that each have a run of their own only the first speaks: the others have the same to say.
+fn quiet_rank(environment: &Environment) -> Setting<bool> {
+    let is_later = |name: &&&str| {
+        environment
+            .get(name)
+            .is_some_and(|rank| rank.to_string_lossy().parse::<u32>().is_ok_and(|rank| rank > 0))
+    };
+    match RANKS.iter().find(is_later) {
+        Some(name) => Setting {
+            value: true,
+            origin: Origin::Environment(name),
+        },
+        None => Setting::default(false),
     }
 }
 

@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod agent;
 pub mod args;
 pub mod child;
 pub mod clean;
@@ -33,8 +34,6 @@ pub mod tiers;
 pub mod used;
 
 use std::io::{Read, Write};
-
-use forebay_agent::{AgentConfig, AgentError, client::EXIT_ALREADY_RUNNING};
 
 use args::{Command, ConfigCommand, Typed};
 use environment::Environment;
@@ -63,7 +62,7 @@ fn answer() -> Result<u8, Refusal> {
     let environment = Environment::current();
     match command {
         Command::Run(args) => run::run(&args, &environment).map(child::end_as),
-        Command::Agent => Ok(agent()),
+        Command::Agent => Ok(agent::main()),
         Command::Measure => Ok(measure()),
         Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
@@ -75,21 +74,6 @@ fn answer() -> Result<u8, Refusal> {
 fn print(text: &str) -> u8 {
     let _ = std::io::stdout().write_all(text.as_bytes());
     0
-}
-
-/// The agent: its settings come on standard input, its errors go to its log.
-fn agent() -> u8 {
-    let mut text = Vec::new();
-    let settings = std::io::stdin()
-        .read_to_end(&mut text)
-        .ok()
-        .and_then(|_| serde_json::from_slice::<AgentConfig>(&text).ok());
-    match settings.map(forebay_agent::serve) {
-        Some(Ok(())) => 0,
-        Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
-        Some(Err(_)) => 1,
-        None => EXIT_BAD_INPUT,
-    }
 }
 
 /// Reads files for `doctor`, which waits for the answer.
