@@ -137,6 +137,7 @@ pub(crate) struct Clerk {
     next_flight: u64,
     total: Status,
     sweep_budget: fresh::Budget,
+    void_answered: u64,
     adoption: adopt::Adoption,
     draining_since: Option<Instant>,
     stop: bool,
@@ -202,6 +203,7 @@ impl Clerk {
             next_flight: 0,
             total: Status::default(),
             sweep_budget: fresh::Budget::default(),
+            void_answered: 0,
             adoption: adopt::Adoption::default(),
             draining_since: Some(Instant::now()),
             stop: false,
@@ -232,6 +234,7 @@ impl Clerk {
             }
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
+                self.answer_void();
                 self.ask_for_sweeps();
                 self.end_if_drained();
             }
@@ -465,6 +468,7 @@ impl Clerk {
 
     fn end(&mut self) {
         self.control.close();
+        self.drop_changed();
         self.note_use();
         self.pages.remove();
         self.log.line("ended");

@@ -96,6 +96,7 @@ fn sweep(request: &Request, control: &Control<'_>, listing: &mut [MaybeUninit<u8
     let path: &[u8] = if request.path.is_empty() { b"/" } else { &request.path };
     if request.inode_only {
         swept.inode = fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino));
+        swept.started_at = started_at;
         return swept;
     }
     let opened = fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());

@@ -198,10 +198,13 @@ impl<'a> Control<'a> {
         // Tombstones speak of a record's own check: a sweep compares what the source says, and re-publishes what has changed.
         let since = checked.max(swept);
         if since <= newest {
-            let marked = self
-                .void_since()
-                .max(self.file_marked_at(source.dev, source.ino))
-                .max(self.name_marked_at(directory.dev(), directory.ino(), name));
+            let void_since = self.void_since();
+            let void_since = if directory.way_checked_at() > void_since { 0 } else { void_since };
+            let marked = void_since.max(self.file_marked_at(source.dev, source.ino)).max(self.name_marked_at(
+                directory.dev(),
+                directory.ino(),
+                name,
+            ));
             // A mark of 0 is none; a record that was adopted and not yet checked has `since` 0 too.
             if marked != 0 && since <= marked {
                 return Err(Counter::Tombstoned);

@@ -118,6 +118,7 @@ pub struct Directory {
     pub(crate) dev: AtomicU64,
     pub(crate) ino: AtomicU64,
     pub(crate) swept_at: AtomicU64,
+    pub(crate) way_checked_at: AtomicU64,
 }
 
 // SAFETY: integers and atomics.
@@ -128,6 +129,13 @@ impl Directory {
     #[inline]
     pub fn swept_at(&self) -> u64 {
         self.swept_at.load(Acquire)
+    }
+
+    /// Start of the last look that found the path leading to the same directory as before; 0: none. Clears a void stamp that is older: a
+    /// directory was renamed or a link changed, but not on this way.
+    #[inline]
+    pub fn way_checked_at(&self) -> u64 {
+        self.way_checked_at.load(Acquire)
     }
 
     /// The directory's own device.

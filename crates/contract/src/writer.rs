@@ -215,6 +215,7 @@ impl<'a> IndexWriter<'a> {
             dev: AtomicU64::new(dev),
             ino: AtomicU64::new(ino),
             swept_at: AtomicU64::new(0),
+            way_checked_at: AtomicU64::new(0),
         };
         // SAFETY: checked by `slot`; no record names this directory yet, so no door reads it.
         unsafe { place.write(directory) };
@@ -227,6 +228,13 @@ impl<'a> IndexWriter<'a> {
         if let Some(directory) = self.index.directory(number) {
             directory.dev.store(dev, Relaxed);
             directory.ino.store(ino, Relaxed);
+        }
+    }
+
+    /// Says that a directory's path was found, by a look that began at `at`, to lead where it led before.
+    pub fn set_way_checked(&self, number: u32, at: u64) {
+        if let Some(directory) = self.index.directory(number) {
+            directory.way_checked_at.store(at, Release);
         }
     }
 
@@ -320,6 +328,7 @@ impl<'a> IndexWriter<'a> {
             let path = self.index.directory_path(directory).ok_or(IndexFull)?;
             let same = next.add_directory(path, directory.dev(), directory.ino())?;
             next.set_swept(same, directory.swept_at());
+            next.set_way_checked(same, directory.way_checked_at());
         }
         for number in 0..self.records {
             let record = self.index.record(number).ok_or(IndexFull)?;

@@ -73,6 +73,21 @@ impl Clerk {
         }
     }
 
+    /// A directory was renamed or a link changed somewhere: looks where each path leads now. Those that lead where they led before are
+    /// valid again at once; a question a directory, whatever it holds.
+    pub(super) fn answer_void(&mut self) {
+        let void_since = self.control.void_since();
+        if void_since <= self.void_answered {
+            return;
+        }
+        self.void_answered = void_since;
+        for number in 0..self.directory_states.len() {
+            if self.directory_states.get(number).is_some_and(|state| state.names > 0) {
+                self.request_sweep(number as u32, true);
+            }
+        }
+    }
+
     /// Has a directory looked at: as a whole, or only which inode its path leads to.
     pub(super) fn request_sweep(&mut self, number: u32, inode_only: bool) {
         let index = self.pages.index();
@@ -132,6 +147,14 @@ impl Clerk {
     /// A directory was compared with the source.
     pub(super) fn swept(&mut self, swept: &Swept) {
         if let Some((dev, ino)) = swept.inode {
+            let known = self
+                .pages
+                .index()
+                .directory(swept.directory)
+                .map(|directory| (directory.dev(), directory.ino()));
+            if known == Some((dev, ino)) && swept.started_at != 0 {
+                self.pages.writer().set_way_checked(swept.directory, swept.started_at);
+            }
             self.pages.writer().set_directory_inode(swept.directory, dev, ino);
         }
         self.sweep_budget.spend(swept.took);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use forebay_contract::{Index, hash_pair};
+use forebay_contract::{Freshness, Index, hash_pair};
 use forebay_policy::{TierIndex, fill_first};
 use hashbrown::HashTable;
 
@@ -152,6 +152,30 @@ impl Clerk {
     pub(super) fn drop_copy_of(&mut self, number: u32) {
         for other in self.names.all(&self.pages.index(), number) {
             self.drop_record(other);
+        }
+    }
+
+    /// Removes what was changed through a door and not checked since: tombstones end with the agent, copies do not.
+    pub(super) fn drop_changed(&mut self) {
+        if self.control.newest_tombstone() == 0 {
+            return;
+        }
+        let index = self.pages.index();
+        let is_changed = |number: &u32| {
+            let found = index.record(*number).filter(|record| record.is_kept()).and_then(|record| {
+                let directory = index.directory(record.directory())?;
+                let (name, identity) = (index.record_name(record)?, index.identity(record)?);
+                Some(
+                    self.control
+                        .usable(record, directory, name, &identity, Freshness::Immutable, 0)
+                        .is_err(),
+                )
+            });
+            found == Some(true)
+        };
+        let changed: Vec<u32> = (0..self.pages.writer_ref().records()).filter(is_changed).collect();
+        for number in changed {
+            self.drop_record(number);
         }
     }
 
