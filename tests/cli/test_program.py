@@ -1,6 +1,7 @@
 """The program: found as a shell finds it, run as if we were not there, untouched where nothing can be done."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -181,6 +182,27 @@ def test_f23_another_c_library_is_refused(desk: Desk) -> None:
     line = desk.refuse("run", "--source", "source", "--tier", "tier=64M", "--", "./hello")
     assert "./hello" in line
     assert "musl" in line
+    assert line.endswith("FOREBAY=off")
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["a library that it takes", "a library that it refuses"])
+def test_f23_another_loader_is_tried_out(desk: Desk, works: bool) -> None:
+    listed = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"/\S*/ld-linux\S*\.so\.\d", listed)
+    assert found
+    loader = Path(found[0])
+    shutil.copy(loader, desk.root)
+    compile_c(desk.root / "hello", HELLO, f"-Wl,--dynamic-linker={desk.root / loader.name}")
+    if works:
+        assert desk.run("--", "./hello").stdout == "hello\n"
+        assert desk.records()[-1]["counters"]["processes"] == 1
+        return
+    compile_c(desk.root / "libneeded.so", "", "-shared")
+    compile_c(desk.root / "libforebay_preload.so", "", "-shared", f"-L{desk.root}", "-Wl,--no-as-needed", "-lneeded")
+    env = {"FOREBAY_PRELOAD": "libforebay_preload.so"}
+    line = desk.refuse("run", "--source", "source", "--tier", "tier=64M", "--", "./hello", env=env)
+    assert "./hello: its C library is another" in line
+    assert "libneeded.so" in line
     assert line.endswith("FOREBAY=off")
 
 

@@ -13,6 +13,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use crate::{
     elf::{Executable, examine},
     environment::Environment,
+    library::LD_PRELOAD,
     refusal::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Refusal},
 };
 
@@ -91,25 +92,33 @@ impl Program {
         if own.is_some() && own == loader(&self.image) {
             return;
         }
-        // The loader lists what it would load, and does not start the program.
-        let listing = Command::new(&self.image)
-            .env("LD_TRACE_LOADED_OBJECTS", "1")
-            .env("LD_PRELOAD", library)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .output();
-        if let Ok(listing) = listing
-            && !listing.status.success()
-        {
-            let said = String::from_utf8_lossy(&listing.stderr)
-                .lines()
-                .next()
-                .unwrap_or("its loader gives no reason")
-                .to_owned();
-            self.cover = Cover::Breaks(format!("its C library is another than {} was made for ({said})", library.display()));
+        let complaints = |preload: Option<&Path>| missing(&self.image, preload);
+        let before = complaints(None);
+        if let Some(complaint) = complaints(Some(library)).into_iter().find(|complaint| !before.contains(complaint)) {
+            let library = library.display();
+            self.cover = Cover::Breaks(format!("its C library is another than {library} was made for ({complaint})"));
         }
     }
+}
+
+/// What a program's loader misses, in its words. It lists what it would load and does not start the program.
+fn missing(program: &Path, preload: Option<&Path>) -> Vec<String> {
+    let mut command = Command::new(program);
+    command
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .env_remove(LD_PRELOAD)
+        .stdin(Stdio::null());
+    preload.map(|library| command.env(LD_PRELOAD, library));
+    let Ok(listing) = command.output() else { return Vec::new() };
+    let said = [listing.stdout, listing.stderr].concat();
+    let lines = String::from_utf8_lossy(&said)
+        .lines()
+        .map(|line| line.trim().to_owned())
+        .collect::<Vec<_>>();
+    lines
+        .into_iter()
+        .filter(|line| ["not found", "cannot be", "error"].iter().any(|word| line.contains(word)))
+        .collect()
 }
 
 fn look_up(name: &OsStr, environment: &Environment) -> Result<PathBuf, Refusal> {
