@@ -8,7 +8,8 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from bench.world import Tier, Traffic, World
 
 TTL_S = 60
 FRESHNESS = (f"ttl={TTL_S}", "immutable")
-# What a file costs a brick: a lookup may carry the bytes of a small file, so it is one of them.
+# What a file costs a brick. With the answer to a lookup come the bytes of a small file, so a lookup counts as much as a read.
 FILE_OPERATIONS = ("LOOKUP", "OPEN", "READ")
+# The mount, the data set, the directory.
+LOOKUPS_A_LISTING = 3
 DROPS_MAX = 0.001
 FILES_A_LISTING = 50
 
@@ -59,6 +62,8 @@ class Found:
     again_seen: dict[str, list[Seen]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
     again_first_bytes: list[float] = field(default_factory=list)
     listings: list[float] = field(default_factory=list)
+    window_excess: list[float] = field(default_factory=list)
+    window_bytes: list[float] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
 
 
@@ -70,14 +75,20 @@ class Seen:
     files: int
     bytes: float
     untiered_bytes: float
-    operations: dict[str, int]
+    operations: Counter[str]
     dropped: int
 
     @property
     def excess(self) -> int:
-        """Opens and reads beyond what dropped hand-overs explain; more of those than allowed explain nothing."""
-        explained = min(self.dropped, math.floor(self.files * DROPS_MAX))
-        return max(self.operations["OPEN"], self.operations["READ"]) - explained
+        """What was asked of files beyond what dropped hand-overs explain; more drops than are allowed explain nothing."""
+        explained = min(self.dropped, math.floor(self.files * DROPS_MAX)) * len(FILE_OPERATIONS)
+        return max(0, of_files(self.operations) - explained)
+
+
+def of_files(operations: Mapping[str, int]) -> int:
+    """Lookups, opens and reads of files. To list a directory, its path is looked up part by part: these are no files."""
+    of_directories = LOOKUPS_A_LISTING * operations.get("OPENDIR", 0)
+    return max(0, operations.get("LOOKUP", 0) - of_directories) + operations.get("OPEN", 0) + operations.get("READ", 0)
 
 
 class Rounds:
@@ -173,7 +184,10 @@ class Rounds:
             if freshness == FRESHNESS[0] and len(self.found.listings) < self.world.size.runs:
                 time.sleep(max(0.0, begun + TTL_S - time.monotonic()))
                 per_ttl = TTL_S / (time.monotonic() - begun)
-                self.found.listings.append((self.world.traffic() - before).most("READDIRP") * per_ttl)
+                window = self.world.traffic() - before
+                self.found.listings.append(window.most("READDIRP") * per_ttl)
+                self.found.window_excess.append(of_files(window.operations))
+                self.found.window_bytes.append(window.bytes * per_ttl)
             record = running.end()
         self.note([first, *later])
         if number == 0:
@@ -206,13 +220,9 @@ class Rounds:
         assert isinstance(record, dict)
         counters: dict[str, int] = record["counters"]
         traffic = [moved(epoch) for epoch in epochs]
-        operations: dict[str, int] = {}
+        operations: Counter[str] = Counter()
         for one in traffic:
-            for brick in one.bricks:
-                for name, count in brick.items():
-                    operations[name] = operations.get(name, 0) + count
-        for name in FILE_OPERATIONS:
-            operations.setdefault(name, 0)
+            operations.update(one.operations)
         return Seen(
             epochs=len(epochs),
             files=epochs[0].files,
@@ -252,4 +262,4 @@ def all_of(by_freshness: dict[str, list[float]]) -> list[float]:
 
 def most(seen: Iterable[Seen], operation: str) -> list[float]:
     """How many of an operation each run cost, beside what is said of it."""
-    return [float(one.operations.get(operation, 0)) for one in seen]
+    return [float(one.operations[operation]) for one in seen]

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -41,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(SCENARIOS)}")
     parser.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
+    parser.add_argument("--pairs", type=int, metavar="N", help=f"pairs of each timed figure (default: {FULL.pairs})")
     parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for data and tiers (default: %(default)s)")  # noqa: S108
     parser.add_argument("--target", type=Path, help="measure the build in this Cargo target directory instead of the installed package")
     args = parser.parse_args()
@@ -68,7 +70,10 @@ def main() -> int:
 def measure(wanted: list[str], report: Report, args: argparse.Namespace) -> None:
     """Makes the world, and measures in it."""
     begun = time.monotonic()
-    with world(QUICK if args.quick else FULL, args.place, args.target) as everything:
+    size = QUICK if args.quick else FULL
+    if args.pairs:
+        size = replace(size, pairs=args.pairs)
+    with world(size, args.place, args.target) as everything:
         print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
         for name in wanted:
             begun = time.monotonic()

@@ -45,7 +45,10 @@ def rows(rounds: Rounds, report: Report) -> None:
     later(fits, found.fits_seen, report)
     if kind.name == "files" and found.listings:
         bar = rounds.world.size.files / FILES_A_LISTING
-        report.count(What(fits, f"ttl: readdirp a brick and {TTL_S} s", "operations", bar, "one per 50 files"), found.listings)
+        report.count(What(fits, f"ttl: readdirp a brick in {TTL_S} s", "operations", bar, "one per 50 files"), found.listings)
+        report.count(What(fits, f"ttl: lookups, opens and reads of files in {TTL_S} s", "operations", 0), found.window_excess)
+        share = [moved / statistics.median(found.untiered_bytes) for moved in found.window_bytes]
+        report.count(What(fits, f"ttl: bytes on the links in {TTL_S} s", "x S", None, "an untiered epoch"), share)
     again = f"{kind.name}: second run, warm tier"
     report.time(What(again, "time", "x", 1.03, local), all_of(found.again))
     later(again, found.again_seen, report)
@@ -75,16 +78,15 @@ def later(scenario: str, by_freshness: dict[str, list[Seen]], report: Report) ->
         if not seen:
             continue
         excess = [float(one.excess) for one in seen]
-        report.count(What(scenario, f"{how}: opens and reads beyond dropped hand-overs", "operations", 0), excess)
+        report.count(What(scenario, f"{how}: lookups, opens and reads of files beyond dropped hand-overs", "operations", 0), excess)
         dropped = [one.dropped / one.files for one in seen]
         report.count(What(scenario, f"{how}: dropped hand-overs", "of files", DROPS_MAX), dropped)
         moved = [one.bytes / one.epochs / one.untiered_bytes for one in seen]
         report.count(What(scenario, f"{how}: bytes on the links, an epoch", "x S", None, "untiered"), moved)
         if how == FRESHNESS[1]:
             asked = [float(sum(one.operations[name] for name in FILE_OPERATIONS)) for one in seen]
-            report.count(What(scenario, f"{how}: lookups, opens and reads", "operations", 0), asked)
-        others = {name for one in seen for name, count in one.operations.items() if count and name not in ("OPEN", "READ")}
-        for name in sorted(others):
+            report.count(What(scenario, f"{how}: lookups, opens and reads of anything", "operations", 0), asked)
+        for name in sorted({name for one in seen for name, count in one.operations.items() if count}):
             report.count(What(scenario, f"{how}: {name.lower()}", "operations"), most(seen, name))
 
 

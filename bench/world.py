@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class Size:
     catalogued: int
 
 
-FULL = Size(files=12_000, shards=16, pairs=9, runs=3, seconds=20, micro_rounds=400, catalogued=1_300_000)
+FULL = Size(files=10_000, shards=16, pairs=9, runs=3, seconds=20, micro_rounds=400, catalogued=1_300_000)
 QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=100_000)
 
 
@@ -50,9 +51,13 @@ class Traffic:
         )
         return Traffic(self.bytes - before.bytes, bricks)
 
-    def of(self, *operations: str) -> int:
-        """How many of these operations all bricks saw."""
-        return sum(brick.get(operation, 0) for brick in self.bricks for operation in operations)
+    @property
+    def operations(self) -> Counter[str]:
+        """How many of each operation all bricks saw together."""
+        total: Counter[str] = Counter()
+        for brick in self.bricks:
+            total.update(brick)
+        return total
 
     def most(self, operation: str) -> int:
         """How many of this operation the busiest brick saw."""
