@@ -242,3 +242,44 @@ def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, 
             read(worker, path)
         worker.do("os.chmod(os.path.dirname(path), 0o700); os.chmod(path, 0o600)")
         assert read(worker, path) == content("d/x")
+
+
+# Opened for writing inside libc, not by a symbol that a library can stand before; then left alone for so long that it seems to be settled.
+OPENED_INSIDE_LIBC = {
+    "mkstemp": "import ctypes\nname = ctypes.create_string_buffer((directory + '/tXXXXXX').encode())\n"
+    "fd = ctypes.CDLL(None).mkstemp(name); os.write(fd, b'one'); name.value.decode()",
+    "posix_spawn": "path = directory + '/spawned'\nout, fd = os.pipe()\n"
+    "actions = [(os.POSIX_SPAWN_DUP2, out, 0), (os.POSIX_SPAWN_OPEN, 1, path, os.O_CREAT | os.O_WRONLY, 0o644)]\n"
+    "os.posix_spawn('/bin/sh', ['sh', '-c', 'echo -n one; head -c 3; sleep 60'], os.environ, file_actions=actions)\npath",
+}
+
+
+@pytest.mark.xfail(strict=True, reason="only files with a mark are looked up among those that are open for writing")
+@pytest.mark.parametrize("how", OPENED_INSIDE_LIBC)
+def test_what_libc_opened_for_writing_by_itself_is_not_published(place: Place, how: str) -> None:
+    with place.worker() as worker:
+        path = worker.do(OPENED_INSIDE_LIBC[how], directory=str(place.source))
+        time.sleep(0.1)
+        settle(path)
+        assert read(worker, path) == b"one"
+        assert place.idle(1)["not_copied"] == {"open_for_writing": 1}
+        worker.do("os.write(fd, b'two')")
+        wait_until(lambda: Path(path).read_bytes() == b"onetwo", "the writer")
+        assert read(worker, path) == b"onetwo"
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "the same",
+        pytest.param("another", marks=pytest.mark.xfail(strict=True, reason="changes are marked only on the devices of sources")),
+    ],
+)
+def test_a_link_that_leads_to_the_source_is_retargeted_through_a_door(place: Place, device: str) -> None:
+    """The source was named by a link, as in `data/current`, which lies outside of it."""
+    current = (place.root if device == "the same" else place.runtime) / "current"
+    current.symlink_to(place.source / "d")
+    with place.worker(source=current) as worker:
+        warm(place, worker, current / "x")
+        worker.do("os.symlink(to, link + '.new'); os.rename(link + '.new', link)", to=str(place.source / "e"), link=str(current))
+        assert read(worker, current / "x") == content("e/x")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.semantics.tree import SIZES, content
-from tests.support import NOBODY, Place, read, settle, warm
+from tests.support import NOBODY, Place, read, settle, wait_until, warm
 
 
 class Entry(NamedTuple):
@@ -168,3 +168,15 @@ def test_a_program_that_may_not_write_may_not_write_with_a_copy_there(place: Pla
                 worker.do(change)
         warm(place, worker, place.source / "a")
     assert everything(place.source / "a") == before
+
+
+@pytest.mark.xfail(strict=True, reason="a copy that was unlinked has another ctime, by which it is no longer known")
+def test_changes_through_the_descriptor_of_a_copy_that_was_dropped(place: Place) -> None:
+    path = place.source / "a"
+    with place.worker(freshness="ttl=1") as worker:
+        warm(place, worker, path)
+        worker.do("fd = os.open(path, os.O_RDONLY)", path=str(path))
+        os.utime(path, (1, 1))
+        wait_until(lambda: not place.objects(), "the sweep that drops it")
+        worker.do("os.fchmod(fd, 0o640)")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
