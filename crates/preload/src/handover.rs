@@ -68,7 +68,7 @@ fn address(agent_dir: &[u8]) -> Option<(libc::sockaddr_un, usize)> {
     // The kernel wants the NUL inside.
     let room = address.sun_path.get_mut(..used).filter(|_| used < 108)?;
     for (to, from) in room.iter_mut().zip(agent_dir.iter().chain(SOCKET)) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     Some((address, mem::offset_of!(libc::sockaddr_un, sun_path) + used + 1))
 }
