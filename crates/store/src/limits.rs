@@ -30,8 +30,11 @@ pub const USE_RESOLUTION_S: i64 = 3600;
 /// The catalogue is not rewritten for fewer dead records than this.
 pub const COMPACTION_DEAD_MIN: u64 = 4096;
 
-/// Inodes of a tier's root that are no copies: the root, `lease`, `FORMAT`, two catalogues at the most, `objects` and its 256 parts.
-pub const OVERHEAD_INODES: u64 = 6 + 256;
+/// Parts of `objects`: directories, made when they are first needed.
+pub const PARTS_MAX: u64 = 256;
+
+/// Inodes of a tier's root that are no copies: the root, `lease`, `FORMAT`, two catalogues at the most, `objects` and its parts.
+pub const OVERHEAD_INODES: u64 = 6 + PARTS_MAX;
 
 /// Attempts to lock a lease that another process looks at, or removes, at the same time.
 pub const LEASE_ATTEMPTS_MAX: u32 = 4;
