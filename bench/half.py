@@ -8,7 +8,6 @@ from pathlib import Path
 from bench.epochs import FRESHNESS, moved
 from bench.report import Report, What
 from bench.session import program, session, tiered
-from bench.whole import PACE_MS
 from bench.world import World
 
 SCENARIO = "half: tier holds half, epochs 2 and 3"
@@ -17,11 +16,11 @@ SCENARIO = "half: tier holds half, epochs 2 and 3"
 def half(world: World, report: Report) -> None:
     """Small files and shards."""
     report.begin("half")
-    of_kind("files", world.local_files, program("read_files", world.files, "--step", "--decode"), PACE_MS, world, report)
-    of_kind("shards", world.local_shards, program("read_shards", world.shards, "--step"), 0, world, report)
+    of_kind("files", world.local_files, program("read_files", world.files, "--step"), world, report)
+    of_kind("shards", world.local_shards, program("read_shards", world.shards, "--step"), world, report)
 
 
-def of_kind(name: str, local: Path, words: Sequence[str], pace_ms: float, world: World, report: Report) -> None:
+def of_kind(name: str, local: Path, words: Sequence[str], world: World, report: Report) -> None:
     """Runs of one kind, each beside an untiered one."""
     sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
     all_bytes, largest = sum(sizes), max(sizes)
@@ -30,13 +29,13 @@ def of_kind(name: str, local: Path, words: Sequence[str], pace_ms: float, world:
     over: list[float] = []
     for _ in range(world.size.runs):
         with session(world, words) as running:
-            untiered = moved(running.epoch(pace_ms=pace_ms, watch=True)).bytes
+            untiered = moved(running.epoch(watch=True)).bytes
         # S is what went over the links, headers and all; the quota and a file are grown alike.
         on_links = untiered / all_bytes
         bar = 1.02 * (untiered - quota * on_links) + largest * on_links
         with world.tier() as tier:
             with session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
-                epochs = [running.epoch(pace_ms=pace_ms, watch=True) for _ in range(3)]
+                epochs = [running.epoch(watch=True) for _ in range(3)]
                 running.end()
             over.append(max(0, tier.bytes() - quota))
         shares.append(max(moved(epoch).bytes for epoch in epochs[1:]) / bar)

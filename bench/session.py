@@ -130,7 +130,7 @@ class Session:
 
     def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> Epoch:
         """One epoch from cold caches; `watch`: with what the source saw meanwhile, until all copies were made."""
-        self.world.drop_caches()
+        self.world.drop_caches(quiet=watch)
         before = self.world.traffic() if watch else None
         cpu_before = self._agent_cpu_ms()
         said = self.step(pace_ms)

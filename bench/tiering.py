@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(SCENARIOS)}")
     parser.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
     parser.add_argument("--pairs", type=int, metavar="N", help=f"pairs of each timed figure (default: {FULL.pairs})")
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"what each half of a pair takes at least (default: {FULL.seconds:.0f})")
     parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for data and tiers (default: %(default)s)")  # noqa: S108
     parser.add_argument("--target", type=Path, help="measure the build in this Cargo target directory instead of the installed package")
     args = parser.parse_args()
@@ -73,6 +74,8 @@ def measure(wanted: list[str], report: Report, args: argparse.Namespace) -> None
     size = QUICK if args.quick else FULL
     if args.pairs:
         size = replace(size, pairs=args.pairs)
+    if args.seconds:
+        size = replace(size, seconds=args.seconds)
     with world(size, args.place, args.target) as everything:
         print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
         for name in wanted:
