@@ -51,13 +51,18 @@ def chill(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _has_part_of_big(place: Place) -> bool:
+    contents = (copy.read_bytes() for copy in place.objects())
+    return any(content and content != CORPUS[BIG] and CORPUS[BIG].startswith(content) for content in contents)
+
+
 def begin_big(place: Place, worker: Worker, source: Path | None = None) -> bytes:
     """Has the worker read the first part of BIG, as `held`, so that its copy is begun and can't be ended."""
     path = (source or place.source) / BIG
     chill(path)
     code = "held = open(path, 'rb', buffering=0)\nos.posix_fadvise(held.fileno(), 0, 0, os.POSIX_FADV_RANDOM)\nheld.read(300_000)"
     head: bytes = worker.do(code, path=str(path))
-    wait_until(lambda: any(0 < copy.stat().st_size < len(CORPUS[BIG]) for copy in place.objects()), "a copy that is begun")
+    wait_until(lambda: _has_part_of_big(place), "a copy that is begun")
     return head
 
 
@@ -180,13 +185,6 @@ def processes_of(place: Place) -> list[int]:
             if own and words[1:2] == [b"agent"] and Path(os.fsdecode(words[0])).name == "forebay":
                 found.append(int(entry.name))
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 # Reads files over and over in a thread of the worker, and notes every answer that is wrong.
