@@ -23,9 +23,9 @@ GO = """
 package main
 import ("io"; "os")
 func main() {
-	f, err := os.Open(os.Args[1])
-	if err != nil { os.Exit(1) }
-	io.Copy(os.Stdout, f)
+    f, err := os.Open(os.Args[1])
+    if err != nil { os.Exit(1) }
+    io.Copy(os.Stdout, f)
 }
 """
 

@@ -90,6 +90,10 @@ def read(name: str, spelling: str, how: str) -> object:
             os.close(dir_fd)
 
 
+def read_all(names: list[str]) -> object:
+    return [outcome(read, name, "absolute", "read") for name in names]
+
+
 def look(name: str, spelling: str, follow: bool) -> object:
     path, dir_fd = spelled(name, spelling)
     found = os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 SIZES = {"a": 10_000, "b": 50_000, "big": 600_000, "empty": 0, "d/x": 3_000, "d/y": 4_000, "e/x": 3_000, "hard": 7_000}
 # Name: what it links to.
-SYMBOLIC = {"to_a": "a", "to_d": "d"}
+SYMBOLIC = {"to_a": "a", "to_d": "d", "to_to_a": "to_a", "through": "to_d/x", "d/across": "../e/x"}
 HARD = {"harder": "hard"}
 
 
