@@ -472,6 +472,9 @@ impl Clerk {
         self.note_use();
         self.pages.remove();
         self.log.line("ended");
+        for state in &self.tiers {
+            state.tier.give_up_lease();
+        }
     }
 }
 

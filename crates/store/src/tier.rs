@@ -59,7 +59,7 @@ pub struct Room {
     pub inodes: u64,
 }
 
-/// An open tier. It is leased to this process until it, and the last [`CopyWriter`] of it, is dropped.
+/// An open tier. It is leased to this process until it, and the last [`CopyWriter`] of it, is dropped, or [`Tier::give_up_lease`].
 #[derive(Debug)]
 pub struct Tier {
     config: TierConfig,
@@ -78,7 +78,8 @@ pub(crate) struct Shared {
     objects: PathBuf,
     /// Files of this opening that could not be removed; tried again by `reap`.
     pub(crate) leftovers: Mutex<Vec<u64>>,
-    _lease: Box<dyn Lease>,
+    /// `None` once it was given up.
+    lease: Mutex<Option<Box<dyn Lease>>>,
 }
 
 /// Names of copies: a random number for this opening, and a counter.
@@ -188,7 +189,7 @@ impl Tier {
             root,
             objects,
             leftovers: Mutex::default(),
-            _lease: lease,
+            lease: Mutex::new(Some(lease)),
         });
         Ok(Self {
             config,
@@ -264,6 +265,12 @@ impl Tier {
             bytes: room.free_bytes.saturating_sub(floor_bytes),
             inodes: room.free_inodes.saturating_sub(kept_inodes),
         })
+    }
+
+    /// Gives the lease up, as the last thing that a process does which ends. One of its threads may wait for a source that hangs: it
+    /// never does anything again, but would hold the lease until the source answers (F11).
+    pub fn give_up_lease(&self) {
+        drop(guard(&self.shared.lease).take());
     }
 
     /// A name for a copy that no other copy has or had.

@@ -307,6 +307,17 @@ fn s10_partial_copies_of_dead_runs_are_reaped_and_nothing_else() {
 }
 
 #[test]
+fn f11_a_lease_that_is_given_up_does_not_wait_for_a_copy_that_hangs() {
+    let disk = memory();
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    let source = MemorySource::new(1, &content(1, 500));
+    let _hanging = tier.begin(tier.next_id(), &source.identity()).expect("begins");
+    assert!(matches!(open_on(disk.clone(), BOOT), Err(StoreError::InUse { .. })));
+    tier.give_up_lease();
+    open_on(disk, BOOT).expect("opens beside it");
+}
+
+#[test]
 fn s10_clean_returns_all_space_and_refuses_a_tier_in_use() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     assert!(!clean(dir.path(), uid()).expect("nothing to do").existed);
