@@ -151,7 +151,7 @@ def test_f11_copies_from_another_source_go_on(place: Place, source: Callable[[Pl
 def test_f11_the_agent_ends_while_the_source_hangs(place: Place, source: Callable[[Place], object]) -> None:
     with ExitStack() as stack:
         mount, hang, resume = stack.enter_context(source(place))  # type: ignore[arg-type, var-annotated]
-        words = place.words([place.python, "-E", str(support.WORKER)], place.record_path(), source=mount)
+        words = place.words([place.python, "-E", str(support.WORKER)], place.record_path(), source=mount, freshness="ttl=2")
         pipe = subprocess.PIPE
         run = stack.enter_context(subprocess.Popen(words, env=place.environment(), cwd=place.root, stdin=pipe, stdout=pipe, stderr=pipe))
         worker = Worker(run)
@@ -162,13 +162,24 @@ def test_f11_the_agent_ends_while_the_source_hangs(place: Place, source: Callabl
         hang()
         try:
             begins_to_hang(worker, mount / SMALL[1])
+            # A sweep that is due: the agent itself waits for the source as well.
+            wait_until(lambda: any("fuse" in stack for stack in stacks(agent)), "a thread of the agent that waits for the source")
             # Neither may be reaped by anybody yet: who has asked a server for something may have to wait for its answer even now.
             os.kill(program, signal.SIGKILL)
             run.kill()
             wait_until(lambda: not place.agents() and not is_running(agent), "the agent's end", seconds=15)
+            # The next run need not wait for what is left of it.
+            other = place.run("cat", place.source / SMALL[2])
+            assert other.out == CORPUS[SMALL[2]]
+            assert other.record["agent"]
         finally:
             resume()
         wait_until(lambda: not Path(f"/proc/{agent}").exists(), "nothing is left", seconds=15)
+
+
+def stacks(pid: int) -> list[str]:
+    """Where in the kernel the threads of a process are."""
+    return [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stack")]
 
 
 def is_running(pid: int) -> bool:
