@@ -57,6 +57,7 @@ struct Following {
     writer: Option<CopyWriter>,
     reader: Option<Reader>,
     seen: (u64, Option<u64>, Option<u64>),
+    seeks: bool,
     moved_at: Instant,
     pause: Duration,
 }
@@ -140,6 +141,7 @@ impl Copier {
             writer: None,
             reader,
             seen: (0, None, None),
+            seeks: false,
             moved_at: now,
             pause: FIRST_LOOK,
         };
@@ -245,6 +247,7 @@ impl Following {
             Some(reader) => (reader.volume(), reader.is_open()),
             None => (None, true),
         };
+        self.seeks |= offset < self.seen.0;
         let seen = (offset, volume, cached);
         if seen != self.seen {
             self.seen = seen;
@@ -257,6 +260,7 @@ impl Following {
             offset,
             volume,
             cached,
+            seeks: self.seeks,
             open,
             idle_ms,
         }) {

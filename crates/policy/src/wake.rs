@@ -24,6 +24,8 @@ pub struct Progress {
     pub volume: Option<u64>,
     /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
     pub cached: Option<u64>,
+    /// The offset was once seen to go back: the reader seeks.
+    pub seeks: bool,
     /// The reader still has the descriptor.
     pub open: bool,
     /// Milliseconds since any of this last changed.
@@ -74,9 +76,7 @@ pub fn follow(progress: &Progress) -> Wake {
 /// Whether the offset can have come from reading all that is before it. A process's reads are shared out evenly among its files, so one of
 /// them may be up to twice as far as its share; a program that seeks from piece to piece is further.
 fn is_sequential(progress: &Progress) -> bool {
-    progress
-        .volume
-        .is_none_or(|volume| progress.offset <= volume.saturating_mul(2).saturating_add(SMALL_BYTES_MAX))
+    !progress.seeks && progress.volume.is_none_or(|volume| progress.offset <= volume.saturating_mul(2))
 }
 
 /// Whether the reader of a small file has begun.
@@ -100,6 +100,7 @@ mod tests {
         offset: 0,
         volume: Some(0),
         cached: None,
+        seeks: false,
         open: true,
         idle_ms: 0,
     };
@@ -127,6 +128,16 @@ mod tests {
 
     #[test]
     fn a_seek_to_the_end_reads_nothing() {
+        // Pieces here and there: one that lies near the start proves nothing about what is before it.
+        assert_eq!(
+            follow(&Progress {
+                offset: MIB,
+                volume: Some(2 * MIB),
+                seeks: true,
+                ..LARGE
+            }),
+            Wake::Wait
+        );
         // Pieces of 160 KiB, 3.2 MiB apart.
         assert_eq!(
             follow(&Progress {
