@@ -142,15 +142,7 @@ def test_a_twentieth_of_the_disk_stays_free(place: Place) -> None:
     assert disk // 20 - (32 << 10) <= low[0] < disk // 8
 
 
-@pytest.mark.parametrize(
-    "at_once",
-    [
-        False,
-        pytest.param(
-            True, marks=pytest.mark.xfail(strict=False, reason="the directories of copies count only when the room is looked at next")
-        ),
-    ],
-)
+@pytest.mark.parametrize("at_once", [False, True])
 def test_inodes_are_left_for_others(place: Place, at_once: bool) -> None:
     make_files(place, 1500, 100)
     with small_disk(place.tier, "size=64m,nr_inodes=1300,mode=0700"):

@@ -187,9 +187,9 @@ class Machine(RuleBasedStateMachine):
             self.warm()
 
     def teardown(self) -> None:
-        if hasattr(self, "plain"):
-            self.same("do", "tree")
-        self.stack.close()
+        with self.stack:
+            if hasattr(self, "plain"):
+                self.same("do", "tree")
         if hasattr(self, "plain"):
             self.pool.hits += self.served.end().hits
 
