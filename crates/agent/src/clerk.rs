@@ -110,7 +110,15 @@ struct Flight {
     stat: forebay_store::SourceStat,
     tier: usize,
     run: u64,
-    names: Vec<(Vec<u8>, u64)>,
+    names: Vec<FlightName>,
+}
+
+/// A name that a copy will have.
+#[derive(Debug)]
+struct FlightName {
+    path: Vec<u8>,
+    opened_at: u64,
+    plain: bool,
 }
 
 /// The clerk's state.
@@ -304,8 +312,12 @@ impl Clerk {
             .and_then(|number| self.flights.get_mut(number))
         {
             if flight.identity == identity {
-                if flight.names.iter().all(|(path, _)| *path != handed.path) {
-                    flight.names.push((handed.path, handed.opened_at));
+                if flight.names.iter().all(|name| name.path != handed.path) {
+                    flight.names.push(FlightName {
+                        path: handed.path,
+                        opened_at: handed.opened_at,
+                        plain: handed.plain,
+                    });
                 }
             } else {
                 self.not_copied(run, "changed_meanwhile");
@@ -379,7 +391,11 @@ impl Clerk {
             descriptor: handed.descriptor,
             _place: handed.place,
         };
-        let names = vec![(handed.path, handed.opened_at)];
+        let names = vec![FlightName {
+            path: handed.path,
+            opened_at: handed.opened_at,
+            plain: handed.plain,
+        }];
         self.flights.insert(
             number,
             Flight {
@@ -455,12 +471,13 @@ impl Clerk {
         }
     }
 
-    /// Ends after the last run, once what its programs have opened is copied, or a little later in any case.
+    /// Ends after the last run, once what its programs have opened is copied and leftovers of dead agents are reaped (which adoption
+    /// ends with), or a little later in any case.
     fn end_if_drained(&mut self) {
         let Some(since) = self.draining_since else { return };
         // An agent without a first run waits for the command that started it.
         let served = self.next_run > self.started_at;
-        let idle = self.flights.is_empty() && served;
+        let idle = self.flights.is_empty() && !self.adoption.is_running() && served;
         if (idle || since.elapsed() >= DRAIN_MAX) && !(self.config.keep && served) {
             self.stop = true;
         }
