@@ -32,9 +32,21 @@ SMALL = sorted(set(CORPUS) - {BIG})
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 needs_fuse = pytest.mark.skipif(have_fuse() is not None, reason=have_fuse() or "")
-needs_memory_groups = pytest.mark.skipif(
-    not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists(), reason="needs the memory controller of cgroup v1"
-)
+
+
+def _memory_groups() -> tuple[Path, str] | None:
+    """Where control groups of memory can be made, and the file that holds their limit: cgroup v1, else v2."""
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    if (first / "memory.limit_in_bytes").exists():
+        return (first, "memory.limit_in_bytes") if os.access(first, os.W_OK) else None
+    with suppress(OSError):
+        (second / "cgroup.subtree_control").write_text("+memory")
+        return second, "memory.max"
+    return None
+
+
+MEMORY_GROUPS = _memory_groups()
+needs_memory_groups = pytest.mark.skipif(MEMORY_GROUPS is None, reason="needs root, and control groups of memory")
 needs_bindfs = pytest.mark.skipif(shutil.which("bindfs") is None, reason="needs bindfs")
 
 
@@ -160,9 +172,10 @@ def read_all(place: Place, *names: str, rounds: int = 1, check: bool = True, **a
 
 def stop(place: Place) -> None:
     """Ends the agents, also those that are just ending."""
-    while True:
-        with suppress(ConnectionError):
+    for _ in range(5):
+        with suppress(ConnectionError, FileNotFoundError):
             return place.stop()
+    raise AssertionError("agents that are always just ending")
 
 
 def fill(place: Place, *names: str, **asked: Any) -> None:

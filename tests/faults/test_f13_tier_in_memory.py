@@ -5,23 +5,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.harness import CORPUS, command_words, needs_memory_groups, needs_root, stop, tmpfs, worker_with
-from tests.support import Place, warm
+from tests.faults.harness import CORPUS, MEMORY_GROUPS, command_words, needs_memory_groups, needs_root, stop, tmpfs, worker_with
+from tests.support import Place, wait_until, warm
 
 pytestmark = [needs_root, needs_memory_groups]
-GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @contextmanager
 def memory_limit(place: Place, mebibytes: int) -> Iterator[Path]:
     """A control group of that much memory."""
-    group = GROUPS / place.root.name
+    groups, file = MEMORY_GROUPS or (Path("/"), "")
+    group = groups / place.root.name
     group.mkdir()
     try:
-        (group / "memory.limit_in_bytes").write_text(str(mebibytes << 20))
+        (group / file).write_text(str(mebibytes << 20))
         yield group
     finally:
-        # What is charged to it is given up by its removal.
+        # What ended a moment ago is in it a little longer.
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "an empty control group")
         group.rmdir()
 
 
