@@ -7,7 +7,10 @@ use std::{
 };
 
 use forebay_store::SourceFile;
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::{
+    ffi::CString,
+    fs::{Mode, OFlags, SeekFrom},
+};
 
 use crate::shared::cached_bytes;
 
@@ -19,7 +22,7 @@ pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
 pub(crate) struct Reader {
     pid: i32,
     link: String,
-    target: Option<rustix::ffi::CString>,
+    target: Option<CString>,
     read_at_start: Option<u64>,
     volume: u64,
     read_last: Option<u64>,
@@ -112,18 +115,23 @@ pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Opt
     Some(run)
 }
 
+/// The name by which the kernel knows an open file; it asks nothing of the source.
+pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
+    rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
+}
+
 /// Whether any process of this user that can be looked into has the file open for writing. Compares the names of links in /proc: nothing
 /// is asked of the source. A mapping that outlived its descriptor is not seen.
 pub(crate) fn open_for_writing(source: &SourceFile) -> bool {
-    let name_of = |link: &str| rustix::fs::readlink(link, Vec::new()).ok();
-    let Some(wanted) = name_of(&format!("/proc/self/fd/{}", source.as_fd().as_raw_fd())) else {
+    let link_to = |link: &str| rustix::fs::readlink(link, Vec::new()).ok();
+    let Some(wanted) = name_of(source) else {
         return true;
     };
     let own = rustix::process::getpid().as_raw_nonzero().get();
     numbers_in("/proc").into_iter().filter(|pid| *pid != own).any(|pid| {
         let descriptors = numbers_in(&format!("/proc/{pid}/fd"));
         descriptors.into_iter().any(|number| {
-            name_of(&format!("/proc/{pid}/fd/{number}")).as_deref() == Some(&*wanted)
+            link_to(&format!("/proc/{pid}/fd/{number}")).as_deref() == Some(&*wanted)
                 && is_writable(&format!("/proc/{pid}/fdinfo/{number}"))
         })
     })

@@ -29,6 +29,7 @@ use crate::{
     clerk::Event,
     error::{AgentError, io_error},
     limits::{BACKLOG, BATCH_PAUSE, PACKET_WAIT_MAX},
+    reader::name_of,
 };
 
 /// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
@@ -70,6 +71,8 @@ pub(crate) struct Handed {
     pub(crate) pid: i32,
     pub(crate) descriptor: i32,
     pub(crate) path: Vec<u8>,
+    /// The kernel knows the file by the very name that the program used: no link is on the way.
+    pub(crate) plain: bool,
     pub(crate) source: SourceFile,
     pub(crate) stat: SourceStat,
     pub(crate) place: DescriptorPlace,
@@ -159,6 +162,7 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         pid: peer.pid.as_raw_nonzero().get(),
         descriptor: message.descriptor,
         path: message.path.to_vec(),
+        plain: name_of(&source).is_some_and(|name| name.as_bytes() == message.path),
         source,
         stat,
         place,

@@ -199,7 +199,8 @@ impl<'a> Control<'a> {
         let since = checked.max(swept);
         if since <= newest {
             let void_since = self.void_since();
-            let void_since = if directory.way_checked_at() > void_since { 0 } else { void_since };
+            let way_is_known = record.is_plain() && directory.way_checked_at() > void_since;
+            let void_since = if way_is_known { 0 } else { void_since };
             let marked = void_since.max(self.file_marked_at(source.dev, source.ino)).max(self.name_marked_at(
                 directory.dev(),
                 directory.ino(),

@@ -170,7 +170,8 @@ pub struct Record {
     pub(crate) class: u32,
     pub(crate) state: AtomicU32,
     pub(crate) name_len: u16,
-    pub(crate) tier: u16,
+    pub(crate) tier: u8,
+    pub(crate) plain: u8,
 }
 
 // SAFETY: integers and atomics.
@@ -210,6 +211,11 @@ impl Record {
     /// Size in bytes.
     pub const fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Whether the path leads to the file without any symbolic link: then it leads elsewhere only if its directory does.
+    pub const fn is_plain(&self) -> bool {
+        self.plain != 0
     }
 
     /// Number of the spelled directory.

@@ -99,6 +99,8 @@ pub struct Entry<'a> {
     pub copy_ino: u64,
     /// Last change of the copy's inode.
     pub copy_ctime: FileTime,
+    /// The path was seen to lead there without a symbolic link.
+    pub plain: bool,
     /// When the name was known to lead to this version; 0: not yet.
     pub checked_at: u64,
 }
@@ -356,6 +358,7 @@ impl<'a> IndexWriter<'a> {
             tier: record.tier(),
             copy_ino: record.copy_ino,
             copy_ctime: record.copy_ctime(),
+            plain: record.is_plain(),
             checked_at: record.checked_at(),
         })
     }
@@ -453,7 +456,8 @@ fn record_of(entry: &Entry<'_>, class: u32, name_at: u32) -> Record {
         class,
         state: AtomicU32::new(LIVE),
         name_len: entry.name.len() as u16,
-        tier: entry.tier as u16,
+        tier: entry.tier as u8,
+        plain: u8::from(entry.plain),
     }
 }
 

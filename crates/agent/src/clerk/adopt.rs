@@ -101,6 +101,7 @@ impl Clerk {
             tier,
             copy_ino: found.object.ino,
             copy_ctime: found.object.ctime,
+            plain: false,
             checked_at: 0,
         };
         self.insert(&found.dir, entry)
@@ -123,6 +124,7 @@ impl Clerk {
             &alias.dir,
             Entry {
                 name: &alias.name,
+                plain: false,
                 checked_at: 0,
                 ..entry
             },

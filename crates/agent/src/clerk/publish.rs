@@ -12,7 +12,7 @@ use crate::{
     receiver::Handed,
 };
 
-use super::{Clerk, DirectoryState, Flight};
+use super::{Clerk, DirectoryState, Flight, FlightName};
 
 impl Clerk {
     /// A copy has ended.
@@ -44,8 +44,8 @@ impl Clerk {
             return Err("tier_off");
         };
         let marked = self.control.file_marked_at(flight.identity.dev, flight.identity.ino);
-        let first = flight.names.first().filter(|(_, opened_at)| marked == 0 || marked < *opened_at);
-        let Some((dir, name)) = first.and_then(|(path, _)| split(path)) else {
+        let first = flight.names.first().filter(|name| marked == 0 || marked < name.opened_at);
+        let Some((dir, name)) = first.and_then(|name| split(&name.path)) else {
             return Err(self.discard(flight, "changed_meanwhile"));
         };
         let mount = self.mounts.of(flight.identity.dev);
@@ -86,7 +86,7 @@ impl Clerk {
             tally.bytes_copied += size;
             tally.source_bytes_read += size;
         });
-        for (nth, (path, opened_at)) in flight.names.iter().enumerate() {
+        for (nth, FlightName { path, opened_at, plain }) in flight.names.iter().enumerate() {
             let Some((dir, name)) = split(path) else { continue };
             if nth > 0 && !self.publish_alias(flight.tier, flight.copy, dir, name) {
                 continue;
@@ -100,6 +100,7 @@ impl Clerk {
                 tier: flight.tier,
                 copy_ino: finished.object.ino,
                 copy_ctime: finished.object.ctime,
+                plain: *plain,
                 checked_at: *opened_at,
             };
             self.insert(dir, entry)?;
@@ -120,6 +121,7 @@ impl Clerk {
                 dir,
                 Entry {
                     name,
+                    plain: handed.plain,
                     checked_at: handed.opened_at,
                     ..old
                 },

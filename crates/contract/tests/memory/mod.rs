@@ -49,6 +49,7 @@ pub(crate) fn entry(directory: u32, name: &[u8], number: u64, version: u64) -> E
         tier: 0,
         copy_ino: version << 32 | number,
         copy_ctime: time(mixed as i64, 5),
+        plain: true,
         checked_at: version + 1,
     }
 }
