@@ -229,20 +229,28 @@ class Place:
             with suppress(OSError):
                 os.kill(_peer(agent), signal.SIGKILL)
 
+    def remove(self) -> None:
+        """Ends what stands here and removes all of it."""
+        self.end()
+        for directory in (self.root, self.runtime):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_place() -> Place:
+    """A place, to be removed. Its path is short, since sockets are in it, and open to every user."""
+    root, runtime = (Path(tempfile.mkdtemp(prefix="fb-", dir=where)) for where in ("/tmp", "/dev/shm"))  # noqa: S108
+    root.chmod(0o755)
+    return Place(root, runtime)
+
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """A place that is gone afterwards. Its path is short, since sockets are in it, and open to every user."""
-    with (
-        tempfile.TemporaryDirectory(prefix="forebay-", dir="/tmp") as root,
-        tempfile.TemporaryDirectory(prefix="fb-", dir="/dev/shm", ignore_cleanup_errors=True) as runtime,
-    ):
-        Path(root).chmod(0o755)
-        made = Place(Path(root), Path(runtime))
-        try:
-            yield made
-        finally:
-            made.end()
+    """A place that is gone afterwards."""
+    made = make_place()
+    try:
+        yield made
+    finally:
+        made.remove()
 
 
 @cache

@@ -49,21 +49,24 @@ def grow(root: Path) -> None:
 class Pool:
     """Places whose files are old enough; more are made when they run out."""
 
-    def __init__(self, stack: ExitStack, count: int) -> None:
-        self.stack = stack
+    def __init__(self, count: int, freshness: str) -> None:
         self.ready: list[Place] = []
-        self.freshness = "ttl=60"
+        self.freshness = freshness
         self.hits = 0
         self.more(count)
 
     def more(self, count: int) -> None:
         for _ in range(count):
-            place = self.stack.enter_context(support.place())
+            place = support.make_place()
+            self.ready.append(place)
             grow(place.source)
             (place.root / "plain").mkdir()
             grow(place.root / "plain")
-            self.ready.append(place)
         support.settle(self.ready[-1].root)
+
+    def remove(self) -> None:
+        for place in self.ready:
+            place.remove()
 
     def take(self) -> Place:
         if not self.ready:
@@ -85,6 +88,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(warmed=st.sampled_from([True, True, True, False]))
     def start(self, warmed: bool) -> None:
         self.place = self.pool.take()
+        self.stack.callback(self.place.remove)
         self.served = self.stack.enter_context(self.place.worker(freshness=self.pool.freshness))
         self.plain = self.stack.enter_context(Worker.started([sys.executable, "-E", support.WORKER]))
         for worker, tree in ((self.served, self.place.source), (self.plain, self.place.root / "plain")):
@@ -214,13 +218,14 @@ def outside(path: Path, how: str, seed: int) -> None:
 def pool_of(count: int, freshness: str) -> Iterator[Pool]:
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
-    with ExitStack() as stack:
-        pool = Pool(stack, count)
-        pool.freshness = freshness
+    pool = Pool(count, freshness)
+    try:
         yield pool
+    finally:
+        pool.remove()
 
 
-def run_machine(freshness: str, examples: int, steps: int) -> None:
+def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> None:
     with pool_of(min(examples, 60), freshness) as pool:
         run_state_machine_as_test(
             type("Machine", (Machine,), {"pool": pool}),
@@ -231,7 +236,7 @@ def run_machine(freshness: str, examples: int, steps: int) -> None:
                 derandomize=examples < 1000,
                 database=None,
                 suppress_health_check=list(HealthCheck),
-                phases=[Phase.generate, Phase.shrink],
+                phases=[Phase.generate, *phases],
             ),
         )
         assert pool.hits > 3 * examples, "it is copies that were compared with"
@@ -239,11 +244,11 @@ def run_machine(freshness: str, examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("freshness", ["ttl=60", "immutable", "on_open"])
 def test_nothing_else_differs(freshness: str) -> None:
-    run_machine(freshness, examples=20, steps=30)
+    run_machine(freshness, 20, 30)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("freshness", ["ttl=60", "immutable", "on_open"])
 def test_nothing_else_differs_for_long(freshness: str) -> None:
-    run_machine(freshness, examples=1000, steps=60)
+    run_machine(freshness, 1000, 60, Phase.shrink)
