@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bench.figures import Holds, count_under, median, under
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "bench" / "out" / "tiering.json"
+OUT = ROOT / "bench" / "out"
 # Above this the machine was busy with something else as well: two cores, and a measured program of four threads.
 LOAD_MAX = 3.0
 PAIRS_MIN = 9
@@ -125,19 +125,24 @@ class Report:
         self.rows.append(row)
         print("  " + line(row), flush=True)
 
+    @property
+    def path(self) -> Path:
+        """The JSON. What was measured quickly has one of its own: it must not replace what proves something."""
+        return OUT / ("tiering-quick.json" if self.quick else "tiering.json")
+
     def save(self) -> None:
         """Writes the JSON."""
-        OUT.parent.mkdir(parents=True, exist_ok=True)
+        OUT.mkdir(parents=True, exist_ok=True)
         written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         content = {"commit": self.commit, "written": written, "rows": [asdict(row) for row in self.rows]}
-        partial = OUT.with_suffix(".partial")
+        partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(OUT)
+        partial.replace(self.path)
 
     def load(self) -> None:
         """Takes over what was measured of the same commit, with the same thoroughness."""
         try:
-            known: dict[str, Any] = json.loads(OUT.read_text())
+            known: dict[str, Any] = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return
         for row in known.get("rows", []):

@@ -26,6 +26,7 @@ from bench.workers import workers
 from bench.world import FULL, QUICK, World, world
 from testbed.testbed import have_gluster
 
+HIDDEN = "BENCH_TIERING_IS_HIDDEN"
 SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "files": files,
     "shards": shards,
@@ -50,6 +51,7 @@ def main() -> int:
     if reason := have_gluster():
         print(f"bench-tiering: {reason}", file=sys.stderr)
         return 1
+    hide()
     report = Report(quick=args.quick)
     report.load()
     done = {row.scenario.split(":")[0] for row in report.rows}
@@ -66,6 +68,14 @@ def main() -> int:
         return 130
     report.table()
     return report.verdict(list(SCENARIOS))
+
+
+def hide() -> None:
+    """Goes on in a mount namespace of its own, so that nobody else's program finds the slow file system, reads there and is counted."""
+    if os.environ.pop(HIDDEN, None) is None:
+        own = [sys.executable, "-m", "bench.tiering", *sys.argv[1:]]
+        os.environ[HIDDEN] = "1"
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *own])  # noqa: S606
 
 
 def measure(wanted: list[str], report: Report, args: argparse.Namespace) -> None:
