@@ -378,7 +378,15 @@ def warm(place: Place, worker: Worker, *paths: Word) -> None:
     for path in paths:
         read(worker, path)
     place.idle(before["handed_over"])
-    wait_until(lambda: all(is_copy(worker, path) for path in paths), f"copies of {paths}")
+
+    def is_there(path: Word) -> bool:
+        if is_copy(worker, path):
+            return True
+        # What is opened and not read is not copied, unless it still is in the page cache.
+        read(worker, path)
+        return False
+
+    wait_until(lambda: all(map(is_there, paths)), f"copies of {paths}")
 
 
 def is_copy(worker: Worker, path: Word) -> bool:
