@@ -1,7 +1,5 @@
 """P2: an open descriptor never changes tier or version; a new placement is seen at the next open."""
 
-import pytest
-
 from tests.semantics.tree import content
 from tests.support import Place, is_copy, read, wait_until, warm
 
@@ -45,7 +43,6 @@ def test_a_descriptor_of_a_copy_outlives_the_agent(place: Place) -> None:
         assert worker.do("os.path.samestat(os.fstat(late.fileno()), os.stat(path))")
 
 
-@pytest.mark.xfail(reason="a copy that was unlinked has another ctime, by which it is no longer known")
 def test_a_descriptor_of_a_copy_has_the_source_s_identity_after_the_copy_is_dropped(place: Place) -> None:
     path = str(place.source / "b")
     with place.worker(freshness="ttl=1") as worker:

@@ -237,7 +237,6 @@ def test_what_is_open_for_writing_is_not_published(place: Place) -> None:
         assert read(worker, path)[:3] == b"two"
 
 
-UNMARKED = pytest.mark.xfail(strict=True, reason="marks a file's name, not the ways that lead through a directory or the descriptor's file")
 REFUSALS = {
     "chmod": "os.chmod(path, 0)",
     "chmod of its directory": "os.chmod(os.path.dirname(path), 0)",
@@ -249,10 +248,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("freshness", ["immutable", "on_open"])
 @pytest.mark.parametrize("how", REFUSALS)
-def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, freshness: str, request: pytest.FixtureRequest) -> None:
+def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, freshness: str) -> None:
     """Also those of a directory on the way: the next open is refused."""
-    if freshness == "immutable" and how in ("chmod of its directory", "fchmod of the source", "fchmod of its directory"):
-        request.applymarker(UNMARKED)
     place.give_to(NOBODY)
     path = place.source / "d/x"
     settle(path)
@@ -276,7 +273,6 @@ OPENED_INSIDE_LIBC = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="only files with a mark are looked up among those that are open for writing")
 @pytest.mark.parametrize("how", OPENED_INSIDE_LIBC)
 def test_what_libc_opened_for_writing_by_itself_is_not_published(place: Place, how: str) -> None:
     with place.worker() as worker:
@@ -290,13 +286,7 @@ def test_what_libc_opened_for_writing_by_itself_is_not_published(place: Place, h
         assert read(worker, path) == b"onetwo"
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "the same",
-        pytest.param("another", marks=pytest.mark.xfail(strict=True, reason="changes are marked only on the devices of sources")),
-    ],
-)
+@pytest.mark.parametrize("device", ["the same", "another"])
 def test_a_link_that_leads_to_the_source_is_retargeted_through_a_door(place: Place, device: str) -> None:
     """The source was named by a link, as in `data/current`, which lies outside of it."""
     current = (place.root if device == "the same" else place.runtime) / "current"

@@ -28,12 +28,12 @@ use crate::{
     config::AgentConfig,
     copier::{Copier, Job, Outcome},
     error::AgentError,
-    limits::{BATCH_PAUSE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK},
+    limits::{BATCH_PAUSE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
     pages::Pages,
     protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
-    reader::open_for_writing,
+    reader::Writers,
     receiver::Handed,
     sweeper::{Request as SweepRequest, Swept},
 };
@@ -126,6 +126,8 @@ struct FlightName {
 pub(crate) struct Clerk {
     config: AgentConfig,
     started_at: u64,
+    started_unix_s: i64,
+    writers: Writers,
     pages: Pages,
     control: Control<'static>,
     policy: FillFirst,
@@ -191,6 +193,8 @@ impl Clerk {
         let started_at = boot_ns();
         Self {
             started_at,
+            started_unix_s: unix_s(),
+            writers: Writers::default(),
             control: pages.control(),
             pages,
             policy,
@@ -329,7 +333,7 @@ impl Clerk {
     }
 
     /// Whether a hand-over may become a copy at all.
-    fn acceptable(&self, handed: &Handed) -> Result<(), &'static str> {
+    fn acceptable(&mut self, handed: &Handed) -> Result<(), &'static str> {
         let run = self.runs.get(&handed.run).ok_or("unknown_run")?;
         if !handed.stat.is_regular() {
             return Err("not_regular");
@@ -354,9 +358,12 @@ impl Clerk {
             if handed.opened_at <= self.control.void_since().max(name_marked).max(file_marked) {
                 return Err("changed_meanwhile");
             }
-            if file_marked != 0 && open_for_writing(&handed.source) {
-                return Err("open_for_writing");
-            }
+        }
+        // Libc opens some files for writing where no door stands (mkstemp): those bear no mark, but their time.
+        let lately = identity.ctime.sec >= self.started_unix_s - WRITERS_BEFORE_START.as_secs() as i64;
+        let marked = self.control.file_marked_at(identity.dev, identity.ino) != 0;
+        if (lately || marked) && self.writers.hold(&handed.source) {
+            return Err("open_for_writing");
         }
         Ok(())
     }

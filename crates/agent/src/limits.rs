@@ -31,6 +31,10 @@ pub(crate) const FIRST_LOOK: Duration = Duration::from_millis(8);
 pub(crate) const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A file that was modified so recently is not published: its timestamps may not tell its next change (fault F5).
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(2);
+/// A file that was changed so long before the agent started, and not marked by a door since, has no writer that is worth a look.
+pub(crate) const WRITERS_BEFORE_START: Duration = Duration::from_secs(60);
+/// How long a look at what processes have open for writing is good for.
+pub(crate) const WRITERS_LOOK: Duration = Duration::from_millis(200);
 /// A modification time further in the future than this is a setting, not a clock that differs.
 pub(crate) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 /// Part of the time that sweeps may keep the source busy.

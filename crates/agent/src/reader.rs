@@ -1,9 +1,10 @@
 //! What can be seen of the program that reads a file which is being copied.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{Arc, Mutex, PoisonError},
+    time::Instant,
 };
 
 use forebay_store::SourceFile;
@@ -12,7 +13,7 @@ use rustix::{
     fs::{Mode, OFlags, SeekFrom},
 };
 
-use crate::shared::cached_bytes;
+use crate::{limits::WRITERS_LOOK, shared::cached_bytes};
 
 /// Large files that are followed now, by process: a process's reads are shared out among them.
 pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
@@ -120,21 +121,37 @@ pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
     rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
 }
 
-/// Whether any process of this user that can be looked into has the file open for writing. Compares the names of links in /proc: nothing
-/// is asked of the source. A mapping that outlived its descriptor is not seen.
-pub(crate) fn open_for_writing(source: &SourceFile) -> bool {
-    let link_to = |link: &str| rustix::fs::readlink(link, Vec::new()).ok();
-    let Some(wanted) = name_of(source) else {
-        return true;
-    };
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    numbers_in("/proc").into_iter().filter(|pid| *pid != own).any(|pid| {
-        let descriptors = numbers_in(&format!("/proc/{pid}/fd"));
-        descriptors.into_iter().any(|number| {
-            link_to(&format!("/proc/{pid}/fd/{number}")).as_deref() == Some(&*wanted)
-                && is_writable(&format!("/proc/{pid}/fdinfo/{number}"))
-        })
-    })
+/// Files that processes of this user have open for writing, as far as they can be looked into, by the names of links in /proc: nothing is
+/// asked of the source. A mapping that outlived its descriptor is not seen.
+#[derive(Debug, Default)]
+pub(crate) struct Writers {
+    names: HashSet<CString>,
+    looked_at: Option<Instant>,
+}
+
+impl Writers {
+    /// Whether somebody has the file open for writing. One look at all processes serves many files that come together.
+    pub(crate) fn hold(&mut self, source: &SourceFile) -> bool {
+        if self.looked_at.is_none_or(|at| at.elapsed() >= WRITERS_LOOK) {
+            self.look();
+        }
+        name_of(source).is_none_or(|name| self.names.contains(&name))
+    }
+
+    fn look(&mut self) {
+        self.looked_at = Some(Instant::now());
+        self.names.clear();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        for pid in numbers_in("/proc").into_iter().filter(|pid| *pid != own) {
+            for number in numbers_in(&format!("/proc/{pid}/fd")) {
+                let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
+                let file = link.ok().filter(|name| name.to_bytes().starts_with(b"/"));
+                if let Some(name) = file.filter(|_| is_writable(&format!("/proc/{pid}/fdinfo/{number}"))) {
+                    self.names.insert(name);
+                }
+            }
+        }
+    }
 }
 
 /// Names of a directory in /proc that are numbers.

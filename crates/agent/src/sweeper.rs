@@ -95,7 +95,9 @@ fn sweep(request: &Request, control: &Control<'_>, listing: &mut [MaybeUninit<u8
     let started_at = boot_ns();
     let path: &[u8] = if request.path.is_empty() { b"/" } else { &request.path };
     if request.inode_only {
-        swept.inode = fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino));
+        // What is in it must be within reach, too: its own permissions count.
+        let inside = [path, b"/."].concat();
+        swept.inode = fs::stat(inside).ok().map(|stat| (stat.st_dev, stat.st_ino));
         swept.started_at = started_at;
         return swept;
     }

@@ -5,7 +5,9 @@ use core::ffi::c_int;
 use forebay_contract::Counter;
 
 use crate::{
-    copies, real,
+    copies,
+    marks::mark_attributes,
+    real,
     state::{self, Serving},
     sys::{self, Errno},
 };
@@ -23,6 +25,12 @@ pub(crate) fn forward(fd: c_int, access: Access, number: libc::c_long, rest: [us
         return real();
     };
     match on_source(serving, fd, access, number, rest) {
+        None if access == Access::Changes => {
+            mark_attributes(serving, fd);
+            let answer = real();
+            mark_attributes(serving, fd);
+            answer
+        }
         None => real(),
         Some(Ok(answer)) => answer as isize,
         Some(Err(Errno(errno))) => {

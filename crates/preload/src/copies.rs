@@ -6,7 +6,7 @@ use core::ffi::{CStr, c_int};
 use forebay_contract::{Index, Record};
 
 use crate::{
-    lookup::ctime,
+    lookup::{ctime, mtime},
     path::PathBuffer,
     state::Serving,
     sys::{self, Errno},
@@ -27,8 +27,10 @@ pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
     if stat.st_mode != COPY_MODE {
         return None;
     }
+    // A copy that was dropped while it is open has lost its name, which changes its ctime; nothing has ever changed its contents.
+    let changed = if stat.st_nlink == 0 { mtime(stat) } else { ctime(stat) };
     serving.indices().find_map(|index| {
-        let record = index.find_copy(stat.st_dev, stat.st_ino, ctime(stat))?;
+        let record = index.find_copy(stat.st_dev, stat.st_ino, changed)?;
         Some(Copy { index, record })
     })
 }

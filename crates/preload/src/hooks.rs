@@ -13,7 +13,7 @@ use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, tim
 use crate::{
     attributes::{Access, forward},
     marks::Change,
-    names::{Name, change_file, change_one, change_two, make_link},
+    names::{Name, change_file, change_one, change_two, make_link, make_name},
     open::open as open_by,
     real, stat, state, stdio,
     sys::word,
@@ -240,11 +240,8 @@ unsafe extern "C" fn link(from: Text, to: Text) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn linkat(from_fd: c_int, from: Text, to_fd: c_int, to: Text, flags: c_int) -> c_int {
-    change_two(
-        Name(from_fd, from),
-        Name(to_fd, to),
-        || next!(LINKAT(from_fd, from, to_fd, to, flags) or real::missing(-1)),
-    )
+    let real = |Name(from_fd, from)| next!(LINKAT(from_fd, from, to_fd, to, flags) or real::missing(-1));
+    make_name(Name(from_fd, from), flags, Name(to_fd, to), real)
 }
 
 #[unsafe(no_mangle)]

@@ -123,11 +123,16 @@ pub(crate) fn identity_of(stat: &libc::stat) -> Identity {
         dev: stat.st_dev,
         ino: stat.st_ino,
         size: stat.st_size as u64,
-        mtime: FileTime {
-            sec: stat.st_mtime,
-            nsec: stat.st_mtime_nsec as u32,
-        },
+        mtime: mtime(stat),
         ctime: ctime(stat),
+    }
+}
+
+/// Last change of the contents.
+pub(crate) fn mtime(stat: &libc::stat) -> FileTime {
+    FileTime {
+        sec: stat.st_mtime,
+        nsec: stat.st_mtime_nsec as u32,
     }
 }
 

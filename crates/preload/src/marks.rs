@@ -74,7 +74,8 @@ impl<'a> Place<'a> {
             Change::Move => self.way.is_some(),
             // A directory that can be removed is empty: nothing is reached through it any more.
             Change::Remove => self.way == Some(Way::Link),
-            Change::Contents => false,
+            // Who may pass through it, for one.
+            Change::Contents => self.way == Some(Way::Directory),
         };
         if leads_elsewhere {
             serving.control.mark_void(real::now());
@@ -128,6 +129,19 @@ pub(crate) fn around<const N: usize>(
         }
     }
     result
+}
+
+/// Marks what a descriptor of a source is of, file or directory, before or after a change of its attributes.
+pub(crate) fn mark_attributes(serving: Serving, fd: c_int) {
+    let Ok(stat) = sys::stat_fd(fd) else { return };
+    if !serving.door.run.is_source_device(stat.st_dev) {
+        return;
+    }
+    let now = real::now();
+    serving.control.mark_file(stat.st_dev, stat.st_ino, now);
+    if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        serving.control.mark_void(now);
+    }
 }
 
 /// Marks the file that a descriptor was opened for writing on, whatever name led to it. Gives whether it is a source's.

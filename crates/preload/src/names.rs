@@ -4,9 +4,11 @@ use core::ffi::{CStr, c_char, c_int};
 
 use crate::{
     copies::{self, Copy},
+    lookup,
     marks::{Change, Place, around},
     path::PathBuffer,
     real,
+    stat::is_descriptor,
     state::{self, Serving},
     sys,
 };
@@ -27,6 +29,25 @@ impl Name {
         sys::stat_at(self.0, path, 0).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
     }
 
+    /// Whether a source, as it is spelled, lies at this name or below it.
+    #[inline(never)]
+    fn is_on_the_way(&self, serving: Serving) -> bool {
+        if self.1.is_null() {
+            return false;
+        }
+        // SAFETY: the program's string.
+        let path = unsafe { CStr::from_ptr(self.1) };
+        let mut buffer = PathBuffer::new();
+        let spelled = lookup::spell(self.0, path, &mut buffer);
+        spelled.is_ok_and(|spelled| {
+            let mut roots = serving.door.run.roots();
+            roots.any(|(root, _)| {
+                root.strip_prefix(spelled)
+                    .is_some_and(|rest| rest.is_empty() || rest.first() == Some(&b'/'))
+            })
+        })
+    }
+
     fn place(&self, serving: Serving) -> Option<Place<'_>> {
         if self.1.is_null() {
             return None;
@@ -41,7 +62,9 @@ pub(crate) fn change_one(name: Name, change: Change, real: impl FnOnce() -> c_in
     let Some(serving) = state::serving() else {
         return real();
     };
-    around(serving, &[name.place(serving)], change, real)
+    let result = around(serving, &[name.place(serving)], change, real);
+    void_if_moved(serving, result, [name]);
+    result
 }
 
 /// A change of two names.
@@ -49,7 +72,47 @@ pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> 
     let Some(serving) = state::serving() else {
         return real();
     };
-    around(serving, &[from.place(serving), to.place(serving)], Change::Move, real)
+    let result = around(serving, &[from.place(serving), to.place(serving)], Change::Move, real);
+    void_if_moved(serving, result, [from, to]);
+    result
+}
+
+/// A new name of a file. Where the old one leads to a copy (a descriptor's name in `/proc`, or the descriptor itself), the source gets it.
+pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
+    let Some(serving) = state::serving() else {
+        return real(from);
+    };
+    let copy = if is_descriptor(from.1, flags) {
+        copies::of_descriptor(serving, from.0)
+    } else if from.1.is_null() || flags & libc::AT_SYMLINK_FOLLOW == 0 {
+        // The name itself gets another one, whatever it leads to.
+        None
+    } else {
+        // SAFETY: the program's string.
+        copies::of_name(serving, from.0, unsafe { CStr::from_ptr(from.1) })
+    };
+    match copy {
+        None => change_two(from, to, || real(from)),
+        Some(copy) => name_source(copy, to, real),
+    }
+}
+
+#[inline(never)]
+fn name_source(copy: Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
+    let mut buffer = PathBuffer::new();
+    let Some(path) = copy.source_path(&mut buffer) else {
+        real::set_errno(libc::ESTALE);
+        return -1;
+    };
+    let from = Name::here(path.as_ptr());
+    change_two(from, to, || real(from))
+}
+
+/// After a successful change of a name on the way to a source, from outside of it: paths under the source may lead elsewhere.
+fn void_if_moved<const N: usize>(serving: Serving, result: c_int, names: [Name; N]) {
+    if result == 0 && names.iter().any(|name| name.is_on_the_way(serving)) {
+        serving.control.mark_void(real::now());
+    }
 }
 
 /// A new symbolic link.
