@@ -9,6 +9,7 @@ use std::{
         mpsc::{Sender, channel},
     },
     thread,
+    time::Instant,
 };
 
 use forebay_contract::{Attributes, Identity};
@@ -17,7 +18,7 @@ use forebay_store::{Adopted, AdoptedCopy, Tier};
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::{ADOPT_BATCH, COPY_NICE, REAP_MAX},
+    limits::{ADOPT_BATCH, ADOPT_NICE, ADOPT_PAUSE_MAX, REAP_MAX},
     mounts::MountSource,
     shared::set_thread_nice,
 };
@@ -64,7 +65,7 @@ pub(crate) struct Batch {
 /// Starts the adoption of a tier.
 pub(crate) fn start(number: usize, tier: Arc<Tier>, events: Sender<Event>) -> Result<(), AgentError> {
     let run = move || {
-        set_thread_nice(COPY_NICE);
+        set_thread_nice(ADOPT_NICE);
         adopt(number, &tier, &events);
     };
     thread::Builder::new()
@@ -166,7 +167,10 @@ impl Collecting<'_> {
         };
         if self.events.send(Event::Adopted(batch)).is_ok() {
             // A million records must not wait in memory: the clerk drops its end when it has taken these.
+            let begun = Instant::now();
             let _ = until_taken.recv();
+            // Nobody waits for adoption, and the program wants its cores: the clerk rests as long as it works.
+            thread::sleep(begun.elapsed().min(ADOPT_PAUSE_MAX));
         }
     }
 }

@@ -28,13 +28,14 @@ use crate::{
     config::AgentConfig,
     copier::{Copier, Job, Outcome},
     error::AgentError,
-    limits::{BATCH_PAUSE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
+    limits::{BATCH_PAUSE, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
     pages::Pages,
     protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
     reader::Writers,
     receiver::Handed,
+    shared::set_thread_nice,
     sweeper::{Request as SweepRequest, Swept},
 };
 
@@ -226,6 +227,7 @@ impl Clerk {
     /// Runs until the last run has ended (or for ever, if kept).
     pub(crate) fn serve(mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
         self.log.line("serving");
+        set_thread_nice(CLERK_NICE);
         let mut last_tick = Instant::now();
         let mut last_room: Option<Instant> = None;
         while !self.stop {

@@ -12,6 +12,8 @@ pub(crate) const SMALL_AT_ONCE: usize = 8;
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// Buffer of a worker in bytes.
 pub(crate) const BUFFER_BYTES: usize = 256 << 10;
+/// Niceness of the clerk, who must keep up with programs without taking their cores.
+pub(crate) const CLERK_NICE: i32 = 5;
 /// Niceness of the threads that copy.
 pub(crate) const COPY_NICE: i32 = 10;
 /// Hand-overs may hold one in this many of the descriptors that the limit allows.
@@ -57,6 +59,10 @@ pub(crate) const FIRST_RECORDS: u64 = 1 << 16;
 pub(crate) const BACKED_STEP_BYTES: u64 = 1 << 20;
 /// Adopted copies that are brought to the clerk at once.
 pub(crate) const ADOPT_BATCH: usize = 512;
+/// Niceness of the thread that reads catalogues.
+pub(crate) const ADOPT_NICE: i32 = 19;
+/// Longest pause after a batch.
+pub(crate) const ADOPT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Leftovers of dead agents that one start removes.
 pub(crate) const REAP_MAX: u64 = 1_000_000;
 /// Longest request on the control socket in bytes.

@@ -51,14 +51,16 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Makes both files in the agent's directory, removing what a dead agent left there.
-    pub(crate) fn create(dir: &Path, tiers: Vec<Tier>) -> Result<Self, AgentError> {
+    /// There is room for `expected` files before the index has to grow, which takes memory for both at once.
+    pub(crate) fn create(dir: &Path, tiers: Vec<Tier>, expected: u64) -> Result<Self, AgentError> {
         remove_old(dir);
         let control_path = dir.join("control");
         let control = SharedFile::create(&control_path, CONTROL_BYTES)
             .map_err(io_error("make", &control_path))?
             .leak();
         let seed = random_u64(&control_path)?;
-        let layout = IndexLayout::with_room(FIRST_RECORDS, FIRST_RECORDS / 4, FIRST_RECORDS * 32);
+        let records = FIRST_RECORDS.max(expected + expected / 8);
+        let layout = IndexLayout::with_room(records, FIRST_RECORDS / 4, records * 32);
         let (current, writer) = new_index(dir, &layout, 1, seed, &tiers)?;
         let control = Control::create(control).ok_or(AgentError::TooLarge { what: "the control page" })?;
         control.set_generation(1);

@@ -78,12 +78,11 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         .iter()
         .map(|tier| TierInIndex::new(tier.device(), tier.objects_path().as_os_str().as_bytes()))
         .collect();
-    let pages = Pages::create(
-        &config.dir,
-        in_index.ok_or(AgentError::TooLarge {
-            what: "the path of a tier",
-        })?,
-    )?;
+    let in_index = in_index.ok_or(AgentError::TooLarge {
+        what: "the path of a tier",
+    })?;
+    let expected = tiers.iter().map(|tier| tier.expected_copies()).sum();
+    let pages = Pages::create(&config.dir, in_index, expected)?;
     let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();

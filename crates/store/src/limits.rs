@@ -44,3 +44,6 @@ pub const LEASE_PAUSE: std::time::Duration = std::time::Duration::from_millis(5)
 
 const _: () = assert!(RECORD_BYTES_MAX > 2 * PATH_BYTES_MAX + NAME_BYTES_MAX);
 const _: () = assert!(READ_PIECE_BYTES > 4 * RECORD_BYTES_MAX);
+
+/// What a copy takes of the catalogue, measured: its record with a name of usual length.
+pub const CATALOGUE_BYTES_A_COPY: u64 = 120;

@@ -273,6 +273,12 @@ impl Tier {
         drop(guard(&self.shared.lease).take());
     }
 
+    /// About how many copies the catalogue speaks of, by its length alone; the dead ones count too.
+    pub fn expected_copies(&self) -> u64 {
+        let length = rustix::fs::stat(self.shared.root.join("catalogue")).map_or(0, |stat| stat.st_size as u64);
+        length / limits::CATALOGUE_BYTES_A_COPY
+    }
+
     /// A name for a copy that no other copy has or had.
     pub fn next_id(&self) -> u64 {
         let mut ids = guard(&self.ids);
