@@ -53,8 +53,12 @@ def test_kill_at_random_moments(place: Place, freshness: str) -> None:
 def test_partial_copies_are_reaped_by_the_next_start(place: Place) -> None:
     """A copy of a large file is under way when the agent is killed."""
     path = place.source / "shard"
-    path.write_bytes(os.urandom(4 << 20))
+    path.write_bytes(os.urandom(16 << 20))
     settle(path)
+    with path.open("rb") as file:
+        # What is in the page cache is copied, read or not.
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with place.worker() as worker:
         worker.do("f = open(path, 'rb', buffering=0); f.read(2 << 20)", path=str(path))
         wait_until(lambda: place.objects() and place.objects()[0].stat().st_size >= 1 << 20, "a part of the copy")
