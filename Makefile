@@ -49,7 +49,7 @@ format: .venv/.synced ## rewrite the sources as `make check` wants them
 	.venv/bin/ruff format --quiet
 
 .PHONY: bench-tiering
-bench-tiering: .test-tools build ## measure tiering against its bars (root, about two hours); writes bench/out/tiering.json
+bench-tiering: .test-tools build ## measure tiering against its bars (root, about an hour); writes bench/out/tiering.json
 	$(PY) -m bench.tiering
 
 .PHONY: clean
