@@ -57,7 +57,6 @@ struct Following {
     writer: Option<CopyWriter>,
     reader: Option<Reader>,
     seen: (u64, Option<u64>, Option<u64>),
-    seeks: bool,
     moved_at: Instant,
     pause: Duration,
 }
@@ -134,14 +133,13 @@ impl Copier {
         let large = job.identity.size > SMALL_BYTES_MAX;
         let queue = if large { &self.large } else { &self.small };
         // A large file's reader is watched from the first moment on, so that what it reads is counted.
-        let reader = large.then(|| Reader::new(job.pid, job.descriptor, &self.followed));
+        let reader = large.then(|| Reader::new(job.pid, job.descriptor, job.source.as_fd(), &self.followed));
         let now = Instant::now();
         let following = Following {
             job,
             writer: None,
             reader,
             seen: (0, None, None),
-            seeks: false,
             moved_at: now,
             pause: FIRST_LOOK,
         };
@@ -240,14 +238,13 @@ impl Following {
         // A small file whose reader is seen needs no look at the process.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
-            self.reader = Some(Reader::new(self.job.pid, self.job.descriptor, followed));
+            self.reader = Some(Reader::new(self.job.pid, self.job.descriptor, self.job.source.as_fd(), followed));
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
-        let (volume, open) = match reader {
-            Some(reader) => (reader.volume(), reader.is_open()),
-            None => (None, true),
+        let ((volume, seeks), open) = match reader {
+            Some(reader) => (reader.observe(offset), reader.is_open()),
+            None => ((None, false), true),
         };
-        self.seeks |= offset < self.seen.0;
         let seen = (offset, volume, cached);
         if seen != self.seen {
             self.seen = seen;
@@ -260,7 +257,7 @@ impl Following {
             offset,
             volume,
             cached,
-            seeks: self.seeks,
+            seeks,
             open,
             idle_ms,
         }) {

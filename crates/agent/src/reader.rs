@@ -24,15 +24,17 @@ pub(crate) struct Reader {
     pid: i32,
     link: String,
     target: Option<CString>,
-    read_at_start: Option<u64>,
     volume: u64,
-    read_last: Option<u64>,
+    /// What the process had read at the last look; `None`: it can't be seen.
+    read: Option<u64>,
+    offset: u64,
+    seeks: bool,
     followed: Followed,
 }
 
 impl Reader {
-    /// Begins to watch descriptor `number` of `pid`.
-    pub(crate) fn new(pid: i32, number: i32, followed: &Followed) -> Self {
+    /// Begins to watch descriptor `number` of `pid`, of which `source` is a duplicate.
+    pub(crate) fn new(pid: i32, number: i32, source: BorrowedFd<'_>, followed: &Followed) -> Self {
         *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
         let link = format!("/proc/{pid}/fd/{number}");
         let target = rustix::fs::readlink(&link, Vec::new()).ok();
@@ -41,9 +43,11 @@ impl Reader {
             pid,
             link,
             target,
-            read_at_start: read,
             volume: 0,
-            read_last: read,
+            read,
+            // After the reads, and at each look before them: so an offset never seems to have moved further than was read.
+            offset: shared_offset(source),
+            seeks: false,
             followed: Arc::clone(followed),
         }
     }
@@ -53,22 +57,20 @@ impl Reader {
         self.target.is_some() && rustix::fs::readlink(&self.link, Vec::new()).ok() == self.target
     }
 
-    /// This file's share of what the process has read since it was opened, in bytes.
-    pub(crate) fn volume(&mut self) -> Option<u64> {
-        self.read_at_start?;
-        let share = self
-            .followed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&self.pid)
-            .copied()
-            .unwrap_or(1)
-            .max(1);
-        if let Some(now) = bytes_read(self.pid) {
-            self.volume += now.saturating_sub(self.read_last?) / share;
-            self.read_last = Some(now);
+    /// Takes note of where the reader is, `offset` having been looked at just before. Gives this file's share of what the process has read
+    /// since it was opened, in bytes, and whether the reader was ever seen to seek: its offset went back, or further than all
+    /// of the process's reads could have moved it.
+    pub(crate) fn observe(&mut self, offset: u64) -> (Option<u64>, bool) {
+        let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
+        if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
+            let read = now.saturating_sub(before);
+            self.seeks |= offset > self.offset.saturating_add(read);
+            self.volume += read / share.unwrap_or(1).max(1);
+            self.read = Some(now);
         }
-        Some(self.volume)
+        self.seeks |= offset < self.offset;
+        self.offset = offset;
+        (self.read.map(|_| self.volume), self.seeks)
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Progress {
     pub volume: Option<u64>,
     /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
     pub cached: Option<u64>,
-    /// The offset was once seen to go back: the reader seeks.
+    /// The reader was seen to seek: its offset went back, or further than was read.
     pub seeks: bool,
     /// The reader still has the descriptor.
     pub open: bool,
