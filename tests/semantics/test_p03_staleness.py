@@ -216,7 +216,7 @@ def test_what_was_changed_through_a_door_is_copied_anew(place: Place) -> None:
         warm(place, worker, path)
         worker.do("Path(path).write_bytes(b'new')", path=str(path))
         assert read(worker, path) == b"new"
-        assert place.idle(2)["not_copied"] == {"recently_modified": 1}
+        wait_until(lambda: place.status()["not_copied"] == {"recently_modified": 1}, "the refusal")
         settle(path)
         warm(place, worker, path)
         assert read(worker, path) == b"new"

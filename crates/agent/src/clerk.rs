@@ -149,6 +149,8 @@ pub(crate) struct Clerk {
     total: Status,
     sweep_budget: fresh::Budget,
     void_answered: u64,
+    /// Looks at directories' inodes that are under way.
+    looks: u64,
     adoption: adopt::Adoption,
     draining_since: Option<Instant>,
     stop: bool,
@@ -217,6 +219,7 @@ impl Clerk {
             total: Status::default(),
             sweep_budget: fresh::Budget::default(),
             void_answered: 0,
+            looks: 0,
             adoption: adopt::Adoption::default(),
             draining_since: Some(Instant::now()),
             stop: false,
@@ -226,6 +229,13 @@ impl Clerk {
 
     /// Runs until the last run has ended (or for ever, if kept).
     pub(crate) fn serve(mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
+        let result = self.run(events);
+        // Also after an error: what was changed must not be found by the next agent.
+        self.end();
+        result
+    }
+
+    fn run(&mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
         self.log.line("serving");
         set_thread_nice(CLERK_NICE);
         let mut last_tick = Instant::now();
@@ -234,7 +244,9 @@ impl Clerk {
             match events.recv_timeout(TICK) {
                 Ok(event) => {
                     self.handle(event)?;
-                    while let Ok(event) = events.try_recv() {
+                    while !self.stop
+                        && let Ok(event) = events.try_recv()
+                    {
                         self.handle(event)?;
                     }
                     thread::sleep(BATCH_PAUSE);
@@ -253,7 +265,6 @@ impl Clerk {
                 self.end_if_drained();
             }
         }
-        self.end();
         Ok(())
     }
 

@@ -242,7 +242,10 @@ impl Following {
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
         let ((volume, seeks), open) = match reader {
-            Some(reader) => (reader.observe(offset), reader.is_open()),
+            Some(reader) => {
+                let open = reader.is_open();
+                (reader.observe(offset, open), open)
+            }
             None => ((None, false), true),
         };
         let seen = (offset, volume, cached);
@@ -264,7 +267,7 @@ impl Following {
             Wake::CopyTo(upto) => self.copy_to(upto, buffer),
             Wake::GiveUp => Some(Outcome::GivenUp),
             Wake::Wait => {
-                self.pause = (self.pause * 2).min(LOOK_PAUSE_MAX);
+                self.pause = (self.pause * 2).clamp(FIRST_LOOK, LOOK_PAUSE_MAX);
                 None
             }
         }

@@ -29,6 +29,7 @@ pub(crate) struct Reader {
     read: Option<u64>,
     offset: u64,
     seeks: bool,
+    closed: bool,
     followed: Followed,
 }
 
@@ -48,6 +49,7 @@ impl Reader {
             // After the reads, and at each look before them: so an offset never seems to have moved further than was read.
             offset: shared_offset(source),
             seeks: false,
+            closed: false,
             followed: Arc::clone(followed),
         }
     }
@@ -60,12 +62,16 @@ impl Reader {
     /// Takes note of where the reader is, `offset` having been looked at just before. Gives this file's share of what the process has read
     /// since it was opened, in bytes, and whether the reader was ever seen to seek: its offset went back, or further than all
     /// of the process's reads could have moved it.
-    pub(crate) fn observe(&mut self, offset: u64) -> (Option<u64>, bool) {
+    pub(crate) fn observe(&mut self, offset: u64, open: bool) -> (Option<u64>, bool) {
         let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
         if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
             let read = now.saturating_sub(before);
             self.seeks |= offset > self.offset.saturating_add(read);
-            self.volume += read / share.unwrap_or(1).max(1);
+            // Once it is closed, what the process reads is of other files.
+            if open || !self.closed {
+                self.volume += read / share.unwrap_or(1).max(1);
+            }
+            self.closed = !open;
             self.read = Some(now);
         }
         self.seeks |= offset < self.offset;

@@ -40,6 +40,8 @@ pub(crate) struct Request {
     pub(crate) index: Arc<IndexFile>,
     /// Names that the directory holds in the index.
     pub(crate) names: u32,
+    /// Records with a number below this were there when the sweep was asked for.
+    pub(crate) records: u32,
     /// Only find out which inode the path leads to.
     pub(crate) inode_only: bool,
 }
@@ -60,8 +62,10 @@ pub(crate) struct Swept {
     pub(crate) written: Vec<u32>,
     /// How long it took.
     pub(crate) took: Duration,
-    /// Whether this was a sweep, not only a look at the inode.
+    /// Whether this was a sweep that came to its end.
     pub(crate) complete: bool,
+    /// Whether this was only a look at the inode.
+    pub(crate) inode_only: bool,
 }
 
 /// Starts the sweeper.
@@ -88,6 +92,7 @@ pub(crate) fn start(requests: Receiver<Request>, control: Control<'static>, even
 fn sweep(request: &Request, control: &Control<'_>, listing: &mut [MaybeUninit<u8>]) -> Swept {
     let mut swept = Swept {
         directory: request.directory,
+        inode_only: request.inode_only,
         ..Swept::default()
     };
     let Some(index) = request.index.index() else { return swept };
@@ -141,7 +146,9 @@ fn compare(
         let Some((number, record)) = index.find_kept(&spelled) else {
             continue;
         };
-        seen.insert(number);
+        if number < request.records {
+            seen.insert(number);
+        }
         // Links are followed, as the program's open does.
         let now = match fs::statx(dir, entry.file_name(), AtFlags::empty(), WANTED) {
             Ok(statx) => Some(identity(&statx)),
@@ -153,8 +160,10 @@ fn compare(
         }
     }
     if (seen.len() as u32) < request.names {
-        // Some name is gone, or was added while we looked.
-        let gone = records_of(index, request.directory, |number| !seen.contains(&number));
+        // Some name is gone.
+        let gone = records_of(index, request.directory, |number| {
+            number < request.records && !seen.contains(&number)
+        });
         swept.changed.extend(
             gone.into_iter()
                 .filter(|number| index.record(*number).is_some_and(|record| record.checked_at() < started_at)),

@@ -21,7 +21,7 @@ const TOMBSTONES: u64 = 1 << 18;
 pub const DIRECTORIES_STAMPED_MAX: u64 = 1 << 20;
 const TOMBSTONES_AT: u64 = 4096;
 const USED_AT: u64 = TOMBSTONES_AT + TOMBSTONES * 8;
-/// Length of the control file in bytes (sparse: what is not used takes no memory).
+/// Length of the control file in bytes.
 pub const CONTROL_BYTES: usize = (USED_AT + DIRECTORIES_STAMPED_MAX * 4) as usize;
 /// The seed of tombstone slots. Fixed: a collision costs a re-check, no more.
 const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
@@ -196,7 +196,12 @@ impl<'a> Control<'a> {
         let swept = directory.swept_at();
         let newest = self.header.newest_tombstone.load(Acquire);
         // Tombstones speak of a record's own check: a sweep compares what the source says, and re-publishes what has changed.
-        let since = checked.max(swept);
+        // One that was put in after the sweep began was not compared by it.
+        let since = if swept > record.inserted_at() {
+            checked.max(swept)
+        } else {
+            checked
+        };
         if since <= newest {
             let void_since = self.void_since();
             let way_is_known = record.is_plain() && directory.way_checked_at() > void_since;

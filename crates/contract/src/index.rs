@@ -154,6 +154,7 @@ impl Directory {
 #[derive(Debug)]
 pub struct Record {
     pub(crate) checked_at: AtomicU64,
+    pub(crate) inserted_at: AtomicU64,
     pub(crate) copy: u64,
     pub(crate) copy_ino: u64,
     pub(crate) copy_ctime_sec: i64,
@@ -176,13 +177,19 @@ pub struct Record {
 
 // SAFETY: integers and atomics.
 unsafe impl Plain for Record {}
-const _: () = assert!(size_of::<Record>() == 104);
+const _: () = assert!(size_of::<Record>() == 112);
 
 impl Record {
     /// When the name was last known to lead to this version, `CLOCK_BOOTTIME` in nanoseconds; 0: adopted, not yet checked.
     #[inline]
     pub fn checked_at(&self) -> u64 {
         self.checked_at.load(Acquire)
+    }
+
+    /// From when on a sweep of the directory compares this record; `u64::MAX` while it is being put in.
+    #[inline]
+    pub fn inserted_at(&self) -> u64 {
+        self.inserted_at.load(Acquire)
     }
 
     /// The copy's number, its name in the tier.

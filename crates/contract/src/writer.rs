@@ -101,6 +101,8 @@ pub struct Entry<'a> {
     pub copy_ctime: FileTime,
     /// The path was seen to lead there without a symbolic link.
     pub plain: bool,
+    /// Now: only sweeps that begin later compare this record.
+    pub inserted_at: u64,
     /// When the name was known to lead to this version; 0: not yet.
     pub checked_at: u64,
 }
@@ -285,6 +287,9 @@ impl<'a> IndexWriter<'a> {
         let word = |hash: u64| (hash >> 32) << 32 | u64::from(number + 1);
         inode_slot.store(word(inode_hash), Release);
         path_slot.store(word(path_hash), Release);
+        if let Some(record) = index.record(number) {
+            record.inserted_at.store(entry.inserted_at, Release);
+        }
         if let Some(old) = replaced {
             self.kill(old);
         }
@@ -359,6 +364,7 @@ impl<'a> IndexWriter<'a> {
             copy_ino: record.copy_ino,
             copy_ctime: record.copy_ctime(),
             plain: record.is_plain(),
+            inserted_at: record.inserted_at(),
             checked_at: record.checked_at(),
         })
     }
@@ -440,6 +446,7 @@ impl<'a> IndexWriter<'a> {
 fn record_of(entry: &Entry<'_>, class: u32, name_at: u32) -> Record {
     Record {
         checked_at: AtomicU64::new(entry.checked_at),
+        inserted_at: AtomicU64::new(u64::MAX),
         copy: entry.copy,
         copy_ino: entry.copy_ino,
         copy_ctime_sec: entry.copy_ctime.sec,

@@ -8,7 +8,7 @@ use forebay_policy::{Action, CopyId, TierIndex, fill_first, retention};
 
 use crate::{
     adopter::{self, Batch, Found, FoundAlias},
-    clock::unix_s,
+    clock::{boot_ns, unix_s},
     error::AgentError,
 };
 
@@ -82,7 +82,9 @@ impl Clerk {
             return Ok(());
         };
         let identity = Identity { dev, ..found.identity };
-        let copied_again = self.names.of_file(&self.pages.index(), dev, identity.ino).is_some();
+        // By its inode, or another file under the same name.
+        let copied_again = self.names.of_file(&self.pages.index(), dev, identity.ino).is_some()
+            || self.pages.index().find_kept(&joined(&found.dir, &found.name)).is_some();
         if copied_again || self.flight_of_file.contains_key(&(dev, identity.ino)) {
             // A program was faster.
             self.remove_copy(found.copy, tier, identity.size);
@@ -102,6 +104,7 @@ impl Clerk {
             copy_ino: found.object.ino,
             copy_ctime: found.object.ctime,
             plain: false,
+            inserted_at: boot_ns(),
             checked_at: 0,
         };
         self.insert(&found.dir, entry)
@@ -110,6 +113,9 @@ impl Clerk {
     /// Another spelling of a copy that was adopted; one whose copy was not is left out.
     fn adopt_alias(&mut self, alias: &FoundAlias) -> Result<(), AgentError> {
         let index = self.pages.index();
+        if index.find_kept(&joined(&alias.dir, &alias.name)).is_some() {
+            return Ok(());
+        }
         let record = self
             .adoption
             .devices
@@ -125,6 +131,7 @@ impl Clerk {
             Entry {
                 name: &alias.name,
                 plain: false,
+                inserted_at: boot_ns(),
                 checked_at: 0,
                 ..entry
             },
@@ -180,4 +187,8 @@ impl Clerk {
             }
         }
     }
+}
+
+fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    [dir, b"/", name].concat()
 }

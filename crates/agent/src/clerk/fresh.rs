@@ -77,7 +77,8 @@ impl Clerk {
     /// valid again at once; a question a directory, whatever it holds.
     pub(super) fn answer_void(&mut self) {
         let void_since = self.control.void_since();
-        if void_since <= self.void_answered {
+        // One round of looks at a time, however often directories are renamed.
+        if void_since <= self.void_answered || self.looks > 0 {
             return;
         }
         self.void_answered = void_since;
@@ -85,6 +86,14 @@ impl Clerk {
             if self.directory_states.get(number).is_some_and(|state| state.names > 0) {
                 self.request_sweep(number as u32, true);
             }
+        }
+    }
+
+    fn detach_all(&self, directory: u32) {
+        let index = self.pages.index();
+        let all = 0..self.pages.writer_ref().records();
+        for number in all.filter(|number| index.record(*number).is_some_and(|record| record.directory() == directory)) {
+            self.pages.writer_ref().detach(number);
         }
     }
 
@@ -106,9 +115,12 @@ impl Clerk {
             path,
             index: self.pages.current(),
             names: state.names,
+            records: self.pages.writer_ref().records(),
             inode_only,
         };
-        if !inode_only {
+        if inode_only {
+            self.looks += 1;
+        } else {
             state.sweeping = true;
             state.wanted = false;
         }
@@ -146,6 +158,9 @@ impl Clerk {
 
     /// A directory was compared with the source.
     pub(super) fn swept(&mut self, swept: &Swept) {
+        if swept.inode_only {
+            self.looks = self.looks.saturating_sub(1);
+        }
         if let Some((dev, ino)) = swept.inode {
             let known = self
                 .pages
@@ -154,6 +169,9 @@ impl Clerk {
                 .map(|directory| (directory.dev(), directory.ino()));
             if known == Some((dev, ino)) && swept.started_at != 0 {
                 self.pages.writer().set_way_checked(swept.directory, swept.started_at);
+            } else if !swept.complete && (known != Some((0, 0)) || self.control.void_since() != 0) {
+                // Another directory than the records were made from, or perhaps so: each is checked by its next open.
+                self.detach_all(swept.directory);
             }
             self.pages.writer().set_directory_inode(swept.directory, dev, ino);
         }
@@ -163,7 +181,7 @@ impl Clerk {
             return;
         };
         if !swept.complete {
-            if state.sweeping {
+            if state.sweeping && !swept.inode_only {
                 state.sweeping = false;
                 // The source could not say: not at once again.
                 state.due_at = boot_ns() + Duration::from_secs(5).as_nanos() as u64;

@@ -5,7 +5,7 @@ use forebay_policy::{CopyId, TierIndex, fill_first};
 use forebay_store::{Finished, StoreError};
 
 use crate::{
-    clock::{boot_ms, unix_s},
+    clock::{boot_ms, boot_ns, unix_s},
     copier::Outcome,
     error::AgentError,
     limits::TIER_FAULTS_MAX,
@@ -101,6 +101,7 @@ impl Clerk {
                 copy_ino: finished.object.ino,
                 copy_ctime: finished.object.ctime,
                 plain: *plain,
+                inserted_at: boot_ns(),
                 checked_at: *opened_at,
             };
             self.insert(dir, entry)?;
@@ -122,6 +123,7 @@ impl Clerk {
                 Entry {
                     name,
                     plain: handed.plain,
+                    inserted_at: boot_ns(),
                     checked_at: handed.opened_at,
                     ..old
                 },

@@ -115,13 +115,14 @@ impl Clerk {
         }
     }
 
-    /// Takes one name from the doors; with its last name a copy is removed.
+    /// Takes a name from the doors, and with it all names of its copy, which is removed.
     pub(super) fn drop_record(&mut self, number: u32) {
         let index = self.pages.index();
         let Some(record) = index.record(number).filter(|record| record.is_kept()) else {
             return;
         };
         let (copy, tier, size, directory) = (record.copy(), record.tier(), record.size(), record.directory());
+        let Some((dev, ino)) = file_of(&index, number) else { return };
         let left = self.names.remove(&index, number);
         self.pages.writer().kill(number);
         if let Some(state) = self.directory_states.get_mut(directory as usize) {
@@ -129,6 +130,9 @@ impl Clerk {
         }
         if left == 0 {
             self.remove_copy(copy, tier, size);
+        } else if let Some(other) = self.names.of_file(&self.pages.index(), dev, ino) {
+            // The catalogue can't forget one name of a copy: the next run would find it again.
+            self.drop_record(other);
         }
     }
 

@@ -50,6 +50,7 @@ pub(crate) fn entry(directory: u32, name: &[u8], number: u64, version: u64) -> E
         copy_ino: version << 32 | number,
         copy_ctime: time(mixed as i64, 5),
         plain: true,
+        inserted_at: 0,
         checked_at: version + 1,
     }
 }
