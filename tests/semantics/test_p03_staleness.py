@@ -269,7 +269,7 @@ OPENED_INSIDE_LIBC = {
     "fd = ctypes.CDLL(None).mkstemp(name); os.write(fd, b'one'); name.value.decode()",
     "posix_spawn": "path = directory + '/spawned'\nout, fd = os.pipe()\n"
     "actions = [(os.POSIX_SPAWN_DUP2, out, 0), (os.POSIX_SPAWN_OPEN, 1, path, os.O_CREAT | os.O_WRONLY, 0o644)]\n"
-    "os.posix_spawn('/bin/sh', ['sh', '-c', 'echo -n one; head -c 3; sleep 60'], os.environ, file_actions=actions)\npath",
+    "os.posix_spawn('/bin/sh', ['sh', '-c', 'echo -n one; head -c 3; sleep 20'], os.environ, file_actions=actions)\npath",
 }
 
 
