@@ -143,6 +143,8 @@ impl Report {
             Ok(_) => drop(lock_when_free(agent, END_DEADLINE)),
             // The tier itself says that it is in use.
             Err(AgentError::Refused { .. }) => {}
+            // One that was just ending by itself closes the connection; its lock tells.
+            Err(_) if lock_when_free(agent, END_DEADLINE).is_some() => {}
             Err(error) => self.lines.push(format!("an agent does not answer: {error}")),
         }
     }
