@@ -82,7 +82,7 @@ pub struct Status {
     pub bytes_copied: u64,
     /// Files published whose copy was there already (another spelling, an earlier run, a refreshed name).
     pub files_confirmed: u64,
-    /// Bytes that the agent itself read from source descriptors.
+    /// Bytes that the agent read from source descriptors for these copies; those of copies that were given up are not counted.
     pub source_bytes_read: u64,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,
