@@ -3,6 +3,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# A registry may be out of reach for a moment.
+export CARGO_NET_RETRY ?= 10
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh
@@ -10,6 +12,8 @@ PY := .venv/bin/python
 COMMAND := $(TARGET)/release/forebay
 LIBRARY := $(TARGET)/preload/libforebay_preload.so
 IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
+SHARE := wheel-data/data/share
+MANUAL := $(SHARE)/man/man1/forebay.1
 
 .PHONY: help
 help: ## list the targets
@@ -49,8 +53,13 @@ format: .venv/.synced ## rewrite the sources as `make check` wants them
 	.venv/bin/ruff format --quiet
 
 .PHONY: bench-tiering
-bench-tiering: .test-tools build ## measure tiering against its bars (root, about an hour); writes bench/out/tiering.json
+bench-tiering: .test-tools build ## measure tiering against its bars (root, about 75 minutes); writes bench/out/tiering.json
 	$(PY) -m bench.tiering
+
+.PHONY: bench-plan
+bench-plan: .venv/.synced ## measure the planner against its bars in the simulator (about 20 minutes); writes bench/out/plan.json
+	cargo build --locked --quiet --release -p forebay-sim --examples
+	$(PY) -m bench.plan
 
 .PHONY: clean
 clean: ## remove everything that was built here
@@ -70,8 +79,17 @@ $(COMMAND) $(LIBRARY): binaries
 $(IN_WHEEL): $(LIBRARY)
 	install -D -m 0755 $< $@
 
+# What shells and man(1) look for below an installation's prefix.
+$(MANUAL): $(COMMAND)
+	rm -rf $(SHARE)
+	mkdir -p $(@D) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(COMMAND) man $(@D)
+	$(COMMAND) completion bash > $(SHARE)/bash-completion/completions/forebay
+	$(COMMAND) completion zsh > $(SHARE)/zsh/site-functions/_forebay
+	$(COMMAND) completion fish > $(SHARE)/fish/vendor_completions.d/forebay.fish
+
 # A new wheel each time anything in it changed, and only that wheel in dist/.
-.venv/.installed: $(COMMAND) $(IN_WHEEL) pyproject.toml $(wildcard python/forebay/*) .venv/.synced
+.venv/.installed: $(COMMAND) $(IN_WHEEL) $(MANUAL) pyproject.toml $(wildcard python/forebay/*) .venv/.synced
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl
@@ -87,5 +105,9 @@ $(IN_WHEEL): $(LIBRARY)
 	@scripts/setup-system.sh demo
 
 .PHONY: .test-tools
-.test-tools:
+.test-tools: .venv/.frameworks
 	@scripts/setup-system.sh test
+
+.venv/.frameworks: .venv/.synced
+	$(UV) sync --locked --inexact --group frameworks
+	@touch $@

@@ -15,7 +15,6 @@ SCENARIO = "half: tier holds half, epochs 2 and 3"
 
 def half(world: World, report: Report) -> None:
     """Small files and shards."""
-    report.begin("half")
     of_kind("files", world.local_files, program("read_files", world.files, "--step"), world, report)
     of_kind("shards", world.local_shards, program("read_shards", world.shards, "--step"), world, report)
 

@@ -22,7 +22,6 @@ FOREIGN = "/etc/os-release"
 
 def micro(world: World, report: Report) -> None:
     """Opens by CPU time, starts by instructions."""
-    report.begin("micro")
     open_cost, start = compiled(world, "open_cost"), compiled(world, "start")
     directory = sorted(path for path in world.files.iterdir() if path.is_dir())[0]
     with world.tier() as tier:

@@ -17,7 +17,6 @@ PYTHON = "/usr/bin/python3"
 
 def part(world: World, report: Report) -> None:
     """Each way of reading, in pairs."""
-    report.begin("part")
     program = world.place / "read_part.py"
     program.write_bytes((PROGRAMS / program.name).read_bytes())
     program.chmod(0o644)

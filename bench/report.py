@@ -1,4 +1,8 @@
-"""The table and its JSON: one row a figure, kept by commit so that scenarios can be measured in several goes."""
+"""The table and its JSON: one row a figure, kept by commit so that scenarios can be measured in several goes.
+
+This knows nothing of what is measured: each benchmark names itself and its scenarios, and puts the scenario first in what it calls its
+rows ("half: tier holds half").
+"""
 
 from __future__ import annotations
 
@@ -63,8 +67,13 @@ def commit() -> str:
 
 @dataclass
 class Report:
-    """What this invocation has found, and what earlier ones have found of the same commit."""
+    """What this invocation has found, and what earlier ones have found of the same commit.
 
+    `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured.
+    """
+
+    bench: str
+    scenarios: tuple[str, ...]
     quick: bool
     commit: str = field(default_factory=commit)
     rows: list[Row] = field(default_factory=list)
@@ -76,8 +85,17 @@ class Report:
 
     def begin(self, scenario: str) -> None:
         """Figures of `scenario` follow; what was known of it is void."""
-        self.rows = [row for row in self.rows if row.scenario.split(":")[0] != scenario]
+        self.void(scenario)
         self._loads = [os.getloadavg()[0]]
+
+    def void(self, scenario: str) -> None:
+        """Forgets what was found of `scenario`."""
+        self.rows = [row for row in self.rows if scenario_of(row) != scenario]
+
+    def missing(self) -> list[str]:
+        """Scenarios of which nothing is known."""
+        known = {scenario_of(row) for row in self.rows}
+        return [scenario for scenario in self.scenarios if scenario not in known]
 
     def time(self, what: What, samples: Sequence[float], note: str = "") -> None:
         """A median of pairs."""
@@ -91,7 +109,7 @@ class Report:
         self._add(what, max(samples), holds, (min(samples), max(samples)), samples, RUNS_MIN, note)
 
     def once(self, what: What, value: float, note: str = "") -> None:
-        """A figure that does not vary from run to run."""
+        """A figure that does not vary from run to run, or is only told."""
         holds = None if what.bar is None else count_under([value], what.bar)
         self._add(what, value, holds, (value, value), [value], 1, note)
 
@@ -122,13 +140,15 @@ class Report:
             flags=tuple(flags),
             note=note,
         )
+        if not self.rows or self.rows[-1].scenario != row.scenario:
+            print(row.scenario)
         self.rows.append(row)
         print("  " + line(row), flush=True)
 
     @property
     def path(self) -> Path:
         """The JSON. What was measured quickly has one of its own: it must not replace what proves something."""
-        return OUT / ("tiering-quick.json" if self.quick else "tiering.json")
+        return OUT / f"{self.bench}{'-quick' if self.quick else ''}.json"
 
     def save(self) -> None:
         """Writes the JSON."""
@@ -140,7 +160,9 @@ class Report:
         partial.replace(self.path)
 
     def load(self) -> None:
-        """Takes over what was measured of the same commit, with the same thoroughness."""
+        """Takes over what was measured of the same commit, as thoroughly. Of a changed tree nothing: it may have changed once more."""
+        if self.commit.endswith("+"):
+            return
         try:
             known: dict[str, Any] = json.loads(self.path.read_text())
         except (OSError, ValueError):
@@ -150,9 +172,9 @@ class Report:
                 fields = {**row, "interval": tuple(row["interval"]), "samples": tuple(row["samples"]), "flags": tuple(row["flags"])}
                 self.rows.append(Row(**fields))
 
-    def verdict(self, scenarios: Sequence[str]) -> int:
-        """0 if every bar of these scenarios is known to hold."""
-        missing = [scenario for scenario in scenarios if not any(row.scenario.split(":")[0] == scenario for row in self.rows)]
+    def verdict(self) -> int:
+        """0 if every bar of every scenario is known to hold."""
+        missing = self.missing()
         failed = [row for row in self.rows if row.bar is not None and row.holds != Holds.YES.value]
         for scenario in missing:
             print(f"not measured: {scenario}")
@@ -162,7 +184,7 @@ class Report:
 
     def table(self) -> None:
         """For a person."""
-        print(f"\ntiering at {self.commit}")
+        print(f"\n{self.bench} at {self.commit}")
         scenario = ""
         for row in self.rows:
             if row.scenario != scenario:
@@ -170,6 +192,11 @@ class Report:
                 print(f"\n{scenario}")
             print("  " + line(row))
         print()
+
+
+def scenario_of(row: Row) -> str:
+    """What the scenario is called on the command line."""
+    return row.scenario.split(":")[0]
 
 
 def number(value: float) -> str:
@@ -184,4 +211,4 @@ def line(row: Row) -> str:
     bar = f"bar {number(row.bar)}: {row.holds}" if row.bar is not None else ""
     value = f"{number(row.value)}{spread} {row.unit}"
     end = f"load {row.load_average:.1f}" + "".join(f", {flag}" for flag in row.flags)
-    return f"{row.metric:<64} {value:<40} {bar:<24} {end}" + (f"\n      {row.note}" if row.note else "")
+    return f"{row.metric:<70} {value:<40} {bar:<24} {end}" + (f"\n      {row.note}" if row.note else "")

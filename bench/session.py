@@ -130,9 +130,9 @@ class Session:
 
     def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> Epoch:
         """One epoch from cold caches; `watch`: with what the source saw meanwhile, until all copies were made."""
-        self.world.drop_caches(quiet=watch)
+        self.world.drop_caches()
         before = self.world.traffic() if watch else None
-        cpu_before = self._agent_cpu_ms()
+        cpu_before = self.agent_cpu_ms()
         said = self.step(pace_ms)
         settled_after_s = self.agent.settle() if self.agent else 0.0
         traffic = self.world.traffic() - before if before else None
@@ -144,7 +144,7 @@ class Session:
             digest=said["digest"],
             traffic=traffic,
             settled_after_s=settled_after_s,
-            agent_cpu_ms=self._agent_cpu_ms() - cpu_before,
+            agent_cpu_ms=self.agent_cpu_ms() - cpu_before,
         )
 
     def step(self, pace_ms: float = 0) -> dict[str, Any]:
@@ -154,7 +154,8 @@ class Session:
         self._process.stdin.flush()
         return self._line()
 
-    def _agent_cpu_ms(self) -> float:
+    def agent_cpu_ms(self) -> float:
+        """What the agent has taken so far; 0 where there is none."""
         status = self.agent.status() if self.agent else None
         return float(status["cpu_ms"]) if status else 0.0
 

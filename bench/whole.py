@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Found, Kind, Rounds, Seen, all_of, most
+from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Found, Kind, Seen, most
 from bench.report import Report, What
+from bench.rounds import Rounds
 from bench.session import Epoch, program, session, tiered
 from bench.world import World
 
@@ -16,22 +17,18 @@ AGENT_CPU_MS_MAX = 0.25
 
 def files(world: World, report: Report) -> None:
     """Small files, read by a paced program that decodes them."""
-    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, 1)
-    report.begin("files")
+    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, True)
     rounds = Rounds(world, kind, report)
     rounds.measure()
-    rounds.rsync_first()
     rows(rounds, report)
     unpaced(world, report)
 
 
 def shards(world: World, report: Report) -> None:
     """Large files, read in pieces of 256 KiB by four threads."""
-    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 2)
-    report.begin("shards")
+    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, False)
     rounds = Rounds(world, kind, report)
     rounds.measure()
-    rounds.rsync_first()
     rows(rounds, report)
 
 
@@ -39,24 +36,28 @@ def rows(rounds: Rounds, report: Report) -> None:
     """Everything that rounds of one kind tell."""
     kind, found = rounds.kind, rounds.found
     first(kind, found, report)
-    fits = f"{kind.name}: fits in the tier, epochs 2 and 3"
-    local = "the same program on a local copy"
-    report.time(What(fits, "time", "x", 1.03, local), all_of(found.fits), f"each sample: the mean of {rounds.epochs} epochs")
+    copies = "the same program on the same copies, through links in tmpfs"
+    each = f"{rounds.epochs} epochs each, in turns from cold caches"
+    fits, again = f"{kind.name}: fits in the tier, epochs 2 and 3", f"{kind.name}: second run, warm tier"
+    report.time(What(fits, "time", "x", 1.03, copies), found.fits, each)
     later(fits, found.fits_seen, report)
-    if kind.name == "files" and found.listings:
+    if found.listings:
         bar = rounds.world.size.files / FILES_A_LISTING
         report.count(What(fits, f"ttl: readdirp a brick in {TTL_S} s", "operations", bar, "one per 50 files"), found.listings)
         report.count(What(fits, f"ttl: lookups, opens and reads of files in {TTL_S} s", "operations", 0), found.window_excess)
         share = [moved / statistics.median(found.untiered_bytes) for moved in found.window_bytes]
         report.count(What(fits, f"ttl: bytes on the links in {TTL_S} s", "x S", None, "an untiered epoch"), share)
-    again = f"{kind.name}: second run, warm tier"
-    report.time(What(again, "time", "x", 1.03, local), all_of(found.again))
+    report.time(What(again, "time", "x", 1.03, copies), found.again, each)
     later(again, found.again_seen, report)
     if found.again_first_bytes:
         share = [moved / statistics.median(found.untiered_bytes) for moved in found.again_first_bytes]
         report.count(What(again, "ttl: source bytes of the epoch in which it is swept", "x S"), share)
+    baseline = f"{kind.name}: the same program on the same copies"
+    report.time(What(baseline, "seconds an epoch", "s"), found.copies_seconds)
+    report.count(What(baseline, "links that lead to the local copy, there being none in the tier", "of files", DROPS_MAX), found.not_copies)
+    report.count(What(baseline, "the agent's CPU meanwhile", "cores"), found.agent_share)
     for name, seconds in found.totals.items():
-        report.once(What(f"{kind.name}: baselines, three epochs", name, "s"), seconds)
+        report.once(What(f"{kind.name}: three epochs", name, "s"), seconds)
 
 
 def first(kind: Kind, found: Found, report: Report) -> None:

@@ -18,7 +18,6 @@ LOOK_S = 0.5
 
 def workers(world: World, report: Report) -> None:
     """Pairs of runs; the quota is less than the data, so that it must be kept."""
-    report.begin("workers")
     words = program("loader", world.files)
     quota = folder_bytes(world.local_files) * 6 // 10
     shares: list[float] = []

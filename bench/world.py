@@ -34,8 +34,8 @@ class Size:
     catalogued: int
 
 
-FULL = Size(files=10_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000)
-QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=100_000)
+FULL = Size(files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000)
+QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=300_000)
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,10 @@ class World:
         stats: dict[str, Any] = self.cluster.stats()
         return Traffic(stats["sent_bytes"] + stats["received_bytes"], tuple(brick["operations"] for brick in stats["bricks"]))
 
-    def drop_caches(self, *, quiet: bool = True) -> None:
-        """Everything that the kernel keeps of any file goes; `quiet`: and the bricks have fallen silent."""
+    def drop_caches(self) -> None:
+        """Everything that the kernel keeps of any file goes, and the bricks have fallen silent."""
         self.cluster.drop_caches()
-        if quiet:
-            time.sleep(QUIET_S)
+        time.sleep(QUIET_S)
 
     @contextlib.contextmanager
     def tier(self, owner: int = 0) -> Iterator[Tier]:

@@ -21,6 +21,10 @@ go           golang-go         Go programs
 setfattr     attr              extended attributes
 setfacl      acl               access lists
 ip           iproute2          namespaces
+slurmctld    slurmctld         Slurm jobs
+slurmd       slurmd            Slurm jobs
+sbatch       slurm-client      Slurm jobs
+munged       munge             Slurm jobs
 mkfs.ext4    e2fsprogs         small file systems
 /usr/bin/python3 python3       programs of other users
 "
@@ -41,12 +45,24 @@ lacking=$(missing)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   packages=$(awk '{print $2}' <<<"$lacking" | sort -u | tr '\n' ' ')
   echo "forebay: installing $packages" >&2
-  install="apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends"
+  install="apt-get -qq -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install --no-install-recommends"
   log=$(mktemp)
   export DEBIAN_FRONTEND=noninteractive
-  # One by one if need be: a distribution that lacks one of them may have the others.
-  # shellcheck disable=SC2086 # lists of words
-  if ! { apt-get -qq update && $install $packages; } >"$log" 2>&1 </dev/null; then
+  # A mirror may be out of reach for a moment, and its lists out of date for another.
+  installed=
+  for pause_s in 0 5 20; do
+    sleep "$pause_s"
+    # shellcheck disable=SC2086 # lists of words
+    if { apt-get -qq -o Acquire::Retries=3 update && $install $packages; } >"$log" 2>&1 </dev/null; then
+      installed=yes
+      break
+    fi
+    # Tried again only if it may help: what the distribution does not have it will not have in a minute.
+    ! grep -q 'Unable to locate package\|has no installation candidate' "$log" || break
+  done
+  if [ -z "$installed" ]; then
+    # One by one: a distribution that lacks one of them may have the others.
+    # shellcheck disable=SC2086 # a list of words
     for package in $packages; do
       $install "$package" >>"$log" 2>&1 </dev/null || grep '^E:' "$log" | tail -n 1 >&2 || true
     done

@@ -4,6 +4,9 @@ set -eu
 version=0.13.9 # Also pyproject.toml's tool.uv.required-version names the oldest that reads the lock file.
 tools=$(cd "$(dirname "$0")/.." && pwd)/.tools
 
+# A registry may be out of reach for a moment.
+export UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-10}"
+
 # The oldest that is good enough: 0.9.
 if uv=$(command -v uv) && "$uv" --version 2>/dev/null | awk '{split($2, v, "."); exit !(v[1] > 0 || v[2] >= 9)}'; then
   exec "$uv" "$@"
@@ -24,6 +27,6 @@ if ! "$tools/bin/uv" --version 2>/dev/null | grep -q "^uv $version"; then
     echo "forebay: $python cannot make virtual environments: apt-get install python3-venv, or install uv yourself" >&2
     exit 1
   fi
-  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$version"
+  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --retries 10 "uv==$version"
 fi
 exec "$tools/bin/uv" "$@"

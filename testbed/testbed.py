@@ -31,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 GLUSTER_SH = HERE / "gluster.sh"
 SLOWFS_VARIABLE = "FOREBAY_SLOWFS"
 
-_START_S = 20.0
-_ANSWER_S = 10.0
+_START_S = 120.0
+_ANSWER_S = 60.0
 _STOP_S = 5.0
 _GLUSTER_UP_S = 600.0
 _GLUSTER_CALL_S = 180.0

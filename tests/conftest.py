@@ -1,10 +1,16 @@
 """What all tests share: in CI a skipped test is a failure, for CI's machine has root and FUSE."""
 
 import os
+import signal
 
 import pytest
 
 _skipped: list[str] = []
+
+# A shell that starts the tests in the background has them ignored, and what is ignored stays so in every program below.
+for _number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:

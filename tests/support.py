@@ -1,5 +1,6 @@
 """What tests share: the built command, places to run it in, and a worker that does what a test tells it."""
 
+import fcntl
 import json
 import os
 import pickle
@@ -21,10 +22,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("worker.py")
+IDLE = Path(__file__).with_name("idle.py")
+# Put before a program's text, it lets the program call `wait_until_idle()`.
+WAIT_UNTIL_IDLE = IDLE.read_text().partition("if __name__")[0]
 # An account that owns nothing.
 NOBODY = 65534
 # A file that was changed within the last two whole seconds is not published.
 SETTLED_AFTER_S = 2
+# For what comes soon on an idle machine: CI's is slow, shared and busy, and a limit shall only end what would never end.
+LONG_S = 120
+PROGRAM_S = 600
 
 Word = str | bytes | os.PathLike[str]
 T = TypeVar("T")
@@ -54,7 +61,7 @@ def command() -> Path:
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
-def wait_until(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
+def wait_until(condition: Callable[[], T], what: str, seconds: float = LONG_S) -> T:
     """Polls until the condition holds, and gives what it gave."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -70,7 +77,32 @@ def settle(*paths: Word) -> None:
         for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
             stat = found.lstat()
             newest = max(newest, stat.st_mtime if stat.st_mtime < time.time() else 0, stat.st_ctime)
-    time.sleep(max(0.0, int(newest) + SETTLED_AFTER_S - time.time()))
+    # The two clocks that this sleeps by and is judged by may differ a little.
+    while (left := int(newest) + SETTLED_AFTER_S + 0.01 - time.time()) > 0:
+        time.sleep(left)
+
+
+def keep_recent(path: Path) -> None:
+    """From now on the file counts as modified a moment ago, however slow the machine: its time is ahead, by less than clocks may differ."""
+    soon = time.time() + 1800
+    os.utime(path, (soon, soon))
+
+
+def chill(path: Path) -> None:
+    """Takes a file out of the page cache: what is in it is copied ahead of its reader."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory that somebody may still be writing to."""
+
+    def gone() -> bool:
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+
+    wait_until(gone, f"{path} to be gone")
 
 
 @dataclass(frozen=True)
@@ -132,10 +164,11 @@ class Place:
         return {**kept, **own, "XDG_CONFIG_HOME": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def words(self, program: Sequence[Word], record: Path, **asked: str | Path | None) -> list[str]:
-        """The command line of a run; `freshness`, `source` and `tier_size` may be asked for."""
+        """The command line of a run; `freshness`, `source`, `tier_size` and `keep` (any text) may be asked for."""
         words = [str(self.command), "run", "--source", str(asked.get("source") or self.source)]
         words += ["--tier", f"{self.tier}={asked.get('tier_size') or self.tier_size}"]
-        words += ["--freshness", str(asked.get("freshness") or self.freshness), "--record", str(record), "--"]
+        words += ["--freshness", str(asked.get("freshness") or self.freshness), "--record", str(record)]
+        words += ["--keep", "--"] if asked.get("keep") else ["--"]
         return as_user(self.uid) + words + [os.fsdecode(word) for word in program]
 
     def record_path(self) -> Path:
@@ -151,7 +184,7 @@ class Place:
         *program: Word,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout: float = 120,
+        timeout: float = PROGRAM_S,
         check: bool = True,
         standard_input: bytes = b"",
         **asked: str | Path | None,
@@ -177,6 +210,12 @@ class Place:
         words = self.words([self.python, "-E", self.worker_script], record, **asked)
         with Worker.started(words, environment=self.environment(), cwd=self.root, record=record) as worker:
             yield worker
+
+    @contextmanager
+    def adopted(self, **asked: str | Path | None) -> Iterator[dict[str, Any]]:
+        """An agent that has taken over what earlier runs left, for runs beside it to find; gives its status."""
+        with self.worker(**asked):
+            yield self.idle()
 
     def agents(self) -> list[Path]:
         """Control sockets of the agents that stand here."""
@@ -219,9 +258,19 @@ class Place:
 
     def stop(self) -> None:
         """Waits until the agents have ended, which they do after their last run; one that was told to stay is told to go."""
-        for agent in self.agents():
-            wait_until(lambda agent=agent: _ask(agent, {"op": "stop"})["reply"] == "stopping", "the end of runs")  # type: ignore[misc]
-        wait_until(lambda: not self.agents(), "the end of agents")
+
+        def ended() -> bool:
+            for agent in self.agents():
+                # One that is just ending hears nothing more.
+                with suppress(ConnectionError, FileNotFoundError):
+                    _ask(agent, {"op": "stop"})
+            return not self._is_held()
+
+        wait_until(ended, "the end of agents")
+
+    def _is_held(self) -> bool:
+        """Whether an agent has anything open here: its sockets are gone before it has removed its files and given back its leases."""
+        return is_held(self.runtime, self.tier)
 
     def end(self) -> None:
         """Ends what still stands here, whatever it does."""
@@ -232,6 +281,7 @@ class Place:
     def remove(self) -> None:
         """Ends what stands here and removes all of it."""
         self.end()
+        wait_until(lambda: not self._is_held(), "the end of agents that were killed")
         for directory in (self.root, self.runtime):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -274,7 +324,7 @@ def as_user(uid: int | None) -> list[str]:
 @contextmanager
 def _connected(agent: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(20)
+        connection.settimeout(LONG_S)
         # An agent speaks with its own user only.
         user, owner = os.geteuid(), agent.stat().st_uid
         os.seteuid(owner)
@@ -283,6 +333,23 @@ def _connected(agent: Path) -> Iterator[socket.socket]:
         finally:
             os.seteuid(user)
         yield connection
+
+
+def is_held(runtime: Path, tier: Path) -> bool:
+    """Whether an agent stands, or has not quite ended."""
+    return any(map(_is_locked, [*runtime.glob("*/lock"), *tier.glob("forebay-*/lease")]))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # Gone meanwhile, or prepared by the test: a link, a directory.
+        return False
+    return False
 
 
 def _answers(agent: Path) -> bool:
@@ -359,7 +426,7 @@ class Worker:
     def end(self) -> Ran:
         """Lets it end, and reads the record of its run."""
         if self.ran is None:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=PROGRAM_S)
             record = json.loads(self.record_path.read_text()) if self.record_path and self.record_path.exists() else {}
             self.ran = Ran(self.process.returncode, out, err, record)
             assert self.process.returncode == 0, err.decode()
@@ -387,6 +454,19 @@ def warm(place: Place, worker: Worker, *paths: Word) -> None:
         return False
 
     wait_until(lambda: all(map(is_there, paths)), f"copies of {paths}")
+
+
+def hold_copy(worker: Worker, path: Word, name: str) -> None:
+    """Has the worker keep a descriptor of the file's copy open, as `name`; a copy's validity may run out in between."""
+    code = f"{name} = os.open(path, os.O_RDONLY)\nos.readlink(f'/proc/self/fd/{{{name}}}')"
+
+    def is_held() -> bool:
+        if "/objects/" in worker.do(code, path=os.fspath(path)):
+            return True
+        worker.do(f"os.close({name})")
+        return False
+
+    wait_until(is_held, f"a copy of {path!r}")
 
 
 def is_copy(worker: Worker, path: Word) -> bool:

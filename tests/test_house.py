@@ -61,7 +61,8 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["policy"] == allowed["contract"] == allowed["slowfs"] == set()
     assert allowed["preload"] == {"contract"}
     assert allowed["agent"] == {"policy", "contract", "store"}
-    assert allowed["cli"] == {"policy", "contract", "store", "agent"}
+    assert allowed["sim"] == {"policy"}
+    assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim"}
 
 
 def test_the_table_has_no_circle(allowed: Arrows) -> None:

@@ -63,11 +63,17 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         names = {re.sub(r"^forebay-[^/]+\.", "", name) for name in wheel.namelist()}
         metadata = next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    assert {name for name in names if not name.startswith("dist-info/")} == {
+    manual = {name for name in names if name.startswith("data/data/share/man/man1/forebay")}
+    assert {"data/data/share/man/man1/forebay.1", "data/data/share/man/man1/forebay-run.1"} <= manual
+    assert {name for name in names - manual if not name.startswith("dist-info/")} == {
         "forebay/__init__.py",
         "forebay/__main__.py",
+        "forebay/preprocess.py",
         "forebay/py.typed",
         f"data/data/{LIBRARY}",
+        "data/data/share/bash-completion/completions/forebay",
+        "data/data/share/fish/vendor_completions.d/forebay.fish",
+        "data/data/share/zsh/site-functions/_forebay",
         "data/scripts/forebay",
     }
     assert "dist-info/licenses/LICENSE" in names

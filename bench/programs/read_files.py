@@ -74,9 +74,10 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--pace-ms", type=float, default=0)
     parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--first", type=int, metavar="N", help="read only the first N files, in the order of names")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    files = listed(args.root)
+    files = listed(args.root)[: args.first]
     work = read_and_decode if args.decode else read
     if args.decode:
         # What is only imported once belongs to no epoch.

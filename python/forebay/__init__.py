@@ -1,6 +1,7 @@
 """Forebay: `forebay run -- python train.py` serves a program's data from local disk.
 
-This package has no code of its own beside where its two parts were installed: the command and the library that it preloads.
+This package knows where its two parts were installed: the command and the library that it preloads. `forebay.preprocess` is what
+`forebay profile` runs to measure a Python function.
 """
 
 from importlib import metadata

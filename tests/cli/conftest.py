@@ -48,7 +48,7 @@ class Desk:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=support.PROGRAM_S,
             check=False,
         )
 

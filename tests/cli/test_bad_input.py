@@ -26,7 +26,19 @@ COMMAND_LINES: list[tuple[tuple[str, ...], list[str]]] = [
     (("python3", "train.py"), ["python3", "forebay run -- python3"]),
     (("docter",), ["docter", "doctor"]),
     (("clean", "everything"), ["everything", "--help"]),
+    (("plan",), ["no file", "forebay plan [OPTIONS] FILE"]),
+    (("profile",), ["no directory", "forebay profile [OPTIONS] DIR..."]),
     (("config", "shwo"), ["shwo", "show"]),
+    (("warm",), ["PATH", "--help"]),
+    (("warm", "--threads", "0", "source"), ["--threads", "1..=256"]),
+    (("warm", "--source", "source", "--tier", "tier=64M", "/etc"), ["/etc", "under no source", "--source DIR"]),
+    (("warm", "--source", "source", "--tier", "tier=64M", "source/nowhere"), ["source/nowhere", "does not exist"]),
+    (("ls", "--tier", "nowhere"), ["--tier", "nowhere", "no directory"]),
+    (("top", "-n", "0"), ["--interval", "between 0.1 and 3600"]),
+    (("top", "-n", "nan"), ["--interval", "between 0.1 and 3600"]),
+    (("completion",), ["SHELL", "--help"]),
+    (("completion", "tsch"), ["tsch", "bash, elvish, fish, powershell, zsh"]),
+    (("man", "nowhere"), ["nowhere", "that you can write"]),
 ]
 
 SIZES = ["", "G", "200", "200X", "-5G", "1.G", "80%", "0G", "99999999P"]
@@ -58,6 +70,7 @@ VARIABLES: list[tuple[dict[str, str], list[str]]] = [
     ({"FOREBAY_TIER": "tier"}, ["$FOREBAY_TIER", "tier=200G"]),
     ({"FOREBAY_FRESHNESS": "often"}, ["$FOREBAY_FRESHNESS", "often", "ttl=SECONDS"]),
     ({"FOREBAY_CONFIG": "/nowhere/config.toml"}, ["$FOREBAY_CONFIG", "/nowhere/config.toml", "unset"]),
+    ({"FOREBAY_SITE_CONFIG": "/nowhere/site.toml"}, ["$FOREBAY_SITE_CONFIG", "/nowhere/site.toml", "unset"]),
     ({"FOREBAY_PRELOAD": "/nowhere/lib.so"}, ["$FOREBAY_PRELOAD", "/nowhere/lib.so", "unset"]),
     ({"FOREBAY_RUNTIME_DIR": "/" + "x" * 90}, ["77 bytes", "FOREBAY_RUNTIME_DIR"]),
 ]

@@ -119,3 +119,23 @@ def test_a_named_file_replaces_the_usual_one(desk: Desk) -> None:
 def test_without_a_home_state_goes_beside_the_sockets(desk: Desk) -> None:
     assert desk.run("-q", "--", "true", env={"HOME": "/nonexistent"}).returncode == 0
     assert list(desk.runtime.glob("state/runs/*.json"))
+
+
+def test_the_site_comes_after_the_user(desk: Desk, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('freshness = "on_open"\nkeep = true\n')
+    named = {"FOREBAY_SITE_CONFIG": str(site)}
+    assert shown(desk, named)["freshness"] == ('"on_open"', f"freshness in {site}")
+    user = write(desk, 'freshness = "immutable"\n')
+    settings = shown(desk, named)
+    assert settings["freshness"] == ('"immutable"', f"freshness in {user}")
+    assert settings["keep"] == ("true", f"keep in {site}")
+    head = desk.type("config", "show", env=named).stdout.splitlines()[0]
+    assert head == f"# configuration files, the first before the second: {user}, {site}"
+
+
+def test_the_site_is_trusted_no_more_than_others(desk: Desk, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("keep = true\n")
+    site.chmod(0o666)
+    assert f"chmod go-w {site}" in desk.refuse("config", "show", env={"FOREBAY_SITE_CONFIG": str(site)})

@@ -48,7 +48,8 @@ def test_network_file_systems_are_found_under_all_their_names(desk: Desk, shared
     elsewhere = desk.root / "a/b"
     elsewhere.mkdir(parents=True)
     (elsewhere / "deep").symlink_to("../../net")
-    reader = "import sys, time\nfor n in range(2):\n    for a in sys.argv[1:]: open(a.split('=')[-1]).read()\n    time.sleep(0.5)"
+    reader = support.WAIT_UNTIL_IDLE
+    reader += "for n in range(2):\n    for a in sys.argv[1:]: open(a.split('=')[-1]).read()\n    wait_until_idle()"
     names = ["link/file", f"{desk.home}/data/file", f"--data={elsewhere}/deep/file"]
     done = desk.type("run", "--tier", "tier=64M", "--freshness", "immutable", "--", sys.executable, "-c", reader, *names)
     assert done.returncode == 0, done.stderr
@@ -57,7 +58,7 @@ def test_network_file_systems_are_found_under_all_their_names(desk: Desk, shared
     assert record["settings"]["source"] == {"value": [], "origin": "default"}
     assert set(record["spellings"]) >= {f"{desk.root}/{name}" for name in ("net", "link", "home/data", "a/b/deep")}
     assert record["derived"]["source_opens"] == 6
-    assert record["derived"]["tier_opens"] >= 3
+    assert record["derived"]["tier_opens"] >= 3, "all of the second round, if not more"
 
 
 def test_a_tier_on_the_network_is_refused(desk: Desk, shared: SlowFs) -> None:
@@ -92,7 +93,7 @@ def test_f11_doctor_answers_when_the_source_does_not(desk: Desk, shared: SlowFs)
 
 
 def test_doctor_tells_the_gain(desk: Desk, shared: SlowFs) -> None:
-    shared.set(open_ms=20)
+    shared.set(open_ms=200)
     done = desk.type("doctor", "--tier", "tier=64M", "--", "cat", "net/file")
     assert done.returncode == 0
     assert "times as long as the tier" in done.stdout

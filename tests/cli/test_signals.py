@@ -77,16 +77,16 @@ def test_signals_sent_to_the_command_reach_the_program(desk: Desk) -> None:
             assert said == (signal.Signals(number).name if number < signal.SIGRTMIN else str(int(number)))
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "SIGTERM\n"
-        assert process.wait(20) == 7
+        assert process.wait(support.LONG_S) == 7
     assert desk.records()[-1]["exit"] == {"code": 7}
 
 
 def test_a_program_that_does_not_listen_is_ended(desk: Desk) -> None:
-    words = command(desk, "sleep", "60")
+    words = command(desk, "sleep", "1000")
     with subprocess.Popen(words, cwd=desk.root, env=desk.environment) as process:
         support.wait_until(lambda: children(process.pid, b"sleep"), "the program")
         process.terminate()
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(support.LONG_S) == -signal.SIGTERM
     assert desk.records()[-1]["exit"] == {"signal": signal.SIGTERM}
 
 
@@ -123,14 +123,14 @@ def test_what_was_ignored_at_the_start_stays_ignored(desk: Desk) -> None:
 def test_sigkill_takes_the_program_along(desk: Desk) -> None:
     with started(desk, listening(desk, [])) as (process, pid):
         process.kill()
-        process.wait(20)
+        process.wait(support.LONG_S)
         support.wait_until(lambda: gone(pid), "the program's end")
 
 
 def test_a_group_is_ended_as_a_whole(desk: Desk) -> None:
     with started(desk, listening(desk, [])) as (process, pid):
         os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(support.LONG_S) == -signal.SIGKILL
         support.wait_until(lambda: gone(pid), "the program's end")
 
 
@@ -152,7 +152,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
-    def expect(self, text: str, seconds: float = 20) -> str:
+    def expect(self, text: str, seconds: float = support.LONG_S) -> str:
         """Reads until the text comes, and gives what came before it."""
         deadline = time.monotonic() + seconds
         while text not in self.read:
@@ -202,7 +202,7 @@ def test_the_terminals_keys_reach_the_program_once(desk: Desk, terminal: Termina
 
 
 def test_ctrl_c_ends_a_program_that_does_not_listen(desk: Desk, terminal: Terminal) -> None:
-    terminal.type(" ".join(command(desk, "sleep", "60")) + "\n")
+    terminal.type(" ".join(command(desk, "sleep", "1000")) + "\n")
     (pid,) = support.wait_until(lambda: children(terminal.pid, b"forebay"), "the command")
     support.wait_until(lambda: children(pid, b"sleep"), "the program")
     terminal.type("\x03")
@@ -237,9 +237,8 @@ def test_ctrl_z_stops_both_and_fg_continues_both(desk: Desk, terminal: Terminal,
         support.wait_until(lambda: state(pid) != "T", "the program's continuation")
         os.kill(pid, signal.SIGUSR1)
         terminal.expect("SIGUSR1")
-    time.sleep(0.2)
     (ours,) = children(terminal.pid, b"forebay")
-    assert state(ours) != "T"
+    support.wait_until(lambda: state(ours) != "T", "the command's continuation")
 
 
 def test_closing_the_terminal_ends_the_program(desk: Desk) -> None:

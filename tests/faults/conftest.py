@@ -28,4 +28,4 @@ def place(places: list[Place]) -> Iterator[Place]:
     """A place of its own."""
     place = places.pop()
     yield place
-    place.end()
+    place.remove()

@@ -20,7 +20,7 @@ import pytest
 
 from testbed.testbed import SlowFs, have_fuse, slowfs
 from tests import support
-from tests.support import Place, Ran, Word, Worker, wait_until
+from tests.support import LONG_S, Place, Ran, Word, Worker, chill, wait_until
 
 # What every source holds when a test begins.
 CORPUS: dict[str, bytes] = {f"a{n:02}": random.Random(n).randbytes(20_000 + 1_111 * n) for n in range(12)}  # noqa: S311
@@ -56,16 +56,11 @@ def grow(source: Path) -> None:
         (source / name).write_bytes(content)
 
 
-def chill(path: Path) -> None:
-    """Takes a file out of the page cache: what is in it is copied ahead of its reader."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _has_part_of_big(place: Place) -> bool:
-    contents = (copy.read_bytes() for copy in place.objects())
-    return any(content and content != CORPUS[BIG] and CORPUS[BIG].startswith(content) for content in contents)
+    with suppress(FileNotFoundError):
+        contents = (copy.read_bytes() for copy in place.objects())
+        return any(content and content != CORPUS[BIG] and CORPUS[BIG].startswith(content) for content in contents)
+    return False
 
 
 def begin_big(place: Place, worker: Worker, source: Path | None = None) -> bytes:
@@ -101,9 +96,9 @@ def not_copied(place: Place, reason: str) -> int:
     return count
 
 
-def wait_for_reason(place: Place, reason: str, seconds: float = 20) -> int:
+def wait_for_reason(place: Place, reason: str) -> int:
     """Waits until a hand-over has come to nothing for this reason."""
-    return wait_until(lambda: not_copied(place, reason), f"{reason}, not {place.status()['not_copied']}", seconds)
+    return wait_until(lambda: not_copied(place, reason), f"{reason}, not {place.status()['not_copied']}")
 
 
 def command_words(place: Place, program: Sequence[Word], record: Path, tiers: Sequence[str], *options: str) -> list[str]:
@@ -170,12 +165,12 @@ def read_all(place: Place, *names: str, rounds: int = 1, check: bool = True, **a
     return reading
 
 
-def stop(place: Place) -> None:
-    """Ends the agents, also those that are just ending."""
-    for _ in range(5):
-        with suppress(ConnectionError, FileNotFoundError):
-            return place.stop()
-    raise AssertionError("agents that are always just ending")
+def read_adopted(place: Place, *names: str, **asked: Any) -> Reading:
+    """The same, after an agent has taken over what earlier runs left, and none stands any more afterwards."""
+    with place.adopted():
+        reading = read_all(place, *names, **asked)
+    place.stop()
+    return reading
 
 
 def fill(place: Place, *names: str, **asked: Any) -> None:
@@ -183,7 +178,7 @@ def fill(place: Place, *names: str, **asked: Any) -> None:
     names = names or tuple(CORPUS)
     with place.worker(**asked) as worker:
         support.warm(place, worker, *(place.source / name for name in names))
-    stop(place)
+    place.stop()
 
 
 def processes_of(place: Place) -> list[int]:
@@ -263,11 +258,10 @@ def traced(place: Place, pid: int, *words: str) -> Iterator[Trace]:
             yield Trace(log)
         finally:
             strace.send_signal(signal.SIGINT)
-            try:
-                strace.wait(3)
-            except subprocess.TimeoutExpired:
-                # It sometimes misses the end of a process all of whose threads are killed at once.
-                strace.kill()
+            # It sometimes misses the end of a process all of whose threads are killed at once; from one that lives it takes its hand.
+            with suppress(subprocess.TimeoutExpired):
+                strace.wait(LONG_S if Path(f"/proc/{pid}/root").exists() else 1)
+            strace.kill()
 
 
 def agent_settings(place: Place, *, keep: bool = True) -> bytes:
@@ -295,7 +289,7 @@ def agent_under(place: Place, *words: str) -> Iterator[subprocess.Popen[bytes]]:
             for pid in processes_of(place):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(LONG_S)
 
 
 @contextmanager

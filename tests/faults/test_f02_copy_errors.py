@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.harness import CORPUS, SMALL, Disk, disk, needs_root, needs_strace, read_all, stop, traced, wait_for_reason, worker_with
+from tests.faults.harness import CORPUS, SMALL, Disk, disk, needs_root, needs_strace, read_adopted, traced, wait_for_reason, worker_with
 from tests.support import Place, is_copy, read, wait_until, warm
 
 pytestmark = [needs_root, needs_strace]
@@ -54,8 +54,8 @@ def test_f02_a_tier_is_off_after_a_few_faults(place: Place) -> None:
     assert worker.ran.counters["pass_tier_off"] >= 1
     assert b"Input/output error" in worker.ran.err
     # The next agent begins anew, with what was there before the faults.
-    stop(place)
-    assert read_all(place, kept).from_tier == 1
+    place.stop()
+    assert read_adopted(place, kept).from_tier == 1
 
 
 @pytest.mark.parametrize("how", [Disk.turn_read_only, Disk.break_down])

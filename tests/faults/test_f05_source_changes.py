@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import CORPUS, SMALL
-from tests.support import Place, Worker, is_copy, read, warm
+from tests.support import Place, Worker, is_copy, keep_recent, read, warm
 
-TTL_S = 2
+TTL_S = 5
 NEW = bytes(range(256)) * 120
 
 
@@ -95,16 +95,13 @@ def test_f05_on_open_sees_every_change_at_once(place: Place) -> None:
 def test_f05_ttl_sees_every_change_in_time(place: Place) -> None:
     paths = [place.source / name for name in SMALL[: len(CHANGES)]]
     with place.worker(freshness=f"ttl={TTL_S}") as worker:
-        for path in paths:
-            read(worker, path)
-        place.idle(len(paths))
+        warm(place, worker, *paths)
         expected: dict[Path, bytes | None] = {}
         last: dict[Path, bytes | None] = {}
         changed_at = {}
         for path, change in zip(paths, CHANGES, strict=True):
             expected[path] = change(path)
             changed_at[path] = time.monotonic()
-        served_old = 0
         while time.monotonic() < max(changed_at.values()) + TTL_S + 1:
             for path in paths:
                 asked_at = time.monotonic()
@@ -113,14 +110,12 @@ def test_f05_ttl_sees_every_change_in_time(place: Place) -> None:
                 assert found == expected[path] or asked_at < changed_at[path] + TTL_S, f"{path} is too old"
                 assert last.get(path, found) in (CORPUS[path.name], found), f"{path} went back in time"
                 last[path] = found
-                served_old += found == CORPUS[path.name]
-        # The copies were in use at all.
-        assert served_old
         assert all(last[path] == expected[path] for path in paths)
 
 
 @pytest.mark.parametrize("freshness", ["on_open", "ttl=60", "immutable"])
 def test_f05_versions_of_one_size_in_one_tick_of_the_clock(place: Place, freshness: str) -> None:
+    """And of one time of modification, which is too recent to tell anything."""
     path = place.source / SMALL[0]
     with place.worker(freshness=freshness) as worker:
         for version in range(60):
@@ -128,6 +123,7 @@ def test_f05_versions_of_one_size_in_one_tick_of_the_clock(place: Place, freshne
             with path.open("r+b") as file:
                 file.truncate(4096)
                 file.write(content)
+            keep_recent(path)
             assert read(worker, path) == content
         # What was changed so recently is not published: its timestamps might not tell its next change.
         assert place.idle(60)["not_copied"]["recently_modified"] == 60

@@ -1,13 +1,12 @@
 """F8: the tier's directory is deleted, moved, mounted over or made read-only under load. Nobody notices."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from tests.faults.harness import BIG, CORPUS, SMALL, Disk, disk, needs_root, read_all, reading_on, stop, tmpfs
-from tests.support import Place, is_copy, read, wait_until, warm
+from tests.faults.harness import BIG, CORPUS, SMALL, Disk, disk, needs_root, read_adopted, reading_on, tmpfs
+from tests.support import Place, is_copy, read, remove_tree, wait_until, warm
 
 pytestmark = needs_root
 
@@ -17,7 +16,7 @@ def gone(place: Place, on: Disk, what: str) -> Iterator[None]:
     """The tier is no longer what it was."""
     (root,) = place.tier.glob("forebay-*")
     if what == "deleted":
-        shutil.rmtree(root)
+        remove_tree(root)
     elif what == "moved":
         root.rename(place.tier / "elsewhere")
     elif what == "read_only":
@@ -47,9 +46,9 @@ def test_f08_the_tier_goes_away_under_load(place: Place, what: str) -> None:
                 assert not is_copy(worker, place.source / copied[0])
         assert worker.ran
         assert worker.ran.counters["pass_copy_gone"] + worker.ran.counters["pass_tier_off"] >= 1
-        stop(place)
+        place.stop()
     # And the next agent has a tier again.
     with place.worker() as worker:
         warm(place, worker, *(place.source / name for name in copied))
-    stop(place)
-    assert read_all(place, *copied).from_tier == len(copied)
+    place.stop()
+    assert read_adopted(place, *copied).from_tier == len(copied)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import CORPUS, SMALL, another_boot, disk, fill, mounted, needs_root, read_all, stop, worker_with
+from tests.faults.harness import CORPUS, SMALL, another_boot, disk, fill, mounted, needs_root, read_all, worker_with
 from tests.support import Place, is_copy, read, wait_until, warm
 
 pytestmark = needs_root
@@ -56,7 +56,7 @@ def test_f10_a_copy_that_is_altered_in_place(place: Place, while_served: bool) -
         (copy,) = place.objects()
         if not while_served:
             worker.end()
-            stop(place)
+            place.stop()
         times = copy.stat()
         flip(copy, 777)
         os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -123,7 +123,7 @@ def test_f10_a_damaged_catalogue(place: Place, damage: str) -> None:
             assert read(worker, place.source / name) == CORPUS[name]
         warm(place, worker, *(place.source / name for name in SMALL))
         assert len(place.objects()) == len(SMALL)
-    stop(place)
+    place.stop()
     with place.worker() as worker:
         assert place.idle()["adopted"] == len(SMALL)
         assert [read(worker, place.source / name) for name in SMALL] == [CORPUS[name] for name in SMALL]

@@ -6,19 +6,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests import support
 from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, needs_bindfs, needs_fuse, needs_root, processes_of, slow_source
-from tests.support import Place, Worker, is_copy, read, wait_until, warm
+from tests.support import LONG_S, Place, Worker, is_copy, read, wait_until, warm
 
 pytestmark = [needs_root, needs_fuse]
 
-# What is not behind the hung source answers within this.
+# What is not behind the hung source answers within this, at least once in so many times: a machine may be busy, a wait is there each time.
 SOON_S = 3.0
+TIMES = 10
 
 
 @contextmanager
@@ -60,19 +61,24 @@ beside.start()
 
 def answers_soon(ask: Callable[[], object]) -> None:
     """Asks, and holds the answer to its time."""
-    asked_at = time.monotonic()
-    ask()
-    assert time.monotonic() - asked_at < SOON_S
+    took_s = []
+    for _ in range(TIMES):
+        asked_at = time.monotonic()
+        ask()
+        took_s.append(time.monotonic() - asked_at)
+        if took_s[-1] < SOON_S:
+            return
+    raise AssertionError(f"no answer soon: {took_s}")
 
 
 def begins_to_hang(worker: Worker, path: Path) -> None:
     worker.do(READ_BESIDE, path=str(path))
-    time.sleep(0.3)
+    wait_until(lambda: waits_for_source(worker.do("os.getpid()")), "a thread that waits for the source")
     assert worker.do("beside.is_alive()")
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("freshness", ["immutable", "ttl=60"])
+@pytest.mark.parametrize("freshness", ["immutable", "ttl=600"])
 def test_f11_only_the_opener_waits(place: Place, source: Callable[[Place], object], freshness: str) -> None:
     copied, fresh = SMALL[:4], SMALL[4]
     with ExitStack() as stack:
@@ -91,7 +97,7 @@ def test_f11_only_the_opener_waits(place: Place, source: Callable[[Place], objec
             assert worker.do("beside.is_alive()")
         finally:
             resume()
-        worker.do("beside.join(10)")
+        worker.do(f"beside.join({LONG_S})")
         assert worker.do("answers") == [CORPUS[fresh]]
 
 
@@ -101,22 +107,23 @@ def test_f11_commands_answer(place: Place) -> None:
         fs.hang()
         begins_to_hang(worker, fs.mnt / SMALL[1])
         # It finds the hung file system by itself, asks it for no longer than its own deadline, and leaves nobody waiting for its output.
-        doctor = _command(place, "doctor", seconds=40)
+        doctor = _command(place, "doctor")
         assert doctor.returncode == 0
         assert str(fs.mnt) in doctor.stdout
-        assert _command(place, "config", "show").returncode == 0
+        answers_soon(lambda: _command(place, "config", "show").check_returncode())
         clean = _command(place, "clean", "--tier", str(place.tier))
         assert clean.returncode != 0
         assert "in use" in clean.stdout + clean.stderr
-        assert _command(place, "run", "--tier", f"{place.tier}=256M", "--", "true").returncode == 0
+        answers_soon(lambda: _command(place, "clean", "--tier", str(place.tier)))
+        answers_soon(lambda: _command(place, "run", "--tier", f"{place.tier}=256M", "--", "true").check_returncode())
         assert worker.do("beside.is_alive()")
         assert len(place.objects()) == 1
         fs.resume()
 
 
-def _command(place: Place, *words: str, seconds: float = SOON_S) -> subprocess.CompletedProcess[str]:
+def _command(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
     words = (str(support.command()), *words)
-    return subprocess.run(words, env=place.environment(), capture_output=True, text=True, timeout=seconds, check=False, cwd="/")
+    return subprocess.run(words, env=place.environment(), capture_output=True, text=True, timeout=LONG_S, check=False, cwd="/")
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -133,15 +140,15 @@ def test_f11_copies_from_another_source_go_on(place: Place, source: Callable[[Pl
         try:
             # The reader hangs, and so does who copies behind it.
             worker.do(READ_BESIDE.replace("file.read()", "os.pread(held.fileno(), 1 << 20, 0)"), path=str(mount / BIG))
-            time.sleep(0.3)
+            wait_until(lambda: waits_for_source(worker.do("os.getpid()")), "a reader that hangs")
             for name in SMALL:
                 assert read(other, well / name) == CORPUS[name]
             wait_until(lambda: all(is_copy(other, well / name) for name in SMALL), "copies from the source that is well")
-            assert place.status()["in_flight"] == 1
+            wait_until(lambda: place.status()["in_flight"] == 1, "the end of all copies but one")
             assert read(other, well / BIG) == CORPUS[BIG]
         finally:
             resume()
-        worker.do("beside.join(10)")
+        worker.do(f"beside.join({LONG_S})")
         assert worker.do("beside.is_alive()") is False
         assert head == CORPUS[BIG][: len(head)]
         assert read(worker, mount / BIG) == CORPUS[BIG]
@@ -163,23 +170,25 @@ def test_f11_the_agent_ends_while_the_source_hangs(place: Place, source: Callabl
         try:
             begins_to_hang(worker, mount / SMALL[1])
             # A sweep that is due: the agent itself waits for the source as well.
-            wait_until(lambda: any("fuse" in stack for stack in stacks(agent)), "a thread of the agent that waits for the source")
+            wait_until(lambda: waits_for_source(agent), "a thread of the agent that waits for the source")
             # Neither may be reaped by anybody yet: who has asked a server for something may have to wait for its answer even now.
             os.kill(program, signal.SIGKILL)
             run.kill()
-            wait_until(lambda: not place.agents() and not is_running(agent), "the agent's end", seconds=15)
+            wait_until(lambda: not place.agents() and not is_running(agent), "the agent's end")
             # The next run need not wait for what is left of it.
             other = place.run("cat", place.source / SMALL[2])
             assert other.out == CORPUS[SMALL[2]]
             assert other.record["agent"]
         finally:
             resume()
-        wait_until(lambda: not Path(f"/proc/{agent}").exists(), "nothing is left", seconds=15)
+        wait_until(lambda: not Path(f"/proc/{agent}").exists(), "nothing is left")
 
 
-def stacks(pid: int) -> list[str]:
-    """Where in the kernel the threads of a process are."""
-    return [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stack")]
+def waits_for_source(pid: int) -> bool:
+    """Whether a thread of this process waits for an answer of a FUSE server, says the kernel."""
+    with suppress(OSError):
+        return any("fuse" in stack.read_text() for stack in Path(f"/proc/{pid}/task").glob("*/stack"))
+    return False
 
 
 def is_running(pid: int) -> bool:

@@ -4,7 +4,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 from tests import support
-from tests.faults.harness import CORPUS, SMALL, processes_of, stop
+from tests.faults.harness import CORPUS, SMALL, processes_of
 from tests.support import Place, is_copy, read, wait_until, warm
 
 
@@ -28,7 +28,7 @@ def test_f21_one_agent_serves_both(place: Place) -> None:
     assert two.ran
     # Each record is of its own run.
     assert one.ran.record["agent"]["files_copied"] == two.ran.record["agent"]["files_copied"] == 6
-    stop(place)
+    place.stop()
     assert processes_of(place) == []
 
 
@@ -59,8 +59,12 @@ def test_f21_freshness_is_each_runs_own(place: Place) -> None:
 
 
 def test_f21_two_runs_that_begin_at_the_same_time_start_one_agent(place: Place) -> None:
+    # Each program waits for all others.
+    meet = 'touch "$0/$$"; until [ $(ls "$0" | wc -l) -ge 6 ]; do sleep 0.05; done'
+    (place.root / "here").mkdir()
     with ThreadPoolExecutor(6) as pool:
-        runs = list(pool.map(lambda _: place.run("sleep", "1"), range(6)))
+        runs = list(pool.map(lambda _: place.run("sh", "-c", meet, place.root / "here"), range(6)))
     assert all(run.record["agent"] for run in runs)
-    assert max(run.record["agent"]["runs"] for run in runs) > 1
-    stop(place)
+    # The first that leaves leaves five others.
+    assert max(run.record["agent"]["runs"] for run in runs) == 6
+    place.stop()

@@ -89,4 +89,4 @@ assert alike(status, os.stat("f1"))
 """
     )
     support.settle(own_door.source)
-    own_door.python(script, freshness="ttl=60")
+    own_door.python(script, freshness="on_open")

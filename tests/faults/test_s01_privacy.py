@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.faults.harness import CORPUS, SMALL, needs_root, stop
+from tests.faults.harness import CORPUS, SMALL, needs_root
 from tests.support import NOBODY, Place, is_copy, warm
 
 pytestmark = needs_root
@@ -67,7 +67,7 @@ def test_s01_a_run_of_another_user_makes_copies_of_its_own(place: Place) -> None
     support.settle(place.source)
     with place.worker() as worker:
         warm(place, worker, *(place.source / name for name in SMALL))
-    stop(place)
+    place.stop()
     before = place.objects()
     # The same tier directory, another user: may read all but one.
     runtime, state = place.root / "theirs", place.root / "their-state"

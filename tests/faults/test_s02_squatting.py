@@ -58,7 +58,13 @@ def refused(place: Place, path: Path, environment: dict[str, str] | None = None)
     ran = place.root / "ran"
     words = place.words(["touch", ran], place.record_path())
     done = subprocess.run(
-        words, env={**place.environment(), **(environment or {})}, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        words,
+        env={**place.environment(), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=support.LONG_S,
+        check=False,
+        cwd="/",
     )
     assert done.returncode == 2, (done.stdout, done.stderr)
     (line,) = done.stderr.splitlines()
@@ -103,7 +109,7 @@ def test_s02_the_runtime_directory(place: Place, squat: Squat, uid: int) -> None
 @pytest.mark.parametrize("squat", SQUATTERS)
 def test_s02_the_agents_own_directory(place: Place, squat: Squat) -> None:
     place.run("true")
-    support.wait_until(lambda: not place.agents(), "the agent's end")
+    place.stop()
     (own,) = [path for path in place.runtime.iterdir() if path.is_dir()]
     for path in own.iterdir():
         path.unlink()

@@ -3,7 +3,7 @@
 import os
 import re
 
-from tests.faults.harness import CORPUS, SMALL, stop
+from tests.faults.harness import CORPUS, SMALL
 from tests.support import Place, is_copy, read, settle, warm
 
 ODD = [
@@ -25,7 +25,7 @@ def test_s03_odd_names(place: Place) -> None:
         warm(place, worker, *map(os.fsdecode, paths))
         for path, content in paths.items():
             assert read(worker, os.fsdecode(path)) == content
-    stop(place)
+    place.stop()
     (root,) = place.tier.iterdir()
     found = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
     assert len([name for name in found if OBJECT.match(name)]) == len(ODD)

@@ -1,6 +1,7 @@
 """S8: nothing listens on a network; what listens at all, in a directory that is closed to others."""
 
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.harness import CORPUS, processes_of
@@ -9,7 +10,11 @@ from tests.support import Place, warm
 
 def sockets_of(pid: int) -> set[str]:
     """Inodes of the sockets that a process has open."""
-    links = [str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        # It may be closed by now.
+        with suppress(FileNotFoundError):
+            links.append(str(descriptor.readlink()))
     return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
 
 

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from tests import support
-from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, fill, mounted, needs_root, processes_of, read_all, stop
-from tests.support import Place, Worker, read, wait_until, warm
+from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, fill, mounted, needs_root, processes_of, read_all
+from tests.support import LONG_S, Place, Worker, read, warm
 
 
 def kill_all_in_the_middle(place: Place) -> None:
@@ -22,7 +22,7 @@ def kill_all_in_the_middle(place: Place) -> None:
         for pid in (*processes_of(place), run.pid, program):
             os.kill(pid, signal.SIGKILL)
         run.communicate()
-    wait_until(lambda: processes_of(place) == [], "the end of the agent")
+    place.stop()
 
 
 def test_s10_the_next_run_reaps(place: Place) -> None:
@@ -39,7 +39,7 @@ def test_s10_the_next_run_reaps(place: Place) -> None:
         (own,) = [path for path in place.runtime.iterdir() if path.is_dir()]
         assert len(list(own.glob("run.*"))) == 1
         assert len(list(own.glob("index.*"))) == 1
-    stop(place)
+    place.stop()
     (own,) = [path for path in place.runtime.iterdir() if path.is_dir()]
     assert {path.name for path in own.iterdir()} <= {"lock", "agent.log"}
 
@@ -50,7 +50,7 @@ def clean(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
         env=place.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_S,
         check=False,
         cwd="/",
     )
@@ -121,7 +121,7 @@ def test_s10_an_agent_that_reaps_follows_no_planted_link(place: Place) -> None:
     for _ in range(2):
         reading = read_all(place, *SMALL, rounds=3)
         assert reading.ran.status == 0
-        stop(place)
+        place.stop()
     assert is_untouched(victim)
 
 
@@ -138,7 +138,7 @@ def test_s10_clean_crosses_no_mount(place: Place) -> None:
         clean(place)
         assert (victim / "0123456789abcd42").read_bytes() == b"precious"
         read_all(place, *SMALL, rounds=2)
-        stop(place)
+        place.stop()
         assert (victim / "0123456789abcd42").read_bytes() == b"precious"
 
 

@@ -13,8 +13,7 @@ from tests.support import Place, Ran, Word
 PROGRAMS = Path(__file__).with_name("programs")
 FILES = 40
 
-# What Python programs start with: `copy(path)` opens until it is a copy that answers (those of an earlier run are taken over while
-# the program starts), `is_copy(fd)` says whether one has.
+# What Python programs start with: `copy(path)` opens until it is a copy that answers, `is_copy(fd)` says whether one has.
 PROBE = """
 import os, sys, time
 SOURCE, TIER = os.environ["DOOR_SOURCE"], os.environ["DOOR_TIER"]
@@ -23,7 +22,8 @@ def is_copy(fd):
     return os.readlink(f"/proc/self/fd/{fd}").startswith(TIER)
 
 def copy(path, flags=os.O_RDONLY):
-    for _ in range(1000):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         fd = os.open(path, flags)
         if is_copy(fd):
             return fd
@@ -59,16 +59,23 @@ class Door:
     def tier(self) -> Path:
         return self.place.tier
 
-    def run(self, *words: Word, check: bool = False, freshness: str = "immutable", env: Mapping[str, str] | None = None) -> Ran:
+    def run(
+        self,
+        *words: Word,
+        check: bool = False,
+        freshness: str = "immutable",
+        keep: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Ran:
         """Runs a program in the source to its end."""
         own = {"DOOR_SOURCE": str(self.source), "DOOR_TIER": str(self.tier), **(env or {})}
-        ran = self.place.run(*words, environment=own, cwd=self.source, check=check, freshness=freshness)
+        ran = self.place.run(*words, environment=own, cwd=self.source, check=check, freshness=freshness, keep=keep)
         assert ran.record, f"nothing ran: {ran.err!r}"
         return ran
 
-    def python(self, script: str, *words: str, freshness: str = "immutable") -> Ran:
+    def python(self, script: str, *words: str, freshness: str = "immutable", keep: str | None = None) -> Ran:
         """Runs a Python program that must end well; the probe stands before it."""
-        return self.run(sys.executable, "-E", "-c", PROBE + script, *words, check=True, freshness=freshness)
+        return self.run(sys.executable, "-E", "-c", PROBE + script, *words, check=True, freshness=freshness, keep=keep)
 
     def compile(self, name: str, *flags: str, compiler: str = "cc") -> Path:
         """Builds one of `programs/`."""
@@ -83,8 +90,11 @@ class Door:
         return self.run(self.compile(name), *words, check=True)
 
     def warm(self) -> None:
-        """Has a copy made of each file; those that are younger than two seconds have none until they are older."""
-        self.python(WARM, str(FILES))
+        """Has a copy made of each file; those that are younger than two seconds have none until they are older.
+
+        The agent stays: later programs find all copies at once, and need not wait until one has taken them over.
+        """
+        self.python(WARM, str(FILES), keep="yes")
 
 
 @contextmanager

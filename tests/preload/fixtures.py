@@ -28,4 +28,4 @@ def own_door(own_doors: list[Door]) -> Iterator[Door]:
     made = own_doors.pop()
     made.warm()
     yield made
-    made.place.end()
+    made.place.remove()

@@ -69,7 +69,7 @@ except OSError as error:
     assert error.errno == 61
 """
     support.settle(name)
-    own_door.python(SCRIPT.replace("{change}", script), freshness="ttl=60")
+    own_door.python(SCRIPT.replace("{change}", script), freshness="on_open")
 
 
 def test_a_source_that_is_gone_is_stale(own_door: Door) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import statistics
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests import support
 from tests.preload.door import Door
+from tests.support import Word
 
 pytest_plugins = ["tests.preload.fixtures"]
 
@@ -26,8 +26,11 @@ HOOKS = (
 NEEDED = {"dlsym", "environ", "__errno_location", "strlen", "memcpy", "memset", "memmove", "memcmp", "bcmp"}
 LIBRARY_BYTES_MAX = 160 << 10
 START_INSTRUCTIONS_MAX = 300_000
-# Twice the promise, for a machine that does other things at the same time; the benchmark holds the promise itself.
+# Twice the promise; the benchmark holds the promise itself. What other things a machine does only adds to what is measured: the least of
+# many rounds counts, and where that is too much they are measured again. A slower machine may take longer in proportion.
 HIT_US_MAX, RELATIVE_US_MAX, FOREIGN_US_MAX = 3.0, 1.2, 0.2
+OPEN_US = 2.0
+ATTEMPTS = 10
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +77,26 @@ def test_starting_a_program_costs_few_instructions(door: Door) -> None:
 def test_opening_costs_little(door: Door) -> None:
     program = door.compile("rate")
 
-    def microseconds(path: str | Path, switch: str = "") -> float:
-        out = door.run("sh", "-c", f'{switch} "$0" "$1"', program, path, check=True).out
-        return statistics.median(map(float, out.split()))
-
     copy = door.python("print(os.readlink(f'/proc/self/fd/{copy(\"f1\")}'))").out.decode().strip()
-    foreign = Path("/etc/hostname")
-    direct = microseconds(copy, "LD_PRELOAD=")
-    hit = microseconds(door.source / "f1") - direct
-    relative = microseconds("f1") - direct - hit
-    passing = microseconds(foreign) - microseconds(foreign, "LD_PRELOAD=")
-    print(f"hit +{hit:.2f} us, relative +{relative:.2f} us, foreign +{passing:.3f} us")
-    assert hit <= HIT_US_MAX
-    assert relative <= RELATIVE_US_MAX
-    assert passing <= FOREIGN_US_MAX
+    cases: dict[str, tuple[Word, str]] = {
+        "direct": (copy, "LD_PRELOAD="),
+        "hit": (door.source / "f1", ""),
+        "relative": ("f1", ""),
+        "foreign": ("/etc/hostname", ""),
+        "foreign without": ("/etc/hostname", "LD_PRELOAD="),
+    }
+    least = dict.fromkeys(cases, float("inf"))
+    for _ in range(ATTEMPTS):
+        for case, (path, switch) in cases.items():
+            out = door.run("sh", "-c", f'{switch} "$0" "$1"', program, path, check=True).out
+            least[case] = min(least[case], *map(float, out.split()))
+        slower = max(1.0, least["direct"] / OPEN_US)
+        more = {
+            "hit": (least["hit"] - least["direct"], HIT_US_MAX * slower),
+            "relative": (least["relative"] - least["hit"], RELATIVE_US_MAX * slower),
+            "foreign": (least["foreign"] - least["foreign without"], FOREIGN_US_MAX * slower),
+        }
+        print({case: round(us, 3) for case, us in least.items()})
+        if all(us <= us_max for us, us_max in more.values()):
+            return
+    raise AssertionError(f"microseconds more, and the most that is allowed here: {more}")

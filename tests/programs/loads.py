@@ -1,8 +1,11 @@
-"""Loads images with a torch DataLoader, for two epochs, with workers by one start method. Knows nothing of Forebay."""
+"""Loads images with a torch DataLoader, for two epochs, with workers by one start method. Knows nothing of Forebay.
+
+Words after the method are a command, run between the epochs.
+"""
 
 import hashlib
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +28,7 @@ class Images(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    root, method = sys.argv[1:]
+    root, method, *between = sys.argv[1:]
     images, order = Images(root), torch.Generator()
     loader = DataLoader(
         images,
@@ -41,7 +44,8 @@ def main() -> None:
         for batch in loader:
             digest.update(batch.numpy().tobytes())
         print(epoch, digest.hexdigest(), flush=True)
-        time.sleep(1 - epoch)
+        if between and not epoch:
+            subprocess.run(between, check=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Reads a directory of make_data.py with one library (or all, twice over) and prints a digest for each file. Knows nothing of Forebay."""
+"""Reads a directory of make_data.py with one library (or all, twice over) and prints a digest for each file. Knows nothing of Forebay.
+
+Words after the number of epochs are a command, run between them.
+"""
 
 import hashlib
+import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,13 +63,13 @@ READS: dict[str, tuple[str, Callable[[Path], str]]] = {
 
 
 def main() -> None:
-    root, wanted, epochs = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    root, wanted, epochs, between = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     for epoch in range(epochs):
         for name, (file, read) in READS.items():
             if wanted in ("all", name):
                 print(epoch, name, read(root / file))
-        if epoch + 1 < epochs:
-            time.sleep(2)
+        if between and epoch + 1 < epochs:
+            subprocess.run(between, check=True)
 
 
 if __name__ == "__main__":

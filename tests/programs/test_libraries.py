@@ -17,6 +17,8 @@ NEEDED = ("h5py", "numpy", "PIL", "pyarrow", "safetensors", "torch")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: uv sync --group programs --group examples")
 IMAGES = 40
+# Between two epochs.
+COPIES_MADE = [sys.executable, "-E", str(support.IDLE)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def expected(data: Path) -> list[str]:
 
 def test_each_library_reads_the_same_with_copies_and_without(shared: Place, expected: list[str]) -> None:
     """One process, two epochs; what is only mapped is not copied ahead, but another reader of the file saw to that."""
-    ran = shared.run(sys.executable, HERE / "reads.py", shared.source, "all", "2", freshness="ttl=60")
+    ran = shared.run(sys.executable, HERE / "reads.py", shared.source, "all", "2", *COPIES_MADE, freshness="ttl=600")
     lines = ran.out.decode().splitlines()
     assert lines == expected + [line.replace("0", "1", 1) for line in expected]
     assert ran.record["agent"]["files_copied"] == 9
@@ -69,7 +71,8 @@ LIBRARIES = [
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_library_is_served_in_a_later_run(shared: Place, expected: list[str], library: str) -> None:
     """After one that read everything: every open of the file is answered by its copy."""
-    ran = shared.run(sys.executable, HERE / "reads.py", shared.source, library, "1", freshness="immutable")
+    with shared.adopted():
+        ran = shared.run(sys.executable, HERE / "reads.py", shared.source, library, "1", freshness="immutable")
     assert ran.out.decode().splitlines() == [
         line for line in expected if line.startswith(f"0 {library} ") and line.count(" ") == library.count(" ") + 2
     ]
@@ -96,7 +99,7 @@ def test_data_loaders(images: tuple[list[Place], list[str]], method: str) -> Non
     """However its workers are started."""
     places, expected = images
     place = places.pop()
-    ran = place.run(sys.executable, HERE / "loads.py", place.source, method, freshness="ttl=60", timeout=240)
+    ran = place.run(sys.executable, HERE / "loads.py", place.source, method, *COPIES_MADE, freshness="ttl=600")
     assert ran.out.decode().splitlines() == expected
     assert len(set(expected)) == 2
     assert ran.record["agent"]["files_copied"] == IMAGES

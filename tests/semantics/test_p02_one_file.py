@@ -1,7 +1,7 @@
 """P2: an open descriptor never changes tier or version; a new placement is seen at the next open."""
 
 from tests.semantics.tree import content
-from tests.support import Place, is_copy, read, wait_until, warm
+from tests.support import Place, hold_copy, is_copy, read, wait_until, warm
 
 
 def test_a_descriptor_of_the_source_stays_one_after_the_copy_is_there(place: Place) -> None:
@@ -23,13 +23,15 @@ def test_a_descriptor_of_a_copy_keeps_its_version(place: Place) -> None:
     names = ["a", "b", "hard"]
     with place.worker(freshness="ttl=1") as worker:
         warm(place, worker, *(place.source / name for name in names))
-        worker.do("files = [open(path, 'rb', buffering=0) for path in paths]", paths=[str(place.source / name) for name in names])
+        for name in names:
+            hold_copy(worker, place.source / name, f"fd_{name}")
         (place.source / "new").write_bytes(b"new")
         (place.source / "new").rename(place.source / "a")
         (place.source / "b").unlink()
         (place.source / "hard").write_bytes(b"overwritten")
         wait_until(lambda: not place.objects(), "the sweep that drops all three")
-        assert worker.do("[f.read() for f in files]") == [content(name) for name in names]
+        for name in names:
+            assert worker.do(f"os.pread(fd_{name}, 10**6, 0)") == content(name)
         assert read(worker, place.source / "a") == b"new"
         assert read(worker, place.source / "hard") == b"overwritten"
 
@@ -47,8 +49,9 @@ def test_a_descriptor_of_a_copy_has_the_source_s_identity_after_the_copy_is_drop
     path = str(place.source / "b")
     with place.worker(freshness="ttl=1") as worker:
         warm(place, worker, path)
-        was = worker.do("late = open(path, 'rb'); os.fstat(late.fileno())", path=path)
+        hold_copy(worker, path, "late")
+        was = worker.do("os.fstat(late)")
         (place.source / "b").unlink()
         wait_until(lambda: not place.objects(), "the sweep that drops it")
-        now = worker.do("os.fstat(late.fileno())")
+        now = worker.do("os.fstat(late)")
         assert (now.st_dev, now.st_ino, now.st_mode, now.st_mtime_ns) == (was.st_dev, was.st_ino, was.st_mode, was.st_mtime_ns)

@@ -1,7 +1,6 @@
 """P4: a fault of ours is a read from the source, never an error that the program would not have had. More faults: tests/faults."""
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.semantics.tree import SIZES, content
-from tests.support import Place, read, wait_until, warm
+from tests.support import Place, read, remove_tree, wait_until, warm
 
 
 def damage_copies(place: Place) -> None:
@@ -18,7 +17,7 @@ def damage_copies(place: Place) -> None:
 
 
 def remove_tier(place: Place) -> None:
-    shutil.rmtree(place.tier)
+    remove_tree(place.tier)
 
 
 def hide_tier(place: Place) -> None:
@@ -35,7 +34,7 @@ def stop_agent(place: Place) -> None:
 
 def remove_runtime(place: Place) -> None:
     for directory in place.runtime.iterdir():
-        shutil.rmtree(directory)
+        remove_tree(directory)
 
 
 def kill_agent_and_remove_all(place: Place) -> None:

@@ -56,7 +56,10 @@ def watched(place: Place) -> Iterator[dict[str, int]]:
 
     def look() -> None:
         agent = None
-        while not stop.wait(0.005):
+        last = False
+        while not last:
+            # Once more after the end, for what came since the last look.
+            last = stop.wait(0.005)
             sizes = []
             for copy in place.objects():
                 try:
@@ -86,20 +89,27 @@ def watched(place: Place) -> Iterator[dict[str, int]]:
 def test_the_quota_holds_for_eight_processes(place: Place) -> None:
     total = make_files(place)
     quota = total // 2
-    with watched(place) as most:
-        ran = place.run(sys.executable, "-c", READ_ALL_AT_ONCE, place.source, READ_ALL, tier_size=f"{quota}B")
+    # A run beside, so that the agent is there to be asked.
+    with place.worker(tier_size=f"{quota}B"):
+        with watched(place) as most:
+            place.run(sys.executable, "-c", READ_ALL_AT_ONCE, place.source, READ_ALL, tier_size=f"{quota}B")
+            status = place.idle()
+        objects = place.objects()
     assert 0.9 * quota < most["bytes"] <= quota, "nearly all of it is used, and never more"
     # Every copy was made once, whoever asked.
-    assert ran.record["agent"]["files_copied"] == len(place.objects())
-    assert ran.record["agent"]["source_bytes_read"] <= quota
-    assert most["threads"] <= 20
+    assert status["files_copied"] == len(objects)
+    assert status["bytes_copied"] <= quota
+    # Besides, each question of ours has a thread for as long as its connection.
+    assert most["threads"] <= 30
     assert most["resident_kib"] <= 64 << 10
     assert most["descriptors"] <= FILES + 40
 
 
 def test_a_quota_that_has_shrunk_is_kept_by_the_next_run(place: Place) -> None:
     total = make_files(place, 40)
-    place.run(sys.executable, "-c", READ_ALL, place.source, "1", tier_size=f"{total}B")
+    with place.worker(tier_size=f"{total}B"):
+        place.run(sys.executable, "-c", READ_ALL, place.source, "1", tier_size=f"{total}B")
+        place.idle()
     place.stop()
     assert sum(path.stat().st_size for path in place.objects()) == total
     with place.worker(tier_size=f"{total // 2}B"):
@@ -127,17 +137,23 @@ def test_a_twentieth_of_the_disk_stays_free(place: Place) -> None:
         stop = threading.Event()
 
         def look() -> None:
-            while not stop.wait(0.002):
+            last = False
+            while not last:
+                last = stop.wait(0.002)
                 now = os.statvfs(place.tier)
                 low[0] = min(low[0], now.f_bavail * now.f_frsize)
 
         watcher = threading.Thread(target=look)
         watcher.start()
-        ran = place.run(sys.executable, "-c", READ_ALL_AT_ONCE, place.source, READ_ALL, tier_size="100M")
-        stop.set()
-        watcher.join()
+        try:
+            with place.worker(tier_size="100M"):
+                ran = place.run(sys.executable, "-c", READ_ALL_AT_ONCE, place.source, READ_ALL, tier_size="100M")
+                status = place.idle()
+        finally:
+            stop.set()
+            watcher.join()
         place.stop()
-    assert ran.record["agent"]["not_copied"].get("free_space_floor", 0) + ran.counters["pass_no_room"] > 0
+    assert status["not_copied"].get("free_space_floor", 0) + ran.counters["pass_no_room"] > 0
     # What the catalogue took since the room was last looked at.
     assert disk // 20 - (32 << 10) <= low[0] < disk // 8
 
@@ -171,6 +187,7 @@ for file in files: assert file.read()
         worker.do("import resource\nresource.getrlimit(resource.RLIMIT_NOFILE)")
         started = time.monotonic()
         worker.do(code, source=str(place.source))
-        assert time.monotonic() - started < 5
+        # No open waits for anything, be the machine ever so slow.
+        assert time.monotonic() - started < 60
         place.idle()
     assert 0 < most["descriptors"] <= 500

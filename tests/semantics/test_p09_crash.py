@@ -35,19 +35,23 @@ def test_kill_at_random_moments(place: Place, freshness: str) -> None:
     """Runs of which each one's agent is killed; what it left serves the next one, or nobody."""
     make_files(place)
     moments = random.Random(9)  # noqa: S311
-    served = 0
-    for _ in range(10):
+    for number in range(10):
         with place.worker(freshness=freshness) as worker:
             agent = place.agent_pid()
             start = "import subprocess\nreader = subprocess.Popen([sys.executable, '-c', program, source])"
             worker.do(start, program=READ_ALL, source=str(place.source))
-            time.sleep(moments.uniform(0, 0.15))
+            if number % 2:
+                # Surely in the midst of copying, on a slow machine, too; and there are some copies afterwards.
+                copies = moments.randrange(1, COUNT - 20)
+                wait_until(lambda copies=copies: place.status()["tiers"][0]["files"] >= copies, f"{copies} copies")  # type: ignore[misc]
+            else:
+                time.sleep(moments.uniform(0, 0.15))
             os.kill(agent, signal.SIGKILL)
             assert worker.do("reader.wait()") == 0
-        served += worker.end().hits
-    last = place.run(sys.executable, "-c", READ_ALL, place.source, freshness="immutable")
-    assert last.record["agent"]["adopted"] > 0
-    assert served + last.hits > 0
+    with place.adopted(freshness="immutable") as status:
+        assert status["adopted"] > 0
+        last = place.run(sys.executable, "-c", READ_ALL, place.source, freshness="immutable")
+        assert last.hits >= status["adopted"]
 
 
 def test_partial_copies_are_reaped_by_the_next_start(place: Place) -> None:
@@ -73,11 +77,12 @@ def test_copies_that_were_whole_serve_on(place: Place) -> None:
     with place.worker() as worker:
         warm(place, worker, *(place.source / name for name in SIZES))
         os.kill(place.agent_pid(), signal.SIGKILL)
-    ran = place.run("cat", place.source / "a", place.source / "b")
-    assert ran.out == content("a") + content("b")
     with place.worker() as worker:
         assert place.idle()["adopted"] == len(SIZES)
         assert all(is_copy(worker, place.source / name) for name in SIZES)
+        ran = place.run("cat", place.source / "a", place.source / "b")
+        assert ran.out == content("a") + content("b")
+        assert ran.hits == 2
 
 
 @pytest.mark.parametrize("damage", ["bits", "length", "catalogue"])
@@ -103,10 +108,17 @@ def test_the_program_outlives_the_agent_and_is_not_slowed(place: Place) -> None:
     with place.worker() as worker:
         warm(place, worker, place.source / "a")
         os.kill(place.agent_pid(), signal.SIGKILL)
-        started = time.monotonic()
-        for _ in range(500):
-            read(worker, place.source / "b")
-        assert time.monotonic() - started < 5
+        took = """
+import time
+took = []
+for _ in range(500):
+    began = time.monotonic()
+    with open(path, 'rb') as file: file.read()
+    took.append(time.monotonic() - began)
+sorted(took)
+"""
+        # A machine that does other things holds up a few of them, and a wait for the agent all.
+        assert worker.do(took, path=str(place.source / "b"))[250] < 0.05
         assert is_copy(worker, place.source / "a"), "copies are of use without the agent"
 
 
@@ -117,8 +129,7 @@ def test_clean_gives_all_space_back(place: Place) -> None:
             warm(place, worker, *(place.source / name for name in SIZES))
             if crash:
                 os.kill(place.agent_pid(), signal.SIGKILL)
-        if not crash:
-            place.stop()
+        place.stop()
         assert place.objects()
         place.clean()
         assert list(place.tier.iterdir()) == []

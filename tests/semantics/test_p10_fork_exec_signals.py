@@ -40,7 +40,7 @@ WHEN = {
     "switched off": "import subprocess\nsubprocess.run(['cat', path], capture_output=True, env={**os.environ, 'FOREBAY': 'off'}).stdout",
     "in a signal handler": "import signal, time\ngot = []\nsignal.signal(signal.SIGALRM, lambda *_: got.append(Path(path).read_bytes()))\n"
     "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nuntil = time.monotonic() + 0.5\n"
-    "while time.monotonic() < until: got.append(Path(path).read_bytes())\nsignal.setitimer(signal.ITIMER_REAL, 0)\n"
+    "while time.monotonic() < until or len(got) <= 100: got.append(Path(path).read_bytes())\nsignal.setitimer(signal.ITIMER_REAL, 0)\n"
     "assert len(got) > 100 and len(set(got)) == 1\ngot[0]",
     "in a thread": "import threading\ngot = []\nt = threading.Thread(target=lambda: got.append(Path(path).read_bytes()))\n"
     "t.start(); t.join()\ngot[0]",

@@ -120,6 +120,7 @@ def test_watchers_of_the_source_see_no_open(place: Place) -> None:
     libc = ctypes.CDLL(None)
     with place.worker() as worker:
         warm(place, worker, path)
+        place.idle()
         watch = libc.inotify_init1(os.O_NONBLOCK)
         assert libc.inotify_add_watch(watch, os.fsencode(path), 0x21) >= 0
         read(worker, path)

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.semantics.tree import SIZES
-from tests.support import Place, Ran, read, settle, wait_until, warm
+from tests.support import Place, Ran, keep_recent, read, settle, warm
 
 # Why an open under a source that asked for bytes was not answered by a copy, though one was known.
 NOT_FROM_A_COPY = ["pass_stale", "pass_tombstoned", "pass_source_changed", "pass_copy_gone", "pass_tier_off", "pass_no_page"]
@@ -73,11 +73,24 @@ opened
     assert agent["files_copied"] > 0
 
 
+def test_what_is_opened_last_is_counted_and_copied(place: Place) -> None:
+    """Also by a program that ends at once: its run does not leave before the agent has taken all that is in its queue."""
+    names = [f"last{number}" for number in range(300)]
+    for name in names:
+        (place.source / name).write_bytes(name.encode())
+    settle(place.source)
+    code = "import os, sys\nfor path in sys.argv[1:]: open(path, 'rb').read()\nos._exit(0)"
+    with place.worker():
+        ran = place.run(place.python, "-E", "-c", code, *(place.source / name for name in names))
+        assert ran.counters["handed_over"] == ran.record["agent"]["handed_over"] == len(names)
+        assert place.idle()["files_copied"] == len(names)
+
+
 def test_passes_without_an_agent_or_shared_memory_are_counted(place: Place) -> None:
     with place.worker() as worker:
         warm(place, worker, place.source / "a")
         os.kill(place.agent_pid(), 9)
-        wait_until(lambda: not place.agents(), "the agent's death")
+        place.stop()
         read(worker, place.source / "b")
         read(worker, place.source / "d/x")
     assert worker.end().counters["dropped_no_agent"] == 2
@@ -85,6 +98,7 @@ def test_passes_without_an_agent_or_shared_memory_are_counted(place: Place) -> N
 
 def test_what_the_agent_refuses_is_counted_with_its_reason(place: Place) -> None:
     (place.source / "fresh").write_bytes(b"fresh")
+    keep_recent(place.source / "fresh")
     with place.worker(tier_size="100K") as worker:
         read(worker, place.source / "fresh")
         worker.do("with open(path, 'rb') as f: pass", path=str(place.source / "b"))

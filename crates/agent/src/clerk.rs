@@ -26,8 +26,7 @@ use crate::{
     adopter::Batch,
     clock::{boot_ms, boot_ns, unix_s},
     config::AgentConfig,
-    copier::{Copier, Job, Outcome},
-    error::AgentError,
+    copier::{Copier, Job, Opened, Outcome},
     limits::{BATCH_PAUSE, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
@@ -52,6 +51,8 @@ pub(crate) enum Event {
         number: u64,
         /// How.
         outcome: Outcome,
+        /// Bytes that were read of its source.
+        read_bytes: u64,
     },
     /// A directory has been compared with the source.
     Swept(Swept),
@@ -147,11 +148,13 @@ pub(crate) struct Clerk {
     next_run: u64,
     next_flight: u64,
     total: Status,
-    sweep_budget: fresh::Budget,
+    sweep_budgets: fresh::Budgets,
     void_answered: u64,
     /// Looks at directories' inodes that are under way.
     looks: u64,
     adoption: adopt::Adoption,
+    /// The index had no room; nothing is copied until then.
+    no_room_until: Option<Instant>,
     draining_since: Option<Instant>,
     stop: bool,
 }
@@ -217,10 +220,11 @@ impl Clerk {
             next_run: started_at,
             next_flight: 0,
             total: Status::default(),
-            sweep_budget: fresh::Budget::default(),
+            sweep_budgets: fresh::Budgets::new(Instant::now()),
             void_answered: 0,
             looks: 0,
             adoption: adopt::Adoption::default(),
+            no_room_until: None,
             draining_since: Some(Instant::now()),
             stop: false,
             config,
@@ -228,26 +232,25 @@ impl Clerk {
     }
 
     /// Runs until the last run has ended (or for ever, if kept).
-    pub(crate) fn serve(mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
-        let result = self.run(events);
-        // Also after an error: what was changed must not be found by the next agent.
+    pub(crate) fn serve(mut self, events: &Receiver<Event>) {
+        self.run(events);
         self.end();
-        result
     }
 
-    fn run(&mut self, events: &Receiver<Event>) -> Result<(), AgentError> {
+    fn run(&mut self, events: &Receiver<Event>) {
         self.log.line("serving");
         set_thread_nice(CLERK_NICE);
         let mut last_tick = Instant::now();
         let mut last_room: Option<Instant> = None;
         while !self.stop {
-            match events.recv_timeout(TICK) {
+            let pause = self.let_start().map_or(TICK, |left| left.min(TICK));
+            match events.recv_timeout(pause) {
                 Ok(event) => {
-                    self.handle(event)?;
+                    self.handle(event);
                     while !self.stop
                         && let Ok(event) = events.try_recv()
                     {
-                        self.handle(event)?;
+                        self.handle(event);
                     }
                     thread::sleep(BATCH_PAUSE);
                 }
@@ -265,20 +268,28 @@ impl Clerk {
                 self.end_if_drained();
             }
         }
-        Ok(())
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), AgentError> {
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Handed(handed) => self.handed(*handed)?,
+            Event::Handed(handed) => self.handed(*handed),
             Event::HandOverLost(reason) => self.not_copied(0, reason),
-            Event::Copied { number, outcome } => self.copied(number, outcome)?,
+            Event::Copied {
+                number,
+                outcome,
+                read_bytes,
+            } => self.copied(number, outcome, read_bytes),
             Event::Swept(swept) => self.swept(&swept),
-            Event::Adopted(batch) => self.adopted(batch)?,
+            Event::Adopted(batch) => self.adopted(batch),
             Event::Asked { request, run, reply } => {
+                let joins = matches!(request, Request::Join { .. });
                 let answer = self.answer(request, run);
-                // A command that has gone away needs no answer; its disconnection is told as well.
-                let _ = reply.send(answer);
+                if joins {
+                    self.answer_join(reply, answer);
+                } else {
+                    // A command that has gone away needs no answer; its disconnection is told as well.
+                    let _ = reply.send(answer);
+                }
             }
             Event::Disconnected { run } => {
                 if let Some(run) = run {
@@ -286,16 +297,21 @@ impl Clerk {
                 }
             }
         }
-        Ok(())
     }
 
     /// A program has opened a source file: confirm its name, join a copy that is being made, or begin one.
-    fn handed(&mut self, handed: Handed) -> Result<(), AgentError> {
+    fn handed(&mut self, handed: Handed) {
+        self.tally(handed.run, |tally| tally.handed_over += 1);
+        if let Some(handed) = self.defer(handed) {
+            self.take_on(handed);
+        }
+    }
+
+    fn take_on(&mut self, handed: Handed) {
         let run = handed.run;
-        self.tally(run, |tally| tally.handed_over += 1);
         if let Err(reason) = self.acceptable(&handed) {
             self.not_copied(run, reason);
-            return Ok(());
+            return;
         }
         let identity = handed.stat.identity;
         if let Some((number, same)) = self
@@ -308,7 +324,7 @@ impl Clerk {
                 self.pages.writer().confirm(number, handed.opened_at);
                 self.want_directory_of(number);
                 self.tally(run, |tally| tally.files_confirmed += 1);
-                return Ok(());
+                return;
             }
             if same {
                 self.drop_copy_of(number);
@@ -319,30 +335,43 @@ impl Clerk {
         if let Some(number) = self.names.of_file(&self.pages.index(), identity.dev, identity.ino) {
             let index = self.pages.index();
             if index.record(number).and_then(|record| index.identity(record)) == Some(identity) {
-                return self.add_spelling(number, &handed);
+                self.add_spelling(number, &handed);
+                return;
             }
             self.drop_copy_of(number);
         }
-        if let Some(flight) = self
-            .flight_of_file
-            .get(&(identity.dev, identity.ino))
-            .and_then(|number| self.flights.get_mut(number))
-        {
-            if flight.identity == identity {
-                if flight.names.iter().all(|name| name.path != handed.path) {
-                    flight.names.push(FlightName {
-                        path: handed.path,
-                        opened_at: handed.opened_at,
-                        plain: handed.plain,
-                    });
-                }
-            } else {
-                self.not_copied(run, "changed_meanwhile");
-            }
-            return Ok(());
+        if let Some(number) = self.flight_of_file.get(&(identity.dev, identity.ino)).copied() {
+            self.join_flight(number, handed);
+            return;
         }
         self.begin_copy(handed);
-        Ok(())
+    }
+
+    /// The file is being copied: its copy gets one more name, and one more reader to follow.
+    fn join_flight(&mut self, number: u64, handed: Handed) {
+        let Some(flight) = self
+            .flights
+            .get_mut(&number)
+            .filter(|flight| flight.identity == handed.stat.identity)
+        else {
+            self.not_copied(handed.run, "changed_meanwhile");
+            return;
+        };
+        let size = flight.identity.size;
+        if flight.names.iter().all(|name| name.path != handed.path) {
+            flight.names.push(FlightName {
+                path: handed.path,
+                opened_at: handed.opened_at,
+                plain: handed.plain,
+            });
+        }
+        let opened = Opened {
+            source: handed.source,
+            pid: handed.pid,
+            descriptor: handed.descriptor,
+            _place: handed.place,
+        };
+        self.copier.opened_again(number, size, opened);
     }
 
     /// Whether a hand-over may become a copy at all.
@@ -382,6 +411,10 @@ impl Clerk {
     }
 
     fn begin_copy(&mut self, handed: Handed) {
+        if self.index_has_no_room() {
+            self.not_copied(handed.run, publish::INDEX_FULL);
+            return;
+        }
         let identity = handed.stat.identity;
         self.next_flight += 1;
         let number = self.next_flight;
@@ -406,10 +439,12 @@ impl Clerk {
             copy,
             tier: Arc::clone(&state.tier),
             identity,
-            source: handed.source,
-            pid: handed.pid,
-            descriptor: handed.descriptor,
-            _place: handed.place,
+            opened: Opened {
+                source: handed.source,
+                pid: handed.pid,
+                descriptor: handed.descriptor,
+                _place: handed.place,
+            },
         };
         let names = vec![FlightName {
             path: handed.path,
@@ -488,6 +523,7 @@ impl Clerk {
         self.runs.remove(&run);
         if self.runs.is_empty() {
             self.draining_since = Some(Instant::now());
+            self.pace_adoption();
         }
     }
 

@@ -1,6 +1,6 @@
 //! The clocks, in one place.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -13,6 +13,12 @@ pub(crate) fn boot_ns() -> u64 {
 /// Milliseconds of the same clock.
 pub(crate) fn boot_ms() -> u64 {
     boot_ns() / 1_000_000
+}
+
+/// Processor time that the calling thread has used.
+pub(crate) fn thread_cpu() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
 }
 
 /// Seconds since the epoch.

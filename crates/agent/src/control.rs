@@ -15,20 +15,21 @@ use crate::{
     error::{AgentError, io_error},
     limits::REQUEST_BYTES_MAX,
     protocol::{Reply, Request},
+    receiver::Queue,
 };
 
 /// Binds the socket and starts serving.
-pub(crate) fn start(dir: &Path, events: Sender<Event>) -> Result<(), AgentError> {
+pub(crate) fn start(dir: &Path, events: Sender<Event>, queue: Queue) -> Result<(), AgentError> {
     let path = dir.join("control.sock");
     let listener = UnixListener::bind(&path).map_err(io_error("bind", &path))?;
     let accept = move || {
         for stream in listener.incoming().flatten() {
             if sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                let events = events.clone();
+                let (events, queue) = (events.clone(), queue.clone());
                 // Without a thread the connection closes, and the command says that nobody answered.
                 let _ = thread::Builder::new()
                     .name("connection".into())
-                    .spawn(move || converse(&stream, &events));
+                    .spawn(move || converse(&stream, &events, &queue));
             }
         }
     };
@@ -39,7 +40,7 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>) -> Result<(), AgentError>
     Ok(())
 }
 
-fn converse(stream: &UnixStream, events: &Sender<Event>) {
+fn converse(stream: &UnixStream, events: &Sender<Event>, queue: &Queue) {
     let mut run = None;
     let mut requests = BufReader::new(stream);
     loop {
@@ -49,7 +50,7 @@ fn converse(stream: &UnixStream, events: &Sender<Event>) {
             Ok(0) | Err(_) => break,
         }
         let reply = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => ask(request, run, events),
+            Ok(request) => ask(request, run, events, queue),
             Err(error) => Some(Reply::Refused {
                 why: format!("the request could not be read: {error}"),
             }),
@@ -68,11 +69,15 @@ fn converse(stream: &UnixStream, events: &Sender<Event>) {
     let _ = events.send(Event::Disconnected { run });
 }
 
-fn ask(request: Request, run: Option<u64>, events: &Sender<Event>) -> Option<Reply> {
+fn ask(request: Request, run: Option<u64>, events: &Sender<Event>, queue: &Queue) -> Option<Reply> {
     if run.is_some() && matches!(request, Request::Join { .. }) {
         return Some(Reply::Refused {
             why: "this connection has joined a run already".into(),
         });
+    }
+    // What programs opened before is counted in the answer; and what the last of them opened just before it ended is copied, too.
+    if matches!(request, Request::Status | Request::Leave) {
+        queue.wait_until_taken();
     }
     let (reply, answer) = channel();
     events.send(Event::Asked { request, run, reply }).ok()?;

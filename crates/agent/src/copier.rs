@@ -3,15 +3,15 @@
 
 use std::{
     cmp::Reverse,
-    collections::BinaryHeap,
+    collections::{BinaryHeap, HashMap},
     os::fd::AsFd,
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
     time::{Duration, Instant},
 };
 
 use forebay_contract::Identity;
-use forebay_policy::wake::{self, Progress, SMALL_BYTES_MAX, Wake};
+use forebay_policy::wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake};
 use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
 
 use crate::{
@@ -32,12 +32,21 @@ pub(crate) struct Job {
     pub(crate) copy: u64,
     pub(crate) tier: Arc<Tier>,
     pub(crate) identity: Identity,
+    pub(crate) opened: Opened,
+}
+
+/// A program's descriptor of a source file, and our duplicate of it.
+#[derive(Debug)]
+pub(crate) struct Opened {
     pub(crate) source: SourceFile,
     pub(crate) pid: i32,
     pub(crate) descriptor: i32,
-    /// Held until the descriptor is closed.
+    /// Held until the duplicate is closed.
     pub(crate) _place: DescriptorPlace,
 }
+
+/// Who opened a file last that is being copied in the wake of another reader, by the number of the flight.
+type Newer = Arc<Mutex<HashMap<u64, (Opened, Option<Reader>)>>>;
 
 /// How a copy ended.
 #[derive(Debug)]
@@ -56,6 +65,8 @@ struct Following {
     job: Job,
     writer: Option<CopyWriter>,
     reader: Option<Reader>,
+    /// Bytes read of the source so far.
+    read_bytes: u64,
     seen: (u64, Option<u64>, Option<u64>),
     moved_at: Instant,
     pause: Duration,
@@ -106,6 +117,7 @@ pub(crate) struct Copier {
     small: Arc<Queue>,
     large: Arc<Queue>,
     followed: Followed,
+    newer: Newer,
 }
 
 impl Copier {
@@ -115,13 +127,15 @@ impl Copier {
             small: Queue::new(SMALL_AT_ONCE),
             large: Queue::new(1),
             followed: Followed::default(),
+            newer: Newer::default(),
         };
         for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
             for number in 0..count {
-                let (queue, events, followed) = (Arc::clone(queue), events.clone(), Arc::clone(&copier.followed));
+                let (queue, events) = (Arc::clone(queue), events.clone());
+                let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
                 thread::Builder::new()
                     .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &events, &followed))
+                    .spawn(move || work(&queue, &events, &followed, &newer))
                     .map_err(io_error("start a thread", std::path::Path::new(name)))?;
             }
         }
@@ -132,13 +146,13 @@ impl Copier {
     pub(crate) fn add(&self, job: Job) {
         let large = job.identity.size > SMALL_BYTES_MAX;
         let queue = if large { &self.large } else { &self.small };
-        // A large file's reader is watched from the first moment on, so that what it reads is counted.
-        let reader = large.then(|| Reader::new(job.pid, job.descriptor, job.source.as_fd(), &self.followed));
+        let reader = self.reader_of(large, &job.opened);
         let now = Instant::now();
         let following = Following {
             job,
             writer: None,
             reader,
+            read_bytes: 0,
             seen: (0, None, None),
             moved_at: now,
             pause: FIRST_LOOK,
@@ -147,6 +161,28 @@ impl Copier {
             due: now + FIRST_LOOK,
             following: Box::new(following),
         });
+    }
+}
+
+impl Copier {
+    /// A large file's reader is watched from the first moment on, so that what it reads is counted.
+    fn reader_of(&self, large: bool, opened: &Opened) -> Option<Reader> {
+        large.then(|| Reader::new(opened.pid, opened.descriptor, opened.source.as_fd(), &self.followed))
+    }
+
+    /// Somebody else reads a file that is being copied: the copy follows this reader once the other has left or rests.
+    pub(crate) fn opened_again(&self, number: u64, size: u64, opened: Opened) {
+        let reader = self.reader_of(size > SMALL_BYTES_MAX, &opened);
+        self.newer().insert(number, (opened, reader));
+    }
+
+    /// The copy has ended.
+    pub(crate) fn ended(&self, number: u64) {
+        self.newer().remove(&number);
+    }
+
+    fn newer(&self) -> MutexGuard<'_, HashMap<u64, (Opened, Option<Reader>)>> {
+        self.newer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,17 +239,24 @@ impl Queue {
     }
 }
 
-fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed) {
+fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
-            match following.look(&mut buffer, followed) {
+            match following.look(&mut buffer, followed, newer) {
                 Some(outcome) => {
-                    let number = following.job.number;
+                    let (number, read_bytes) = (following.job.number, following.read_bytes);
                     // The descriptor goes before the news: who waits for the copy may then unmount the source.
                     drop(following);
-                    if events.send(Event::Copied { number, outcome }).is_err() {
+                    if events
+                        .send(Event::Copied {
+                            number,
+                            outcome,
+                            read_bytes,
+                        })
+                        .is_err()
+                    {
                         return;
                     }
                 }
@@ -228,17 +271,18 @@ fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed) {
 
 impl Following {
     /// Looks at the reader once and copies what may be copied; `None`: look again after the pause.
-    fn look(&mut self, buffer: &mut [u8], followed: &Followed) -> Option<Outcome> {
+    fn look(&mut self, buffer: &mut [u8], followed: &Followed, newer: &Newer) -> Option<Outcome> {
         let size = self.job.identity.size;
         let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
         let small = size <= SMALL_BYTES_MAX;
-        let offset = shared_offset(self.job.source.as_fd());
+        let opened = &self.job.opened;
+        let offset = shared_offset(opened.source.as_fd());
         let ahead = if small { size } else { (size - copied).min(PIECE_BYTES) };
-        let cached = cached_run(self.job.source.as_fd(), copied, ahead);
+        let cached = cached_run(opened.source.as_fd(), copied, ahead);
         // A small file whose reader is seen needs no look at the process.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
-            self.reader = Some(Reader::new(self.job.pid, self.job.descriptor, self.job.source.as_fd(), followed));
+            self.reader = Some(Reader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
         let ((volume, seeks), open) = match reader {
@@ -254,7 +298,7 @@ impl Following {
             self.moved_at = Instant::now();
         }
         let idle_ms = self.moved_at.elapsed().as_millis() as u64;
-        match wake::follow(&Progress {
+        let next = wake::follow(&Progress {
             size,
             copied,
             offset,
@@ -263,7 +307,12 @@ impl Following {
             seeks,
             open,
             idle_ms,
-        }) {
+        });
+        let has_left = next == Wake::GiveUp || (next == Wake::Wait && (!open || idle_ms >= GRACE_MS));
+        if has_left && self.follow_newer(newer) {
+            return None;
+        }
+        match next {
             Wake::CopyTo(upto) => self.copy_to(upto, buffer),
             Wake::GiveUp => Some(Outcome::GivenUp),
             Wake::Wait => {
@@ -271,6 +320,18 @@ impl Following {
                 None
             }
         }
+    }
+
+    /// Goes on with who opened the file last, if somebody has since; tells whether.
+    fn follow_newer(&mut self, newer: &Newer) -> bool {
+        let next = newer.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.job.number);
+        let Some((opened, reader)) = next else { return false };
+        self.job.opened = opened;
+        self.reader = reader;
+        self.seen = (0, None, None);
+        self.moved_at = Instant::now();
+        self.pause = FIRST_LOOK;
+        true
     }
 
     fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<Outcome> {
@@ -282,7 +343,9 @@ impl Following {
             },
         };
         let piece = upto.min(writer.copied() + PIECE_BYTES);
-        if let Err(error) = writer.advance(&self.job.source, piece, buffer) {
+        let advanced = writer.advance(&self.job.opened.source, piece, buffer);
+        self.read_bytes = writer.copied();
+        if let Err(error) = advanced {
             return Some(Outcome::Failed(error));
         }
         self.moved_at = Instant::now();
@@ -299,7 +362,7 @@ impl Following {
         } else {
             Ask::Server
         };
-        Some(match writer.finish(&self.job.source, ask) {
+        Some(match writer.finish(&self.job.opened.source, ask) {
             Ok(finished) => Outcome::Whole(finished),
             Err(error) => Outcome::Failed(error),
         })

@@ -3,8 +3,8 @@
 //!
 //! One thread, the *clerk* ([`clerk`]), owns all state: index, placement, catalogue. Others only bring it events and carry
 //! out what it decided: the *receiver* takes hand-overs, *workers* copy small files, *followers* copy one large file each in
-//! its reader's wake, the *sweeper* compares directories with the source, *control* speaks with commands. So nothing
-//! is locked across I/O, and a source that hangs holds only the thread that asked it.
+//! its reader's wake, the *adopter* of a tier brings copies of earlier runs, the *sweeper* compares directories with the source, *control*
+//! speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the thread that asked it.
 //!
 //! What must not be here: decisions (policy), how bytes get onto a tier (store). Start with [`serve`], then `clerk.rs`.
 

@@ -22,8 +22,10 @@ pub(crate) const DESCRIPTOR_SHARE: u64 = 2;
 pub(crate) const HANDED_MAX: usize = 16_384;
 /// The listening socket's queue of hand-overs; the kernel caps it at net.core.somaxconn.
 pub(crate) const BACKLOG: i32 = 4096;
-/// How long the receiver waits for the packet of a connection.
-pub(crate) const PACKET_WAIT_MAX: Duration = Duration::from_millis(50);
+/// How long the receiver waits for the packet of a connection: on a busy machine a program may lose its core right before it sends.
+pub(crate) const PACKET_WAIT_MAX: Duration = Duration::from_millis(500);
+/// How long a command's question waits for hand-overs that came before it: without descriptors the queue stands still.
+pub(crate) const QUEUE_WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long the receiver and the clerk let events gather before they take them: on a machine whose cores the program uses, each waking
 /// takes something from it.
 pub(crate) const BATCH_PAUSE: Duration = Duration::from_millis(2);
@@ -41,6 +43,14 @@ pub(crate) const WRITERS_LOOK: Duration = Duration::from_millis(200);
 pub(crate) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 /// Part of the time that sweeps may keep the source busy.
 pub(crate) const SWEEP_SHARE: f64 = 0.05;
+/// The same for directories that programs wait for.
+pub(crate) const SWEEP_WANTED_SHARE: f64 = 0.5;
+/// Of how much time that part may be saved up.
+pub(crate) const SWEEP_WANTED_SAVED: Duration = Duration::from_secs(2);
+/// How long the first sweeps may take together, whatever their part.
+pub(crate) const FIRST_SWEEPS: Duration = Duration::from_secs(2);
+/// A directory in use that was not swept when this part of its validity is over is swept as if programs waited for it.
+pub(crate) const SWEEP_PRESSING_AT: f64 = 0.95;
 /// A directory is swept when this part of its validity is over.
 pub(crate) const SWEEP_AT: f64 = 0.85;
 /// A directory whose copies nobody has used for so long is not swept any more, until somebody asks for one of them.
@@ -53,20 +63,31 @@ pub(crate) const ROOM_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// Errors of a tier after which it is switched off.
 pub(crate) const TIER_FAULTS_MAX: u32 = 3;
+/// How long no copy is begun after the index had no room for one.
+pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(60);
 /// Records in the first index.
 pub(crate) const FIRST_RECORDS: u64 = 1 << 16;
 /// Memory for the index is taken in steps of this many bytes.
 pub(crate) const BACKED_STEP_BYTES: u64 = 1 << 20;
-/// Adopted copies that are brought to the clerk at once.
+/// Adopted copies that are brought to the clerk in one message.
 pub(crate) const ADOPT_BATCH: usize = 512;
-/// Niceness of the thread that reads catalogues.
-pub(crate) const ADOPT_NICE: i32 = 19;
-/// Longest pause after a batch.
-pub(crate) const ADOPT_PAUSE_MAX: Duration = Duration::from_millis(100);
+/// A tier of at most so many copies is adopted at once; a larger one within the budget that follows, but for the directories
+/// that programs ask for.
+pub(crate) const ADOPT_AT_ONCE: u64 = 1 << 16;
+/// Of such a tier so much is verified at once after a reboot.
+pub(crate) const VERIFY_AT_ONCE_BYTES: u64 = 64 << 20;
+/// Part of one processor's time that adoption may take while a run is there.
+pub(crate) const ADOPT_SHARE: f64 = 0.02;
+/// Bytes a second that it may read of the tier meanwhile.
+pub(crate) const ADOPT_BYTES_PER_S: u64 = 8_000_000;
+/// How long the first run's start may wait for a tier that is adopted at once, so that its first opens find what there is.
+pub(crate) const ADOPTED_BEFORE_START_MAX: Duration = Duration::from_millis(150);
 /// Leftovers of dead agents that one start removes.
 pub(crate) const REAP_MAX: u64 = 1_000_000;
 /// Longest request on the control socket in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);
-const _: () = assert!(SWEEP_AT < 1.0 && SWEEP_SHARE < 0.5);
+const _: () = assert!(SWEEP_AT < SWEEP_PRESSING_AT && SWEEP_PRESSING_AT < 1.0);
+const _: () = assert!(SWEEP_SHARE < SWEEP_WANTED_SHARE && SWEEP_WANTED_SHARE <= 0.5);
+const _: () = assert!(ADOPT_SHARE > 0.0 && ADOPT_SHARE < 0.1);

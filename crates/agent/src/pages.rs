@@ -36,6 +36,28 @@ impl Drop for IndexFile {
     }
 }
 
+/// The index takes nothing more now: a table is full that does not grow, or there is no memory for a larger one. What is in it stays and
+/// is served.
+#[derive(Debug)]
+pub(crate) struct NoRoom {
+    /// It has grown all the same: record numbers are new.
+    pub(crate) grown: bool,
+    pub(crate) why: AgentError,
+}
+
+impl NoRoom {
+    fn as_it_was(why: AgentError) -> Self {
+        Self { grown: false, why }
+    }
+
+    fn grown_in_vain(what: &'static str) -> Self {
+        Self {
+            grown: true,
+            why: AgentError::TooLarge { what },
+        }
+    }
+}
+
 /// Control page and current index; the clerk's.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -102,30 +124,34 @@ impl Pages {
     }
 
     /// Publishes an entry, growing the index if it is full. Record numbers are new after growth: the second value says so.
-    pub(crate) fn insert(&mut self, entry: &Entry<'_>) -> Result<(u32, bool), AgentError> {
-        self.backed.ensure(&self.current, &self.writer, [0; 4])?;
+    pub(crate) fn insert(&mut self, entry: &Entry<'_>) -> Result<(u32, bool), NoRoom> {
+        self.ensure()?;
         if let Ok(number) = self.writer.insert(entry) {
             return Ok((number, false));
         }
-        self.grow()?;
+        self.grow().map_err(NoRoom::as_it_was)?;
         let number = self
             .writer
             .insert(entry)
-            .map_err(|IndexFull| AgentError::TooLarge { what: "one more file" })?;
+            .map_err(|IndexFull| NoRoom::grown_in_vain("one more file"))?;
         Ok((number, true))
     }
 
     /// Adds a directory, growing the index if it is full; the second value as for [`Self::insert`].
-    pub(crate) fn add_directory(&mut self, path: &[u8]) -> Result<(u32, bool), AgentError> {
-        self.backed.ensure(&self.current, &self.writer, [0; 4])?;
+    pub(crate) fn add_directory(&mut self, path: &[u8]) -> Result<(u32, bool), NoRoom> {
+        self.ensure()?;
         if let Ok(number) = self.writer.add_directory(path, 0, 0) {
             return Ok((number, false));
         }
-        self.grow()?;
-        let number = self.writer.add_directory(path, 0, 0).map_err(|IndexFull| AgentError::TooLarge {
-            what: "one more directory",
-        })?;
+        self.grow().map_err(NoRoom::as_it_was)?;
+        let added = self.writer.add_directory(path, 0, 0);
+        let number = added.map_err(|IndexFull| NoRoom::grown_in_vain("one more directory"))?;
         Ok((number, true))
+    }
+
+    /// Has memory behind one more insertion.
+    fn ensure(&mut self) -> Result<(), NoRoom> {
+        self.backed.ensure(&self.current, &self.writer, [0; 4]).map_err(NoRoom::as_it_was)
     }
 
     fn grow(&mut self) -> Result<(), AgentError> {
@@ -211,4 +237,51 @@ fn random_u64(path: &Path) -> Result<u64, AgentError> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| io_error("get random bytes for", path)(e.into()))?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_contract::{Attributes, FileTime, Identity};
+
+    use super::*;
+
+    #[test]
+    fn s9_a_table_that_is_full_for_good_refuses_and_serves_on() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let tier = Tier::new(1, b"/tier/objects").expect("short enough");
+        let mut pages = Pages::create(dir.path(), vec![tier], 0).expect("made");
+        let (directory, _) = pages.add_directory(b"/source").expect("room");
+        // Each file of another owner: what files have in common is kept in a table of its own.
+        let mut insert = |number: u32, owner: u32| {
+            let name = number.to_string();
+            let entry = Entry {
+                directory,
+                name: name.as_bytes(),
+                identity: Identity {
+                    ino: u64::from(number) + 1,
+                    ..Identity::default()
+                },
+                attributes: Attributes {
+                    uid: owner,
+                    ..Attributes::default()
+                },
+                copy: u64::from(number),
+                tier: 0,
+                copy_ino: u64::from(number) + 1,
+                copy_ctime: FileTime::default(),
+                plain: true,
+                inserted_at: 1,
+                checked_at: 1,
+            };
+            pages.insert(&entry).map(|(_, grown)| grown)
+        };
+        let full = (0..10_000).find(|number| insert(*number, *number).is_err()).expect("a bound");
+        assert!(full >= 4096);
+        assert!(insert(full + 1, full + 1).is_err());
+        assert!(!insert(full + 2, 7).expect("of an owner that is known"));
+        for number in (0..full).chain([full + 2]) {
+            assert!(pages.index().find(format!("/source/{number}").as_bytes()).is_some(), "{number}");
+        }
+        assert!(pages.index().find(format!("/source/{full}").as_bytes()).is_none());
+    }
 }

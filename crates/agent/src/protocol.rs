@@ -41,7 +41,7 @@ pub enum Request {
         /// Stay after the last run.
         keep: bool,
     },
-    /// What has been done for this connection's run (or, without one, in all).
+    /// What has been done for this connection's run (or, without one, in all), with all that was handed over before.
     Status,
     /// The run has ended; the reply is its last status.
     Leave,
@@ -82,7 +82,8 @@ pub struct Status {
     pub bytes_copied: u64,
     /// Files published whose copy was there already (another spelling, an earlier run, a refreshed name).
     pub files_confirmed: u64,
-    /// Bytes that the agent read from source descriptors for these copies; those of copies that were given up are not counted.
+    /// Bytes that the agent read from source descriptors, those of copies that came to nothing included. What of them the page cache
+    /// held was not asked of the source again.
     pub source_bytes_read: u64,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,

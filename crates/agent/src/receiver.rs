@@ -7,10 +7,11 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::Sender,
     },
     thread,
+    time::Instant,
 };
 
 use forebay_contract::message::{HandOver, MESSAGE_BYTES_MAX};
@@ -20,7 +21,7 @@ use rustix::net::{
     listen, recvmsg, socket_with, sockopt,
 };
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::Uid,
 };
@@ -28,7 +29,7 @@ use rustix::{
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::{BACKLOG, BATCH_PAUSE, PACKET_WAIT_MAX},
+    limits::{BACKLOG, BATCH_PAUSE, PACKET_WAIT_MAX, QUEUE_WAIT_MAX},
     reader::name_of,
 };
 
@@ -78,8 +79,32 @@ pub(crate) struct Handed {
     pub(crate) place: DescriptorPlace,
 }
 
+/// The queue of hand-overs, as others may look at it.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    socket: Arc<OwnedFd>,
+    /// The receiver has some in its hands, or is about to.
+    taking: Arc<AtomicBool>,
+}
+
+impl Queue {
+    /// Waits until the clerk was told of all that was handed over before, or for [`QUEUE_WAIT_MAX`].
+    pub(crate) fn wait_until_taken(&self) {
+        let begun = Instant::now();
+        // In this order: what is no longer in the socket's queue is in the receiver's hands until the clerk was told.
+        while (self.is_waiting() || self.taking.load(Ordering::SeqCst)) && begun.elapsed() < QUEUE_WAIT_MAX {
+            thread::sleep(BATCH_PAUSE);
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&*self.socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+}
+
 /// Binds the door socket and starts the receiver.
-pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<(), AgentError> {
+pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<Queue, AgentError> {
     let path = dir.join("door.sock");
     let error = |operation| io_error(operation, &path);
     let socket = socket_with(
@@ -92,18 +117,25 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget)
     let address = SocketAddrUnix::new(&path).map_err(|e| error("name")(e.into()))?;
     bind(&socket, &address).map_err(|e| error("bind")(e.into()))?;
     listen(&socket, BACKLOG).map_err(|e| error("listen on")(e.into()))?;
+    let queue = Queue {
+        socket: Arc::new(socket),
+        taking: Arc::default(),
+    };
+    let taken_from = queue.clone();
     thread::Builder::new()
         .name("receiver".into())
-        .spawn(move || receive(&socket, &events, &budget))
+        .spawn(move || receive(&taken_from, &events, &budget))
         .map_err(error("start a thread for"))?;
-    Ok(())
+    Ok(queue)
 }
 
-fn receive(socket: &OwnedFd, events: &Sender<Event>, budget: &DescriptorBudget) {
+fn receive(queue: &Queue, events: &Sender<Event>, budget: &DescriptorBudget) {
+    let socket = &*queue.socket;
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
     let user = rustix::process::geteuid();
     loop {
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
+        queue.taking.store(true, Ordering::SeqCst);
         // The queue is long and nobody waits: to wake once for many costs the program's cores less.
         thread::sleep(BATCH_PAUSE);
         loop {
@@ -120,6 +152,7 @@ fn receive(socket: &OwnedFd, events: &Sender<Event>, budget: &DescriptorBudget) 
                 return;
             }
         }
+        queue.taking.store(false, Ordering::SeqCst);
     }
 }
 

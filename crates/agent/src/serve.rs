@@ -45,7 +45,7 @@ pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     let _lock = lock(&config.dir)?;
     let log = Log::create(&config.dir)?;
     let dir = config.dir.clone();
-    let result = open(config, log.clone()).and_then(|(clerk, events)| clerk.serve(&events));
+    let result = open(config, log.clone()).map(|(clerk, events)| clerk.serve(&events));
     if let Err(error) = &result {
         log.line(&error.to_string());
         // Nobody may wait for a socket that is dead.
@@ -100,9 +100,9 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         events: events.clone(),
         log,
     });
-    receiver::start(&dir, events.clone(), DescriptorBudget::new(held))?;
+    let queue = receiver::start(&dir, events.clone(), DescriptorBudget::new(held))?;
     // Last: a command that can connect finds all the rest in place.
-    control::start(&dir, events)?;
+    control::start(&dir, events, queue)?;
     Ok((clerk, received))
 }
 

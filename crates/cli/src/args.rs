@@ -1,9 +1,12 @@
 //! Exactly what was typed. What it means is decided in `config.rs`.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use clap::{
-    Parser, Subcommand,
+    CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
@@ -32,17 +35,43 @@ pub enum Command {
     Run(RunArgs),
     /// Say what would be covered, what would be chosen and why, and the most that could be gained
     Doctor(DoctorArgs),
+    /// Measure what a plan has to know of this machine and its source
+    Profile(ProfileArgs),
+    /// Say what caching and scheduling would give a job: simulate it by policy, schedule, cache, nodes and window
+    Plan(PlanArgs),
     /// Remove copies and what else runs have left on this machine
     Clean(CleanArgs),
     /// The configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// List what is cached: by source directory, or each file
+    Ls(LsArgs),
+    /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why
+    Top(TopArgs),
+    /// Copy directories to the tiers ahead of a job
+    Warm(WarmArgs),
+    /// Print the completion script of a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    Man {
+        /// Where to, such as ~/.local/share/man/man1
+        dir: PathBuf,
+    },
+    /// The reading part of `warm`, run as a program under the door
+    #[command(hide = true)]
+    ReadAll(ReadAllArgs),
     /// The agent itself; its settings come on standard input
     #[command(hide = true)]
     Agent,
     /// The part of `doctor` that reads files; what to read comes on standard input
     #[command(hide = true)]
     Measure,
+    /// The part of `profile` that reads files; what to read comes on standard input
+    #[command(hide = true)]
+    ProfileReader,
 }
 
 /// What is common to `run` and `doctor`.
@@ -102,12 +131,158 @@ pub struct DoctorArgs {
     pub program: Vec<OsString>,
 }
 
+/// `forebay profile`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "\
+The function is given the bytes of one file; what it returns is thrown away. It runs in worker processes of the interpreter that \
+--python names, in which the package forebay has to be installed."
+)]
+pub struct ProfileArgs {
+    /// Directories of the source with samples to read
+    #[arg(value_name = "DIR", required = true)]
+    pub dirs: Vec<PathBuf>,
+    /// A local directory to measure as the tier [default: memory]
+    #[arg(long, value_name = "DIR")]
+    pub tier: Option<PathBuf>,
+    /// Numbers of threads, such as 1,2,4,8 [default: powers of two up to twice the processors]
+    #[arg(long, value_name = "LIST")]
+    pub threads: Option<String>,
+    /// Longest time of each round; there is one a place and number of threads [default: 3]
+    #[arg(long, value_name = "NUMBER")]
+    pub seconds: Option<f64>,
+    /// Most bytes that a round reads [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub bytes: Option<String>,
+    /// What a node reads from other nodes, such as \"100 Gbit/s\": it is written down, not measured
+    #[arg(long, value_name = "RATE")]
+    pub peer_bandwidth: Option<String>,
+    /// A Python function that prepares a sample, to be measured by number of workers
+    #[arg(long, value_name = "MODULE:FUNCTION")]
+    pub preprocess: Option<String>,
+    /// The interpreter that runs it
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    pub python: String,
+    /// The profile to write
+    #[arg(long, short, value_name = "FILE", default_value = "forebay-profile.toml")]
+    pub output: PathBuf,
+    /// Write over a profile that exists
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `forebay plan`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "\
+FILE is a profile that `forebay profile` wrote, or a short TOML file; docs/planning.md lists its keys. A large dataset is scaled down, and \
+the answer says so."
+)]
+pub struct PlanArgs {
+    /// A plan file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Lay a value over the file's, such as --set cluster.nodes=8
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE")]
+    pub page: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Simulate about so many samples of a larger dataset; all: the whole of it
+    #[arg(long, value_name = "NUMBER", default_value = "60000")]
+    pub samples: String,
+}
+
 /// `forebay clean`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CleanArgs {
     /// The tier to remove [default: every one that is configured or would be chosen]
     #[arg(long, value_name = "DIR")]
     pub tier: Vec<OsString>,
+}
+
+/// `forebay ls`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(args_override_self = true)]
+pub struct LsArgs {
+    /// List the files, each with its copy
+    #[arg(long, short)]
+    pub long: bool,
+    /// Print JSON lines, one a file
+    #[arg(long)]
+    pub json: bool,
+    /// A tier to look into [default: every one that is configured or was used on this host]
+    #[arg(long, value_name = "DIR")]
+    pub tier: Vec<OsString>,
+    /// Only what lies below these source directories
+    #[arg(value_name = "SOURCE")]
+    pub below: Vec<PathBuf>,
+}
+
+/// `forebay top`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(args_override_self = true)]
+pub struct TopArgs {
+    /// Look twice, print the figures, and end; so it is, too, where the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, short = 'n', value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub interval: f64,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("write seconds between 0.1 and 3600".into()),
+    }
+}
+
+/// `forebay warm`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "\
+What is cached already is not read again; files that don't fit are left out and counted. Directories are read once, by several threads, \
+and the copies are made in their wake."
+)]
+pub struct WarmArgs {
+    /// Sources, tiers, freshness.
+    #[command(flatten)]
+    pub choices: Choices,
+    /// Keep the agent, so that the job finds it warm
+    #[arg(long)]
+    pub keep: bool,
+    /// Threads that read
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Say nothing unless something is wrong
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Directories or files under a source
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// `forebay read-all`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ReadAllArgs {
+    /// Threads that read
+    #[arg(long)]
+    pub threads: u16,
+    /// Show no progress
+    #[arg(long)]
+    pub quiet: bool,
+    /// Where copies lie: what opens there is not read
+    #[arg(long, value_name = "DIR")]
+    pub copies: Vec<PathBuf>,
+    /// What to read
+    pub paths: Vec<PathBuf>,
 }
 
 /// `forebay config`.
@@ -143,6 +318,33 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, Refusal
     }
 }
 
+/// The command without the parts that only the command itself runs; completion would offer these.
+fn for_people() -> clap::Command {
+    let all = Args::command();
+    clap::Command::new("forebay")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(all.get_about().cloned().unwrap_or_default())
+        .after_help(all.get_after_help().cloned().unwrap_or_default())
+        .disable_help_subcommand(true)
+        .subcommands(all.get_subcommands().filter(|part| !part.is_hide_set()).cloned())
+}
+
+/// The completion script of a shell.
+pub fn completion(shell: clap_complete::Shell) -> String {
+    let mut out = Vec::new();
+    clap_complete::generate(shell, &mut for_people(), "forebay", &mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Writes the manual pages into a directory: `forebay.1`, and one for each of its commands.
+///
+/// # Errors
+/// A directory that is not there or can't be written.
+pub fn write_manual(dir: &Path) -> Result<(), Refusal> {
+    clap_mangen::generate_to(for_people(), dir)
+        .map_err(|error| Refusal::bad_input(format_args!("{}: {error}; name a directory that you can write", dir.display())))
+}
+
 fn one_line(error: &clap::Error) -> String {
     let context = |kind| error.get(kind).map(first_value).unwrap_or_default();
     let hint = |kind| match context(kind) {
@@ -161,15 +363,32 @@ fn one_line(error: &clap::Error) -> String {
         ErrorKind::InvalidSubcommand => {
             let command = context(ContextKind::InvalidSubcommand);
             let mend = match hint(ContextKind::SuggestedSubcommand) {
-                hint if hint.is_empty() => format!(" (run, doctor, clean or config); to run a program: forebay run -- {command}"),
+                hint if hint.is_empty() => format!(" (forebay --help lists them); to run a program: forebay run -- {command}"),
                 hint => hint,
             };
             format!("there is no command '{command}'{mend}")
         }
-        ErrorKind::MissingRequiredArgument => "no program was given: forebay run [OPTIONS] -- PROGRAM [ARGS...]".into(),
+        ErrorKind::MissingRequiredArgument if argument.contains("<DIR>") => {
+            "no directory was given: forebay profile [OPTIONS] DIR...".into()
+        }
+        ErrorKind::MissingRequiredArgument if argument.contains("<FILE>") => "no file was given: forebay plan [OPTIONS] FILE".into(),
+        ErrorKind::MissingRequiredArgument if argument.contains("PROGRAM") => {
+            "no program was given: forebay run [OPTIONS] -- PROGRAM [ARGS...]".into()
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let name = argument.trim_matches(['<', '>', '.']);
+            format!("{name} is missing (see forebay COMMAND --help)")
+        }
         ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
             let (name, value) = argument.split_once(' ').unwrap_or((&argument, "VALUE"));
             format!("{name} needs a value: {name} {value}")
+        }
+        ErrorKind::InvalidValue => {
+            let allowed = match error.get(ContextKind::ValidValue) {
+                Some(ContextValue::Strings(all)) => format!("; write one of {}", all.join(", ")),
+                _ => String::new(),
+            };
+            format!("'{}' is no {argument}{allowed}", context(ContextKind::InvalidValue))
         }
         ErrorKind::TooManyValues => format!("{argument} takes no value"),
         // What else clap has to say begins with one line, too.

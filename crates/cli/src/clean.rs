@@ -22,7 +22,7 @@ use crate::{
     environment::Environment,
     mounts::Mounts,
     places,
-    refusal::{EXIT_BAD_INPUT, Refusal},
+    refusal::Refusal,
     text, tiers, used,
 };
 
@@ -40,13 +40,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     let mounts = Mounts::read();
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
     let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
-    let named: Vec<PathBuf> = args.tier.iter().map(|dir| environment.make_absolute(directory_of(dir))).collect();
-    for dir in &named {
-        if !dir.is_dir() {
-            let line = format!("--tier: {} is no directory; name the directory of a tier", dir.display());
-            return Err(Refusal::with_status(EXIT_BAD_INPUT, line));
-        }
-    }
+    let named = tiers::directories_of(&args.tier, environment)?;
     let mut report = Report::default();
     let mut dirs = named.clone();
     let agents = agents_in(&runtime_dir);
@@ -54,13 +48,9 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
         report.stop(agent, &named, &mut dirs);
     }
     if named.is_empty() {
-        dirs.extend(config.tiers.value.iter().map(|tier| tier.dir.clone()));
-        dirs.extend(tiers::possible(environment, &mounts));
-        dirs.extend(used::known(&state_dir).into_iter().map(|tier| tier.dir));
+        dirs.extend(tiers::everywhere(&config, environment, &mounts, &state_dir));
     }
-    let mut dirs: Vec<PathBuf> = dirs.into_iter().filter_map(|dir| dir.canonicalize().ok()).collect();
-    dirs.sort();
-    dirs.dedup();
+    let dirs = tiers::distinct(dirs);
     for dir in &dirs {
         report.remove_tier(dir);
     }
@@ -73,19 +63,8 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     Ok(report.finish(&dirs, !named.is_empty()))
 }
 
-/// `DIR`, or `DIR=SIZE` as for a run.
-fn directory_of(word: &OsStr) -> &Path {
-    let bytes = word.as_bytes();
-    let end = bytes
-        .iter()
-        .rposition(|byte| *byte == b'=')
-        .filter(|_| !Path::new(word).is_dir())
-        .unwrap_or(bytes.len());
-    Path::new(OsStr::from_bytes(bytes.get(..end).unwrap_or(bytes)))
-}
-
 /// The directories of agents, running or not.
-fn agents_in(runtime_dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn agents_in(runtime_dir: &Path) -> Vec<PathBuf> {
     // One that is not ours alone is none of ours.
     if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! What was asked for, resolved once: flags, then the environment, then the configuration file, then defaults. Each value knows
-//! where it comes from. Nobody below asks again.
+//! What was asked for, resolved once: flags, then the environment, then the user's configuration file, then the site's, then defaults.
+//! Each value knows where it comes from. Nobody below asks again.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,7 +13,7 @@ use forebay_contract::env;
 use serde::Deserialize;
 
 use crate::{
-    args::{Choices, RunArgs},
+    args::{Choices, RunArgs, WarmArgs},
     environment::Environment,
     refusal::Refusal,
     size::parse_size,
@@ -25,6 +25,8 @@ const TTL_DEFAULT_S: u64 = 60;
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 /// Where launchers tell a process its number in the job.
 const RANKS: &[&str] = &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+/// What a site sets for all its users, unless `FOREBAY_SITE_CONFIG` names another file.
+const SITE_FILE: &str = "/etc/forebay/config.toml";
 /// A configuration file is not longer.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -100,8 +102,8 @@ pub struct Config {
     pub state_dir: Setting<Option<PathBuf>>,
     /// The preload library; `None`: beside the command.
     pub preload: Setting<Option<PathBuf>>,
-    /// The configuration file that was read.
-    pub file: Option<PathBuf>,
+    /// The configuration files that were read, the user's before the site's.
+    pub files: Vec<PathBuf>,
 }
 
 /// Whether the environment switches everything off.
@@ -145,6 +147,17 @@ impl From<&RunArgs> for Flags {
     }
 }
 
+impl From<&WarmArgs> for Flags {
+    fn from(args: &WarmArgs) -> Self {
+        Self {
+            choices: args.choices.clone(),
+            keep: args.keep,
+            quiet: args.quiet,
+            ..Self::default()
+        }
+    }
+}
+
 impl From<&Choices> for Flags {
     fn from(choices: &Choices) -> Self {
         Self {
@@ -160,14 +173,11 @@ impl Config {
     /// # Errors
     /// A value without meaning, an unknown key, a configuration file that others can write.
     pub fn resolve(flags: &Flags, environment: &Environment) -> Result<Self, Refusal> {
-        let file = find_file(environment)?;
-        let layers = [
-            from_flags(flags, environment)?,
-            from_environment(environment)?,
-            file.as_deref().map_or_else(|| Ok(Layer::default()), read_file)?,
-        ];
+        let files = find_files(environment)?;
+        let typed = [from_flags(flags, environment)?, from_environment(environment)?];
+        let written = files.iter().map(|path| read_file(path)).collect::<Result<Vec<_>, _>>()?;
         let mut of = Layer::default();
-        for layer in layers {
+        for layer in typed.into_iter().chain(written) {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
             of.freshness = of.freshness.or(layer.freshness);
@@ -191,7 +201,7 @@ impl Config {
             runtime_dir: optional(of.runtime_dir),
             state_dir: optional(of.state_dir),
             preload: optional(preload),
-            file,
+            files,
         })
     }
 }
@@ -374,24 +384,36 @@ pub fn freshness_text(freshness: RunFreshness) -> String {
     }
 }
 
-/// The configuration file, if there is one. Never in the current directory: that may be anybody's (S6).
-fn find_file(environment: &Environment) -> Result<Option<PathBuf>, Refusal> {
-    if let Some(named) = environment.get(env::CONFIG) {
-        let path = environment.make_absolute(Path::new(named));
-        return if path.exists() {
-            Ok(Some(path))
-        } else {
-            Err(Refusal::bad_input(format_args!(
-                "${}: {} does not exist; create it or unset the variable",
-                env::CONFIG,
-                path.display()
-            )))
-        };
+/// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be anybody's (S6).
+fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
+    let in_home = || {
+        let place = environment
+            .absolute("XDG_CONFIG_HOME")
+            .or_else(|| Some(environment.home()?.join(".config")));
+        place.map(|dir| dir.join("forebay/config.toml"))
+    };
+    let user = match named_file(environment, env::CONFIG)? {
+        Some(named) => Some(named),
+        None => in_home().filter(|path| path.exists()),
+    };
+    let site = match named_file(environment, env::SITE_CONFIG)? {
+        Some(named) => Some(named),
+        None => Some(PathBuf::from(SITE_FILE)).filter(|path| path.exists()),
+    };
+    Ok(user.into_iter().chain(site).collect())
+}
+
+/// The configuration file that a variable names. It must be there: a run that leaves it out would not be what was asked for.
+fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBuf>, Refusal> {
+    let Some(named) = environment.get(variable) else { return Ok(None) };
+    let path = environment.make_absolute(Path::new(named));
+    if path.exists() {
+        return Ok(Some(path));
     }
-    let place = environment
-        .absolute("XDG_CONFIG_HOME")
-        .or_else(|| Some(environment.home()?.join(".config")));
-    Ok(place.map(|dir| dir.join("forebay/config.toml")).filter(|path| path.exists()))
+    Err(Refusal::bad_input(format_args!(
+        "${variable}: {} does not exist; create it or unset the variable",
+        path.display()
+    )))
 }
 
 /// Keys of the configuration file.

@@ -141,15 +141,11 @@ impl Findings {
         if self.is_off {
             row("off", "FOREBAY=off is set: every program runs untouched");
         }
-        row(
-            "config",
-            &self
-                .plan
-                .config
-                .file
-                .as_ref()
-                .map_or("no file".into(), |file| file.display().to_string()),
-        );
+        let files = &self.plan.config.files;
+        row("config", &files.first().map_or("no file".into(), |file| file.display().to_string()));
+        for site in files.iter().skip(1) {
+            row("", &site.display().to_string());
+        }
         self.source_rows(&mut row);
         self.tier_rows(&mut row);
         let freshness = &self.plan.config.freshness;

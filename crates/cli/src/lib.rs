@@ -16,12 +16,17 @@ pub mod doctor;
 pub mod elf;
 pub mod environment;
 pub mod library;
+pub mod ls;
 pub mod measure;
 pub mod memory;
 pub mod mounts;
 pub mod places;
 pub mod plan;
+pub mod planner;
+pub mod profile;
 pub mod program;
+pub mod progress;
+pub mod read_all;
 pub mod record;
 pub mod refusal;
 pub mod run;
@@ -31,7 +36,9 @@ pub mod sources;
 pub mod summary;
 pub mod text;
 pub mod tiers;
+pub mod top;
 pub mod used;
+pub mod warm;
 
 use std::io::{Read, Write};
 
@@ -64,8 +71,17 @@ fn answer() -> Result<u8, Refusal> {
         Command::Run(args) => run::run(&args, &environment).map(child::end_as),
         Command::Agent => Ok(agent::main()),
         Command::Measure => Ok(measure()),
+        Command::ProfileReader => Ok(profile::reader::answer()),
+        Command::Plan(args) => planner::plan(&args, &environment).map(|text| print(&text)),
+        Command::Profile(args) => profile::profile(&args, &environment).map(|text| print(&text)),
         Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
+        Command::Ls(args) => Ok(print(&ls::ls(&args, &environment)?)),
+        Command::Top(args) => top::top(&args, &environment).map(|()| 0),
+        Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),
+        Command::ReadAll(args) => Ok(read_all::main(&args)),
+        Command::Completion { shell } => Ok(print(&args::completion(shell))),
+        Command::Man { dir } => args::write_manual(&dir).map(|()| 0),
         Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),
     }
 }

@@ -190,10 +190,10 @@ fn read_all(file: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 /// A file on the tier that has no name, so that nothing can be left behind.
-struct Copy(OwnedFd);
+pub(crate) struct Copy(OwnedFd);
 
 impl Copy {
-    fn write(dir: &Path, bytes: &[u8]) -> io::Result<Self> {
+    pub(crate) fn write(dir: &Path, bytes: &[u8]) -> io::Result<Self> {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode).or_else(|_| {
             let path = dir.join(format!(".forebay-doctor-{}", std::process::id()));
@@ -209,6 +209,10 @@ impl Copy {
         fsync(&file)?;
         forget_pages(&file);
         Ok(Self(file))
+    }
+
+    pub(crate) fn into_file(self) -> OwnedFd {
+        self.0
     }
 
     fn read_cold(&self) -> io::Result<Duration> {

@@ -4,11 +4,12 @@ use std::{
     ffi::OsString,
     io::Write,
     path::Path,
-    time::{Instant, SystemTime},
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
-use forebay_agent::JoinedRun;
-use forebay_contract::env;
+use forebay_agent::{JoinedRun, protocol::Status};
+use forebay_contract::{Counter, env};
 
 use crate::{
     args::RunArgs,
@@ -22,6 +23,11 @@ use crate::{
     refusal::Refusal,
     summary::{self, Counts},
 };
+
+/// How often a run that settles looks.
+const SETTLE_POLL: Duration = Duration::from_millis(20);
+/// An agent that has done nothing for so long waits for a source that hangs: the run need not wait, too.
+const SETTLE_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Runs a program; gives how it ended.
 ///
@@ -43,7 +49,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let plan = Plan::make(config, words, environment, &exe)?;
     record::check(&plan)?;
-    let mut program = Program::find(name, environment)?;
+    let program = Program::find(name, environment)?;
     if let Some(why) = &plan.idle {
         plan.say(format_args!("nothing to do: {why}; {} runs untouched", name.to_string_lossy()));
         return Err(Launch {
@@ -54,78 +60,117 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
         .replace());
     }
     plan.settle()?;
-    let library = library::plain_name(&plan.library, &plan.runtime_dir.value)?;
-    program.try_library(&library);
-    if let Cover::Breaks(why) = &program.cover {
-        let line = format!(
-            "{}: {why}, so the preload library can't work in it; run it with {}=off",
-            name.to_string_lossy(),
-            env::FOREBAY
-        );
-        return Err(Refusal::bad_input(line));
-    }
-    serve(&plan, &program, &library, words, environment, &exe)
-}
-
-fn serve(
-    plan: &Plan,
-    program: &Program,
-    library: &Path,
-    words: &[OsString],
-    environment: &Environment,
-    exe: &Path,
-) -> Result<Ended, Refusal> {
-    let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(Refusal::bad_input)?;
-    plan.say(format_args!("serving {}", plan.line()));
-    for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
-        plan.say(note);
-    }
-    let mut set = vec![(env::RUN, joined.page_path().as_os_str().to_owned())];
-    match program.cover {
-        // Its loader would complain on the program's standard error.
-        Cover::Foreign => {}
-        _ => set.push((LD_PRELOAD, library::with_library(environment, library))),
-    }
-    if program.cover != Cover::Covered {
-        plan.say(format_args!(
-            "{}: {}",
-            words.first().map(|word| word.to_string_lossy()).unwrap_or_default(),
-            program.cover
-        ));
-    }
-    let (started, clock) = (SystemTime::now(), Instant::now());
-    let ended = Launch {
-        path: &program.path,
-        words,
-        environment: &set,
-    }
-    .run()?;
-    let elapsed = clock.elapsed();
-    let counts = Counts::read(&joined.page(), plan.tiers.len());
-    let agent = joined.status().and_then(|_| joined.leave());
-    if let Err(error) = &agent {
-        plan.say(format_args!(
-            "the agent was gone before the program's end ({error}); from then on the source was read"
-        ));
-    }
-    let report = Report {
-        plan,
+    Job {
+        plan: &plan,
         program,
         words,
-        ended,
-        started,
-        elapsed,
-        counts,
-        agent: agent.ok(),
-    };
-    let written = record::write(&report);
-    if !plan.config.quiet.value {
-        tell(&summary::text(&report, written.as_deref().ok()));
+        settles: false,
+        summary: summary::text,
     }
-    if let Err(why) = written {
-        tell(&format!("forebay: the record was not written: {why}\n"));
+    .serve(environment, &exe)
+}
+
+/// A program that is to run, and how its run is to end.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// What was decided.
+    pub plan: &'a Plan,
+    /// The program.
+    pub program: Program,
+    /// Its name and arguments.
+    pub words: &'a [OsString],
+    /// Whether the run lasts until no copy is being made.
+    pub settles: bool,
+    /// What is said at the end; the path is the record's.
+    pub summary: fn(&Report<'_>, Option<&Path>) -> String,
+}
+
+impl Job<'_> {
+    /// Joins the agent, runs the program, and tells what it came to.
+    ///
+    /// # Errors
+    /// When the agent refuses, or the program can't be started or covered. Nothing has run then.
+    pub fn serve(mut self, environment: &Environment, exe: &Path) -> Result<Ended, Refusal> {
+        let plan = self.plan;
+        let library = library::plain_name(&plan.library, &plan.runtime_dir.value)?;
+        self.program.try_library(&library);
+        let name = self.words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+        if let Cover::Breaks(why) = &self.program.cover {
+            let line = format!(
+                "{name}: {why}, so the preload library can't work in it; run it with {}=off",
+                env::FOREBAY
+            );
+            return Err(Refusal::bad_input(line));
+        }
+        let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(Refusal::bad_input)?;
+        plan.say(format_args!("serving {}", plan.line()));
+        for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
+            plan.say(note);
+        }
+        let mut set = vec![(env::RUN, joined.page_path().as_os_str().to_owned())];
+        match self.program.cover {
+            // Its loader would complain on the program's standard error.
+            Cover::Foreign => {}
+            _ => set.push((LD_PRELOAD, library::with_library(environment, &library))),
+        }
+        if self.program.cover != Cover::Covered {
+            plan.say(format_args!("{name}: {}", self.program.cover));
+        }
+        let (started, clock) = (SystemTime::now(), Instant::now());
+        let ended = Launch {
+            path: &self.program.path,
+            words: self.words,
+            environment: &set,
+        }
+        .run()?;
+        if self.settles {
+            wait_for_copies(&mut joined);
+        }
+        let elapsed = clock.elapsed();
+        let counts = Counts::read(&joined.page(), plan.tiers.len());
+        let agent = joined.leave();
+        if let Err(error) = &agent {
+            plan.say(format_args!(
+                "the agent was gone before the program's end ({error}); from then on the source was read"
+            ));
+        }
+        let report = Report {
+            plan,
+            program: &self.program,
+            words: self.words,
+            ended,
+            started,
+            elapsed,
+            counts,
+            agent: agent.ok(),
+        };
+        let written = record::write(&report);
+        if !plan.config.quiet.value {
+            tell(&(self.summary)(&report, written.as_deref().ok()));
+        }
+        if let Err(why) = written {
+            tell(&format!("forebay: the record was not written: {why}\n"));
+        }
+        Ok(ended)
     }
-    Ok(ended)
+}
+
+/// Until the agent has taken all that was handed over and makes no copy any more; or it is gone, or has done nothing for long.
+fn wait_for_copies(joined: &mut JoinedRun) {
+    let mut last = (Instant::now(), Status::default());
+    while let Ok(status) = joined.status() {
+        let sent = joined.page().total(Counter::HandedOver);
+        if status.in_flight == 0 && status.handed_over >= sent {
+            return;
+        }
+        let (since, before) = &last;
+        if (status.handed_over, status.files_copied, status.cpu_ms) != (before.handed_over, before.files_copied, before.cpu_ms) {
+            last = (Instant::now(), status);
+        } else if since.elapsed() > SETTLE_IDLE_MAX {
+            return;
+        }
+        thread::sleep(SETTLE_POLL);
+    }
 }
 
 impl Plan {

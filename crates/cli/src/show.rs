@@ -22,9 +22,11 @@ pub fn show(environment: &Environment) -> Result<String, Refusal> {
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
     let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
     (config.runtime_dir.value, config.state_dir.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
-    let mut out = match &config.file {
-        Some(file) => format!("# configuration file: {}\n", file.display()),
-        None => "# no configuration file\n".into(),
+    let files: Vec<_> = config.files.iter().map(|file| file.display().to_string()).collect();
+    let mut out = match files.as_slice() {
+        [] => "# no configuration file\n".into(),
+        [one] => format!("# configuration file: {one}\n"),
+        several => format!("# configuration files, the first before the second: {}\n", several.join(", ")),
     };
     let Value::Object(settings) = settings(&config) else {
         return Ok(out);

@@ -14,7 +14,7 @@ use crate::{
 
 /// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first open of a file
 /// is none of them.
-const MISSED: &[Counter] = &[
+pub(crate) const MISSED: &[Counter] = &[
     Counter::NoRoom,
     Counter::Stale,
     Counter::Tombstoned,
@@ -25,7 +25,7 @@ const MISSED: &[Counter] = &[
     Counter::DroppedNoAgent,
 ];
 /// Opens that a copy could not stand in for.
-const PASSED: &[Counter] = &[
+pub(crate) const PASSED: &[Counter] = &[
     Counter::Writing,
     Counter::Flags,
     Counter::DirectoryDescriptor,
@@ -64,6 +64,30 @@ impl Counts {
             totals: Counter::ALL.iter().map(|counter| page.total(*counter)).collect(),
             tiers: (0..tiers).map(answered).collect(),
         }
+    }
+
+    /// Of no run yet.
+    pub fn none(tiers: usize) -> Self {
+        Self {
+            totals: vec![0; Counter::ALL.len()],
+            tiers: vec![Answered::default(); tiers],
+        }
+    }
+
+    /// Adds those of another run of the same agent.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in self.totals.iter_mut().zip(&other.totals) {
+            *sum += more;
+        }
+        for (sum, more) in self.tiers.iter_mut().zip(&other.tiers) {
+            sum.opens += more.opens;
+            sum.bytes += more.bytes;
+        }
+    }
+
+    /// What a tier answered, 0 being the top.
+    pub fn tier(&self, at: usize) -> Answered {
+        self.tiers.get(at).copied().unwrap_or_default()
     }
 
     /// One counter.

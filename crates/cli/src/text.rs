@@ -89,6 +89,16 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
+/// At most `most` characters: what is cut off is its beginning, since the end of a path tells more.
+pub fn shortened(text: &str, most: usize) -> String {
+    let all = text.chars().count();
+    if all <= most {
+        return text.to_owned();
+    }
+    let end: String = text.chars().skip(all - most.saturating_sub(3)).collect();
+    format!("...{end}")
+}
+
 /// A command line as one would type it, cut after `most` characters.
 pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize) -> String {
     let mut line = String::new();
@@ -124,6 +134,7 @@ mod tests {
         assert_eq!(percent(1, 1_000_000), "0.1 %");
         assert_eq!(percent(999_999, 1_000_000), "99.9 %");
         assert_eq!(percent(2, 3), "66.7 %");
+        assert_eq!([shortened("/scratch", 8), shortened("/scratch/x", 8)], ["/scratch", "...tch/x"]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Where copies go: the tiers that were named, or one that is found. Never on a network, never inside a source.
 
 use std::{
+    ffi::{OsStr, OsString},
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +15,7 @@ use rustix::{
 };
 
 use crate::{
-    config::{Origin, Setting, TierWish},
+    config::{Config, Origin, Setting, TierWish},
     environment::Environment,
     memory::memory_limit,
     mounts::{Kind, Mounts},
@@ -267,6 +268,50 @@ fn places(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
     dirs.push("/var/tmp".into());
     dirs.extend(cache);
     dirs.push("/tmp".into());
+    dirs
+}
+
+/// Every directory that may hold a tier: those that are configured, that a run would find, and that runs on this host have used.
+pub fn everywhere(config: &Config, environment: &Environment, mounts: &Mounts, state_dir: &Path) -> Vec<PathBuf> {
+    let mut dirs: Vec<PathBuf> = config.tiers.value.iter().map(|tier| tier.dir.clone()).collect();
+    dirs.extend(possible(environment, mounts));
+    dirs.extend(used::known(state_dir).into_iter().map(|tier| tier.dir));
+    dirs
+}
+
+/// Directories that were named by `--tier`, each as `DIR` or, as for a run, `DIR=SIZE`.
+///
+/// # Errors
+/// One that is no directory.
+pub fn directories_of(words: &[OsString], environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
+    let check = |word: &OsString| {
+        let dir = environment.make_absolute(directory_of(word));
+        if dir.is_dir() {
+            return Ok(dir);
+        }
+        Err(Refusal::bad_input(format_args!(
+            "--tier: {} is no directory; name the directory of a tier",
+            dir.display()
+        )))
+    };
+    words.iter().map(check).collect()
+}
+
+fn directory_of(word: &OsStr) -> &Path {
+    let bytes = word.as_bytes();
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte == b'=')
+        .filter(|_| !Path::new(word).is_dir())
+        .unwrap_or(bytes.len());
+    Path::new(OsStr::from_bytes(bytes.get(..end).unwrap_or(bytes)))
+}
+
+/// Without links, each once; what does not exist is left out.
+pub fn distinct(dirs: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut dirs: Vec<PathBuf> = dirs.into_iter().filter_map(|dir| dir.canonicalize().ok()).collect();
+    dirs.sort();
+    dirs.dedup();
     dirs
 }
 

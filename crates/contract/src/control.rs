@@ -12,6 +12,7 @@ use crate::{
     counters::Counter,
     hash::{hash_bytes, hash_pair},
     index::{Directory, Record},
+    layout::layout,
     region::{Plain, Region},
 };
 
@@ -25,6 +26,20 @@ const USED_AT: u64 = TOMBSTONES_AT + TOMBSTONES * 8;
 pub const CONTROL_BYTES: usize = (USED_AT + DIRECTORIES_STAMPED_MAX * 4) as usize;
 /// The seed of tombstone slots. Fixed: a collision costs a re-check, no more.
 const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
+
+/// What doors and agent must lay out alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[
+    layout!(Header: magic, version, generation, room_hint, newest_tombstone, void_since, tiers_off, closed),
+    &[
+        MAGIC,
+        TOMBSTONES,
+        TOMBSTONES_AT,
+        TOMBSTONE_SEED,
+        DIRECTORIES_STAMPED_MAX,
+        USED_AT,
+        CONTROL_BYTES as u64,
+    ],
+];
 
 /// The fixed part at the start of the page.
 #[repr(C)]

@@ -1,5 +1,7 @@
 //! What doors count, for the summary, the record and the tests. One list: the names are the keys of the run's JSON record.
 
+use crate::layout::digest_of;
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
         /// A number that doors keep in the run page.
@@ -71,6 +73,19 @@ counters! {
     AttributesForwarded = "attributes_forwarded",
     /// opens that a door tried under a source for reading (hits and misses)
     SourceOpens = "source_opens",
+}
+
+/// The order of the counters is the order of the page.
+pub(crate) const LAYOUT: &[&[u64]] = &[&[COUNT as u64, digest_of_names()]];
+
+const fn digest_of_names() -> u64 {
+    let mut digest = 0;
+    let mut nth = 0;
+    while nth < Counter::ALL.len() {
+        digest = digest_of(digest, Counter::ALL[nth].name().as_bytes());
+        nth += 1;
+    }
+    digest
 }
 
 /// Number of counters, without those kept for each tier.

@@ -12,6 +12,8 @@ pub const RUNTIME_DIR: &str = "FOREBAY_RUNTIME_DIR";
 pub const STATE_DIR: &str = "FOREBAY_STATE_DIR";
 /// Configuration file; default `$XDG_CONFIG_HOME/forebay/config.toml`.
 pub const CONFIG: &str = "FOREBAY_CONFIG";
+/// The site's configuration file, which comes after the user's; default `/etc/forebay/config.toml`.
+pub const SITE_CONFIG: &str = "FOREBAY_SITE_CONFIG";
 /// Sources, separated by `:`; as `--source`.
 pub const SOURCE: &str = "FOREBAY_SOURCE";
 /// Tiers `DIR=SIZE`, separated by `:`; as `--tier`.

@@ -5,6 +5,9 @@
 const K0: u64 = 0x9E37_79B9_7F4A_7C15;
 const K1: u64 = 0xE703_7ED1_A0B4_28DB;
 
+/// What doors and agent must compute alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[&[K0, K1]];
+
 /// 64x64 -> 128-bit multiply, folded: each input bit reaches both halves.
 #[inline]
 const fn fold(a: u64, b: u64) -> u64 {

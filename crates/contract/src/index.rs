@@ -13,6 +13,7 @@ use core::sync::atomic::{
 use crate::{
     Attributes, CONTRACT_VERSION, FileTime, Identity, TIERS_MAX,
     hash::{hash_bytes, hash_pair},
+    layout::layout,
     region::{Plain, Region},
 };
 
@@ -27,6 +28,26 @@ pub(crate) const PROBES_MAX: u64 = 512;
 pub(crate) const LIVE: u32 = 1;
 pub(crate) const DETACHED: u32 = 2;
 pub(crate) const DEAD: u32 = 3;
+
+/// What doors and agent must lay out alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[
+    layout!(Header: magic, version, generation, seed, slots, path_slots_at, inode_slots_at, records, records_at, directories, directories_at,
+        classes, classes_at, names, names_at, tier_count, tiers),
+    layout!(Tier: dev, path_len, path),
+    layout!(Class: dev, mode, uid, gid, nlink, blksize, reserved),
+    layout!(Directory: path_at, path_len, dev, ino, swept_at, way_checked_at),
+    layout!(Record: checked_at, inserted_at, copy, copy_ino, copy_ctime_sec, ino, size, mtime_sec, ctime_sec, blocks, copy_ctime_nsec,
+        mtime_nsec, ctime_nsec, name_at, directory, class, state, name_len, tier, plain),
+    &[
+        MAGIC,
+        HEADER_BYTES,
+        PROBES_MAX,
+        LIVE as u64,
+        DETACHED as u64,
+        DEAD as u64,
+        TIERS_MAX as u64,
+    ],
+];
 
 /// A tier as doors see it.
 #[repr(C)]

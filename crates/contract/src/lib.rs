@@ -14,6 +14,7 @@ pub mod env;
 mod hash;
 mod identity;
 pub mod index;
+mod layout;
 pub mod message;
 pub mod region;
 pub mod run;
@@ -28,7 +29,8 @@ pub use region::Region;
 pub use run::Run;
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
 
-/// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other.
+/// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
+/// fails where a layout has changed and this has not (`layout.rs`).
 pub const CONTRACT_VERSION: u32 = 1;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.

@@ -11,6 +11,25 @@ pub const HEADER_BYTES: usize = 40;
 /// Largest message.
 pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PATH_BYTES_MAX;
 
+/// What doors and agent must lay out alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[&[
+    MAGIC as u64,
+    HEADER_BYTES as u64,
+    RUN_AT as u64,
+    OPENED_AT as u64,
+    DESCRIPTOR_AT as u64,
+    FLAGS_AT as u64,
+    LENGTH_AT as u64,
+    PATH_BYTES_MAX as u64,
+]];
+
+/// Where the fields lie that follow magic and version.
+const RUN_AT: usize = 8;
+const OPENED_AT: usize = 16;
+const DESCRIPTOR_AT: usize = 24;
+const FLAGS_AT: usize = 28;
+const LENGTH_AT: usize = 32;
+
 /// A source file that a program has opened for reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandOver<'a> {
@@ -51,11 +70,11 @@ impl<'a> HandOver<'a> {
         let mut out = [0; HEADER_BYTES];
         put(&mut out, 0, &MAGIC.to_le_bytes());
         put(&mut out, 4, &CONTRACT_VERSION.to_le_bytes());
-        put(&mut out, 8, &self.run.to_le_bytes());
-        put(&mut out, 16, &self.opened_at.to_le_bytes());
-        put(&mut out, 24, &self.descriptor.to_le_bytes());
-        put(&mut out, 28, &self.flags.to_le_bytes());
-        put(&mut out, 32, &(self.path.len() as u32).to_le_bytes());
+        put(&mut out, RUN_AT, &self.run.to_le_bytes());
+        put(&mut out, OPENED_AT, &self.opened_at.to_le_bytes());
+        put(&mut out, DESCRIPTOR_AT, &self.descriptor.to_le_bytes());
+        put(&mut out, FLAGS_AT, &self.flags.to_le_bytes());
+        put(&mut out, LENGTH_AT, &(self.path.len() as u32).to_le_bytes());
         out
     }
 
@@ -73,17 +92,17 @@ impl<'a> HandOver<'a> {
             return Err(Malformed::Version);
         }
         let path = packet.get(HEADER_BYTES..).ok_or(Malformed::Length)?;
-        if word(32) != Some(path.len() as u32) || path.len() > PATH_BYTES_MAX {
+        if word(LENGTH_AT) != Some(path.len() as u32) || path.len() > PATH_BYTES_MAX {
             return Err(Malformed::Length);
         }
         if path.first() != Some(&b'/') || path.contains(&0) {
             return Err(Malformed::Path);
         }
         Ok(Self {
-            run: long(8).ok_or(Malformed::Length)?,
-            opened_at: long(16).ok_or(Malformed::Length)?,
-            descriptor: word(24).ok_or(Malformed::Length)?.cast_signed(),
-            flags: word(28).ok_or(Malformed::Length)?.cast_signed(),
+            run: long(RUN_AT).ok_or(Malformed::Length)?,
+            opened_at: long(OPENED_AT).ok_or(Malformed::Length)?,
+            descriptor: word(DESCRIPTOR_AT).ok_or(Malformed::Length)?.cast_signed(),
+            flags: word(FLAGS_AT).ok_or(Malformed::Length)?.cast_signed(),
             path,
         })
     }

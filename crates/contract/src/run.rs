@@ -9,6 +9,7 @@ use crate::{
     CONTRACT_VERSION, TIERS_MAX,
     control::Freshness,
     counters::{COUNT, Counter},
+    layout::layout,
     region::{Plain, Region},
 };
 
@@ -28,6 +29,14 @@ pub const RUN_BYTES: usize = (COUNTERS_AT + SHARDS * SHARD_BYTES) as usize;
 
 const _: () = assert!((COUNT + 2 * TIERS_MAX) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
+
+/// What doors and command must lay out alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[
+    layout!(Header: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
+        roots, root),
+    layout!(Root: dev, len, path),
+    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, RUN_BYTES as u64],
+];
 
 /// A source as a program may spell it.
 #[repr(C)]

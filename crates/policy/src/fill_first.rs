@@ -45,6 +45,26 @@ pub enum Event {
         /// Where it lies.
         tier: TierIndex,
     },
+    /// What lies in `tier` of earlier runs and is still to be adopted: it counts against every [`Event::Offer`] from now on, each copy until
+    /// its [`Event::Adopt`]. Replaces what was expected before; zeros end it.
+    Expect {
+        /// Where they lie.
+        tier: TierIndex,
+        /// Their bytes.
+        bytes: u64,
+        /// Their number.
+        copies: u64,
+    },
+    /// What of removed copies still lies in `tier`, since its file system did not let go of it: it counts against every
+    /// [`Event::Offer`]. Replaces what was left before.
+    Left {
+        /// Where it lies.
+        tier: TierIndex,
+        /// Its bytes.
+        bytes: u64,
+        /// Number of copies.
+        copies: u64,
+    },
     /// A placed copy is whole and servable.
     Published {
         /// The copy.
@@ -170,6 +190,12 @@ struct Tier {
     spec: TierSpec,
     used_bytes: u64,
     used_inodes: u64,
+    /// Of copies that are still to be adopted.
+    expected_bytes: u64,
+    expected_inodes: u64,
+    /// Of copies that could not be removed.
+    left_bytes: u64,
+    left_inodes: u64,
     /// Blocks and number of the copies in flight: an observed room does not show what they have yet to write.
     in_flight_footprint: u64,
     in_flight_count: u64,
@@ -185,6 +211,10 @@ impl Tier {
             spec,
             used_bytes: 0,
             used_inodes: 0,
+            expected_bytes: 0,
+            expected_inodes: 0,
+            left_bytes: 0,
+            left_inodes: 0,
             in_flight_footprint: 0,
             in_flight_count: 0,
             room: None,
@@ -197,7 +227,7 @@ impl Tier {
     fn refusal(&self, size: u64, now_ms: u64) -> Option<Refusal> {
         if self.off {
             Some(Refusal::Off)
-        } else if let Some(refusal) = self.quota_refusal(size) {
+        } else if let Some(refusal) = self.quota_refusal(size, self.taken_bytes(), self.taken_inodes()) {
             Some(refusal)
         } else if self.room.is_some_and(|room| room.inodes == 0 || footprint(size) > room.bytes) {
             Some(Refusal::Floor)
@@ -211,10 +241,21 @@ impl Tier {
         }
     }
 
-    fn quota_refusal(&self, size: u64) -> Option<Refusal> {
+    /// Bytes that a new copy may not have.
+    fn taken_bytes(&self) -> u64 {
+        self.used_bytes.saturating_add(self.expected_bytes).saturating_add(self.left_bytes)
+    }
+
+    fn taken_inodes(&self) -> u64 {
+        self.used_inodes
+            .saturating_add(self.expected_inodes)
+            .saturating_add(self.left_inodes)
+    }
+
+    fn quota_refusal(&self, size: u64, taken_bytes: u64, taken_inodes: u64) -> Option<Refusal> {
         if size > self.spec.quota_bytes || self.spec.quota_inodes == 0 {
             Some(Refusal::TooLarge)
-        } else if size > self.spec.quota_bytes - self.used_bytes || self.used_inodes >= self.spec.quota_inodes {
+        } else if size > self.spec.quota_bytes.saturating_sub(taken_bytes) || taken_inodes >= self.spec.quota_inodes {
             Some(Refusal::Quota)
         } else {
             None
@@ -282,7 +323,7 @@ impl Tier {
         if self.refusal(0, now_ms).is_some() {
             return 0;
         }
-        let mut largest = self.spec.quota_bytes - self.used_bytes;
+        let mut largest = self.spec.quota_bytes.saturating_sub(self.taken_bytes());
         if let Some(room) = self.room {
             largest = largest.min(room.bytes / BLOCK_BYTES * BLOCK_BYTES);
         }
@@ -380,8 +421,11 @@ impl FillFirst {
                 reason: Refusal::Off,
             };
         };
-        // Its bytes lie in the tier already: only the quota can speak against it, neither the floor nor a full disk.
-        if let Some(reason) = tier.quota_refusal(size) {
+        tier.expected_bytes = tier.expected_bytes.saturating_sub(size);
+        tier.expected_inodes = tier.expected_inodes.saturating_sub(1);
+        // Its bytes lie in the tier already: only the quota can speak against it, neither the floor nor a full disk. Those that are
+        // expected behind it come after it.
+        if let Some(reason) = tier.quota_refusal(size, tier.used_bytes, tier.used_inodes) {
             return Action::Refuse { copy, reason };
         }
         tier.take(size);
@@ -417,6 +461,14 @@ pub fn step(state: &mut FillFirst, event: Event) -> Action {
     match event {
         Event::Offer { copy, size, now_ms } => return state.offer(copy, size, now_ms),
         Event::Adopt { copy, size, tier } => return state.adopt(copy, size, tier),
+        Event::Expect { tier, bytes, copies } => with(state, tier, |tier| {
+            tier.expected_bytes = bytes;
+            tier.expected_inodes = copies;
+        }),
+        Event::Left { tier, bytes, copies } => with(state, tier, |tier| {
+            tier.left_bytes = bytes;
+            tier.left_inodes = copies;
+        }),
         Event::Published { copy } => state.published(copy),
         Event::Dropped { copy } => state.dropped(copy),
         Event::Removed { tier, size } => with(state, tier, |tier| tier.give_back(size)),

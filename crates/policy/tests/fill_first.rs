@@ -1,5 +1,7 @@
 //! Placement: examples, then properties over any sequence of events.
 
+mod drawn;
+
 use std::collections::BTreeMap;
 
 use forebay_policy::fill_first::{BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS};
@@ -203,6 +205,47 @@ fn an_adopted_copy_beyond_a_quota_that_shrank_is_refused() {
     assert_eq!((state.used_bytes(TOP), state.in_flight()), (100, 0));
 }
 
+#[test]
+fn p8_what_is_still_to_be_adopted_counts_against_new_copies() {
+    let mut state = tiers(&[(100, 3)]);
+    let expect = |bytes, copies| Event::Expect { tier: TOP, bytes, copies };
+    step(&mut state, expect(70, 2));
+    assert_eq!((state.room_hint(0), state.used_bytes(TOP)), (30, 0));
+    assert_eq!(offer(&mut state, 1, 31, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 1, 30, 0), Ok(0));
+    assert_eq!(offer(&mut state, 2, 0, 0), Err(Refusal::Quota), "the third inode is the last");
+    for (copy, size) in [(8, 60), (9, 10)] {
+        let adopt = Event::Adopt {
+            copy: CopyId(copy),
+            size,
+            tier: TOP,
+        };
+        assert!(matches!(step(&mut state, adopt), Action::Place { .. }), "its room was kept");
+    }
+    assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (100, 0));
+    step(&mut state, Event::Removed { tier: TOP, size: 60 });
+    step(&mut state, expect(60, 1));
+    assert_eq!(state.room_hint(0), 0);
+    step(&mut state, expect(0, 0));
+    assert_eq!(state.room_hint(0), 60, "no more came");
+}
+
+#[test]
+fn p8_what_could_not_be_removed_counts_until_it_is_gone() {
+    let mut state = tiers(&[(100, 2)]);
+    assert_eq!(offer(&mut state, 1, 80, 0), Ok(0));
+    step(&mut state, Event::Published { copy: CopyId(1) });
+    step(&mut state, Event::Removed { tier: TOP, size: 80 });
+    let left = |bytes, copies| Event::Left { tier: TOP, bytes, copies };
+    step(&mut state, left(80, 1));
+    assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (0, 20));
+    assert_eq!(offer(&mut state, 2, 21, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 2, 0, 0), Ok(0));
+    assert_eq!(offer(&mut state, 3, 0, 0), Err(Refusal::Quota), "its inode counts too");
+    step(&mut state, left(0, 0));
+    assert_eq!(offer(&mut state, 3, 100, 0), Ok(0));
+}
+
 fn any_event() -> impl Strategy<Value = Event> {
     let copy = (0..12_u64).prop_map(CopyId);
     let tier = (0..4_usize).prop_map(TierIndex);
@@ -213,6 +256,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         4 => copy.clone().prop_map(|copy| Event::Published { copy }),
         2 => copy.clone().prop_map(|copy| Event::Dropped { copy }),
         2 => (copy, size.clone(), tier.clone()).prop_map(|(copy, size, tier)| Event::Adopt { copy, size, tier }),
+        1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Expect { tier, bytes, copies }),
+        1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Left { tier, bytes, copies }),
         1 => (tier.clone(), size.clone(), now_ms).prop_map(|(tier, size, now_ms)| Event::Full { tier, size, now_ms }),
         1 => (tier.clone(), 0..100_000_u64, 0..20_u64).prop_map(|(tier, bytes, inodes)| Event::Room { tier, bytes, inodes }),
         1 => tier.clone().prop_map(|tier| Event::Off { tier }),
@@ -251,7 +296,7 @@ impl Model {
 const SPECS: [(u64, u64); 3] = [(100, 4), (150, 3), (30_000, 6)];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(drawn::cases(600))]
 
     #[test]
     fn p8_never_over_quota_never_two_places_and_sums_return_to_zero(events in prop::collection::vec(any_event(), 0..120)) {

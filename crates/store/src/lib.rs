@@ -24,11 +24,11 @@ mod source;
 pub mod testing;
 mod tier;
 
-pub use catalogue::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Entry, Mount};
+pub use catalogue::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Adoption, Entry, Mount, list};
 pub use copy::{CopyWriter, Finished};
 pub use error::StoreError;
-pub use reap::{CleanReport, ReapReport, RootReport, clean, clean_on, inspect};
-pub use root::{BootId, root_path};
+pub use reap::{CleanReport, Known, Leftovers, ReapReport, RootReport, clean, clean_on, inspect};
+pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
 pub use source::{Ask, Source, SourceFile, SourceStat};
 pub use tier::{FreeFloor, Room, Tier, TierConfig};

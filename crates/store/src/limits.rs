@@ -3,6 +3,9 @@
 /// Piece in which copies are read back for verification, and the catalogue is read.
 pub const READ_PIECE_BYTES: usize = 256 << 10;
 
+/// Piece in which records of the catalogue are read that lie here and there.
+pub const SCATTERED_PIECE_BYTES: usize = 16 << 10;
+
 /// Buffer that [`crate::CopyWriter::advance`] is best called with: large enough to make system calls cheap, small enough to stay in
 /// the processor's cache between the read and the write.
 pub const COPY_BUFFER_BYTES: usize = 256 << 10;
@@ -20,8 +23,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Longest payload of one catalogue record: a mount has two strings of the longest kind.
 pub const RECORD_BYTES_MAX: usize = 2 * PATH_BYTES_MAX + 512;
 
-/// Removals that could not be written to the catalogue yet; further ones are dropped (their records then lead to no file, which the
-/// next adoption finds).
+/// Removals that could not be written to the catalogue yet; further ones are dropped (their records then lead to no file, which is found
+/// when they are opened or reaped).
 pub const PENDING_REMOVALS_MAX: usize = 64 << 10;
 
 /// A directory's last use is written at most this often.

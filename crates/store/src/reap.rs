@@ -11,7 +11,7 @@ use crate::root;
 use crate::tier::{Shared, Tier, guard, holder};
 
 /// What reaping did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReapReport {
     /// Files removed.
     pub removed: u64,
@@ -21,6 +21,8 @@ pub struct ReapReport {
     pub left: u64,
     /// Whether the limit was reached, so that there may be more.
     pub is_partial: bool,
+    /// Known copies whose file is not there: removed since they were told, or lost.
+    pub missing: Vec<u64>,
 }
 
 /// What `clean` did.
@@ -53,22 +55,85 @@ pub struct RootReport {
     pub bytes: u64,
 }
 
+/// The copies that a catalogue speaks of, by their part of `objects`.
+#[derive(Clone, Debug, Default)]
+pub struct Known(Vec<u64>);
+
+impl Known {
+    fn key(id: u64) -> (u8, u64) {
+        (id as u8, id)
+    }
+
+    /// Those of one part, sorted.
+    fn of_shard(&self, shard: u8) -> &[u64] {
+        let start = self.0.partition_point(|id| Self::key(*id).0 < shard);
+        let from = self.0.get(start..).unwrap_or_default();
+        from.get(..from.partition_point(|id| Self::key(*id).0 == shard)).unwrap_or_default()
+    }
+}
+
+impl FromIterator<u64> for Known {
+    fn from_iter<T: IntoIterator<Item = u64>>(ids: T) -> Self {
+        let mut ids: Vec<u64> = ids.into_iter().collect();
+        ids.sort_unstable_by_key(|id| Self::key(*id));
+        ids.shrink_to_fit();
+        Self(ids)
+    }
+}
+
+/// Files that nothing leads to and that can't be removed for now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// How many.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 impl Tier {
-    /// Removes up to `limit` files that earlier openings left and that `known` does not know: copies that were never published.
-    /// To be called after adoption; takes no lock, so copies may be made meanwhile.
-    pub fn reap(&self, known: &dyn Fn(u64) -> bool, limit: u64) -> Result<ReapReport, StoreError> {
+    /// Tries again to remove what this opening could not remove; tells what still takes room.
+    pub fn retry_leftovers(&self) -> Leftovers {
+        self.remove_leftovers(&mut ReapReport::default());
+        let disk = &self.shared().disk;
+        let mut left = Leftovers::default();
+        for id in guard(&self.shared().leftovers).iter() {
+            left.copies += 1;
+            left.bytes += uninterrupted(|| disk.stat(Name::Object(*id))).map_or(0, |stat| stat.identity.size);
+        }
+        left
+    }
+
+    fn remove_leftovers(&self, report: &mut ReapReport) {
+        let left = std::mem::take(&mut *guard(&self.shared().leftovers));
+        for id in left {
+            report.take(self.shared(), id);
+        }
+    }
+
+    /// Removes up to `limit` files that earlier openings left and that `known` does not name: copies that were never published.
+    /// To be called after adoption; takes no lock, so copies may be made and removed meanwhile. Calls `rest` after each part
+    /// of `objects`.
+    pub fn reap(&self, known: &Known, limit: u64, rest: &mut dyn FnMut()) -> Result<ReapReport, StoreError> {
         let shared = self.shared();
         let mut report = ReapReport::default();
-        for id in std::mem::take(&mut *guard(&shared.leftovers)) {
-            report.take(shared, id);
-        }
-        for shard in shared.list_shards()? {
+        self.remove_leftovers(&mut report);
+        let parts = shared.list_shards()?;
+        for shard in 0..=u8::MAX {
+            let of_shard = known.of_shard(shard);
+            let mut is_there = vec![false; of_shard.len()];
             let mut unknown = Vec::new();
-            shared.list(Folder::Shard(shard), &mut |entry| match Name::parse_object(shard, entry) {
-                Some(id) if self.is_ours(id) || known(id) => {}
-                Some(id) => unknown.push(id),
-                None => report.left += 1,
-            })?;
+            if parts.contains(&shard) {
+                shared.list(Folder::Shard(shard), &mut |entry| match Name::parse_object(shard, entry) {
+                    Some(id) if self.is_ours(id) => {}
+                    Some(id) => match of_shard.binary_search(&id) {
+                        Ok(nth) => is_there[nth] = true,
+                        Err(_) => unknown.push(id),
+                    },
+                    None => report.left += 1,
+                })?;
+            }
+            let missing = of_shard.iter().zip(is_there).filter(|(_, there)| !there).map(|(id, _)| *id);
+            report.missing.extend(missing);
             for id in unknown {
                 if report.removed >= limit {
                     report.is_partial = true;
@@ -76,6 +141,7 @@ impl Tier {
                 }
                 report.take(shared, id);
             }
+            rest();
         }
         Ok(report)
     }
@@ -83,12 +149,12 @@ impl Tier {
 
 impl ReapReport {
     fn take(&mut self, shared: &Shared, id: u64) {
-        match remove_object(&*shared.disk, id) {
-            Ok(bytes) => {
-                self.removed += 1;
-                self.removed_bytes += bytes;
-            }
-            Err(_) => self.left += 1,
+        if let Ok(bytes) = remove_object(&*shared.disk, id) {
+            self.removed += 1;
+            self.removed_bytes += bytes;
+        } else {
+            self.left += 1;
+            guard(&shared.leftovers).insert(id);
         }
     }
 }

@@ -1,11 +1,14 @@
 //! The private root of a tier: made and checked by descriptor, never by name twice (S1, S2).
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use crate::disk::Name;
 use crate::error::StoreError;
 
 /// This boot of the machine: copies written in another one may have lost what was never synced.
@@ -33,6 +36,11 @@ impl BootId {
 /// Where the private root of the user `uid` lies in the tier directory `dir`.
 pub fn root_path(dir: &Path, uid: u32) -> PathBuf {
     dir.join(format!("forebay-{uid}"))
+}
+
+/// Where the copy `id` of the user `uid` lies in the tier directory `dir`.
+pub fn copy_path(dir: &Path, uid: u32, id: u64) -> PathBuf {
+    root_path(dir, uid).join(OsStr::from_bytes(Name::Object(id).path().as_bytes()))
 }
 
 /// Opens the private root in `dir`, which must exist, and makes it where it is missing.

@@ -75,6 +75,20 @@ impl Secret {
         read(&dir, &path)?.ok_or(Errno::NOENT).map_err(failed("read"))
     }
 
+    /// The secret kept in the state directory `state`, if there is one. Nothing is made.
+    pub fn load(state: &Path) -> Result<Option<Self>, StoreError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(state, flags, Mode::empty()) {
+            Ok(dir) => read(&dir, &state.join(FILE_NAME)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(source) => Err(StoreError::Secret {
+                path: state.join(FILE_NAME),
+                operation: "open the directory of",
+                source,
+            }),
+        }
+    }
+
     /// The kept secret, or, with the reason, an ephemeral one.
     pub fn kept_or_ephemeral(state: &Path) -> (Self, Option<StoreError>) {
         match Self::load_or_create(state) {

@@ -1,5 +1,6 @@
 //! A tier: one private root, its lease, its room, its copies.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,7 @@ use forebay_policy::TierSpec;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::catalogue::{AdoptReport, Adopted, Catalogue, Entry};
+use crate::catalogue::{AdoptReport, Adopted, Adoption, Catalogue, Entry};
 use crate::copy::CopyWriter;
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
@@ -76,8 +77,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) root: PathBuf,
     objects: PathBuf,
-    /// Files of this opening that could not be removed; tried again by `reap`.
-    pub(crate) leftovers: Mutex<Vec<u64>>,
+    /// Files that could not be removed; tried again by [`Tier::retry_leftovers`].
+    pub(crate) leftovers: Mutex<BTreeSet<u64>>,
     /// `None` once it was given up.
     lease: Mutex<Option<Box<dyn Lease>>>,
 }
@@ -109,7 +110,7 @@ impl Shared {
         match uninterrupted(|| self.disk.remove(Name::Object(id))) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
-                guard(&self.leftovers).push(id);
+                guard(&self.leftovers).insert(id);
                 Err(StoreError::tier(&self.object_path(id), "remove", errno))
             }
         }
@@ -122,27 +123,37 @@ impl Shared {
 
     /// The parts of `objects` that there are.
     pub(crate) fn list_shards(&self) -> Result<Vec<u8>, StoreError> {
-        let mut shards = Vec::new();
-        self.list(Folder::Objects, &mut |entry| shards.extend(Folder::parse_shard(entry)))?;
-        Ok(shards)
-    }
-
-    /// All copies that lie in the tier, published or not, sorted.
-    pub(crate) fn list_objects(&self) -> Result<Vec<u64>, StoreError> {
-        let mut objects = Vec::new();
-        for shard in self.list_shards()? {
-            self.list(Folder::Shard(shard), &mut |entry| objects.extend(Name::parse_object(shard, entry)))?;
-        }
-        objects.sort_unstable();
-        Ok(objects)
+        list_shards(&*self.disk, &self.root)
     }
 
     pub(crate) fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        match uninterrupted(|| self.disk.list(folder, each)) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(StoreError::tier(&self.root, "list", errno)),
-        }
+        list(&*self.disk, &self.root, folder, each)
     }
+}
+
+fn list(disk: &dyn Disk, root: &Path, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+    match uninterrupted(|| disk.list(folder, each)) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(StoreError::tier(root, "list", errno)),
+    }
+}
+
+fn list_shards(disk: &dyn Disk, root: &Path) -> Result<Vec<u8>, StoreError> {
+    let mut shards = Vec::new();
+    list(disk, root, Folder::Objects, &mut |entry| shards.extend(Folder::parse_shard(entry)))?;
+    Ok(shards)
+}
+
+/// All copies that lie on the disk, published or not, sorted; `root` is only for messages.
+pub(crate) fn list_objects(disk: &dyn Disk, root: &Path) -> Result<Vec<u64>, StoreError> {
+    let mut objects = Vec::new();
+    for shard in list_shards(disk, root)? {
+        list(disk, root, Folder::Shard(shard), &mut |entry| {
+            objects.extend(Name::parse_object(shard, entry));
+        })?;
+    }
+    objects.sort_unstable();
+    Ok(objects)
 }
 
 impl Tier {
@@ -182,7 +193,7 @@ impl Tier {
             .identity
             .dev;
         let fs_magic = uninterrupted(|| disk.room()).map_err(failed("ask the room of"))?.fs_magic;
-        let root_key = secret.key(format!("forebay catalogue 1, root {}", stat.identity.ino).as_bytes());
+        let root_key = crate::catalogue::root_key(secret, stat.identity.ino);
         let objects = root.join("objects");
         let shared = Arc::new(Shared {
             disk,
@@ -341,6 +352,13 @@ impl Tier {
         Ok(disk::identity_of(&stat))
     }
 
+    /// Whether the name of the private root still leads to it: doors find no copy in a root that was moved or removed.
+    pub fn is_in_place(&self) -> bool {
+        let by_name = uninterrupted(|| rustix::fs::stat(&self.shared.root)).map(|stat| disk::identity_of(&stat));
+        let by_descriptor = uninterrupted(|| self.shared.disk.stat_root()).map(|stat| stat.identity);
+        matches!((by_name, by_descriptor), (Ok(named), Ok(ours)) if (named.dev, named.ino) == (ours.dev, ours.ino))
+    }
+
     /// Writes a finished copy to the catalogue: from now on the next runs adopt it. When that fails the copy is removed.
     pub fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
         self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))
@@ -359,7 +377,7 @@ impl Tier {
     /// Removes a published copy: its record first, then its file. What is open stays readable.
     ///
     /// A catalogue that cannot be written (a full disk, for one) does not keep the file: its record then leads to nothing, which
-    /// adoption finds.
+    /// is found when it is opened or reaped.
     pub fn remove(&self, id: u64) -> Result<(), StoreError> {
         let recorded = self.catalogue.removed(&[id]);
         self.shared.remove_object(id)?;
@@ -374,10 +392,20 @@ impl Tier {
         self.catalogue.mark_used(dir, unix_s)
     }
 
-    /// Tells each copy that earlier openings published and that still is, and then its further paths. To be called once, before
-    /// [`Tier::compact_if_due`]; copies may be made, published and removed at the same time, also by `each`.
+    /// Begins to tell the copies that earlier openings published: reads the whole catalogue, calling `rest` after each
+    /// [`limits::READ_PIECE_BYTES`] of it, and looks at no copy. To be called once, before [`Tier::compact_if_due`]; copies may be made,
+    /// published and removed while adoption goes on.
+    pub fn begin_adoption(&self, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
+        self.catalogue.begin_adoption(self.dev, rest)
+    }
+
+    /// Tells all of them at once, each directory in its turn.
     pub fn adopt(&self, mut each: impl FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
-        self.catalogue.adopt(self.dev, &mut each)
+        let mut adoption = self.begin_adoption(&mut || {})?;
+        for (directory, _) in adoption.directories() {
+            adoption.tell(directory, &mut each)?;
+        }
+        Ok(adoption.report())
     }
 
     /// Reads a copy of an earlier boot and compares it with its record ([`crate::AdoptedCopy::checksum`] and `object`). Once it is

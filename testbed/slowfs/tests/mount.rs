@@ -52,7 +52,7 @@ impl Mount {
             .args(FREE)
             .args(options);
         let server = program.spawn().expect("slowfs starts");
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let stream = loop {
             match UnixStream::connect(&control) {
                 Ok(stream) => break stream,

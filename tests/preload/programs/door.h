@@ -35,10 +35,10 @@ static inline int is_copy(int fd)
     return strncmp(target, tier, strlen(tier)) == 0;
 }
 
-// Opens until a copy answers: those of an earlier run are taken over while the program starts.
+// Opens until a copy answers.
 static inline int open_copy(const char *path)
 {
-    for (int tries = 0; tries < 1000; tries++) {
+    for (int tries = 0; tries < 12000; tries++) {
         int fd = open(path, O_RDONLY);
         CHECK(fd >= 0);
         if (is_copy(fd)) return fd;

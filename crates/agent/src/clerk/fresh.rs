@@ -6,39 +6,69 @@ use forebay_contract::run::use_stamp;
 
 use crate::{
     clock::boot_ns,
-    limits::{SWEEP_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX},
+    limits::{FIRST_SWEEPS, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED, SWEEP_WANTED_SHARE},
     protocol::RunFreshness,
     sweeper::{Request, Swept},
 };
 
 use super::Clerk;
 
-/// Time that sweeps may take: [`SWEEP_SHARE`] of all time, saved up for one validity at most.
+/// Time that sweeps may take: a share of all time. One sweep can't be cut short, so it may leave a debt, which is paid off before
+/// the next.
 #[derive(Debug)]
 pub(super) struct Budget {
-    left: Duration,
+    share: f64,
+    /// Seconds; a debt is negative.
+    left_s: f64,
     at: Instant,
 }
 
-impl Default for Budget {
-    fn default() -> Self {
-        // A warm tier is of use once its directories have been swept: the first sweeps need not wait.
+impl Budget {
+    /// A warm tier is of use once its directories have been swept: the first sweeps need not wait.
+    pub(super) fn new(share: f64, now: Instant) -> Self {
         Self {
-            left: Duration::from_secs(1),
-            at: Instant::now(),
+            share,
+            left_s: FIRST_SWEEPS.as_secs_f64(),
+            at: now,
         }
     }
-}
 
-impl Budget {
-    fn refill(&mut self, ttl: Duration) {
-        let now = Instant::now();
-        self.left = (self.left + (now - self.at).mul_f64(SWEEP_SHARE)).min(ttl.mul_f64(SWEEP_SHARE).max(Duration::from_millis(100)));
+    /// Adds the share of the time that went by; what is saved up is that of `saved_up_max` at most.
+    fn refill(&mut self, saved_up_max: Duration, now: Instant) {
+        let more = now.saturating_duration_since(self.at).as_secs_f64() * self.share;
+        // What was given at first may be more, and is not taken away.
+        let most = (saved_up_max.as_secs_f64() * self.share).max(self.left_s);
+        self.left_s = (self.left_s + more).min(most);
         self.at = now;
     }
 
+    const fn is_spent(&self) -> bool {
+        self.left_s <= 0.0
+    }
+
     fn spend(&mut self, took: Duration) {
-        self.left = self.left.saturating_sub(took);
+        self.left_s -= took.as_secs_f64();
+    }
+}
+
+/// The two budgets of sweeps.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    /// Of what nobody waits for.
+    quiet: Budget,
+    /// Of directories that programs wait for.
+    wanted: Budget,
+    /// The sweep that is under way is paid by the second.
+    is_wanted: bool,
+}
+
+impl Budgets {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            quiet: Budget::new(SWEEP_SHARE, now),
+            wanted: Budget::new(SWEEP_WANTED_SHARE, now),
+            is_wanted: false,
+        }
     }
 }
 
@@ -55,20 +85,28 @@ impl Clerk {
     /// Asks for the sweep of one directory that is due: one at a time, those that programs wait for first.
     pub(super) fn ask_for_sweeps(&mut self) {
         let Some(ttl) = self.ttl() else { return };
-        self.sweep_budget.refill(ttl);
-        if self.sweep_budget.left.is_zero() || self.directory_states.iter().any(|state| state.sweeping) {
+        let now = Instant::now();
+        let Budgets { quiet, wanted, .. } = &mut self.sweep_budgets;
+        quiet.refill(ttl, now);
+        wanted.refill(SWEEP_WANTED_SAVED, now);
+        let (quiet_left, wanted_left) = (!quiet.is_spent(), !wanted.is_spent());
+        if !(quiet_left || wanted_left) || self.directory_states.iter().any(|state| state.sweeping) {
             return;
         }
         let now = boot_ns();
-        let due = self.directory_states.iter().enumerate().filter(|(number, state)| {
-            let unused_s = use_stamp(self.started_at, now).saturating_sub(self.control.directory_stamp(*number as u32));
+        // In use, and about to run out of time: programs will wait for it in a moment.
+        let pressing_after = ttl.mul_f64(SWEEP_PRESSING_AT - SWEEP_AT).as_nanos() as u64;
+        let due = self.directory_states.iter().enumerate().filter_map(|(number, state)| {
+            let unused_s = use_stamp(self.started_at, now).saturating_sub(self.control.directory_stamp(number as u32));
             let used = u64::from(unused_s) <= SWEEP_UNUSED_MAX.as_secs();
-            state.names > 0 && (state.wanted || (used && state.due_at != 0 && state.due_at <= now))
+            let due = used && state.due_at != 0 && state.due_at <= now;
+            let pressing = due && state.due_at + pressing_after <= now && u64::from(unused_s) <= ttl.as_secs();
+            let is_wanted = wanted_left && (state.wanted || pressing);
+            let is_next = state.names > 0 && (is_wanted || (quiet_left && (state.wanted || due)));
+            is_next.then_some((!state.wanted, state.due_at, number as u32, is_wanted))
         });
-        let next = due
-            .min_by_key(|(_, state)| (!state.wanted, state.due_at))
-            .map(|found| found.0 as u32);
-        if let Some(number) = next {
+        if let Some((_, _, number, is_wanted)) = due.min() {
+            self.sweep_budgets.is_wanted = is_wanted;
             self.request_sweep(number, false);
         }
     }
@@ -175,7 +213,9 @@ impl Clerk {
             }
             self.pages.writer().set_directory_inode(swept.directory, dev, ino);
         }
-        self.sweep_budget.spend(swept.took);
+        let Budgets { quiet, wanted, is_wanted } = &mut self.sweep_budgets;
+        let payer = if *is_wanted && !swept.inode_only { wanted } else { quiet };
+        payer.spend(swept.took);
         let ttl = self.ttl();
         let Some(state) = self.directory_states.get_mut(swept.directory as usize) else {
             return;
@@ -215,5 +255,53 @@ impl Clerk {
         // Last: from now on the rest is valid from the start of the sweep on.
         self.pages.writer().set_swept(swept.directory, swept.started_at);
         self.ask_for_sweeps();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAVED: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_sweep_that_took_long_is_paid_off_before_the_next() {
+        let begun = Instant::now();
+        let mut budget = Budget::new(0.05, begun);
+        budget.spend(FIRST_SWEEPS + Duration::from_secs(2));
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        budget.refill(SAVED, after(39));
+        assert!(budget.is_spent(), "two seconds are a twentieth of forty");
+        budget.refill(SAVED, after(41));
+        assert!(!budget.is_spent());
+    }
+
+    #[test]
+    fn over_a_long_time_sweeps_take_their_share_and_no_more() {
+        let begun = Instant::now();
+        let mut budget = Budget::new(0.5, begun);
+        let (mut at, mut swept) = (Duration::ZERO, Duration::ZERO);
+        while at < Duration::from_secs(1000) {
+            budget.refill(SAVED, begun + at);
+            if budget.is_spent() {
+                at += Duration::from_millis(10);
+            } else {
+                let took = Duration::from_millis(700);
+                budget.spend(took);
+                swept += took;
+                at += took;
+            }
+        }
+        let share = swept.as_secs_f64() / at.as_secs_f64();
+        assert!((0.49..0.51).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn little_is_saved_up() {
+        let begun = Instant::now();
+        let mut budget = Budget::new(0.05, begun);
+        budget.refill(SAVED, begun + Duration::from_secs(100_000));
+        budget.spend(Duration::from_secs(3));
+        assert!(budget.is_spent(), "the share of one minute");
     }
 }

@@ -1,5 +1,7 @@
 //! From a whole copy to a name that doors find.
 
+use std::time::Instant;
+
 use forebay_contract::{Entry, index::split, run::use_stamp};
 use forebay_policy::{CopyId, TierIndex, fill_first};
 use forebay_store::{Finished, StoreError};
@@ -7,25 +9,29 @@ use forebay_store::{Finished, StoreError};
 use crate::{
     clock::{boot_ms, boot_ns, unix_s},
     copier::Outcome,
-    error::AgentError,
-    limits::TIER_FAULTS_MAX,
+    limits::{INDEX_FULL_PAUSE, TIER_FAULTS_MAX},
+    pages::NoRoom,
     receiver::Handed,
 };
 
 use super::{Clerk, DirectoryState, Flight, FlightName};
 
+/// Why there is no copy when the index takes no more names.
+pub(super) const INDEX_FULL: &str = "index_full";
+
 impl Clerk {
     /// A copy has ended.
-    pub(super) fn copied(&mut self, number: u64, outcome: Outcome) -> Result<(), AgentError> {
-        let Some(flight) = self.flights.remove(&number) else {
-            return Ok(());
-        };
+    pub(super) fn copied(&mut self, number: u64, outcome: Outcome, read_bytes: u64) {
+        self.copier.ended(number);
+        let Some(flight) = self.flights.remove(&number) else { return };
         self.flight_of_file.remove(&(flight.identity.dev, flight.identity.ino));
+        self.tally(flight.run, |tally| tally.source_bytes_read += read_bytes);
         let reason = match outcome {
             Outcome::Whole(finished) => match self.publish(&flight, &finished) {
                 Ok(()) => {
                     fill_first::step(&mut self.policy, fill_first::Event::Published { copy: CopyId(number) });
-                    return self.publish_names(&flight, &finished);
+                    self.publish_names(&flight, &finished);
+                    return;
                 }
                 Err(reason) => reason,
             },
@@ -35,7 +41,6 @@ impl Clerk {
         fill_first::step(&mut self.policy, fill_first::Event::Dropped { copy: CopyId(number) });
         self.not_copied(flight.run, reason);
         self.publish_room();
-        Ok(())
     }
 
     /// Writes a whole copy to the catalogue, unless its source was changed through a door meanwhile.
@@ -76,16 +81,12 @@ impl Clerk {
         reason
     }
 
-    fn publish_names(&mut self, flight: &Flight, finished: &Finished) -> Result<(), AgentError> {
+    fn publish_names(&mut self, flight: &Flight, finished: &Finished) {
         if let Some(state) = self.tiers.get_mut(flight.tier) {
             state.files += 1;
         }
         let size = flight.identity.size;
-        self.tally(flight.run, |tally| {
-            tally.files_copied += 1;
-            tally.bytes_copied += size;
-            tally.source_bytes_read += size;
-        });
+        let mut is_found = false;
         for (nth, FlightName { path, opened_at, plain }) in flight.names.iter().enumerate() {
             let Some((dir, name)) = split(path) else { continue };
             if nth > 0 && !self.publish_alias(flight.tier, flight.copy, dir, name) {
@@ -104,33 +105,42 @@ impl Clerk {
                 inserted_at: boot_ns(),
                 checked_at: *opened_at,
             };
-            self.insert(dir, entry)?;
+            is_found |= self.insert(dir, entry);
         }
-        Ok(())
+        if is_found {
+            self.tally(flight.run, |tally| {
+                tally.files_copied += 1;
+                tally.bytes_copied += size;
+            });
+        } else {
+            // Nobody would ever find it.
+            self.remove_copy(flight.copy, flight.tier, size);
+            self.not_copied(flight.run, INDEX_FULL);
+        }
     }
 
     /// Another name of a copy that is there.
-    pub(super) fn add_spelling(&mut self, number: u32, handed: &Handed) -> Result<(), AgentError> {
+    pub(super) fn add_spelling(&mut self, number: u32, handed: &Handed) {
         let index = self.pages.index();
-        let Some(record) = index.record(number) else { return Ok(()) };
-        let Some(old) = self.pages.writer_ref().entry(record) else {
-            return Ok(());
+        let old = index.record(number).and_then(|record| self.pages.writer_ref().entry(record));
+        let (Some(old), Some((dir, name))) = (old, split(&handed.path)) else {
+            return;
         };
-        let Some((dir, name)) = split(&handed.path) else { return Ok(()) };
-        if self.publish_alias(old.tier, old.copy, dir, name) {
-            self.insert(
-                dir,
-                Entry {
-                    name,
-                    plain: handed.plain,
-                    inserted_at: boot_ns(),
-                    checked_at: handed.opened_at,
-                    ..old
-                },
-            )?;
-            self.tally(handed.run, |tally| tally.files_confirmed += 1);
+        if !self.publish_alias(old.tier, old.copy, dir, name) {
+            return;
         }
-        Ok(())
+        let entry = Entry {
+            name,
+            plain: handed.plain,
+            inserted_at: boot_ns(),
+            checked_at: handed.opened_at,
+            ..old
+        };
+        if self.insert(dir, entry) {
+            self.tally(handed.run, |tally| tally.files_confirmed += 1);
+        } else {
+            self.not_copied(handed.run, INDEX_FULL);
+        }
     }
 
     fn publish_alias(&mut self, tier: usize, copy: u64, dir: &[u8], name: &[u8]) -> bool {
@@ -142,18 +152,30 @@ impl Clerk {
         result.is_ok()
     }
 
-    /// Puts a name into the index; its directory number is found or made here.
-    pub(super) fn insert(&mut self, dir: &[u8], entry: Entry<'_>) -> Result<(), AgentError> {
-        let directory = self.directory(dir)?;
-        let replaced = {
-            let mut path = dir.to_vec();
-            path.push(b'/');
-            path.extend_from_slice(entry.name);
-            self.pages.index().find_kept(&path).map(|found| found.0)
-        };
+    /// Puts a name into the index, in the place of a record that bears it; tells whether there was room.
+    pub(super) fn insert(&mut self, dir: &[u8], entry: Entry<'_>) -> bool {
+        let path = [dir, b"/", entry.name].concat();
+        let replaced = self.pages.index().find_kept(&path).map(|found| found.0);
         if let Some(old) = replaced {
             self.drop_record(old);
         }
+        self.insert_new(dir, entry)
+    }
+
+    /// Puts a name into the index that is not in it; tells whether there was room.
+    pub(super) fn insert_new(&mut self, dir: &[u8], entry: Entry<'_>) -> bool {
+        match self.put(dir, entry) {
+            Ok(()) => true,
+            Err(no_room) => {
+                self.index_is_full(&no_room);
+                false
+            }
+        }
+    }
+
+    /// The directory's number is found or made here.
+    fn put(&mut self, dir: &[u8], entry: Entry<'_>) -> Result<(), NoRoom> {
+        let directory = self.directory(dir)?;
         let checked_at = entry.checked_at;
         if checked_at != 0 {
             // An open that missed is a use too.
@@ -168,7 +190,7 @@ impl Clerk {
     }
 
     /// Number of a spelled directory.
-    fn directory(&mut self, path: &[u8]) -> Result<u32, AgentError> {
+    fn directory(&mut self, path: &[u8]) -> Result<u32, NoRoom> {
         if let Some(number) = self.directories.get(path) {
             return Ok(*number);
         }
@@ -182,6 +204,23 @@ impl Clerk {
         // Its inode is looked up beside: changes by name are recognised by it.
         self.request_sweep(number, true);
         Ok(number)
+    }
+
+    /// No more copies for a while: what there is serves on.
+    fn index_is_full(&mut self, no_room: &NoRoom) {
+        if no_room.grown {
+            let records = self.pages.writer_ref().records();
+            self.names.rebuild(&self.pages.index(), records);
+        }
+        if !self.index_has_no_room() {
+            self.log.line(&format!("no more copies for now: {}", no_room.why));
+        }
+        self.no_room_until = Some(Instant::now() + INDEX_FULL_PAUSE);
+    }
+
+    /// Whether the index had no room a short time ago: to try to grow it takes time and memory.
+    pub(super) fn index_has_no_room(&self) -> bool {
+        self.no_room_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// What an error says about the tier, and the reason to count.

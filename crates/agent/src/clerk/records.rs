@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use forebay_contract::{Freshness, Index, hash_pair};
 use forebay_policy::{TierIndex, fill_first};
 use hashbrown::HashTable;
+use rustix::io::Errno;
 
 use super::Clerk;
 
@@ -144,6 +145,8 @@ impl Clerk {
         let found = state.tier.stat_copy(record.copy());
         match found {
             Ok(stat) => (stat.ino, stat.size, stat.ctime) == (record.copy_ino(), record.size(), record.copy_ctime()),
+            // A copy that is lost is no fault of its tier; a tier that is gone is.
+            Err(error) if error.errno() == Some(Errno::NOENT) && state.tier.is_in_place() => false,
             Err(error) => {
                 let tier = record.tier();
                 self.tier_fault(tier, &error);
@@ -188,6 +191,7 @@ impl Clerk {
             state.files = state.files.saturating_sub(1);
             if let Err(error) = state.tier.remove(copy) {
                 self.log.line(&format!("a copy could not be removed: {error}"));
+                self.count_leftovers(tier);
             }
         }
         fill_first::step(

@@ -1,6 +1,7 @@
 //! What is counted, for whom, and the room that doors are told of.
 
 use forebay_policy::{TierIndex, fill_first};
+use forebay_store::Leftovers;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
@@ -29,7 +30,7 @@ impl Clerk {
         let tally = run.and_then(|run| self.runs.get(&run)).map_or(&self.total, |run| &run.tally);
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Status {
-            in_flight: self.flights.len() as u64,
+            in_flight: (self.flights.len() + self.adoption.deferred()) as u64,
             adopted: self.total.adopted,
             adopting: self.adoption.is_running(),
             runs: self.runs.len() as u64,
@@ -52,6 +53,9 @@ impl Clerk {
 
     /// Tells policy what the file systems of the tiers have left.
     pub(super) fn observe_room(&mut self) {
+        for number in 0..self.tiers.len() {
+            self.count_leftovers(number);
+        }
         for (number, state) in self.tiers.iter().enumerate() {
             if state.off.is_some() {
                 continue;
@@ -66,6 +70,16 @@ impl Clerk {
             }
         }
         self.publish_room();
+    }
+
+    /// Tells policy what of removed copies still takes room.
+    pub(super) fn count_leftovers(&mut self, tier: usize) {
+        let Some(state) = self.tiers.get(tier).filter(|state| state.off.is_none()) else {
+            return;
+        };
+        let Leftovers { copies, bytes } = state.tier.retry_leftovers();
+        let tier = TierIndex(tier);
+        fill_first::step(&mut self.policy, fill_first::Event::Left { tier, bytes, copies });
     }
 
     /// Tells doors the size of the largest file that is worth a hand-over.

@@ -2,9 +2,12 @@
 //!
 //! A record is servable only when its frame is whole and its tag, keyed with the user's secret, the log's salt and the root's inode, is
 //! right: a torn tail (F9), altered bytes (F10) and records that somebody else wrote (S5) are all found the same way, and
-//! end the log there. It is read at the first use, not at opening, so that a large warm tier keeps no program waiting.
+//! end the log there. It is read at the first use, not at opening, so that a large warm tier keeps no program waiting; the reading notes
+//! where each directory's records lie, so that adoption ([`Adoption`]) can begin with those that are asked for.
 
+mod adoption;
 mod compact;
+mod listing;
 mod record;
 mod scan;
 
@@ -19,8 +22,11 @@ use crate::disk::{DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
 use crate::root::BootId;
+use crate::secret::Secret;
 use crate::tier::Shared;
-use record::{Batch, EntryRecord, Frames, Record, TagKey};
+pub use adoption::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Adoption};
+pub use listing::list;
+use record::{Batch, EntryRecord, Record, TagKey};
 use scan::Scan;
 
 /// A mounted source: it is known by what was mounted, since its device number changes.
@@ -53,68 +59,6 @@ pub struct Entry<'a> {
     pub checksum: u128,
     /// Now.
     pub created_unix_s: i64,
-}
-
-/// What adoption tells.
-#[derive(Clone, Copy, Debug)]
-pub enum Adopted<'a> {
-    /// A copy.
-    Copy(&'a AdoptedCopy<'a>),
-    /// Another path of a copy that was told before.
-    Alias(AdoptedAlias<'a>),
-}
-
-/// A copy of an earlier opening.
-#[derive(Clone, Copy, Debug)]
-pub struct AdoptedCopy<'a> {
-    /// The copy's name in the tier.
-    pub id: u64,
-    /// The directory of the source file, as it was spelled.
-    pub dir: &'a [u8],
-    /// Its name there.
-    pub name: &'a [u8],
-    /// Where it was mounted from.
-    pub mount: Mount<'a>,
-    /// The version that was copied; its `dev` is 0, since that of the mount then says nothing now.
-    pub identity: Identity,
-    /// The rest of what `fstat` told of it.
-    pub attributes: Attributes,
-    /// The copy's own identity, with the tier's present device.
-    pub object: Identity,
-    /// XXH3-128 of its bytes.
-    pub checksum: u128,
-    /// When it was published.
-    pub created_unix_s: i64,
-    /// Last use of a copy of that directory, or when it was published.
-    pub last_used_unix_s: i64,
-    /// Whether it may be served unread: it was written, or verified, in this boot. Otherwise [`crate::Tier::verify`] it first.
-    pub trusted: bool,
-}
-
-/// Another path of an adopted copy.
-#[derive(Clone, Copy, Debug)]
-pub struct AdoptedAlias<'a> {
-    /// The copy.
-    pub id: u64,
-    /// The directory, as it was spelled.
-    pub dir: &'a [u8],
-    /// The name there.
-    pub name: &'a [u8],
-    /// Last use of a copy of that directory; 0 when there was none.
-    pub last_used_unix_s: i64,
-}
-
-/// What adoption found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AdoptReport {
-    /// Copies told.
-    pub copies: u64,
-    /// Further paths told.
-    pub aliases: u64,
-    /// Copies in the catalogue of which the file is gone; they are forgotten.
-    pub missing: u64,
-    /// Bytes at the end of the catalogue that were torn, altered or not ours, and were cut off.
-    pub torn_bytes: u64,
 }
 
 /// The catalogue of one tier.
@@ -166,8 +110,8 @@ impl Interned {
         self.by_bytes.get(bytes).copied()
     }
 
-    fn bytes_of(&self, id: u32) -> Option<&[u8]> {
-        self.by_id.get(&id).map(AsRef::as_ref)
+    fn bytes_of(&self, id: u32) -> Option<&Arc<[u8]>> {
+        self.by_id.get(&id)
     }
 }
 
@@ -190,20 +134,29 @@ impl Catalogue {
     }
 
     fn key_of(&self, salt: &[u8]) -> TagKey {
-        TagKey::new(*blake3::keyed_hash(&self.root_key, salt).as_bytes())
+        log_key(&self.root_key, salt)
     }
 
     /// Calls `with` with the open log, which is opened, and cut to what is whole of it, first.
     fn with_log<T>(&self, with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.with_log_rested(&mut || {}, with)
+    }
+
+    /// The same; calls `rest` after each piece that is read to open the log.
+    fn with_log_rested<T>(
+        &self,
+        rest: &mut dyn FnMut(),
+        with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         // A panic while the lock was held would have been a bug of ours; the log's state is only changed once its file was.
         let mut guard: MutexGuard<'_, Option<Log>> = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if guard.is_none() {
-            *guard = Some(self.open()?);
+            *guard = Some(self.open(rest)?);
         }
         with(&mut guard, self)
     }
 
-    fn open(&self) -> Result<Log, StoreError> {
+    fn open(&self, rest: &mut dyn FnMut()) -> Result<Log, StoreError> {
         let disk = &self.shared.disk;
         // Left by a compaction that did not come to its end.
         match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
@@ -219,7 +172,7 @@ impl Catalogue {
             None => self.begin_log(&*file)?,
         };
         let key = self.key_of(&salt);
-        let scan = Scan::of(&*file, &key, self.boot).map_err(self.error("read"))?;
+        let scan = Scan::with_places(&*file, &key, self.boot, rest).map_err(self.error("read"))?;
         if scan.torn_bytes > 0 {
             uninterrupted(|| file.truncate(scan.end)).map_err(self.error("cut the torn end of"))?;
         }
@@ -360,8 +313,9 @@ impl Catalogue {
         })
     }
 
-    pub(crate) fn adopt(&self, dev: u64, each: &mut dyn FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
-        let (file, key, scan) = self.with_log(|slot, _| {
+    /// Begins adoption: reads the log where nobody has yet, and calls `rest` after each piece of it.
+    pub(crate) fn begin_adoption(&self, dev: u64, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
+        let (file, key, scan) = self.with_log_rested(rest, |slot, _| {
             let Some(log) = slot else {
                 return Err(self.error("read")(Errno::IO));
             };
@@ -371,38 +325,19 @@ impl Catalogue {
         // Without the lock from here on: copies may be published and removed while the old ones are told.
         let scan = match scan {
             Some(scan) => scan,
-            None => Box::new(Scan::of(&*file, &key, self.boot).map_err(self.error("read"))?),
+            None => Box::new(Scan::with_places(&*file, &key, self.boot, rest).map_err(self.error("read"))?),
         };
-        let objects = self.shared.list_objects()?;
-        let mut report = AdoptReport {
-            torn_bytes: scan.torn_bytes,
-            ..AdoptReport::default()
-        };
-        let mut missing = Vec::new();
-        let mut teller = scan::Teller {
-            scan: &scan,
-            objects: &objects,
-            dev,
-            report: &mut report,
-            missing: &mut missing,
-        };
-        let mut frames = Frames::new(&*file, &key, scan.end);
-        let mut boot_is_current = false;
-        while let Some(record) = frames.next().map_err(self.error("read"))? {
-            match record {
-                Record::Boot { id } => boot_is_current = id == self.boot.0,
-                Record::Entry(entry) => teller.tell_entry(&entry, boot_is_current, each),
-                Record::Alias { id, dir, name } => teller.tell_alias(id, dir, name, each),
-                _ => {}
-            }
-        }
-        report.missing = missing.len() as u64;
-        if !missing.is_empty() {
-            // Not being able to write it down now only means to find the same again.
-            let _ = self.removed(&missing);
-        }
-        Ok(report)
+        Adoption::new(self.path(), file, key, scan, dev)
     }
+}
+
+/// What the keys of all logs of a root come from.
+pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> [u8; 32] {
+    secret.key(format!("forebay catalogue 1, root {root_ino}").as_bytes())
+}
+
+fn log_key(root_key: &[u8; 32], salt: &[u8]) -> TagKey {
+    TagKey::new(*blake3::keyed_hash(root_key, salt).as_bytes())
 }
 
 /// What a written batch changes.

@@ -234,6 +234,8 @@ pub(super) struct Frames<'f> {
     key: &'f TagKey,
     /// Where reading ends whatever follows.
     upto: u64,
+    /// Bytes that are read at once.
+    piece: usize,
     /// Where `window` begins in the file.
     window_offset: u64,
     window: Vec<u8>,
@@ -247,10 +249,32 @@ impl<'f> Frames<'f> {
             file,
             key,
             upto,
+            piece: limits::READ_PIECE_BYTES,
             window_offset: HEADER_BYTES as u64,
             window: Vec::new(),
             at: 0,
         }
+    }
+
+    /// To read records here and there, `piece` bytes at once.
+    pub(super) fn scattered(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64, piece: usize) -> Self {
+        Self {
+            piece,
+            ..Self::new(file, key, upto)
+        }
+    }
+
+    /// The record at `offset`, where one begins.
+    pub(super) fn read_at(&mut self, offset: u64) -> disk::Result<Option<Record<'_>>> {
+        match offset.checked_sub(self.window_offset).map(|at| at as usize) {
+            Some(at) if at <= self.window.len() => self.at = at,
+            _ => {
+                self.window.clear();
+                self.window_offset = offset;
+                self.at = 0;
+            }
+        }
+        self.next()
     }
 
     /// Where the last record that was told ends.
@@ -292,7 +316,7 @@ impl<'f> Frames<'f> {
         self.at = 0;
         let kept = self.window.len();
         let from = self.window_offset + kept as u64;
-        let wanted = self.upto.saturating_sub(from).min(limits::READ_PIECE_BYTES as u64) as usize;
+        let wanted = self.upto.saturating_sub(from).min(self.piece.max(bytes) as u64) as usize;
         self.window.resize(kept + wanted, 0);
         let read = disk::read_full_at(self.file, &mut self.window[kept..], from)?;
         self.window.truncate(kept + read);

@@ -2,10 +2,57 @@
 
 use std::collections::HashMap;
 
-use super::record::{self, EntryRecord, Frames, Record, TagKey};
-use super::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Interned, Mount};
+use super::Interned;
+use super::record::{self, Frames, Record, TagKey};
 use crate::disk::{self, DiskFile, uninterrupted};
+use crate::limits;
 use crate::root::BootId;
+
+/// Where a record lies: adoption reads by directory, not in the order of the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The copy.
+    pub(super) id: u64,
+    /// The directory of the name.
+    pub(super) dir: u32,
+    /// Offset in the log.
+    pub(super) at: u32,
+}
+
+/// Places of the records of names.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    pub(super) entries: Vec<Place>,
+    pub(super) aliases: Vec<Place>,
+    /// From which offset on records are of this boot, or not.
+    boots: Vec<(u64, bool)>,
+}
+
+impl Places {
+    fn note(&mut self, at: u64, record: &Record<'_>, boot: BootId) {
+        // Further back there is nothing: a log of that length would be of thirty million copies.
+        let Ok(short) = u32::try_from(at) else { return };
+        match *record {
+            Record::Entry(ref entry) => self.entries.push(Place {
+                id: entry.id,
+                dir: entry.dir,
+                at: short,
+            }),
+            Record::Alias { id, dir, .. } => self.aliases.push(Place { id, dir, at: short }),
+            Record::Boot { id } => self.boots.push((at, id == boot.0)),
+            _ => {}
+        }
+    }
+
+    /// Whether the record at this offset was written in this boot.
+    pub(super) fn is_of_this_boot(&self, at: u32) -> bool {
+        let following = self.boots.partition_point(|(from, _)| *from <= u64::from(at));
+        following
+            .checked_sub(1)
+            .and_then(|last| self.boots.get(last))
+            .is_some_and(|boot| boot.1)
+    }
+}
 
 /// What the log says as a whole.
 #[derive(Debug, Default)]
@@ -25,16 +72,43 @@ pub(super) struct Scan {
     /// Copies of earlier boots that were verified in this one, sorted.
     verified: Vec<u64>,
     entries: u64,
+    /// Bytes of all of them.
+    pub(super) entry_bytes: u64,
     superseded: u64,
+    /// Until adoption takes them.
+    pub(super) places: Places,
 }
 
 impl Scan {
+    /// Reads the log without noting where records lie.
     pub(super) fn of(file: &dyn DiskFile, key: &TagKey, boot: BootId) -> disk::Result<Self> {
+        Self::read(file, key, boot, &mut |_, _, _| {})
+    }
+
+    /// Reads the log for adoption, and calls `rest` after each piece of it.
+    pub(super) fn with_places(file: &dyn DiskFile, key: &TagKey, boot: BootId, rest: &mut dyn FnMut()) -> disk::Result<Self> {
+        let mut places = Places::default();
+        let mut next_rest = 0;
+        let mut scan = Self::read(file, key, boot, &mut |at, record, boot| {
+            places.note(at, record, boot);
+            if at >= next_rest {
+                rest();
+                next_rest = at + limits::READ_PIECE_BYTES as u64;
+            }
+        })?;
+        scan.places = places;
+        Ok(scan)
+    }
+
+    fn read(file: &dyn DiskFile, key: &TagKey, boot: BootId, each: &mut dyn FnMut(u64, &Record<'_>, BootId)) -> disk::Result<Self> {
         let size = uninterrupted(|| file.stat())?.identity.size;
         let mut scan = Self::default();
         let mut frames = Frames::new(file, key, size);
+        let mut at = frames.end();
         while let Some(record) = frames.next()? {
             scan.take(&record, boot);
+            each(at, &record, boot);
+            at = frames.end();
         }
         scan.end = frames.end();
         scan.torn_bytes = size.saturating_sub(scan.end);
@@ -54,7 +128,10 @@ impl Scan {
                 self.superseded += self.verified.len() as u64;
                 self.verified.clear();
             }
-            Record::Entry(_) => self.entries += 1,
+            Record::Entry(ref entry) => {
+                self.entries += 1;
+                self.entry_bytes = self.entry_bytes.saturating_add(entry.size);
+            }
             Record::Alias { .. } => {}
             Record::Removed { id } => self.removed.push(id),
             Record::Verified { id } if self.boot_is_current => self.verified.push(id),
@@ -79,66 +156,5 @@ impl Scan {
     /// Records that say nothing any more.
     pub(super) fn dead(&self) -> u64 {
         2 * self.removed.len() as u64 + self.superseded
-    }
-}
-
-/// Tells what is live and has its file.
-pub(super) struct Teller<'s> {
-    pub(super) scan: &'s Scan,
-    /// The copies that lie in the tier, sorted.
-    pub(super) objects: &'s [u64],
-    pub(super) dev: u64,
-    pub(super) report: &'s mut AdoptReport,
-    pub(super) missing: &'s mut Vec<u64>,
-}
-
-impl Teller<'_> {
-    fn is_there(&self, id: u64) -> bool {
-        self.objects.binary_search(&id).is_ok()
-    }
-
-    pub(super) fn tell_entry(&mut self, entry: &EntryRecord<'_>, boot_is_current: bool, each: &mut dyn FnMut(Adopted<'_>)) {
-        let scan = self.scan;
-        if !scan.is_live(entry.id) {
-            return;
-        }
-        let names = scan.dirs.bytes_of(entry.dir).zip(scan.mounts.bytes_of(entry.mount));
-        let Some((dir, mount)) = names.filter(|_| self.is_there(entry.id)) else {
-            self.missing.push(entry.id);
-            return;
-        };
-        let split = mount.iter().position(|byte| *byte == 0).unwrap_or(mount.len());
-        let used = scan.used.get(&entry.dir).copied().unwrap_or(entry.created_unix_s);
-        self.report.copies += 1;
-        each(Adopted::Copy(&AdoptedCopy {
-            id: entry.id,
-            dir,
-            name: entry.name,
-            mount: Mount {
-                source: &mount[..split],
-                fs_type: mount.get(split + 1..).unwrap_or_default(),
-            },
-            identity: entry.identity(),
-            attributes: entry.attributes(),
-            object: entry.object(self.dev),
-            checksum: entry.checksum(),
-            created_unix_s: entry.created_unix_s,
-            last_used_unix_s: used.max(entry.created_unix_s),
-            trusted: boot_is_current || scan.verified.binary_search(&entry.id).is_ok(),
-        }));
-    }
-
-    pub(super) fn tell_alias(&mut self, id: u64, dir: u32, name: &[u8], each: &mut dyn FnMut(Adopted<'_>)) {
-        let last_used_unix_s = self.scan.used.get(&dir).copied().unwrap_or(0);
-        let Some(dir) = self.scan.dirs.bytes_of(dir) else { return };
-        if self.scan.is_live(id) && self.is_there(id) {
-            self.report.aliases += 1;
-            each(Adopted::Alias(AdoptedAlias {
-                id,
-                dir,
-                name,
-                last_used_unix_s,
-            }));
-        }
     }
 }

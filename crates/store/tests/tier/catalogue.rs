@@ -160,6 +160,78 @@ fn a_copy_whose_file_is_gone_is_missing_once_and_then_forgotten() {
 }
 
 #[test]
+fn directories_are_told_in_the_order_in_which_they_are_asked_for_and_once() {
+    let disk = memory();
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    let mut ids = BTreeMap::new();
+    // As an epoch in random order leaves them: the records of a directory lie here and there.
+    for nth in 0..3000_u64 {
+        let dir = format!("/pfs/{}", nth % 3);
+        let source = MemorySource::new(nth + 1, b"bytes");
+        let id = tier.next_id();
+        let finished = copy(&tier, id, &source).expect("copied");
+        let name = nth.to_string();
+        let entry = forebay_store::Entry {
+            dir: dir.as_bytes(),
+            ..entry(id, name.as_bytes(), &source, &finished)
+        };
+        tier.publish(&entry).expect("published");
+        ids.insert(id, nth);
+    }
+    let (&of_first, _) = ids.iter().find(|(_, nth)| **nth == 0).expect("published");
+    tier.publish_alias(of_first, b"/link", b"0").expect("published");
+    let dead: Vec<u64> = ids.iter().filter(|(_, nth)| **nth % 3 == 2).map(|(id, _)| *id).take(10).collect();
+    for id in &dead {
+        tier.remove(*id).expect("removed");
+        ids.remove(id);
+    }
+    drop(tier);
+
+    let tier = open_on(disk, BOOT).expect("opens");
+    let mut pieces = 0;
+    let mut adoption = tier.begin_adoption(&mut || pieces += 1).expect("begun");
+    assert!(pieces > 0, "it can be paced");
+    let report = adoption.report();
+    assert_eq!((report.copies, report.bytes), (2990, 5 * 2990));
+    let mut told: Vec<(Vec<u8>, u64)> = Vec::new();
+    let mut ask = |path: &[u8]| {
+        let number = adoption.directory(path).expect("catalogued");
+        let before = told.len();
+        let mut each = |adopted: forebay_store::Adopted<'_>| match adopted {
+            forebay_store::Adopted::Copy(copy) => {
+                assert_eq!(
+                    ids.get(&copy.id).map(u64::to_string).as_deref(),
+                    std::str::from_utf8(copy.name).ok()
+                );
+                told.push((copy.dir.to_vec(), copy.id));
+            }
+            forebay_store::Adopted::Alias(alias) => {
+                assert_eq!((alias.id, alias.ino), (of_first, 1));
+                told.push((alias.dir.to_vec(), alias.id));
+            }
+        };
+        adoption.tell(number, &mut each).expect("told");
+        told.split_off(before)
+    };
+    let third = ask(b"/pfs/2");
+    assert!(third.len() == 990 && third.iter().all(|(dir, _)| dir == b"/pfs/2"));
+    let linked = ask(b"/link");
+    assert_eq!(
+        linked.len(),
+        1001,
+        "a copy comes before its further path, and its directory with it"
+    );
+    assert_eq!(linked.last(), Some(&(b"/link".to_vec(), of_first)));
+    assert_eq!((ask(b"/link").len(), ask(b"/pfs/0").len(), ask(b"/pfs/1").len()), (0, 0, 1000));
+    assert_eq!(adoption.directory(b"/elsewhere"), None);
+    let known = adoption.into_known();
+    let gone = *ids.keys().next().expect("one");
+    tier.discard(gone).expect("removed behind the catalogue's back");
+    let reaped = tier.reap(&known, 100, &mut || {}).expect("reaped");
+    assert_eq!((reaped.removed, reaped.missing), (0, vec![gone]));
+}
+
+#[test]
 fn the_log_is_rewritten_when_dead_records_outnumber_live_ones() {
     let disk = memory();
     let tier = open_on(disk.clone(), BOOT).expect("opens");
@@ -244,6 +316,10 @@ fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
         }
     })
     .expect("adopted");
+    // Further paths come by directory.
+    for modelled in found.values_mut().chain(model.values_mut()) {
+        modelled.aliases.sort_unstable();
+    }
     assert_eq!(&found, model);
     for (id, checksum, object) in to_verify.into_iter().filter(|_| verify) {
         tier.verify(id, checksum, &object).expect("whole");

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use forebay_contract::Identity;
 use forebay_store::disk::{self, Disk};
 use forebay_store::testing::MemorySource;
-use forebay_store::{AdoptReport, Adopted, Ask, BootId, Entry, Finished, FreeFloor, Mount, Secret, Source, StoreError, Tier, TierConfig};
+use forebay_store::{Adopted, Ask, BootId, Entry, Finished, FreeFloor, Known, Mount, Secret, Source, StoreError, Tier, TierConfig};
+use rustix::io::Errno;
 
 pub(crate) const BOOT: BootId = BootId([1; 16]);
 pub(crate) const NEXT_BOOT: BootId = BootId([2; 16]);
@@ -94,12 +95,22 @@ pub(crate) struct Kept {
 }
 
 /// Everything adopted by name, and the further paths.
-pub(crate) type AdoptedAll = (BTreeMap<Vec<u8>, Kept>, Vec<(u64, Vec<u8>, Vec<u8>)>, AdoptReport);
+pub(crate) type AdoptedAll = (BTreeMap<Vec<u8>, Kept>, Vec<(u64, Vec<u8>, Vec<u8>)>, Report);
 
+/// What was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    pub(crate) copies: u64,
+    pub(crate) torn_bytes: u64,
+    /// Copies of which the file is gone; they were forgotten.
+    pub(crate) missing: u64,
+}
+
+/// Adopts all, and forgets the copies of which the file turns out to be gone, as an agent does that opens them.
 pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
     let mut copies = BTreeMap::new();
     let mut aliases = Vec::new();
-    let report = tier.adopt(|adopted| match adopted {
+    let found = tier.adopt(|adopted| match adopted {
         Adopted::Copy(copy) => {
             assert_eq!(copy.mount, MOUNT);
             let kept = Kept {
@@ -115,5 +126,24 @@ pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
         }
         Adopted::Alias(alias) => aliases.push((alias.id, alias.dir.to_vec(), alias.name.to_vec())),
     })?;
+    assert_eq!(found.copies, copies.len() as u64);
+    assert_eq!(found.bytes, copies.values().map(|kept| kept.identity.size).sum::<u64>());
+    let is_gone = |id| tier.open_copy(id).is_err_and(|error| error.errno() == Some(Errno::NOENT));
+    let gone: Vec<u64> = copies.values().map(|kept| kept.id).filter(|id| is_gone(*id)).collect();
+    for id in &gone {
+        tier.remove(*id)?;
+    }
+    copies.retain(|_, kept| !gone.contains(&kept.id));
+    aliases.retain(|(id, ..)| !gone.contains(id));
+    let report = Report {
+        copies: found.copies,
+        torn_bytes: found.torn_bytes,
+        missing: gone.len() as u64,
+    };
     Ok((copies, aliases, report))
+}
+
+/// What a reaper may leave.
+pub(crate) fn known(copies: &BTreeMap<Vec<u8>, Kept>) -> Known {
+    copies.values().map(|kept| kept.id).collect()
 }

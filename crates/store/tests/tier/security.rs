@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Secret, StoreError, Tier, clean, inspect};
+use forebay_store::{Known, Secret, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
 use crate::common::{adopt, config, content, copy, publish, read, secret, uid};
@@ -139,11 +139,11 @@ fn s10_planted_links_lead_reaping_and_cleaning_nowhere() {
     fs::create_dir(objects.join("cd/00000000000001cd")).expect("made");
     fs::write(objects.join("cd/notes.txt"), b"mine").expect("written");
     let error = tier
-        .reap(&|known| known == id, 100)
+        .reap(&Known::from_iter([id]), 100, &mut || {})
         .expect_err("a link in the place of a directory is told");
     assert!(error.is_tier_fault(), "{error}");
     fs::remove_file(objects.join(format!("{linked:02x}"))).expect("removed");
-    let report = tier.reap(&|known| known == id, 100).expect("reaped");
+    let report = tier.reap(&Known::from_iter([id]), 100, &mut || {}).expect("reaped");
     assert_eq!(
         (report.removed, report.left),
         (1, 2),
@@ -190,7 +190,7 @@ fn s10_mounts_in_the_root_are_not_crossed() {
     fs::create_dir(&shard).expect("made");
     let Some(mounted) = Mounted::at(&shard, "size=1m") else { return };
     fs::write(shard.join("00000000000000cd"), b"of another file system").expect("written");
-    let reaped = tier.reap(&|_| false, 100);
+    let reaped = tier.reap(&Known::default(), 100, &mut || {});
     drop(tier);
     let cleaned = clean(dir.path(), uid());
     let left = shard.join("00000000000000cd").exists();

@@ -10,7 +10,7 @@ use forebay_store::testing::MemorySource;
 use forebay_store::{StoreError, Tier, clean_on};
 use rustix::io::Errno;
 
-use crate::common::{BOOT, NEXT_BOOT, NOW, adopt, content, open_on, publish, read};
+use crate::common::{BOOT, NEXT_BOOT, NOW, adopt, content, known, open_on, publish, read};
 
 const TOP: TierIndex = TierIndex(0);
 const FILES: [(&[u8], usize); 5] = [(b"a", 3000), (b"b", 0), (b"c", 20_000), (b"d", 999), (b"e", 1)];
@@ -136,7 +136,7 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
         for kept in copies.values() {
             told.note(tier.verify(kept.id, kept.checksum, &kept.object));
         }
-        told.note(tier.reap(&|id| copies.values().any(|kept| kept.id == id), 100));
+        told.note(tier.reap(&known(&copies), 100, &mut || {}));
     }
     told
 }
@@ -168,12 +168,11 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
     for (name, id) in &told.published {
         assert_eq!(copies.get(*name).map(|kept| kept.id), Some(*id), "what was published is kept");
     }
-    tier.reap(&|id| copies.values().any(|kept| kept.id == id), 100)
-        .expect("the rest is reaped");
+    tier.reap(&known(&copies), 100, &mut || {}).expect("the rest is reaped");
     let objects: Vec<_> = disk.names().into_iter().filter(|name| matches!(name, Name::Object(_))).collect();
-    let mut known: Vec<_> = copies.values().map(|kept| Name::Object(kept.id)).collect();
-    known.sort();
-    assert_eq!(objects, known);
+    let mut expected_objects: Vec<_> = copies.values().map(|kept| Name::Object(kept.id)).collect();
+    expected_objects.sort();
+    assert_eq!(objects, expected_objects);
     let log_bytes = [Name::Lease, Name::Format, Name::Catalogue].map(|name| {
         let mut size = 0;
         disk.alter(name, |bytes| size = bytes.len() as u64);

@@ -1,0 +1,81 @@
+"""What the commands of all benchmarks have in common: which scenarios to measure, one after the other, and what is left behind.
+
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
+named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured. 2: an unknown option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import TypeVar
+
+from bench.report import Report
+
+World = TypeVar("World")
+
+
+def parser(description: str | None, scenarios: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parsing = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsing.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(scenarios)} (default: what is missing)")
+    parsing.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
+    return parsing
+
+
+def wanted(parsing: argparse.ArgumentParser, only: str | None, report: Report) -> list[str]:
+    """The scenarios to measure: those named, else those of which `report` finds nothing from earlier calls."""
+    report.load()
+    names = only.split(",") if only else report.missing()
+    if unknown := [name for name in names if name not in report.scenarios]:
+        parsing.error(f"there is no scenario {', '.join(unknown)}")
+    return names
+
+
+def run(
+    report: Report, names: Iterable[str], scenarios: Mapping[str, Callable[[World, Report], None]], world: AbstractContextManager[World]
+) -> int:
+    """Measures in `world`, which is only made if there is something to measure; prints the table; the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    todo = list(names)
+    begun = time.monotonic()
+    try:
+        if todo:
+            with world as everything:
+                print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+                for name in todo:
+                    measure(name, scenarios[name], everything, report)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was made is removed, and finished scenarios are kept")
+        return 130
+    report.table()
+    return report.verdict()
+
+
+def measure(name: str, scenario: Callable[[World, Report], None], world: World, report: Report) -> None:
+    """One scenario. That it fails must not lose an hour of others: it then counts as not measured."""
+    begun = time.monotonic()
+    report.begin(name)
+    try:
+        scenario(world, report)
+    except Exception:
+        report.void(name)
+        print(f"{name} failed after {time.monotonic() - begun:.0f} s:", flush=True)
+        traceback.print_exc()
+        return
+    report.save()
+    print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Once: clearing up takes seconds, and a second Ctrl-C would leave a mount behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -1,0 +1,197 @@
+"""Rounds of one program: on the slow file system as it is, under Forebay, in a second run, and on the very copies that Forebay made."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.epochs import FRESHNESS, TTL_S, Found, Kind, Seen, moved, of_files
+from bench.report import Report
+from bench.session import Epoch, ProgramError, Session, environment, program, session, tiered
+from bench.world import Tier, World
+
+TTL = FRESHNESS[0]
+LINKED_S = 120.0
+
+
+class Rounds:
+    """Rounds of one kind; in each, every program is measured once, in turns with what it is compared with."""
+
+    def __init__(self, world: World, kind: Kind, report: Report) -> None:
+        self.world = world
+        self.kind = kind
+        self.report = report
+        self.found = Found()
+        # Epochs of each program that make one sample: even, since the turns are A B B A.
+        self.epochs = 2
+        self.digests: set[int] = set()
+        self.quota = 2 * sum(path.stat().st_size for path in kind.local.rglob("*") if path.is_file())
+
+    def measure(self) -> None:
+        """All rounds.
+
+        Raises:
+            ProgramError: not all epochs, wherever they read, read the same bytes.
+        """
+        self.calibrate()
+        for number in range(self.world.size.pairs):
+            print(f"{self.kind.name}: round {number + 1} of {self.world.size.pairs}", flush=True)
+            self.round(number)
+            self.report.note_load()
+        self.rsync_first()
+        if len(self.digests) != 1:
+            raise ProgramError(f"not all epochs of {self.kind.name} read the same bytes")
+
+    def calibrate(self) -> None:
+        """How many epochs make a sample long enough; three epochs without us, on the source and on a plain local copy."""
+        per_epoch = 0.0
+        for name, root in {"as it is": self.kind.source, "on a local copy": self.kind.local}.items():
+            with session(self.world, self.kind.words(root)) as running:
+                epochs = self.note([running.epoch(pace_ms=self.kind.pace_ms), running.epoch(), running.epoch()])
+            self.found.totals[name] = sum(epoch.seconds for epoch in epochs)
+            per_epoch = statistics.mean(epoch.seconds for epoch in epochs[1:])
+        self.epochs = 2 * max(1, math.ceil(self.world.size.seconds / per_epoch / 2))
+
+    def round(self, number: int) -> None:
+        """Every program once."""
+        freshness = FRESHNESS[number % 2]
+        with self.world.tier() as tier, in_memory() as links:
+            with self.start(tier, freshness) as running:
+                first, untiered = self.first_epochs(running, freshness)
+                later = self.later_epochs(running, tier, freshness, links, untiered)
+            if number == 0:
+                self.found.totals["tiered"] = first.seconds + sum(epoch.seconds for epoch in later[:2])
+            self.second_run(tier, freshness, links)
+
+    def start(self, tier: Tier, freshness: str) -> contextlib.AbstractContextManager[Session]:
+        """The program under Forebay."""
+        return session(self.world, tiered(self.world, tier, self.quota, freshness, self.kind.words(self.kind.source)), tier)
+
+    def first_epochs(self, running: Session, freshness: str) -> tuple[Epoch, list[Epoch]]:
+        """First epochs, tiered, untiered, untiered, tiered; the last is that of `running`, which goes on later."""
+        pace_ms = self.kind.pace_ms
+        with self.world.tier() as other, self.start(other, freshness) as short:
+            firsts = [short.epoch(pace_ms=pace_ms, watch=True)]
+        untiered: list[Epoch] = []
+        for _ in range(2):
+            with session(self.world, self.kind.words(self.kind.source)) as as_it_is:
+                untiered.append(as_it_is.epoch(pace_ms=pace_ms, watch=True))
+        firsts.append(running.epoch(pace_ms=pace_ms, watch=True))
+        self.note([*firsts, *untiered])
+        self.found.first_ratio.append(sum(e.seconds for e in firsts) / sum(e.seconds for e in untiered))
+        self.found.first_seconds.extend(e.seconds for e in firsts)
+        self.found.untiered_seconds.extend(e.seconds for e in untiered)
+        self.found.settled_after_s.extend(e.settled_after_s for e in firsts)
+        for mine, theirs in zip(firsts, untiered, strict=True):
+            self.found.first_bytes.append(moved(mine).bytes / moved(theirs).bytes)
+            self.found.untiered_bytes.append(moved(theirs).bytes)
+        return firsts[1], untiered
+
+    def later_epochs(self, running: Session, tier: Tier, freshness: str, links: Path, untiered: Sequence[Epoch]) -> list[Epoch]:
+        """Epoch 2 and those after it, in turns with the same program on the copies."""
+        mine = [running.epoch(watch=True)]
+        self.link_copies(tier, freshness, links)
+        begun, before = time.monotonic(), self.world.traffic()
+        with session(self.world, self.kind.words(links)) as theirs:
+            self.found.fits.append(self.by_turns("BBA" + "ABBA" * (self.epochs // 2 - 1), running, theirs, mine))
+        # Enough runs are watched for one whole validity.
+        if self.kind.watch_listings and freshness == TTL and len(self.found.listings) < self.world.size.runs:
+            time.sleep(max(0.0, begun + TTL_S - time.monotonic()))
+            per_ttl = TTL_S / (time.monotonic() - begun)
+            window = self.world.traffic() - before
+            self.found.listings.append(window.most("READDIRP") * per_ttl)
+            self.found.window_excess.append(of_files(window.operations))
+            self.found.window_bytes.append(window.bytes * per_ttl)
+        record = running.end()
+        self.found.fits_seen[freshness].append(self.seen(mine[:2], record, untiered))
+        return mine
+
+    def second_run(self, tier: Tier, freshness: str, links: Path) -> None:
+        """Another run on a warm tier; where names must be validated first, its epochs count from then on."""
+        with self.start(tier, freshness) as running:
+            if freshness == TTL:
+                validating = running.epoch(watch=True)
+                self.note([validating])
+                self.found.again_first_bytes.append(moved(validating).bytes)
+            mine: list[Epoch] = []
+            with session(self.world, self.kind.words(links)) as theirs:
+                self.found.again.append(self.by_turns("BAAB" * (self.epochs // 2), running, theirs, mine))
+            record = running.end()
+        self.found.again_seen[freshness].append(self.seen(mine[:2], record, []))
+
+    def by_turns(self, turns: str, running: Session, on_copies: Session, mine: list[Epoch]) -> float:
+        """An epoch under Forebay (A) or on the copies (B) each turn, all from cold caches; adds to `mine`, and returns the ratio."""
+        theirs: list[Epoch] = []
+        agent_ms = 0.0
+        for turn in turns:
+            if turn == "A":
+                # The first two tell what the source sees.
+                mine.append(running.epoch(watch=len(mine) < 2))
+                continue
+            before = running.agent_cpu_ms()
+            theirs.append(on_copies.epoch())
+            agent_ms += running.agent_cpu_ms() - before
+        self.note([*mine, *theirs])
+        self.found.copies_seconds.extend(epoch.seconds for epoch in theirs)
+        # The agent lives on meanwhile: what it takes then slows what it is compared with.
+        self.found.agent_share.append(agent_ms / 1000 / sum(epoch.seconds for epoch in theirs))
+        return statistics.mean(epoch.seconds for epoch in mine) / statistics.mean(epoch.seconds for epoch in theirs)
+
+    def link_copies(self, tier: Tier, freshness: str, links: Path) -> None:
+        """Fills `links`, by a run beside the one that is measured."""
+        words = program("link_copies", self.kind.source, self.kind.local, tier.dir.resolve(), links)
+        linking = tiered(self.world, tier, self.quota, freshness, words)
+        ended = subprocess.run(linking, env=environment(tier), capture_output=True, text=True, timeout=LINKED_S, check=False)
+        if ended.returncode != 0:
+            raise ProgramError(f"link_copies, exit code {ended.returncode}: {ended.stderr.strip()}")
+        said = json.loads(ended.stdout)
+        self.found.not_copies.append(1 - said["copies"] / said["files"])
+
+    def seen(self, epochs: Sequence[Epoch], record: object, untiered: Sequence[Epoch]) -> Seen:
+        """Sums up what the source saw in watched epochs."""
+        assert isinstance(record, dict)
+        counters: dict[str, int] = record["counters"]
+        traffic = [moved(epoch) for epoch in epochs]
+        operations: Counter[str] = Counter()
+        for one in traffic:
+            operations.update(one.operations)
+        return Seen(
+            epochs=len(epochs),
+            files=epochs[0].files,
+            bytes=sum(one.bytes for one in traffic),
+            untiered_bytes=statistics.median([moved(e).bytes for e in untiered] or self.found.untiered_bytes),
+            operations=operations,
+            dropped=counters["dropped_queue_full"] + counters["dropped_no_agent"],
+        )
+
+    def note(self, epochs: list[Epoch]) -> list[Epoch]:
+        """Every epoch must have read the same bytes."""
+        self.digests.update(epoch.digest for epoch in epochs)
+        return epochs
+
+    def rsync_first(self) -> None:
+        """The other way to have local data: all of it is copied before the program begins."""
+        target = self.world.place / "rsynced"
+        self.world.drop_caches()
+        begun = time.monotonic()
+        try:
+            subprocess.run(["rsync", "-a", f"{self.kind.source}/", f"{target}/"], check=True)
+            self.found.totals["rsync first"] = time.monotonic() - begun + self.found.totals["on a local copy"]
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory in tmpfs: what lies in it costs no disk, also from cold caches."""
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-links-", dir="/dev/shm") as place:
+        yield Path(place)

@@ -1,0 +1,136 @@
+//! `forebay ls`: what is cached. Reads the catalogues; asks no agent and no source.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fmt::Write as _,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use forebay_store::{Adopted, AdoptedCopy, Secret};
+use rustix::process::geteuid;
+use serde_json::json;
+
+use crate::{
+    args::LsArgs,
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places,
+    refusal::Refusal,
+    text, tiers,
+};
+
+/// Lists; gives what to print.
+///
+/// # Errors
+/// A tier that does not exist, or can't be read.
+pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
+    let config = Config::resolve(&Flags::default(), environment)?;
+    let mounts = Mounts::read();
+    let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
+    let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
+    let named = tiers::directories_of(&args.tier, environment)?;
+    let dirs = tiers::distinct(if named.is_empty() {
+        tiers::everywhere(&config, environment, &mounts, &state_dir)
+    } else {
+        named
+    });
+    let below: Vec<PathBuf> = args.below.iter().map(|path| environment.make_absolute(path)).collect();
+    let mut listing = Listing::new(args, &below);
+    if let Some(secret) = Secret::load(&state_dir).map_err(Refusal::bad_input)? {
+        for dir in &dirs {
+            let mut each = |found: Adopted<'_>| listing.take(dir, &found);
+            forebay_store::list(dir, geteuid().as_raw(), &secret, &mut each).map_err(Refusal::bad_input)?;
+        }
+    }
+    Ok(listing.finish(dirs.len()))
+}
+
+/// The copies below one directory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    files: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Listing<'a> {
+    args: &'a LsArgs,
+    below: &'a [PathBuf],
+    /// By tier, then by directory of the source.
+    sums: BTreeMap<(PathBuf, PathBuf), Sum>,
+    tiers: BTreeSet<PathBuf>,
+    lines: String,
+    all: Sum,
+}
+
+impl<'a> Listing<'a> {
+    fn new(args: &'a LsArgs, below: &'a [PathBuf]) -> Self {
+        Self {
+            args,
+            below,
+            sums: BTreeMap::new(),
+            tiers: BTreeSet::new(),
+            lines: String::new(),
+            all: Sum::default(),
+        }
+    }
+
+    fn take(&mut self, tier: &Path, found: &Adopted<'_>) {
+        // Another spelling of a copy takes no room.
+        let Adopted::Copy(copy) = found else { return };
+        let dir = Path::new(OsStr::from_bytes(copy.dir));
+        let file = dir.join(OsStr::from_bytes(copy.name));
+        if !self.below.is_empty() && !self.below.iter().any(|place| file.starts_with(place)) {
+            return;
+        }
+        let bytes = copy.identity.size;
+        if self.args.json {
+            self.lines.push_str(&line_of(tier, &file, copy));
+        } else if self.args.long {
+            let _ = writeln!(self.lines, "{:>12}  {}", text::count(bytes), file.display());
+        } else {
+            let sum = self.sums.entry((tier.to_owned(), dir.to_owned())).or_default();
+            sum.files += 1;
+            sum.bytes += bytes;
+        }
+        self.tiers.insert(tier.to_owned());
+        self.all.files += 1;
+        self.all.bytes += bytes;
+    }
+
+    fn finish(mut self, looked_at: usize) -> String {
+        if self.args.json {
+            return self.lines;
+        }
+        if self.all.files == 0 {
+            let places = text::counted(looked_at as u64, "directory", "directories");
+            return format!("nothing is cached ({places} looked at; --tier DIR names another)\n");
+        }
+        for ((_, dir), sum) in &self.sums {
+            let files = text::counted(sum.files, "file", "files");
+            let _ = writeln!(self.lines, "{:>10}  {files:>14}  {}", text::bytes(sum.bytes), dir.display());
+        }
+        let tiers = self
+            .tiers
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        let files = text::counted(self.all.files, "file", "files");
+        let _ = writeln!(self.lines, "{:>10}  {files:>14}  in all, in {tiers}", text::bytes(self.all.bytes));
+        self.lines
+    }
+}
+
+fn line_of(tier: &Path, file: &Path, copy: &AdoptedCopy<'_>) -> String {
+    let object = forebay_store::copy_path(tier, geteuid().as_raw(), copy.id);
+    let line = json!({
+        "file": file.to_string_lossy(), "bytes": copy.identity.size, "copy": object.to_string_lossy(), "tier": tier.to_string_lossy(),
+        "checksum_xxh3_128": format!("{:032x}", copy.checksum), "copied_unix_s": copy.created_unix_s,
+        "used_unix_s": copy.last_used_unix_s,
+    });
+    format!("{line}\n")
+}

@@ -1,0 +1,75 @@
+//! The answer as JSON.
+
+use forebay_sim::EpochFigures;
+use serde_json::{Value, json};
+
+use super::{Answer, compare::Row};
+
+/// Version of the JSON.
+const SCHEMA: u32 = 1;
+
+/// All of it. Units stand last in names; figures are of the scaled dataset, if it was scaled.
+pub fn json(answer: &Answer) -> Value {
+    let rows = |rows: &[Row]| rows.iter().map(row).collect::<Vec<Value>>();
+    let comparison = &answer.comparison;
+    json!({
+        "schema": SCHEMA,
+        "scaled_down_by": answer.factor,
+        "assumed": answer.input.assumed,
+        "policies": rows(&comparison.policies),
+        "schedules": rows(&comparison.schedules),
+        "loaders": rows(&comparison.loaders),
+        "sweeps": comparison.sweeps.iter().map(|sweep| json!({
+            "key": sweep.key,
+            "unit": if sweep.key == "cluster.cache" { "percent_of_data_in_all_caches" } else { "count" },
+            "points": sweep.points.iter().map(|(value, of)| json!({ "value": value, "rows": rows(of) })).collect::<Vec<Value>>(),
+        })).collect::<Vec<Value>>(),
+        "reuse": {
+            "bin_steps": answer.reuse.bin_steps,
+            "epoch_steps": answer.reuse.epoch_steps,
+            "counts": answer.reuse.counts,
+        },
+        "advice": answer.advice,
+    })
+}
+
+fn row(row: &Row) -> Value {
+    let scenario = &row.scenario;
+    json!({
+        "label": row.label,
+        "policy": scenario.policy.name(),
+        "schedule": scenario.schedule.name(),
+        "hedge_budget": scenario.hedge_budget,
+        "background_fill": scenario.background_fill,
+        "nodes": scenario.nodes,
+        "cache_bytes": scenario.cache_bytes,
+        "window_steps": scenario.window,
+        "data_bytes": row.data_bytes(),
+        "source_bytes_bound": row.bound_bytes(),
+        "cold": epoch(&row.cold),
+        "warm": epoch(&row.warm),
+    })
+}
+
+fn epoch(figures: &EpochFigures) -> Value {
+    json!({
+        "iterations": figures.iterations,
+        "seconds": figures.seconds,
+        "ideal_seconds": figures.ideal_seconds,
+        "source_bytes": figures.source_bytes,
+        "source_requests": figures.source_requests,
+        "hedged_bytes": figures.hedged_bytes,
+        "local_bytes": figures.local_bytes,
+        "peer_bytes": figures.peer_bytes,
+        "samples_by_origin": { "local": figures.samples_by_origin[0], "peer": figures.samples_by_origin[1], "source": figures.samples_by_origin[2] },
+        "samples_ready": figures.samples_ready,
+        "stalled_seconds": figures.stalled_seconds,
+        "stalled_iterations": figures.stalled,
+        "imbalanced_iterations": figures.imbalanced,
+        "step_p50_s": figures.step_p50_s,
+        "step_p99_s": figures.step_p99_s,
+        "gpu_use": figures.gpu_use,
+        "held_bytes_max": figures.held_bytes_max,
+        "window_bytes_max": figures.window_bytes_max,
+    })
+}

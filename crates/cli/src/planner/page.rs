@@ -1,0 +1,411 @@
+//! The answer as a page: one HTML file with everything in it, readable in light and dark.
+
+use std::fmt::Write as _;
+
+use forebay_sim::Step;
+use plotters::style::RGBColor;
+
+use super::{
+    Answer,
+    compare::{Row, Sweep},
+    plots::{self, Frame, LIMIT, Line, SERIES, Spread},
+    table,
+};
+
+/// The colours of `plots`, in light and in dark.
+const STYLE: &str = include_str!("page.css");
+
+/// The page.
+pub fn html(answer: &Answer) -> String {
+    let mut out = String::new();
+    let _ = write!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>Forebay plan</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>Forebay plan</h1>\n<p class=\"advice\">{}</p>\n<ul>\n",
+        escaped(&answer.advice)
+    );
+    for fact in table::facts(answer) {
+        let _ = writeln!(out, "<li>{}</li>", escaped(&fact));
+    }
+    out.push_str("</ul>\n");
+    let comparison = &answer.comparison;
+    for (title, words, rows) in [
+        (
+            "Policies",
+            "Which samples stay in memory; all with the same schedule.",
+            &comparison.policies,
+        ),
+        (
+            "Schedules",
+            "Which read comes next; all with the same policy.",
+            &comparison.schedules,
+        ),
+        (
+            "Whole loaders",
+            "A policy and a schedule that go together, as the Lobster paper compares them; models of these loaders, not the programs themselves.",
+            &comparison.loaders,
+        ),
+    ] {
+        let _ = write!(out, "<h2>{title}</h2>\n<p>{words}</p>\n");
+        rows_table(&mut out, rows.iter().map(|row| (row.label.clone(), row)), answer.factor);
+    }
+    what_if(&mut out, answer);
+    imbalance(&mut out, &comparison.loaders);
+    breakdown(&mut out, &comparison.loaders);
+    reuse(&mut out, answer);
+    threads(&mut out, answer);
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+fn rows_table<'a>(out: &mut String, rows: impl Iterator<Item = (String, &'a Row)>, factor: u32) {
+    out.push_str("<div class=\"wide\"><table>\n<tr><th></th>");
+    for head in table::HEADS {
+        let _ = write!(out, "<th>{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    for (label, row) in rows {
+        let _ = write!(out, "<tr><th>{}</th>", escaped(&label));
+        for cell in table::row(row, factor) {
+            let _ = write!(out, "<td>{}</td>", escaped(&cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+/// Sweeps: source bytes and epoch time.
+fn what_if(out: &mut String, answer: &Answer) {
+    out.push_str("<h2>What if</h2>\n");
+    for sweep in &answer.comparison.sweeps {
+        let (title, x_label) = match sweep.key {
+            "cluster.cache" => ("Cache size", "caches of all nodes (% of the data)"),
+            "cluster.nodes" => ("Nodes", "nodes, each with the same cache"),
+            _ => ("Window", "window (steps read ahead)"),
+        };
+        let _ = writeln!(out, "<h3>{title}</h3>");
+        let mut source = lines_of(sweep, percent_from_source);
+        if sweep.key == "cluster.cache" {
+            source.push(bound_line(sweep));
+        }
+        let time = lines_of(sweep, |row| row.warm.seconds * f64::from(answer.factor));
+        let whole = Frame {
+            y_end: Some(
+                source
+                    .iter()
+                    .flat_map(|line| &line.points)
+                    .fold(105.0, |most, point| point.1.max(most)),
+            ),
+            ..Frame::new(x_label, "read from the source (% of the data)")
+        };
+        legend(out, source.iter().map(|line| (line.name.as_str(), line.colour)));
+        figure(
+            out,
+            &[
+                plots::lines(&whole, &source, None),
+                plots::lines(&Frame::new(x_label, "epoch time (s)"), &time, None),
+            ],
+        );
+        let rows = sweep.points.iter().flat_map(|(value, rows)| {
+            rows.iter()
+                .map(|row| (format!("{}: {}", table::point(sweep, *value), row.label), row))
+        });
+        out.push_str("<details><summary>Figures</summary>\n");
+        rows_table(out, rows, answer.factor);
+        out.push_str("</details>\n");
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
+fn percent_from_source(row: &Row) -> f64 {
+    100.0 * row.warm.source_bytes as f64 / (row.data_bytes() as f64).max(1.0)
+}
+
+/// A line for each label of the sweep's rows.
+fn lines_of(sweep: &Sweep, value: impl Fn(&Row) -> f64) -> Vec<Line> {
+    let labels = sweep
+        .points
+        .first()
+        .map(|(_, rows)| rows)
+        .into_iter()
+        .flatten()
+        .map(|row| &row.label);
+    labels
+        .zip(SERIES.into_iter().cycle())
+        .map(|(label, colour)| Line {
+            name: label.clone(),
+            colour,
+            points: sweep
+                .points
+                .iter()
+                .filter_map(|(at, rows)| Some((*at, value(rows.iter().find(|row| row.label == *label)?))))
+                .collect(),
+        })
+        .collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
+fn bound_line(sweep: &Sweep) -> Line {
+    let bound = |row: &Row| 100.0 * row.bound_bytes() as f64 / (row.data_bytes() as f64).max(1.0);
+    Line {
+        name: "bound (no policy reads less)".into(),
+        colour: LIMIT,
+        points: sweep
+            .points
+            .iter()
+            .filter_map(|(at, rows)| Some((*at, bound(rows.first()?))))
+            .collect(),
+    }
+}
+
+/// The paper's Figure 8.
+fn imbalance(out: &mut String, loaders: &[Row]) {
+    out.push_str(
+        "<h2>Imbalance and step time</h2>\n<p>Left: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
+         others (imbalanced), and in which all waited alike (stalled). Right: time of a step: the box from the 25th to the 75th percentile, \
+         the median in it, whiskers from the 1st to the 99th. As the Lobster paper's Figure 8.</p>\n",
+    );
+    let names: Vec<String> = loaders.iter().map(|row| row.label.clone()).collect();
+    let share = |steps: u32, row: &Row| 100.0 * f64::from(steps) / f64::from(row.warm.iterations.max(1));
+    let stacks: Vec<Vec<f64>> = loaders
+        .iter()
+        .map(|row| vec![share(row.warm.imbalanced, row), share(row.warm.stalled, row)])
+        .collect();
+    let spreads: Vec<Spread> = loaders.iter().map(|row| spread(&row.outcome.step_times_s)).collect();
+    legend(out, ["imbalanced", "stalled"].into_iter().zip(SERIES));
+    let steps = Frame {
+        y_end: Some(105.0),
+        ..Frame::new("loader", "steps (%)")
+    };
+    figure(
+        out,
+        &[
+            plots::bars(&steps, &names, &stacks),
+            plots::boxes(&Frame::new("loader", "time of a step (ms)"), &names, &spreads),
+        ],
+    );
+}
+
+/// In milliseconds.
+fn spread(times_s: &[f32]) -> Spread {
+    let mut sorted: Vec<f64> = times_s.iter().map(|time| f64::from(*time) * 1e3).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    [1, 25, 50, 75, 99].map(|percent| {
+        let rank = (sorted.len() * percent).div_ceil(100).max(1);
+        sorted.get(rank - 1).copied().unwrap_or(0.0)
+    })
+}
+
+/// The paper's Figure 3, for the loader with most imbalance and for the last one, ours.
+fn breakdown(out: &mut String, loaders: &[Row]) {
+    out.push_str(
+        "<h2>Steps by GPU</h2>\n<p>What each GPU does in the first eight, the middle eight and the last eight steps of the last epoch: it waits for \
+         its own batch, then for the slowest GPU's, then trains. Shown are the GPU of the first node that waits longest for its own batches, the \
+         one that waits least, and one of the second node, if there is one. As the Lobster paper's Figure 3.</p>\n",
+    );
+    legend(
+        out,
+        ["waits for its own batch", "waits for other GPUs", "trains"]
+            .into_iter()
+            .zip(SERIES),
+    );
+    let (ours, others) = match loaders.split_last() {
+        Some((ours, others)) => (Some(ours), others),
+        None => (None, loaders),
+    };
+    let shown: Vec<&Row> = others
+        .iter()
+        .max_by_key(|row| row.warm.imbalanced)
+        .into_iter()
+        .chain(ours)
+        .collect();
+    let longest = shown
+        .iter()
+        .flat_map(|row| parts(&row.outcome.steps))
+        .flat_map(|(_, _, parts)| [parts.iter().sum::<f64>()]);
+    let y_end = longest.fold(0.0, f64::max) * 1.05;
+    for row in shown {
+        let _ = writeln!(out, "<h3>{}</h3>", escaped(&row.label));
+        let ranks = ranks_shown(row);
+        let svgs: Vec<String> = ranks.iter().map(|rank| steps_of(row, *rank, y_end)).collect();
+        figure(out, &svgs);
+    }
+}
+
+/// Rank, iteration and milliseconds of waiting for its own batch, waiting for others, training.
+fn parts(steps: &[Step]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_ {
+    steps.iter().map(|step| {
+        let slowest = steps
+            .iter()
+            .filter(|other| other.iteration == step.iteration)
+            .map(|other| other.late_s)
+            .fold(0.0, f64::max);
+        let parts = [step.late_s, slowest - step.late_s, step.train_s].map(|seconds| seconds * 1e3);
+        (step.rank, step.iteration, parts.to_vec())
+    })
+}
+
+/// Of the first node the GPU that waits longest for its own batches and the one that waits least; and the second node's first, if there is one.
+fn ranks_shown(row: &Row) -> Vec<u32> {
+    let gpus = row.scenario.gpus;
+    let mut waits = vec![0.0; gpus as usize];
+    for step in &row.outcome.steps {
+        if let Some(wait) = waits.get_mut(step.rank as usize) {
+            *wait += step.late_s;
+        }
+    }
+    let mut first: Vec<u32> = (0..gpus).collect();
+    let wait = |rank: &u32| waits.get(*rank as usize).copied().unwrap_or(0.0);
+    first.sort_by(|a, b| wait(b).total_cmp(&wait(a)));
+    let mut ranks: Vec<u32> = first
+        .first()
+        .into_iter()
+        .chain(first.get(1..).and_then(<[u32]>::last))
+        .copied()
+        .collect();
+    if row.scenario.nodes > 1 {
+        ranks.push(gpus);
+    }
+    ranks
+}
+
+fn steps_of(row: &Row, rank: u32, y_end: f64) -> String {
+    let (node, gpu) = (rank / row.scenario.gpus, rank % row.scenario.gpus);
+    let stacks: Vec<(u32, Vec<f64>)> = parts(&row.outcome.steps)
+        .filter(|(of, ..)| *of == rank)
+        .map(|(_, iteration, parts)| (iteration, parts))
+        .collect();
+    // Twenty-four numbers would run into each other.
+    let names: Vec<String> = stacks
+        .iter()
+        .enumerate()
+        .map(|(at, (iteration, _))| if at % 4 == 0 { iteration.to_string() } else { String::new() })
+        .collect();
+    let stacks: Vec<Vec<f64>> = stacks.into_iter().map(|(_, parts)| parts).collect();
+    let frame = Frame {
+        size: (380, 260),
+        y_end: Some(y_end),
+        ..Frame::new(&format!("step (node {node}, GPU {gpu})"), "time (ms)")
+    };
+    plots::bars(&frame, &names, &stacks)
+}
+
+/// The paper's Figure 4.
+fn reuse(out: &mut String, answer: &Answer) {
+    let reuse = &answer.reuse;
+    let _ = write!(
+        out,
+        "<h2>Reuse distances</h2>\n<p>Steps between two uses of a sample at the first node, over three epochs; the line stands at an epoch's end. \
+         {:.0} % of the uses come at least an epoch's length after the one before. As the Lobster paper's Figure 4.</p>\n",
+        100.0 * reuse.share_from(reuse.epoch_steps)
+    );
+    let all: u64 = reuse.counts.iter().sum();
+    let used = reuse.counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+    #[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
+    let heights: Vec<f64> = reuse
+        .counts
+        .iter()
+        .take(used)
+        .map(|count| 100.0 * *count as f64 / all.max(1) as f64)
+        .collect();
+    let frame = Frame::new("reuse distance (steps)", "uses (%)");
+    figure(
+        out,
+        &[plots::histogram(
+            &frame,
+            f64::from(reuse.bin_steps),
+            &heights,
+            Some(f64::from(reuse.epoch_steps)),
+        )],
+    );
+}
+
+/// The paper's Figure 6: as measured, or as the file has it.
+fn threads(out: &mut String, answer: &Answer) {
+    let preprocessing = &answer.input.scenario.preprocessing;
+    let measured = answer
+        .input
+        .measured
+        .as_ref()
+        .map(|measured| &measured.preprocessing)
+        .filter(|rounds| !rounds.is_empty());
+    let (words, points): (&str, Vec<(f64, f64)>) = if let Some(rounds) = measured {
+        (
+            "as forebay profile measured it",
+            rounds.iter().map(|round| (f64::from(round.threads), round.samples_per_s)).collect(),
+        )
+    } else if preprocessing.seconds_a_sample > 0.0 {
+        let rate = |threads: u32| f64::from(threads) / (preprocessing.seconds_a_sample * preprocessing.slowdown(threads));
+        let most = answer.input.scenario.threads;
+        (
+            "as the file describes it",
+            (1..=most).map(|threads| (f64::from(threads), rate(threads))).collect(),
+        )
+    } else {
+        return;
+    };
+    let _ = write!(
+        out,
+        "<h2>Preprocessing by threads</h2>\n<p>Throughput of a node, {words}; the line stands at {} threads, past which it no longer gains. As the \
+         Lobster paper's Figure 6.</p>\n",
+        preprocessing.saturates_at
+    );
+    let line = Line {
+        name: "throughput".into(),
+        colour: SERIES[0],
+        points,
+    };
+    let frame = Frame::new("preprocessing threads", "throughput (samples/s)");
+    figure(out, &[plots::lines(&frame, &[line], Some(f64::from(preprocessing.saturates_at)))]);
+}
+
+fn figure(out: &mut String, svgs: &[String]) {
+    out.push_str("<div class=\"plots\">\n");
+    for svg in svgs {
+        // In place, at the width that the page has for it.
+        let _ = writeln!(out, "<figure>{svg}</figure>");
+    }
+    out.push_str("</div>\n");
+}
+
+fn legend<'a>(out: &mut String, names: impl Iterator<Item = (&'a str, RGBColor)>) {
+    out.push_str("<p class=\"legend\">");
+    for (name, RGBColor(red, green, blue)) in names {
+        let _ = write!(
+            out,
+            "<span><svg width=\"12\" height=\"12\"><rect width=\"12\" height=\"12\" fill=\"#{red:02X}{green:02X}{blue:02X}\"/></svg> {}</span> ",
+            escaped(name)
+        );
+    }
+    out.push_str("</p>\n");
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_colour_has_its_rule_in_dark() {
+        for colour in SERIES {
+            let name = format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2);
+            let (_, dark) = STYLE.split_once("prefers-color-scheme: dark").unwrap();
+            assert!(
+                dark.contains(&format!("[fill=\"{name}\"]")) && dark.contains(&format!("[stroke=\"{name}\"]")),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        assert_eq!(escaped("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
+    }
+}

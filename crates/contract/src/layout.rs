@@ -1,0 +1,57 @@
+//! Ties [`CONTRACT_VERSION`] to what shared memory and messages look like: a layout that changes without a new version does not build.
+
+use crate::{CONTRACT_VERSION, control, counters, hash, index, message, run};
+
+/// Versions and the digests of their layouts. Who changes a layout raises the version and adds its line; lines that are there stay as
+/// they are.
+const DIGESTS: &[(u32, u64)] = &[(1, 0x01A2_E03E_CAD8_1D7C)];
+
+/// Size of a type, and where its fields lie.
+macro_rules! layout {
+    ($type:ty: $($field:ident),+) => {
+        &[size_of::<$type>() as u64, $(core::mem::offset_of!($type, $field) as u64),+]
+    };
+}
+pub(crate) use layout;
+
+/// FNV-1a.
+pub(crate) const fn digest_of(mut digest: u64, bytes: &[u8]) -> u64 {
+    let mut at = 0;
+    while at < bytes.len() {
+        digest = (digest ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01B3);
+        at += 1;
+    }
+    digest
+}
+
+const fn digest_of_layouts(modules: &[&[&[u64]]]) -> u64 {
+    let mut digest = 0xCBF2_9CE4_8422_2325;
+    let mut module = 0;
+    while module < modules.len() {
+        let mut layout = 0;
+        while layout < modules[module].len() {
+            let numbers = modules[module][layout];
+            let mut number = 0;
+            while number < numbers.len() {
+                digest = digest_of(digest, &numbers[number].to_le_bytes());
+                number += 1;
+            }
+            layout += 1;
+        }
+        module += 1;
+    }
+    digest
+}
+
+const DIGEST: u64 = digest_of_layouts(&[
+    index::LAYOUT,
+    control::LAYOUT,
+    run::LAYOUT,
+    message::LAYOUT,
+    counters::LAYOUT,
+    hash::LAYOUT,
+]);
+
+const LAST: (u32, u64) = DIGESTS[DIGESTS.len() - 1];
+const _: () = assert!(LAST.0 == CONTRACT_VERSION, "the version has no line in DIGESTS");
+const _: () = assert!(LAST.1 == DIGEST, "a layout has changed: raise CONTRACT_VERSION and add its digest");

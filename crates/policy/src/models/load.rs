@@ -1,0 +1,161 @@
+//! How long a batch takes to read (Lobster, Equation 1), from throughputs by threads of a node's own memory (T_l), of its peers' (T_r) and
+//! of the source (T_PFS).
+//!
+//! Equation 1 as the text has it is [`LoadModel::as_written`]. What is wrong with it, and settled in [`LoadModel::shares`]:
+//!
+//! - It multiplies a throughput by the number of threads. Table 1 has the throughput of so many threads together; the text calls two of the
+//!   three that of a single thread. Here it is always that of all together, as it is measured.
+//! - It adds the times of three sources that are read at the same time, by threads of their own. Here threads take the next read whatever its
+//!   source is, so they are shared out such that all three end together.
+//! - It asks for the throughput of one rank's threads as though the other ranks of the node read nothing. Here throughput is that of all
+//!   loading threads of the node, and a rank has the share of its threads.
+
+use super::FitError;
+
+/// Bytes a second of all threads together by the number of threads: straight between measurements and from zero threads to the first, flat
+/// past the last. It never falls: a thread may stand idle.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Throughput {
+    /// (threads, bytes a second), ascending in both; the first is (0, 0).
+    knots: Vec<(f64, f64)>,
+}
+
+impl Throughput {
+    /// From measurements (threads, bytes a second of all threads together); the last of several at one number of threads counts.
+    ///
+    /// # Errors
+    /// No measurement; zero threads; a throughput that is not above zero and finite.
+    pub fn new(measured: &[(u32, f64)]) -> Result<Self, FitError> {
+        if measured.is_empty() {
+            return Err(FitError::TooFew { distinct: 0 });
+        }
+        if let Some(&(threads, rate)) = measured
+            .iter()
+            .find(|(threads, rate)| *threads == 0 || !rate.is_finite() || *rate <= 0.0)
+        {
+            return Err(FitError::Unusable {
+                point: (f64::from(threads), rate),
+            });
+        }
+        let mut sorted = measured.to_vec();
+        sorted.reverse();
+        sorted.sort_by_key(|point| point.0);
+        sorted.dedup_by_key(|point| point.0);
+        let mut knots = vec![(0.0, 0.0)];
+        let mut most = 0.0_f64;
+        for (threads, rate) in sorted {
+            most = most.max(rate);
+            knots.push((f64::from(threads), most));
+        }
+        Ok(Self { knots })
+    }
+
+    /// Bytes a second of so many threads; a part of a thread is one that is at work for part of the time.
+    pub fn bytes_per_s(&self, threads: f64) -> f64 {
+        let after = self.knots.partition_point(|knot| knot.0 < threads);
+        if after == 0 {
+            return 0.0;
+        }
+        let (x0, y0) = self.knots[after - 1];
+        self.knots
+            .get(after)
+            .map_or(y0, |&(x1, y1)| y0 + (y1 - y0) * (threads - x0) / (x1 - x0))
+    }
+
+    /// Bytes a second of as many threads as one likes.
+    pub fn bytes_per_s_max(&self) -> f64 {
+        self.knots[self.knots.len() - 1].1
+    }
+
+    /// The fewest threads that read so many bytes a second; of more than can be read, those that read most.
+    fn threads_for(&self, bytes_per_s: f64) -> f64 {
+        let rate = bytes_per_s.min(self.bytes_per_s_max());
+        let after = self.knots.partition_point(|knot| knot.1 < rate);
+        let ((x0, y0), (x1, y1)) = (self.knots[after - 1], self.knots[after]);
+        x0 + (x1 - x0) * (rate - y0) / (y1 - y0)
+    }
+}
+
+/// What the loading threads of a node are at work for, while they read the batches of all its ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shares {
+    /// Seconds until all are read.
+    pub seconds: f64,
+    /// Threads at work for local reads, peers and the source: alpha, beta and gamma of Equation 1; together all threads where anything is read.
+    pub threads: [f64; 3],
+    /// Bytes a second of one thread for each; infinite where nothing is read.
+    pub thread_bytes_per_s: [f64; 3],
+}
+
+impl Shares {
+    /// Seconds of one thread that reads so many bytes; a rank with `n` threads takes one `n`-th.
+    pub fn thread_seconds(&self, bytes: [u64; 3]) -> f64 {
+        let seconds = |(&bytes, rate): (&u64, f64)| if bytes == 0 { 0.0 } else { bytes as f64 / rate };
+        bytes.iter().zip(self.thread_bytes_per_s).map(seconds).sum()
+    }
+}
+
+/// Throughputs of a node by origin.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadModel {
+    /// T_l, T_r, T_PFS.
+    pub origins: [Throughput; 3],
+}
+
+/// Halvings of the interval of times in [`LoadModel::shares`]: as many as a double has bits.
+const HALVINGS: u32 = 53;
+
+impl LoadModel {
+    /// Equation 1 as it is written, in seconds: `threads` of a rank, shared out in proportion to the bytes (the paper does not say how), and
+    /// each term by the number of threads times the throughput of so many threads, all three added. Infinite without threads.
+    pub fn as_written(&self, bytes: [u64; 3], threads: u32) -> f64 {
+        let all: u64 = bytes.iter().sum();
+        let seconds = |(origin, &bytes): (&Throughput, &u64)| {
+            if bytes == 0 {
+                return 0.0;
+            }
+            let share = f64::from(threads) * bytes as f64 / all as f64;
+            bytes as f64 / (share * origin.bytes_per_s(share))
+        };
+        self.origins.iter().zip(&bytes).map(seconds).sum()
+    }
+
+    /// Equation 1 corrected: so many bytes are read by `threads` (at least one) threads of a node, shared out among the three origins such
+    /// that all end together, which is when they end first.
+    pub fn shares(&self, bytes: [u64; 3], threads: u32) -> Shares {
+        let threads = f64::from(threads);
+        let needed = |seconds: f64| -> [f64; 3] {
+            std::array::from_fn(|origin| match bytes[origin] {
+                0 => 0.0,
+                bytes_of => self.origins[origin].threads_for(bytes_of as f64 / seconds),
+            })
+        };
+        let least = |(origin, &bytes): (&Throughput, &u64)| bytes as f64 / origin.bytes_per_s_max();
+        let mut early: f64 = self.origins.iter().zip(&bytes).map(least).fold(0.0, f64::max);
+        let enough = |seconds: f64| needed(seconds).iter().sum::<f64>() <= threads;
+        let mut late = early;
+        while !enough(late) {
+            (early, late) = (late, 2.0 * late);
+        }
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(early, late);
+            if enough(middle) {
+                late = middle;
+            } else {
+                early = middle;
+            }
+        }
+        let used = needed(late);
+        // Where throughput allows no more, threads are left over: they are at work too, and each reads that much less.
+        let scale = threads / used.iter().sum::<f64>();
+        let shared = used.map(|used| if used > 0.0 { used * scale } else { 0.0 });
+        Shares {
+            seconds: late,
+            threads: shared,
+            thread_bytes_per_s: std::array::from_fn(|origin| match bytes[origin] {
+                0 => f64::INFINITY,
+                bytes_of => bytes_of as f64 / (late * shared[origin]),
+            }),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Models of a machine, from measurements: how long a batch takes to read ([`load`]) and to preprocess ([`preprocess`]) with a number of
+//! threads. `forebay profile` measures, [`crate::schedule::Lobster`] and the planner ask.
+
+pub mod load;
+pub mod piecewise;
+pub mod preprocess;
+
+pub use load::{LoadModel, Throughput};
+pub use piecewise::{FitError, PiecewiseLinear};
+pub use preprocess::{Portfolio, Preprocessing};

@@ -1,0 +1,166 @@
+//! The order in which ranks use samples: who uses which sample in which step of an epoch.
+//!
+//! A permutation of the dataset is dealt to ranks as torch's `DistributedSampler` deals it, and each rank's share is cut into batches as
+//! torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] makes one. In an epoch a *position* counts the uses of all
+//! ranks: rank `r` uses positions `r`, `r + world`, `r + 2 * world`... So the positions of one step are contiguous, and going through
+//! positions from 0 upwards is going through the epoch in order of use.
+
+mod counter;
+mod deal;
+mod torch;
+
+pub use counter::Counter;
+pub use deal::{Deal, OrderError, Place};
+
+use crate::ids::{EpochNumber, Iteration, Rank, Sample};
+
+/// How the dataset is permuted in each epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permutation {
+    /// Not at all, as `DistributedSampler(shuffle=False)`.
+    Sequential,
+    /// As `torch.randperm` with a CPU generator seeded with seed + epoch: what `DistributedSampler` gives. Four bytes a sample.
+    Torch,
+    /// By a keyed bijection, [`Counter`]: no memory, and any sample's place is computed at once. Not torch's order.
+    Counter,
+}
+
+/// The order of all epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// How the dataset is permuted.
+    pub permutation: Permutation,
+    /// The sampler's seed.
+    pub seed: u64,
+    /// How the permuted dataset is dealt.
+    pub deal: Deal,
+}
+
+impl Order {
+    /// The order of one epoch. Takes time linear in the dataset for [`Permutation::Torch`] and none for the others.
+    pub fn epoch(&self, number: EpochNumber) -> Epoch {
+        // torch seeds its generator with the sum; a sum above 2^64 is an error there, and wraps here.
+        let seed = self.seed.wrapping_add(u64::from(number));
+        let samples = self.deal.samples();
+        let permuted = match self.permutation {
+            Permutation::Sequential => Permuted::Sequential,
+            Permutation::Torch => Permuted::Table(torch::permutation(samples, seed)),
+            Permutation::Counter => Permuted::Counter(Counter::new(samples, seed)),
+        };
+        Epoch { deal: self.deal, permuted }
+    }
+}
+
+/// The order of one epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    deal: Deal,
+    permuted: Permuted,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Permuted {
+    Sequential,
+    Table(Vec<Sample>),
+    Counter(Counter),
+}
+
+impl Epoch {
+    /// An epoch of a sampler of the user's own: `permutation` holds each of the deal's samples once, in the order that is dealt to ranks.
+    ///
+    /// # Errors
+    /// [`OrderError::NotAPermutation`] with the first index that holds a sample outside the dataset or one seen before, or the length where
+    /// samples are missing.
+    pub fn given(deal: Deal, permutation: Vec<Sample>) -> Result<Self, OrderError> {
+        let mut seen = vec![false; deal.samples() as usize];
+        for (index, &sample) in permutation.iter().enumerate() {
+            match seen.get_mut(sample as usize) {
+                Some(seen) if !*seen => *seen = true,
+                _ => {
+                    return Err(OrderError::NotAPermutation {
+                        index,
+                        samples: deal.samples(),
+                    });
+                }
+            }
+        }
+        if permutation.len() != seen.len() {
+            return Err(OrderError::NotAPermutation {
+                index: permutation.len(),
+                samples: deal.samples(),
+            });
+        }
+        Ok(Self {
+            deal,
+            permuted: Permuted::Table(permutation),
+        })
+    }
+
+    /// How samples are dealt.
+    pub const fn deal(&self) -> Deal {
+        self.deal
+    }
+
+    /// Steps of the epoch: batches of each rank.
+    pub const fn iterations(&self) -> Iteration {
+        self.deal.iterations()
+    }
+
+    /// The sample used at a position below [`Deal::positions`]. Beyond the dataset's length it starts again: that is the padding.
+    pub fn sample_at(&self, position: u64) -> Sample {
+        let index = (position % u64::from(self.deal.samples())) as Sample;
+        match &self.permuted {
+            Permuted::Sequential => index,
+            Permuted::Table(table) => table[index as usize],
+            Permuted::Counter(counter) => counter.at(index),
+        }
+    }
+
+    /// The batch that a rank uses in a step; empty past the end.
+    pub fn batch(&self, rank: Rank, iteration: Iteration) -> impl ExactSizeIterator<Item = Sample> + '_ {
+        let first = self.deal.position(Place { rank, iteration, nth: 0 });
+        let world = u64::from(self.deal.world());
+        (0..self.deal.batch_len(iteration)).map(move |nth| self.sample_at(first + u64::from(nth) * world))
+    }
+
+    /// All uses of a step, in order of position; empty past the end.
+    pub fn step(&self, iteration: Iteration) -> impl Iterator<Item = (Rank, Sample)> + '_ {
+        let world = u64::from(self.deal.world());
+        self.samples(self.deal.step_positions(iteration))
+            .map(move |(position, sample)| ((position % world) as Rank, sample))
+    }
+
+    /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the whole epoch.
+    pub fn samples(&self, positions: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Sample)> + '_ {
+        positions.map(move |position| (position, self.sample_at(position)))
+    }
+
+    /// Where each sample stands in the permutation: the inverse of `sample_at` over the dataset's length. Its uses in this epoch are at that
+    /// position and, where the epoch is padded, whole lengths of the dataset later; see [`Deal::uses_of`].
+    pub fn inverse(&self) -> Vec<u32> {
+        let samples = self.deal.samples();
+        match &self.permuted {
+            Permuted::Sequential => (0..samples).collect(),
+            Permuted::Counter(counter) => (0..samples).map(|sample| counter.index_of(sample)).collect(),
+            Permuted::Table(table) => {
+                let mut inverse = vec![0; table.len()];
+                for (index, &sample) in (0..).zip(table) {
+                    inverse[sample as usize] = index;
+                }
+                inverse
+            }
+        }
+    }
+
+    /// Where one sample stands in the permutation. Computed at once for [`Permutation::Counter`]; a table is searched.
+    pub fn index_of(&self, sample: Sample) -> Option<u32> {
+        if sample >= self.deal.samples() {
+            return None;
+        }
+        match &self.permuted {
+            Permuted::Sequential => Some(sample),
+            Permuted::Counter(counter) => Some(counter.index_of(sample)),
+            Permuted::Table(table) => (0..).zip(table).find_map(|(index, &at)| (at == sample).then_some(index)),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Furthest next use first (Belady, 1966), each node by its own uses.
+//!
+//! For equal sizes no policy of a single node reads less. It is a yardstick, not a plan: its reads come in bursts (at the end of an epoch its
+//! memory holds what is used last, at the start what is used first), and nodes do not look at what others hold, so they give up last copies.
+
+use super::cache::{Cache, Candidate, Grade, Preference};
+use super::future::{EPOCHS_AHEAD, Future};
+use crate::ids::{Cluster, EpochNumber, Iteration, Sample};
+use crate::order::Epoch;
+
+/// Furthest next use first.
+pub type Belady = Cache<FurthestUse>;
+
+/// A copy is worth the less the later its node uses it again.
+#[derive(Clone, Debug)]
+pub struct FurthestUse {
+    future: Future,
+}
+
+impl Belady {
+    /// Empty memories, with a window of `window` iterations, looking [`EPOCHS_AHEAD`].
+    pub fn new(cluster: Cluster, samples: u32, window: Iteration) -> Self {
+        Self::looking(cluster, samples, window, EPOCHS_AHEAD)
+    }
+
+    /// The same, looking `epochs_ahead` epochs beyond the current one. A node of many uses a sample every so many epochs; what it does not use
+    /// within sight goes first, in no particular order.
+    pub fn looking(cluster: Cluster, samples: u32, window: Iteration, epochs_ahead: u32) -> Self {
+        Self::with(
+            FurthestUse {
+                future: Future::new(cluster, epochs_ahead),
+            },
+            cluster,
+            samples,
+            Some(window),
+        )
+    }
+}
+
+impl Preference for FurthestUse {
+    fn name(&self) -> &'static str {
+        "belady"
+    }
+
+    fn horizon(&self) -> u32 {
+        self.future.horizon()
+    }
+
+    fn grades(&self) -> u32 {
+        self.future.grades()
+    }
+
+    fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) -> bool {
+        self.future.begin(epoch, orders);
+        true
+    }
+
+    fn glance(&self, sample: Sample) -> u32 {
+        self.future.glance(sample)
+    }
+
+    fn grade(&self, copy: Candidate) -> Option<Grade> {
+        Some(self.future.grade(self.future.next_use_on(copy.node, copy.sample, copy.from)))
+    }
+
+    fn gives_way(&self, grade: Grade, step: u64) -> bool {
+        grade > self.future.grade(Some(step))
+    }
+}

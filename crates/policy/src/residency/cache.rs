@@ -1,0 +1,271 @@
+//! Memory of nodes in which copies stay until room is needed: then the copy that is worth least goes.
+//!
+//! What is common to LRU, Belady, NoPFS and Lobster stands here; a [`Preference`] says how much each copy is worth.
+
+use super::copies::Copies;
+use super::queue::{Queues, Slot};
+use super::{Access, Fetch, Origin, Residency};
+use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
+use crate::order::Epoch;
+
+/// How little a copy is worth: the copy of a node with the highest grade goes first.
+pub type Grade = u32;
+
+/// A copy that is to be graded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Where it lies.
+    pub node: Node,
+    /// What it is of.
+    pub sample: Sample,
+    /// No other node has a copy.
+    pub last: bool,
+    /// A use of it has just ended; else it is graded anew.
+    pub just_used: bool,
+    /// Uses in this step and later are to come. Steps count over all epochs.
+    pub from: u64,
+}
+
+/// What makes one policy differ from another.
+pub trait Preference {
+    /// The policy's name in tables and options.
+    fn name(&self) -> &'static str;
+
+    /// Epochs of order that [`begin`](Self::begin) is to be given, this one included.
+    fn horizon(&self) -> u32;
+
+    /// Grades are below this; it may change when an epoch begins.
+    fn grades(&self) -> u32;
+
+    /// An epoch begins. Whether all copies are to be graded anew.
+    fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) -> bool;
+
+    /// Reads what it knows of a sample: see [`Residency::expect`].
+    fn glance(&self, sample: Sample) -> u32 {
+        sample
+    }
+
+    /// The worth of a copy between uses; `None`: it goes at once.
+    fn grade(&self, copy: Candidate) -> Option<Grade>;
+
+    /// Whether a copy's grade depends on what other nodes hold and use.
+    fn looks_around(&self) -> bool {
+        false
+    }
+
+    /// Among copies of a grade, whether the one goes first that came last.
+    fn newest_first(&self) -> bool {
+        false
+    }
+
+    /// Whether a copy of this grade may go for a sample that is brought in for a use in `step`.
+    fn gives_way(&self, grade: Grade, step: u64) -> bool {
+        let _ = (grade, step);
+        true
+    }
+}
+
+/// Reads from memory that are begun one after another, before the first of them is needed.
+const LOOK_AT: usize = 64;
+
+/// A policy made of a [`Preference`].
+///
+/// What is fetched for a use stays until that use is over. What is due (needed by the step in progress or the next) is let in even if nothing
+/// can go for it, so that a memory smaller than two steps' batches is exceeded rather than that training stands still.
+#[derive(Clone, Debug)]
+pub struct Cache<P> {
+    preference: P,
+    window: Option<Iteration>,
+    copies: Copies,
+    queues: Queues,
+    epoch: EpochNumber,
+    iterations: Iteration,
+    /// By node: steps up to this one are due.
+    due: Vec<u64>,
+    /// The first step in which nothing has been used yet.
+    from: u64,
+}
+
+impl<P: Preference> Cache<P> {
+    /// Empty memories of `cluster` for a dataset of `samples`. `window`: see [`Residency::window`].
+    pub fn with(preference: P, cluster: Cluster, samples: u32, window: Option<Iteration>) -> Self {
+        let nodes = usize::from(cluster.nodes);
+        let queues = Queues::new(nodes, preference.grades() as usize);
+        let copies = Copies::new(cluster, samples);
+        Self {
+            preference,
+            window,
+            copies,
+            queues,
+            epoch: 0,
+            iterations: 0,
+            due: vec![0; nodes],
+            from: 0,
+        }
+    }
+
+    /// Steps count over all epochs.
+    fn step(&self, access: Access) -> u64 {
+        u64::from(access.epoch) * u64::from(self.iterations) + u64::from(access.iteration)
+    }
+
+    fn grade(&self, slot: Slot, just_used: bool) -> Option<Grade> {
+        let (node, sample) = self.copies.what(slot);
+        let last = self.preference.looks_around() && self.copies.is_last(slot);
+        self.preference.grade(Candidate {
+            node,
+            sample,
+            last,
+            just_used,
+            from: self.from,
+        })
+    }
+
+    /// Queues a copy by its worth, or gives it up.
+    fn settle(&mut self, slot: Slot, just_used: bool) {
+        let (node, _) = self.copies.what(slot);
+        if let Some(grade) = self.grade(slot, just_used) {
+            self.copies.keep(slot);
+            self.queues.push(&mut self.copies, usize::from(node), slot, grade);
+        } else {
+            self.copies.give_up(slot);
+        }
+    }
+
+    /// Grades a sample's copies anew that are queued, but for the one that just was, where that depends on each other.
+    fn settle_others(&mut self, sample: Sample, settled: Option<Slot>) {
+        if !self.preference.looks_around() {
+            return;
+        }
+        let mut next = self.copies.first(sample);
+        while let Some(slot) = next {
+            next = self.copies.next(slot);
+            let Some(old) = self.copies.grade(slot).filter(|_| settled != Some(slot)) else {
+                continue;
+            };
+            if let Some(grade) = self.grade(slot, false).filter(|&grade| grade != old) {
+                let (node, _) = self.copies.what(slot);
+                self.queues.remove(&mut self.copies, usize::from(node), slot);
+                self.queues.push(&mut self.copies, usize::from(node), slot, grade);
+            }
+        }
+    }
+
+    /// Gives copies of a node up until `excess` is 0. Whether that went.
+    fn make_room(&mut self, node: Node, step: Option<u64>, excess: impl Fn(&Copies) -> u64) -> bool {
+        while excess(&self.copies) > 0 {
+            let Some((grade, oldest, newest)) = self.queues.highest(usize::from(node)) else {
+                return false;
+            };
+            if step.is_some_and(|step| !self.preference.gives_way(grade, step)) {
+                return false;
+            }
+            let newest_first = self.preference.newest_first();
+            let slot = if newest_first { newest } else { oldest };
+            std::hint::black_box(self.copies.glance_behind(slot, newest_first));
+            let (_, sample) = self.copies.what(slot);
+            self.queues.remove(&mut self.copies, usize::from(node), slot);
+            self.copies.give_up(slot);
+            self.settle_others(sample, None);
+        }
+        true
+    }
+}
+
+impl<P: Preference> Residency for Cache<P> {
+    fn name(&self) -> &'static str {
+        self.preference.name()
+    }
+
+    fn window(&self) -> Option<Iteration> {
+        self.window
+    }
+
+    fn horizon(&self) -> u32 {
+        self.preference.horizon()
+    }
+
+    fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) {
+        let Some(order) = orders.first() else { return };
+        self.epoch = epoch;
+        self.iterations = order.iterations();
+        self.from = self.from.max(u64::from(epoch) * u64::from(self.iterations));
+        if self.preference.begin(epoch, orders) {
+            self.queues.reset(self.preference.grades() as usize);
+            for slot in self.copies.unlink_all() {
+                if self.copies.is_kept(slot) && !self.copies.in_use(slot) {
+                    self.settle(slot, false);
+                }
+            }
+        }
+    }
+
+    fn expect(&self, uses: &[Access]) {
+        let mut seen = 0;
+        for uses in uses.chunks(LOOK_AT) {
+            let mut slots = [None; LOOK_AT];
+            for (slot, access) in slots.iter_mut().zip(uses) {
+                *slot = self.copies.first(access.sample);
+                seen ^= self.preference.glance(access.sample);
+            }
+            for slot in slots.into_iter().flatten() {
+                seen ^= self.copies.what(slot).1;
+            }
+        }
+        std::hint::black_box(seen);
+    }
+
+    fn fetch(&mut self, access: Access) -> Fetch {
+        let Access { node, sample, .. } = access;
+        if let Some(slot) = self.copies.find(node, sample) {
+            self.queues.remove(&mut self.copies, usize::from(node), slot);
+            self.copies.begin_use(slot);
+            return Fetch::From(Origin::Local);
+        }
+        let step = self.step(access);
+        let due = step <= self.due[usize::from(node)];
+        // Without a window and before any size is known, a whole dataset would seem to fit.
+        if !due && self.window.is_none() && !self.copies.knows_sizes() {
+            return Fetch::Wait;
+        }
+        let before = if due { None } else { Some(step) };
+        if !self.make_room(node, before, |copies| copies.missing_bytes(node, sample)) && !due {
+            return Fetch::Wait;
+        }
+        let origin = self.copies.peer(node, sample).map_or(Origin::Source, Origin::Peer);
+        let slot = self.copies.bring(node, sample);
+        self.settle_others(sample, Some(slot));
+        Fetch::From(origin)
+    }
+
+    fn arrived(&mut self, access: Access, bytes: u32) {
+        self.copies.arrived(access, bytes);
+        self.make_room(access.node, None, |copies| copies.excess_bytes(access.node));
+    }
+
+    fn consumed(&mut self, access: Access) {
+        let step = self.step(access);
+        self.from = self.from.max(step + 1);
+        let due = &mut self.due[usize::from(access.node)];
+        *due = (*due).max(step + 1);
+        let ended = self.copies.end_use(access);
+        if let Some(slot) = ended {
+            self.settle(slot, true);
+        }
+        self.settle_others(access.sample, ended);
+        let node = access.node;
+        self.make_room(node, None, |copies| copies.excess_bytes(node));
+    }
+
+    fn holds(&self, node: Node, sample: Sample) -> bool {
+        self.copies.find(node, sample).is_some_and(|slot| self.copies.is_kept(slot))
+    }
+
+    fn held_bytes(&self, node: Node) -> u64 {
+        self.copies.held_bytes(node)
+    }
+
+    fn window_bytes(&self, node: Node) -> u64 {
+        self.copies.held_bytes(node) - self.copies.kept_bytes(node)
+    }
+}

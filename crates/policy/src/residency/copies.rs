@@ -1,0 +1,297 @@
+//! The copies that nodes hold: which, where, how large, and whether a use of them is under way.
+//!
+//! Memory: twelve bytes a sample and 24 a copy; nothing for each pair of sample and node, of which there are billions.
+
+use super::Access;
+use super::queue::{Link, Links, NONE, Slot};
+use crate::ids::{Cluster, Node, Sample};
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Its size; while that is unknown, what was reserved for it.
+    bytes: u32,
+    /// The first of its copies.
+    first: Slot,
+    /// Whether the size is known.
+    sure: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    sample: Sample,
+    /// The sample's next copy, on another node; or the next free slot.
+    next: Slot,
+    node: Node,
+    /// Uses that were begun and are not over. Beyond 1 only where an epoch is padded or two meet.
+    uses: u8,
+    flags: u8,
+    link: Link,
+}
+
+/// Its bytes are there.
+const ARRIVED: u8 = 1;
+/// It stays between uses.
+const KEPT: u8 = 2;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    bytes: u64,
+    kept_bytes: u64,
+}
+
+impl Links for Copies {
+    fn link(&mut self, slot: Slot) -> &mut Link {
+        &mut self.slab[slot as usize].link
+    }
+}
+
+/// All copies of all nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Copies {
+    cluster: Cluster,
+    samples: Vec<Known>,
+    slab: Vec<Copy>,
+    free: Slot,
+    held: Vec<Held>,
+    known: u64,
+    known_bytes: u64,
+}
+
+impl Copies {
+    /// None yet, of samples of unknown sizes.
+    pub(super) fn new(cluster: Cluster, samples: u32) -> Self {
+        Self {
+            cluster,
+            samples: vec![
+                Known {
+                    bytes: 0,
+                    first: NONE,
+                    sure: false
+                };
+                samples as usize
+            ],
+            slab: Vec::new(),
+            free: NONE,
+            held: vec![Held::default(); usize::from(cluster.nodes)],
+            known: 0,
+            known_bytes: 0,
+        }
+    }
+
+    /// Whether any size is known.
+    pub(super) const fn knows_sizes(&self) -> bool {
+        self.known > 0
+    }
+
+    /// Bytes of all copies of a node.
+    pub(super) fn held_bytes(&self, node: Node) -> u64 {
+        self.held[usize::from(node)].bytes
+    }
+
+    /// Of these, bytes of copies that stay between uses.
+    pub(super) fn kept_bytes(&self, node: Node) -> u64 {
+        self.held[usize::from(node)].kept_bytes
+    }
+
+    /// The node's copy of a sample.
+    pub(super) fn find(&self, node: Node, sample: Sample) -> Option<Slot> {
+        self.of_sample(sample).find(|&slot| self.slab[slot as usize].node == node)
+    }
+
+    /// The latest copy of a sample.
+    pub(super) fn first(&self, sample: Sample) -> Option<Slot> {
+        existing(self.samples[sample as usize].first)
+    }
+
+    /// Another copy of the same sample; going on, each is met once.
+    pub(super) fn next(&self, slot: Slot) -> Option<Slot> {
+        existing(self.slab[slot as usize].next)
+    }
+
+    fn of_sample(&self, sample: Sample) -> impl Iterator<Item = Slot> + '_ {
+        std::iter::successors(self.first(sample), |&slot| self.next(slot))
+    }
+
+    /// Whether a sample has just one copy in the cluster.
+    pub(super) fn is_last(&self, slot: Slot) -> bool {
+        let Copy { sample, next, .. } = self.slab[slot as usize];
+        next == NONE && self.samples[sample as usize].first == slot
+    }
+
+    /// A node other than this one that can send the sample.
+    pub(super) fn peer(&self, node: Node, sample: Sample) -> Option<Node> {
+        let mut copies = self.of_sample(sample).map(|slot| self.slab[slot as usize]);
+        copies
+            .find(|copy| copy.node != node && copy.flags & ARRIVED != 0)
+            .map(|copy| copy.node)
+    }
+
+    /// Reads what will be needed to give up the copies that are queued behind this one: of the next what is known of its sample, of the one after
+    /// that the copy. Both reads are under way at once, and are over when they matter.
+    pub(super) fn glance_behind(&self, slot: Slot, newest_first: bool) -> u32 {
+        let behind = |slot: Slot| existing(self.slab[slot as usize].link.behind(newest_first));
+        let Some(next) = behind(slot) else { return 0 };
+        let sample = self.slab[next as usize].sample;
+        self.samples[sample as usize].bytes ^ behind(next).map_or(0, |after| self.slab[after as usize].sample)
+    }
+
+    /// What a copy is of, and where it lies.
+    pub(super) fn what(&self, slot: Slot) -> (Node, Sample) {
+        let copy = self.slab[slot as usize];
+        (copy.node, copy.sample)
+    }
+
+    /// Whether a copy stays between uses.
+    pub(super) fn is_kept(&self, slot: Slot) -> bool {
+        self.slab[slot as usize].flags & KEPT != 0
+    }
+
+    /// Whether a use of a copy is under way.
+    pub(super) fn in_use(&self, slot: Slot) -> bool {
+        self.slab[slot as usize].uses > 0
+    }
+
+    /// Takes all copies out of queues; the slots that there are, used and free.
+    pub(super) fn unlink_all(&mut self) -> std::ops::Range<Slot> {
+        self.slab.iter_mut().for_each(|copy| copy.link = Link::NOWHERE);
+        0..self.slab.len() as Slot
+    }
+
+    /// Where a copy is queued.
+    pub(super) fn grade(&self, slot: Slot) -> Option<u32> {
+        self.slab[slot as usize].link.grade()
+    }
+
+    /// A use of a copy begins.
+    pub(super) fn begin_use(&mut self, slot: Slot) {
+        self.slab[slot as usize].uses += 1;
+    }
+
+    /// Bytes by which the node's memory would be exceeded if the sample were brought in; for a sample of unknown size the mean of the known
+    /// ones is expected.
+    pub(super) fn missing_bytes(&self, node: Node, sample: Sample) -> u64 {
+        let bytes = u64::from(self.expected_bytes(sample));
+        (self.held_bytes(node) + bytes).saturating_sub(self.cluster.cache_bytes)
+    }
+
+    /// Bytes by which the node's memory is exceeded.
+    pub(super) fn excess_bytes(&self, node: Node) -> u64 {
+        self.held_bytes(node).saturating_sub(self.cluster.cache_bytes)
+    }
+
+    fn expected_bytes(&self, sample: Sample) -> u32 {
+        let Known { bytes, first, sure } = self.samples[sample as usize];
+        if sure || first != NONE {
+            bytes
+        } else {
+            self.known_bytes.checked_div(self.known).unwrap_or(0) as u32
+        }
+    }
+
+    /// A node brings a sample in of which it has no copy, for a use that begins.
+    pub(super) fn bring(&mut self, node: Node, sample: Sample) -> Slot {
+        let bytes = self.expected_bytes(sample);
+        let known = &mut self.samples[sample as usize];
+        known.bytes = bytes;
+        let copy = Copy {
+            sample,
+            next: known.first,
+            node,
+            uses: 1,
+            flags: 0,
+            link: Link::NOWHERE,
+        };
+        let slot = self.free;
+        if slot == NONE {
+            known.first = self.slab.len() as Slot;
+            self.slab.push(copy);
+        } else {
+            known.first = slot;
+            self.free = std::mem::replace(&mut self.slab[slot as usize], copy).next;
+        }
+        self.held[usize::from(node)].bytes += u64::from(bytes);
+        self.samples[sample as usize].first
+    }
+
+    /// The bytes of a use's sample are there, and its size is known from now on.
+    pub(super) fn arrived(&mut self, access: Access, bytes: u32) {
+        if let Some(slot) = self.find(access.node, access.sample) {
+            self.slab[slot as usize].flags |= ARRIVED;
+        }
+        let Known {
+            bytes: reserved,
+            first,
+            sure,
+        } = self.samples[access.sample as usize];
+        if sure {
+            debug_assert_eq!(reserved, bytes, "a sample has one size");
+            return;
+        }
+        let mut slot = first;
+        while slot != NONE {
+            let copy = self.slab[slot as usize];
+            let held = &mut self.held[usize::from(copy.node)];
+            held.bytes = held.bytes - u64::from(reserved) + u64::from(bytes);
+            if copy.flags & KEPT != 0 {
+                held.kept_bytes = held.kept_bytes - u64::from(reserved) + u64::from(bytes);
+            }
+            slot = copy.next;
+        }
+        self.samples[access.sample as usize] = Known { bytes, first, sure: true };
+        self.known += 1;
+        self.known_bytes += u64::from(bytes);
+    }
+
+    /// A use is over. The copy, where no other use of it is under way.
+    pub(super) fn end_use(&mut self, access: Access) -> Option<Slot> {
+        let slot = self.find(access.node, access.sample)?;
+        let copy = &mut self.slab[slot as usize];
+        copy.uses -= 1;
+        (copy.uses == 0).then_some(slot)
+    }
+
+    /// A copy stays between uses from now on.
+    pub(super) fn keep(&mut self, slot: Slot) {
+        let copy = &mut self.slab[slot as usize];
+        if copy.flags & KEPT == 0 {
+            copy.flags |= KEPT;
+            self.held[usize::from(copy.node)].kept_bytes += u64::from(self.samples[copy.sample as usize].bytes);
+        }
+    }
+
+    /// A copy is given up.
+    pub(super) fn give_up(&mut self, slot: Slot) {
+        let Copy {
+            sample, next, node, flags, ..
+        } = self.slab[slot as usize];
+        let known = &mut self.samples[sample as usize];
+        if known.first == slot {
+            known.first = next;
+        } else {
+            let mut before = known.first;
+            while self.slab[before as usize].next != slot {
+                before = self.slab[before as usize].next;
+            }
+            self.slab[before as usize].next = next;
+        }
+        let bytes = u64::from(self.samples[sample as usize].bytes);
+        let held = &mut self.held[usize::from(node)];
+        held.bytes -= bytes;
+        if flags & KEPT != 0 {
+            held.kept_bytes -= bytes;
+        }
+        self.slab[slot as usize] = Copy {
+            sample,
+            next: self.free,
+            node,
+            uses: 0,
+            flags: 0,
+            link: Link::NOWHERE,
+        };
+        self.free = slot;
+    }
+}
+
+fn existing(slot: Slot) -> Option<Slot> {
+    (slot != NONE).then_some(slot)
+}

@@ -1,0 +1,100 @@
+//! What a node could give up at no cost in this epoch: samples that it keeps for all and that were consumed already. Each node's are in
+//! classes of size, so that the largest is found at once.
+
+use crate::ids::{Node, Sample};
+
+/// Sizes of a class differ by at most an eighth, so that a swap is worth its while.
+const STEPS_LOG2: u32 = 3;
+const STEPS: u32 = 1 << STEPS_LOG2;
+const CLASSES: usize = ((u32::BITS - STEPS_LOG2 + 1) * STEPS) as usize;
+
+/// The class of a size; larger sizes are in the same class or a later one.
+pub(super) const fn class_of(bytes: u32) -> u8 {
+    if bytes < STEPS {
+        return bytes as u8;
+    }
+    let above = bytes.ilog2() - STEPS_LOG2;
+    ((above + 1) * STEPS + (bytes >> above) % STEPS) as u8
+}
+
+#[derive(Clone, Debug)]
+struct OfNode {
+    classes: Vec<Vec<Sample>>,
+    /// No class from here on has any.
+    end: usize,
+}
+
+/// By node.
+#[derive(Clone, Debug)]
+pub(super) struct Spare {
+    nodes: Vec<OfNode>,
+}
+
+impl Spare {
+    /// None.
+    pub(super) fn new(nodes: Node) -> Self {
+        Self {
+            nodes: vec![
+                OfNode {
+                    classes: vec![Vec::new(); CLASSES],
+                    end: 0
+                };
+                usize::from(nodes)
+            ],
+        }
+    }
+
+    /// An epoch begins: nothing is consumed yet.
+    pub(super) fn clear(&mut self) {
+        for node in &mut self.nodes {
+            node.classes.iter_mut().for_each(Vec::clear);
+            node.end = 0;
+        }
+    }
+
+    /// The node keeps a sample of that size, which was consumed.
+    pub(super) fn push(&mut self, node: Node, sample: Sample, bytes: u32) {
+        let class = usize::from(class_of(bytes));
+        let node = &mut self.nodes[usize::from(node)];
+        node.classes[class].push(sample);
+        node.end = node.end.max(class + 1);
+    }
+
+    /// One of the largest that the node has, with its class. It may have left the node since it was pushed.
+    pub(super) fn largest(&mut self, node: Node) -> Option<(Sample, u8)> {
+        let node = &mut self.nodes[usize::from(node)];
+        while node.end > 0 {
+            if let Some(&sample) = node.classes[node.end - 1].last() {
+                return Some((sample, (node.end - 1) as u8));
+            }
+            node.end -= 1;
+        }
+        None
+    }
+
+    /// Takes away what [`Self::largest`] answered.
+    pub(super) fn pop(&mut self, node: Node) {
+        let node = &mut self.nodes[usize::from(node)];
+        if let Some(class) = node.end.checked_sub(1) {
+            node.classes[class].pop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLASSES, class_of};
+
+    #[test]
+    fn classes_grow_with_sizes_by_an_eighth() {
+        let mut last = 0;
+        for bytes in (0..4096).chain((12..32).flat_map(|bit| (0..64).map(move |part| (1 << bit) + (part << (bit - 6))))) {
+            let class = class_of(bytes);
+            assert!(class == last || class == last + 1, "{bytes}");
+            last = class;
+        }
+        assert_eq!(usize::from(class_of(u32::MAX)), CLASSES - 1);
+        assert_eq!(class_of(16), class_of(17));
+        assert_ne!(class_of(16), class_of(18));
+    }
+}

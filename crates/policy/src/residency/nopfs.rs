@@ -1,0 +1,86 @@
+//! NoPFS: what a node uses most often stays, and prefetch goes in the order of use (Dryden, Böhringer, Ben-Nun, Hoefler: "Clairvoyant
+//! prefetching for distributed machine learning I/O", SC '21; its share in the Lobster paper is a baseline).
+//!
+//! Over a whole training of E epochs a node of N uses a sample E / N times on average, some samples more often and others less. A node keeps those
+//! that it uses most often, filling its memory in the order of first use; others stay for a window only (NoPFS's staging buffer) and are read from
+//! another node that has them, or from the source. Which samples stay is settled for the whole training: nothing looks at when a use comes.
+
+use super::cache::{Cache, Candidate, Grade, Preference};
+use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
+use crate::order::Epoch;
+
+/// NoPFS's placement by frequency.
+pub type Nopfs = Cache<Frequency>;
+
+/// How often each node uses each sample in a whole training: a byte for each pair, so the highest count is 255.
+#[derive(Clone, Debug)]
+pub struct Uses {
+    nodes: usize,
+    counts: Vec<u8>,
+}
+
+impl Uses {
+    /// Counts the uses of some epochs, one after another: only one of them is in memory at a time where `epochs` makes them as they are asked for.
+    pub fn count(cluster: Cluster, samples: u32, epochs: impl IntoIterator<Item = Epoch>) -> Self {
+        let nodes = usize::from(cluster.nodes);
+        let mut counts = vec![0_u8; nodes * samples as usize];
+        for epoch in epochs {
+            for iteration in 0..epoch.iterations() {
+                for (rank, sample) in epoch.step(iteration) {
+                    let count = &mut counts[sample as usize * nodes + usize::from(cluster.node_of(rank))];
+                    *count = count.saturating_add(1);
+                }
+            }
+        }
+        Self { nodes, counts }
+    }
+
+    /// How often a node uses a sample.
+    pub fn of(&self, node: Node, sample: Sample) -> u8 {
+        self.counts[sample as usize * self.nodes + usize::from(node)]
+    }
+}
+
+/// A copy is worth the more the more often its node uses the sample in the whole training.
+#[derive(Clone, Debug)]
+pub struct Frequency {
+    uses: Uses,
+}
+
+impl Nopfs {
+    /// Empty memories, with a window of `window` iterations; `uses` of the whole training.
+    pub fn new(cluster: Cluster, samples: u32, window: Iteration, uses: Uses) -> Self {
+        Self::with(Frequency { uses }, cluster, samples, Some(window))
+    }
+}
+
+impl Preference for Frequency {
+    fn name(&self) -> &'static str {
+        "nopfs"
+    }
+
+    fn horizon(&self) -> u32 {
+        1
+    }
+
+    fn grades(&self) -> u32 {
+        u32::from(u8::MAX) + 1
+    }
+
+    fn begin(&mut self, _: EpochNumber, _: &[Epoch]) -> bool {
+        false
+    }
+
+    fn glance(&self, sample: Sample) -> u32 {
+        u32::from(self.uses.of(0, sample))
+    }
+
+    fn grade(&self, copy: Candidate) -> Option<Grade> {
+        Some(u32::from(u8::MAX - self.uses.of(copy.node, copy.sample)))
+    }
+
+    /// What came first stays: memory is filled in the order of first use.
+    fn newest_first(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,214 @@
+//! Queues of a node's copies by grade: which copy has the highest one is found at once.
+
+/// Nothing follows.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A copy by its place in the slab of copies.
+pub(super) type Slot = u32;
+
+/// A copy's place in a queue. It stands beside whatever else is known of the copy, since memory is read a cache line at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    older: Slot,
+    newer: Slot,
+    /// Where the copy is queued; [`NONE`]: nowhere.
+    grade: u32,
+}
+
+impl Link {
+    /// In no queue.
+    pub(super) const NOWHERE: Self = Self {
+        older: NONE,
+        newer: NONE,
+        grade: NONE,
+    };
+
+    /// Where the copy is queued.
+    pub(super) const fn grade(&self) -> Option<u32> {
+        if self.grade == NONE { None } else { Some(self.grade) }
+    }
+
+    /// The copy that comes next, where queues are taken from one end.
+    pub(super) const fn behind(&self, newest_first: bool) -> Slot {
+        if newest_first { self.older } else { self.newer }
+    }
+}
+
+/// What holds the links of all copies.
+pub(super) trait Links {
+    /// The link of a copy.
+    fn link(&mut self, slot: Slot) -> &mut Link;
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    oldest: Slot,
+    newest: Slot,
+}
+
+const EMPTY: Ends = Ends {
+    oldest: NONE,
+    newest: NONE,
+};
+
+/// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and a [`Link`] a copy.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    ends: Vec<Ends>,
+    used: Vec<Bits>,
+    grades: usize,
+}
+
+impl Queues {
+    /// Empty ones.
+    pub(super) fn new(nodes: usize, grades: usize) -> Self {
+        Self {
+            ends: vec![EMPTY; nodes * grades],
+            used: vec![Bits::new(grades); nodes],
+            grades,
+        }
+    }
+
+    /// Empty ones with another number of grades. The links of what was queued are the caller's to reset.
+    pub(super) fn reset(&mut self, grades: usize) {
+        let nodes = self.used.len();
+        self.ends.clear();
+        self.ends.resize(nodes * grades, EMPTY);
+        if grades == self.grades {
+            self.used.iter_mut().for_each(Bits::clear_all);
+        } else {
+            self.used = vec![Bits::new(grades); nodes];
+            self.grades = grades;
+        }
+    }
+
+    /// Queues a copy that is in no queue, as the newest of its grade.
+    pub(super) fn push(&mut self, links: &mut impl Links, node: usize, slot: Slot, grade: u32) {
+        let ends = &mut self.ends[node * self.grades + grade as usize];
+        let older = std::mem::replace(&mut ends.newest, slot);
+        if older == NONE {
+            ends.oldest = slot;
+            self.used[node].set(grade as usize);
+        } else {
+            links.link(older).newer = slot;
+        }
+        let link = links.link(slot);
+        debug_assert_eq!(link.grade, NONE, "queued once");
+        *link = Link { older, newer: NONE, grade };
+    }
+
+    /// Takes a copy out, where it is in a queue.
+    pub(super) fn remove(&mut self, links: &mut impl Links, node: usize, slot: Slot) {
+        let link = std::mem::replace(links.link(slot), Link::NOWHERE);
+        let Some(grade) = link.grade() else { return };
+        let ends = &mut self.ends[node * self.grades + grade as usize];
+        match link.older {
+            NONE => ends.oldest = link.newer,
+            older => links.link(older).newer = link.newer,
+        }
+        match link.newer {
+            NONE => ends.newest = link.older,
+            newer => links.link(newer).older = link.older,
+        }
+        if ends.oldest == NONE {
+            self.used[node].clear(grade as usize);
+        }
+    }
+
+    /// A node's highest grade with copies, and its oldest and newest copy.
+    pub(super) fn highest(&self, node: usize) -> Option<(u32, Slot, Slot)> {
+        let grade = self.used[node].highest()?;
+        let ends = self.ends[node * self.grades + grade];
+        Some((grade as u32, ends.oldest, ends.newest))
+    }
+}
+
+/// A set of small numbers of which the highest is found in a few steps: a bit each, and above each 64 bits one that says whether any is set.
+#[derive(Clone, Debug)]
+struct Bits {
+    levels: Vec<Vec<u64>>,
+}
+
+impl Bits {
+    fn new(len: usize) -> Self {
+        let mut levels = Vec::new();
+        let mut words = len.div_ceil(64).max(1);
+        loop {
+            levels.push(vec![0; words]);
+            if words == 1 {
+                return Self { levels };
+            }
+            words = words.div_ceil(64);
+        }
+    }
+
+    fn clear_all(&mut self) {
+        self.levels.iter_mut().for_each(|level| level.fill(0));
+    }
+
+    fn set(&mut self, mut at: usize) {
+        for level in &mut self.levels {
+            level[at / 64] |= 1 << (at % 64);
+            at /= 64;
+        }
+    }
+
+    fn clear(&mut self, mut at: usize) {
+        for level in &mut self.levels {
+            level[at / 64] &= !(1 << (at % 64));
+            if level[at / 64] != 0 {
+                return;
+            }
+            at /= 64;
+        }
+    }
+
+    fn highest(&self) -> Option<usize> {
+        self.levels
+            .iter()
+            .rev()
+            .try_fold(0, |word, level| Some(word * 64 + level[word].checked_ilog2()? as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Links for Vec<Link> {
+        fn link(&mut self, slot: Slot) -> &mut Link {
+            &mut self[slot as usize]
+        }
+    }
+
+    #[test]
+    fn the_highest_grade_is_found_whatever_came_and_went() {
+        let mut queues = Queues::new(2, 300_000);
+        let mut links = vec![Link::NOWHERE; 20_000];
+        let mut plain: std::collections::BTreeMap<u32, Vec<Slot>> = std::collections::BTreeMap::new();
+        let mut state = 1_u64;
+        for turn in 0..20_000_u32 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let drawn = (state >> 33) as u32;
+            if turn % 3 == 2 {
+                let (grade, oldest, newest) = queues.highest(1).expect("more came than went");
+                let copies = plain.get_mut(&grade).expect("the same grade");
+                assert_eq!((copies.first(), copies.last()), (Some(&oldest), Some(&newest)));
+                assert_eq!(links.link(newest).grade(), Some(grade));
+                queues.remove(&mut links, 1, newest);
+                copies.pop();
+                plain.retain(|_, copies| !copies.is_empty());
+            } else {
+                let grade = [drawn % 300_000, drawn % 5][drawn as usize % 2];
+                queues.push(&mut links, 1, turn, grade);
+                plain.entry(grade).or_default().push(turn);
+            }
+            assert_eq!(queues.highest(1).map(|found| found.0), plain.keys().next_back().copied());
+        }
+        assert_eq!(queues.highest(0), None);
+        queues.reset(7);
+        assert_eq!(queues.highest(1), None);
+    }
+}

@@ -1,0 +1,367 @@
+//! The just-in-time window: the part of a node's memory that samples pass through between their fetch and their use.
+//!
+//! It also learns the sizes of samples as they are first read, and knows of each sample which uses of it are under way: what is being used
+//! may not be given up.
+//!
+//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is more. Within it, a window
+//! takes what the iterations that may be fetched ahead are expected to need, and leaves some: whole samples do not fill the rest of a node's
+//! memory to the brim, and the samples with which an epoch is padded are read beside.
+
+use super::Access;
+use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
+use crate::order::Deal;
+
+/// In place of a node where there is none.
+pub(super) const NOBODY: Node = Node::MAX;
+
+/// W is at least this part of a node's memory.
+const MEMORY_PART: u64 = 50;
+/// W is at least the bytes of this many iterations.
+const ITERATIONS: f64 = 4.0;
+/// Beyond the mean of what the iterations need, by their standard deviation: more than that is needed in one of a thousand.
+const DEVIATIONS: f64 = 3.0;
+
+/// What is left of W, at least.
+const BRIM_PART: u64 = 16;
+
+/// How much of a node's memory the window may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// At most W.
+    Bounded,
+    /// All of it: the policy keeps nothing.
+    Whole,
+}
+
+/// What a use held while it was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Bytes of the window, which are free again.
+    Window,
+    /// A copy that the node keeps.
+    Copy,
+}
+
+/// The sample's size was learned.
+const KNOWN: u8 = 1;
+/// The use in the record is of a copy that the node keeps.
+const OF_COPY: u8 = 2;
+/// There are uses under way beside the one in the record.
+const MORE: u8 = 4;
+
+/// Of a sample.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// Its size, or while that is unknown what is reserved for it.
+    bytes: u32,
+    /// The node of a use that is under way, or [`NOBODY`].
+    user: Node,
+    /// See [`Window::owner`].
+    owner: Node,
+    flags: u8,
+}
+
+/// A use that is under way while another of the same sample is. Rare: epochs meet, or one is padded.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    sample: Sample,
+    node: Node,
+    of_copy: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct OfNode {
+    bytes: u64,
+    /// Steps up to this one are in progress or next: they are let in whatever they need, or nothing would ever move again.
+    due: u64,
+}
+
+/// The windows of all nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    cluster: Cluster,
+    share: Share,
+    ahead: Iteration,
+    records: Vec<Record>,
+    more: Vec<Use>,
+    nodes: Vec<OfNode>,
+    epoch: EpochNumber,
+    /// Steps of the epochs before this one.
+    steps_before: u64,
+    iterations: Iteration,
+    batch: u32,
+    known: u32,
+    known_bytes: u64,
+    known_squares: f64,
+    largest: u32,
+    limit_bytes: u64,
+}
+
+impl Window {
+    /// Empty windows, over `samples` of unknown size, that reach `ahead` iterations beyond the current one.
+    pub(super) fn new(cluster: Cluster, samples: u32, ahead: Iteration, share: Share) -> Self {
+        let mut window = Self {
+            cluster,
+            share,
+            ahead,
+            records: vec![
+                Record {
+                    bytes: 0,
+                    user: NOBODY,
+                    owner: NOBODY,
+                    flags: 0
+                };
+                samples as usize
+            ],
+            more: Vec::new(),
+            nodes: vec![OfNode::default(); usize::from(cluster.nodes)],
+            epoch: 0,
+            steps_before: 0,
+            iterations: 0,
+            batch: 0,
+            known: 0,
+            known_bytes: 0,
+            known_squares: 0.0,
+            largest: 0,
+            limit_bytes: 0,
+        };
+        window.measure();
+        window
+    }
+
+    /// An epoch begins.
+    pub(super) fn begin(&mut self, epoch: EpochNumber, deal: Deal) {
+        self.steps_before += u64::from(self.iterations);
+        self.epoch = epoch;
+        self.iterations = deal.iterations();
+        self.batch = deal.batch();
+        self.measure();
+    }
+
+    /// Iterations beyond the current one.
+    pub(super) const fn ahead(&self) -> Iteration {
+        self.ahead
+    }
+
+    /// All samples.
+    pub(super) fn samples(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// Samples of which the size is known.
+    pub(super) const fn known(&self) -> u32 {
+        self.known
+    }
+
+    /// Mean size of what was read so far.
+    pub(super) fn mean_bytes(&self) -> f64 {
+        if self.known == 0 {
+            0.0
+        } else {
+            self.known_bytes as f64 / f64::from(self.known)
+        }
+    }
+
+    /// Most bytes that the window of a node takes, but for what is due.
+    pub(super) const fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// What is left for copies that a node keeps.
+    pub(super) const fn kept_limit_bytes(&self) -> u64 {
+        self.cluster.cache_bytes - self.limit_bytes
+    }
+
+    /// Bytes in the window of a node, those under way included.
+    pub(super) fn bytes(&self, node: Node) -> u64 {
+        self.nodes[usize::from(node)].bytes
+    }
+
+    /// Whether a node may keep so many bytes: beside the window's share of its memory, and beside what its window holds now.
+    pub(super) fn leaves(&self, node: Node, kept_bytes: u64) -> bool {
+        kept_bytes <= self.kept_limit_bytes() && !self.is_over(node, kept_bytes)
+    }
+
+    /// Whether a node which keeps so many bytes holds more than its memory.
+    pub(super) fn is_over(&self, node: Node, kept_bytes: u64) -> bool {
+        kept_bytes + self.bytes(node) > self.cluster.cache_bytes
+    }
+
+    /// The node that keeps the sample for all, or [`NOBODY`]: for policies that have owners. It stands here because it is asked for with the rest,
+    /// and each read of memory far away counts.
+    pub(super) fn owner(&self, sample: Sample) -> Node {
+        self.records[sample as usize].owner
+    }
+
+    /// The sample has another owner, or none, and had this one.
+    pub(super) fn set_owner(&mut self, sample: Sample, owner: Node) -> Node {
+        std::mem::replace(&mut self.records[sample as usize].owner, owner)
+    }
+
+    /// What will be asked for soon is read.
+    pub(super) fn expect(&self, uses: &[Access]) {
+        std::hint::black_box(
+            uses.iter()
+                .fold(0, |bits, access| bits ^ self.records[access.sample as usize].bytes),
+        );
+    }
+
+    /// The size of a sample; what is expected of it where it is unknown and under way.
+    pub(super) fn size(&self, sample: Sample) -> u32 {
+        self.records[sample as usize].bytes
+    }
+
+    /// Whether a use of the sample is under way on any node.
+    pub(super) fn in_use(&self, sample: Sample) -> bool {
+        self.records[sample as usize].user != NOBODY
+    }
+
+    /// A use of a copy that the node keeps begins.
+    pub(super) fn open_copy(&mut self, access: Access) {
+        self.open(access, true);
+    }
+
+    /// A use begins for which the sample is brought into the window of a node that keeps `kept_bytes`; `false` where it must wait for room. Only
+    /// what is due is let in beyond the limits: the node then gives up what it is over.
+    pub(super) fn open_window(&mut self, access: Access, kept_bytes: u64) -> bool {
+        let record = self.records[access.sample as usize];
+        let bytes = if record.flags & KNOWN != 0 || record.user != NOBODY {
+            record.bytes
+        } else {
+            self.mean_bytes() as u32
+        };
+        let OfNode { bytes: used, due } = self.nodes[usize::from(access.node)];
+        let after = used + u64::from(bytes);
+        let fits = after <= self.limit_bytes && kept_bytes + after <= self.cluster.cache_bytes;
+        if !fits && self.step(access) > due {
+            return false;
+        }
+        self.records[access.sample as usize].bytes = bytes;
+        self.nodes[usize::from(access.node)].bytes = after;
+        self.open(access, false);
+        true
+    }
+
+    /// The bytes of a use are there.
+    pub(super) fn arrived(&mut self, access: Access, bytes: u32) {
+        let record = self.records[access.sample as usize];
+        if record.flags & KNOWN != 0 {
+            debug_assert_eq!(record.bytes, bytes, "a sample's size is learned once");
+            return;
+        }
+        let of_record = (record.user != NOBODY && record.flags & OF_COPY == 0).then_some(record.user);
+        let of_more = self
+            .more
+            .iter()
+            .filter(|other| other.sample == access.sample && !other.of_copy)
+            .map(|other| other.node);
+        for node in of_record.into_iter().chain(of_more) {
+            let used = &mut self.nodes[usize::from(node)].bytes;
+            *used = *used - u64::from(record.bytes) + u64::from(bytes);
+        }
+        let record = &mut self.records[access.sample as usize];
+        record.bytes = bytes;
+        record.flags |= KNOWN;
+        self.known += 1;
+        self.known_bytes += u64::from(bytes);
+        self.known_squares += f64::from(bytes) * f64::from(bytes);
+        self.largest = self.largest.max(bytes);
+        // Often while little is known, then now and then.
+        if self.known < 64 || self.known.is_multiple_of(64) || self.known as usize == self.records.len() {
+            self.measure();
+        }
+    }
+
+    /// A use is over.
+    pub(super) fn close(&mut self, access: Access) -> Held {
+        let step = self.step(access);
+        let node = &mut self.nodes[usize::from(access.node)];
+        node.due = node.due.max(step + 1);
+        let held = self.take(access);
+        if held == Held::Window {
+            self.nodes[usize::from(access.node)].bytes -= u64::from(self.size(access.sample));
+        }
+        held
+    }
+
+    fn open(&mut self, access: Access, of_copy: bool) {
+        let record = &mut self.records[access.sample as usize];
+        if record.user == NOBODY {
+            record.user = access.node;
+            record.flags = (record.flags & !OF_COPY) | if of_copy { OF_COPY } else { 0 };
+        } else {
+            record.flags |= MORE;
+            self.more.push(Use {
+                sample: access.sample,
+                node: access.node,
+                of_copy,
+            });
+        }
+    }
+
+    fn take(&mut self, access: Access) -> Held {
+        let record = &mut self.records[access.sample as usize];
+        if record.flags & MORE == 0 {
+            debug_assert_eq!(record.user, access.node, "a use that is over was begun");
+            record.user = NOBODY;
+            return if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
+        }
+        if record.user == access.node {
+            // Another use takes the record's place; then this one is among the others.
+            let held = if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
+            if let Some(at) = self.more.iter().position(|other| other.sample == access.sample) {
+                let other = self.more.swap_remove(at);
+                record.user = other.node;
+                record.flags = (record.flags & !OF_COPY) | if other.of_copy { OF_COPY } else { 0 };
+            }
+            self.note_more(access.sample);
+            return held;
+        }
+        let at = self
+            .more
+            .iter()
+            .position(|other| other.sample == access.sample && other.node == access.node);
+        let held = at.map_or(Held::Copy, |at| {
+            if self.more.swap_remove(at).of_copy {
+                Held::Copy
+            } else {
+                Held::Window
+            }
+        });
+        self.note_more(access.sample);
+        held
+    }
+
+    fn note_more(&mut self, sample: Sample) {
+        if !self.more.iter().any(|other| other.sample == sample) {
+            self.records[sample as usize].flags &= !MORE;
+        }
+    }
+
+    /// Counts steps over epochs.
+    fn step(&self, access: Access) -> u64 {
+        let epochs_ahead = u64::from(access.epoch.saturating_sub(self.epoch));
+        self.steps_before + epochs_ahead * u64::from(self.iterations) + u64::from(access.iteration)
+    }
+
+    /// Chooses the limit from what is known of sizes.
+    fn measure(&mut self) {
+        let memory = self.cluster.cache_bytes;
+        if self.share == Share::Whole {
+            self.limit_bytes = memory;
+            return;
+        }
+        let mean = self.mean_bytes();
+        let variance = if self.known == 0 {
+            0.0
+        } else {
+            (self.known_squares / f64::from(self.known) - mean * mean).max(0.0)
+        };
+        let samples = f64::from(self.cluster.gpus) * f64::from(self.batch);
+        let most = ((ITERATIONS * samples * mean) as u64).max(memory / MEMORY_PART);
+        let reach = samples * (f64::from(self.ahead) + 1.0);
+        let needed = (reach * mean + DEVIATIONS * (reach * variance).sqrt()).ceil() as u64;
+        let brim = most - u64::from(self.largest).clamp(most / BRIM_PART, most / 2);
+        self.limit_bytes = needed.min(brim).min(memory);
+    }
+}

@@ -1,0 +1,46 @@
+//! Static: each rank has threads of its own, the same number for all and always, as a loader of its own in each rank's process has.
+
+use super::queues::Queues;
+use super::{Request, Scheduler, StepLoad};
+
+/// An equal share of the threads for each rank. A thread that has nothing to read for its rank does not help another.
+#[derive(Clone, Debug)]
+pub struct Static {
+    threads: Vec<u32>,
+    queues: Queues,
+}
+
+impl Static {
+    /// Shares `threads` out among `ranks`; where that does not go evenly, the first ranks have one more.
+    pub fn new(threads: u32, ranks: u32) -> Self {
+        let (each, over) = (threads / ranks, threads % ranks);
+        Self {
+            threads: (0..ranks).map(|rank| each + u32::from(rank < over)).collect(),
+            queues: Queues::new(ranks),
+        }
+    }
+}
+
+impl Scheduler for Static {
+    fn name(&self) -> &'static str {
+        "static"
+    }
+
+    fn push(&mut self, request: Request) {
+        self.queues.push(request);
+    }
+
+    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+        self.queues.pick(&self.threads, busy)
+    }
+
+    fn assign(&mut self, _load: &StepLoad) {}
+
+    fn loading_threads(&self) -> u32 {
+        self.threads.iter().sum()
+    }
+
+    fn waiting(&self) -> usize {
+        self.queues.waiting()
+    }
+}

@@ -1,0 +1,355 @@
+//! Lobster's thread assignment: how many of a node's threads load and how many preprocess (Section 4.1), and how many of those that load
+//! serve each rank's queue (Section 4.2, Algorithm 1 with Equations 1 to 3).
+//!
+//! The text has errors. [`Erratum`] names those that change what is decided; each can be left in or mended by itself, so that it can be seen
+//! what it costs. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
+//!
+//! What the text leaves open, and is settled alike in both:
+//!
+//! - The preprocessing time T_p of a rank's batch: preprocessing threads serve all ranks of a node, so it is that of all their batches.
+//! - The initial allocation of line 1, "proportional to the number of pending requests": a divisor method in whole threads
+//!   ([`proportional`]), so that the sum is right and no rank with requests has none while another has two.
+//! - When Algorithm 1 runs: where a rank is predicted to be late by tau or more (Section 4.2: a straggler). Otherwise line 1 stands.
+//! - `IsConsistent` of line 10 is not defined; Section 4.4 says that the search ends when the array W is full, after T_L entries.
+//! - Line 23 stands inside the condition of line 5, so that a rank that is in time would be given nothing: it keeps its initial number.
+//! - tau: a share of the training step, [`TAU`] unless said otherwise.
+
+use super::queues::Queues;
+use super::{Request, Scheduler, StepLoad};
+use crate::models::{LoadModel, Portfolio};
+
+/// Share of a training step by which loading and preprocessing may differ from it: tau of Algorithm 1.
+pub const TAU: f64 = 0.05;
+
+/// An error of the paper's text that changes how threads are assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Erratum {
+    /// Equation 1 multiplies a throughput of all threads by their number, and adds times that overlap; see [`crate::models::load`].
+    Equation1,
+    /// Algorithm 1, lines 12 to 15: a rank that is early (T_dif < 0) has the *lower* bound of its threads raised, a late one the upper bound
+    /// lowered. Mended: the other way round.
+    InvertedBounds,
+    /// Lines 13 and 15: the bound is set to the initial number of threads whatever candidate was tried last, so the search never leaves its
+    /// first midpoint, and only W ends it. Mended: the candidate is the bound; T_L itself can be reached, and the search ends when it
+    /// comes to the same number twice.
+    StaleCandidate,
+    /// Line 18 keeps the candidate with the larger difference. Mended: one that is in time is kept over one that is late; of two alike, that
+    /// with the smaller difference (Equation 2).
+    KeepsWorse,
+    /// Nothing keeps the sum within T_L. Mended: while there are too many, one is taken where the rank's time afterwards is the least
+    /// (Equation 3). What is left over goes to the ranks by their pending requests.
+    UnboundedSum,
+    /// Section 4.1, step 2: threads are taken from preprocessing as long as it is not the bottleneck, even where loading gains nothing by
+    /// them. Mended: of the numbers that step 2 goes through, that with which loading and preprocessing together are shortest.
+    TakesWithoutGain,
+}
+
+/// All of them: the text as it is.
+pub const AS_WRITTEN: [Erratum; 6] = [
+    Erratum::Equation1,
+    Erratum::InvertedBounds,
+    Erratum::StaleCandidate,
+    Erratum::KeepsWorse,
+    Erratum::UnboundedSum,
+    Erratum::TakesWithoutGain,
+];
+
+/// A node as the thread assignment sees it.
+#[derive(Clone, Debug)]
+pub struct NodeModel {
+    /// Its threads, for loading and preprocessing together. One of each there is always, so fewer than two count as two.
+    pub threads: u32,
+    /// Ranks.
+    pub ranks: u32,
+    /// Reading.
+    pub load: LoadModel,
+    /// Preprocessing.
+    pub preprocessing: Portfolio,
+    /// Share of a training step that counts as no difference; [`TAU`].
+    pub tau: f64,
+}
+
+/// Lobster's thread assignment for one node.
+#[derive(Clone, Debug)]
+pub struct Lobster {
+    name: &'static str,
+    node: NodeModel,
+    errata: Vec<Erratum>,
+    loading: u32,
+    assigned: Vec<u32>,
+    queues: Queues,
+}
+
+impl Lobster {
+    /// With all errors mended.
+    pub fn corrected(node: NodeModel) -> Self {
+        Self::with("lobster", node, &[])
+    }
+
+    /// As the text has it.
+    pub fn as_written(node: NodeModel) -> Self {
+        Self::with("lobster_as_written", node, &AS_WRITTEN)
+    }
+
+    /// With these errors of the text left in.
+    pub fn with(name: &'static str, mut node: NodeModel, errata: &[Erratum]) -> Self {
+        node.threads = node.threads.max(2);
+        let enough = node.preprocessing.nearest(0).threads_enough();
+        let loading = node.threads - enough.clamp(1, node.threads - 1);
+        Self {
+            name,
+            errata: errata.to_vec(),
+            loading,
+            assigned: proportional(&vec![1; node.ranks as usize], loading),
+            queues: Queues::new(node.ranks),
+            node,
+        }
+    }
+
+    /// Threads by rank, as last assigned. Their sum is at most [`Scheduler::loading_threads`], but for [`Erratum::UnboundedSum`].
+    pub fn assigned(&self) -> &[u32] {
+        &self.assigned
+    }
+
+    fn has(&self, erratum: Erratum) -> bool {
+        self.errata.contains(&erratum)
+    }
+
+    /// What comes of so many threads that preprocess.
+    fn divide(&self, load: &StepLoad, pending: &[u64], preprocessing: u32) -> Division {
+        let step = Predicted::new(self, load, preprocessing);
+        let assigned = self.share_out(&step, pending);
+        let loads = assigned.iter().enumerate().map(|(rank, &threads)| step.load_s(rank, threads));
+        Division {
+            loading: step.threads,
+            load_s: loads.fold(0.0, f64::max),
+            preprocess_s: step.preprocess_s,
+            assigned,
+        }
+    }
+
+    /// Section 4.2, and Algorithm 1 where a rank is late.
+    fn share_out(&self, step: &Predicted<'_>, pending: &[u64]) -> Vec<u32> {
+        let tau_s = self.node.tau * step.load.train_s;
+        let initial = proportional(pending, step.threads);
+        if (0..initial.len()).all(|rank| step.difference_s(rank, initial[rank]) < tau_s) {
+            return initial;
+        }
+        let mut threads: Vec<u32> = initial
+            .iter()
+            .enumerate()
+            .map(|(rank, &first)| self.search(first, step.threads, tau_s, |threads| step.difference_s(rank, threads)))
+            .collect();
+        if !self.has(Erratum::UnboundedSum) {
+            keep_sum(&mut threads, step, pending);
+        }
+        threads
+    }
+
+    /// Lines 4 to 20 for one rank: bisection for the number of threads at which the difference is below tau.
+    fn search(&self, first: u32, threads_max: u32, tau_s: f64, difference_s: impl Fn(u32) -> f64) -> u32 {
+        let stale = self.has(Erratum::StaleCandidate);
+        // The upper bound is itself never tried where bounds move: midpoints are rounded down.
+        let (mut low, mut high) = (0, if stale { threads_max } else { threads_max + 1 });
+        let (mut candidate, mut difference) = (first, difference_s(first));
+        let (mut best, mut best_difference) = (candidate, difference);
+        for _ in 0..threads_max {
+            if difference.abs() < tau_s {
+                break;
+            }
+            let bound = if stale { first } else { candidate };
+            if (difference < 0.0) == self.has(Erratum::InvertedBounds) {
+                low = bound;
+            } else {
+                high = bound;
+            }
+            let next = low + (high - low) / 2;
+            if next == candidate && !stale {
+                break;
+            }
+            candidate = next;
+            difference = difference_s(candidate);
+            let keep = if self.has(Erratum::KeepsWorse) {
+                best_difference <= difference
+            } else {
+                is_better(difference, best_difference, tau_s)
+            };
+            if keep {
+                (best, best_difference) = (candidate, difference);
+            }
+        }
+        best
+    }
+}
+
+/// Whether a difference is better than another: in time rather than late, and then the smaller.
+fn is_better(difference: f64, than: f64, tau_s: f64) -> bool {
+    match (difference < tau_s, than < tau_s) {
+        (true, false) => true,
+        (false, true) => false,
+        _ => difference.abs() < than.abs(),
+    }
+}
+
+/// A step with a number of loading threads.
+struct Predicted<'a> {
+    load: &'a StepLoad,
+    /// Threads that load: T_L.
+    threads: u32,
+    /// T_p: all ranks' batches by the other threads.
+    preprocess_s: f64,
+    reading: Reading<'a>,
+}
+
+/// A node's threads divided between loading, by rank, and preprocessing.
+#[derive(Clone)]
+struct Division {
+    loading: u32,
+    assigned: Vec<u32>,
+    /// Loading of the rank that takes longest.
+    load_s: f64,
+    preprocess_s: f64,
+}
+
+impl Division {
+    fn seconds(&self) -> f64 {
+        self.load_s + self.preprocess_s
+    }
+}
+
+/// Equation 1, by rank.
+enum Reading<'a> {
+    /// Bytes are put into the text's formula.
+    AsWritten(&'a LoadModel),
+    /// Seconds of one thread by rank.
+    Corrected(Vec<f64>),
+}
+
+impl<'a> Predicted<'a> {
+    fn new(lobster: &'a Lobster, load: &'a StepLoad, preprocessing_threads: u32) -> Self {
+        let node = &lobster.node;
+        let threads = node.threads - preprocessing_threads;
+        let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
+        let bytes: [u64; 3] = std::array::from_fn(|origin| load.bytes.iter().map(|bytes| bytes[origin]).sum());
+        let reading = if lobster.has(Erratum::Equation1) {
+            Reading::AsWritten(&node.load)
+        } else {
+            let shares = node.load.shares(bytes, threads);
+            Reading::Corrected(load.bytes.iter().map(|&bytes| shares.thread_seconds(bytes)).collect())
+        };
+        Self {
+            load,
+            threads,
+            preprocess_s: samples as f64 * node.preprocessing.nearest(mean_bytes(load)).seconds_a_sample(preprocessing_threads),
+            reading,
+        }
+    }
+
+    /// T_L of Equation 1: infinite where there is something to read and no thread.
+    fn load_s(&self, rank: usize, threads: u32) -> f64 {
+        match &self.reading {
+            Reading::AsWritten(model) => model.as_written(self.load.bytes[rank], threads),
+            Reading::Corrected(thread_seconds) if thread_seconds[rank] > 0.0 => thread_seconds[rank] / f64::from(threads),
+            Reading::Corrected(_) => 0.0,
+        }
+    }
+
+    /// T_dif: Equation 2 without the bars.
+    fn difference_s(&self, rank: usize, threads: u32) -> f64 {
+        self.load_s(rank, threads) + self.preprocess_s - self.load.train_s
+    }
+}
+
+/// Brings the sum to the number of loading threads: too many are taken where it hurts least, which leaves the least longest time that is
+/// possible; left over ones go to the ranks by what waits in their queues, in [`proportional`]'s way.
+fn keep_sum(threads: &mut [u32], step: &Predicted<'_>, pending: &[u64]) {
+    let mut sum: u32 = threads.iter().sum();
+    while sum > step.threads {
+        let after_s = |rank: usize| step.load_s(rank, threads[rank] - 1);
+        let given = (0..threads.len()).filter(|&rank| threads[rank] > 0);
+        let Some(rank) = given.min_by(|&a, &b| after_s(a).total_cmp(&after_s(b))) else {
+            break;
+        };
+        threads[rank] -= 1;
+        sum -= 1;
+    }
+    give(threads, pending, step.threads - sum);
+}
+
+/// Threads for ranks in proportion to their pending requests, by Adams's divisor method: one by one, each to the rank with most requests a
+/// thread. No rank with requests has none while another has two; ranks without requests have none. Where nobody has requests, all count alike.
+pub fn proportional(pending: &[u64], threads: u32) -> Vec<u32> {
+    let mut given = vec![0; pending.len()];
+    give(&mut given, pending, threads);
+    given
+}
+
+/// Gives `threads` more, one by one, each to the rank with most requests a thread; of equal ones to that with most requests, then the first.
+fn give(given: &mut [u32], pending: &[u64], threads: u32) {
+    let nothing_waits = pending.iter().all(|&requests| requests == 0);
+    let requests = |rank: usize| if nothing_waits { 1 } else { pending[rank] };
+    for _ in 0..threads {
+        let per_thread = |&a: &usize, &b: &usize| {
+            let (a_scaled, b_scaled) = (requests(a) * u64::from(given[b]), requests(b) * u64::from(given[a]));
+            a_scaled.cmp(&b_scaled).then(requests(a).cmp(&requests(b)))
+        };
+        let Some(rank) = (0..given.len()).rev().filter(|&rank| requests(rank) > 0).max_by(per_thread) else {
+            break;
+        };
+        given[rank] += 1;
+    }
+}
+
+/// Mean size of the step's samples.
+fn mean_bytes(load: &StepLoad) -> u64 {
+    let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
+    load.bytes.iter().flatten().sum::<u64>().checked_div(samples).unwrap_or(0)
+}
+
+impl Scheduler for Lobster {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn push(&mut self, request: Request) {
+        self.queues.push(request);
+    }
+
+    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+        self.queues.pick(&self.assigned, busy)
+    }
+
+    /// Section 4.1: as many threads preprocess as gain by it, and the others load (step 1); as long as a rank's loading and preprocessing
+    /// take longer than training, and preprocessing with one thread fewer would not take longest of the three stages, one goes over to
+    /// loading (step 2).
+    ///
+    /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in while this one runs.
+    fn assign(&mut self, load: &StepLoad) {
+        let queued = self.queues.lengths().zip(&load.samples);
+        let pending: Vec<u64> = queued.map(|(queued, &batch)| (queued as u64).max(u64::from(batch))).collect();
+        let enough = self.node.preprocessing.nearest(mean_bytes(load)).threads_enough();
+        let mut preprocessing = enough.clamp(1, self.node.threads - 1);
+        let mut tried = self.divide(load, &pending, preprocessing);
+        let mut chosen = tried.clone();
+        while preprocessing > 1 && tried.seconds() >= load.train_s {
+            preprocessing -= 1;
+            tried = self.divide(load, &pending, preprocessing);
+            if tried.preprocess_s > tried.load_s.max(load.train_s) {
+                break;
+            }
+            if self.has(Erratum::TakesWithoutGain) || tried.seconds() < chosen.seconds() {
+                chosen = tried.clone();
+            }
+        }
+        self.loading = chosen.loading;
+        self.assigned = chosen.assigned;
+    }
+
+    fn loading_threads(&self) -> u32 {
+        self.loading
+    }
+
+    fn waiting(&self) -> usize {
+        self.queues.waiting()
+    }
+}

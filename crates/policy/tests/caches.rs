@@ -1,0 +1,316 @@
+//! Residency policies that give up what is worth least: their closed forms, their limits, and what the Lobster text's errors cost. What holds for
+//! every policy stands in `residency.rs`.
+
+mod drawn;
+
+use forebay_policy::ids::{Cluster, Node, Sample};
+use forebay_policy::order::{Deal, Epoch, Order, Permutation};
+use forebay_policy::residency::future::{Future, Use};
+use forebay_policy::residency::nopfs::Uses;
+use forebay_policy::residency::replay::Traffic;
+use forebay_policy::residency::{Belady, Lobster, Lru, Nopfs, Pinned, Replay, Residency};
+use proptest::prelude::*;
+
+const SAMPLES: u32 = 20_000;
+const BYTES: u32 = 1_000;
+const LOCAL: usize = 0;
+const PEER: usize = 1;
+const SOURCE: usize = 2;
+
+/// Nodes of one rank each whose memories hold this share of the dataset in all.
+fn cluster(nodes: Node, share: f64) -> Cluster {
+    Cluster {
+        nodes,
+        gpus: 1,
+        cache_bytes: (f64::from(SAMPLES) * f64::from(BYTES) * share / f64::from(nodes)) as u64,
+    }
+}
+
+fn order(cluster: Cluster, batch: u32) -> Order {
+    Order {
+        permutation: Permutation::Torch,
+        seed: 1,
+        deal: Deal::new(SAMPLES, cluster.world(), batch).expect("a deal"),
+    }
+}
+
+/// The last of some epochs with samples of equal size, and the shares of them by origin.
+fn last_epoch(policy: &mut dyn Residency, cluster: Cluster, order: Order, epochs: u32) -> (Traffic, [f64; 3]) {
+    let mut replay = Replay::new(cluster, order, epochs, |_| BYTES);
+    let traffic = std::iter::from_fn(|| replay.epoch(policy)).last().expect("an epoch");
+    (traffic, traffic.samples.map(|samples| samples as f64 / f64::from(SAMPLES)))
+}
+
+fn assert_near(found: [f64; 3], expected: [f64; 3], off: f64) {
+    let near = found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= off);
+    assert!(near, "{found:?} found, {expected:?} expected (local, peer, source)");
+}
+
+#[test]
+fn lru_finds_what_its_closed_form_says() {
+    for share in [0.1, 0.296, 0.5, 0.7, 0.9_f64] {
+        let cluster = cluster(1, share);
+        let (_, found) = last_epoch(&mut Lru::new(cluster, SAMPLES, 0), cluster, order(cluster, 1), 4);
+        let expected = share + (1.0 - share) * (1.0 - share).ln();
+        assert_near(found, [expected, 0.0, 1.0 - expected], 0.01);
+    }
+}
+
+/// Misses of one node that uses one sample a step and gives up what is used furthest away, found by looking through all uses to come.
+fn fewest_misses(uses: &[Sample], room: usize) -> usize {
+    let (mut held, mut misses) = (Vec::new(), 0);
+    for (now, sample) in uses.iter().enumerate() {
+        if held.contains(sample) {
+            continue;
+        }
+        misses += 1;
+        if held.len() == room {
+            let next_use = |held: &Sample| uses[now..].iter().position(|later| later == held).unwrap_or(usize::MAX);
+            let furthest = (0..room).max_by_key(|&at| next_use(&held[at])).expect("room for one");
+            held.swap_remove(furthest);
+        }
+        held.push(*sample);
+    }
+    misses
+}
+
+#[test]
+fn belady_misses_as_little_as_can_be() {
+    let (samples, epochs) = (60_u32, 6);
+    for (room, seed) in [(1, 0), (7, 1), (20, 2), (45, 3), (59, 4), (60, 5)] {
+        let cluster = Cluster {
+            nodes: 1,
+            gpus: 1,
+            cache_bytes: room * u64::from(BYTES),
+        };
+        let order = Order {
+            permutation: Permutation::Counter,
+            seed,
+            deal: Deal::new(samples, 1, 1).expect("a deal"),
+        };
+        // One epoch more than is counted, so that the end is no reason to give anything up.
+        let mut replay = Replay::new(cluster, order, epochs + 3, |_| BYTES);
+        let mut policy = Belady::new(cluster, samples, 0);
+        let read: u64 = (0..epochs)
+            .map(|_| replay.epoch(&mut policy).expect("an epoch").samples[SOURCE])
+            .sum();
+        let uses: Vec<Sample> = (0..epochs)
+            .flat_map(|number| order.epoch(number).samples(0..60).map(|(_, sample)| sample).collect::<Vec<_>>())
+            .collect();
+        assert_eq!(read as usize, fewest_misses(&uses, room as usize), "room for {room}");
+    }
+}
+
+#[test]
+fn on_one_node_belady_pinned_and_nopfs_are_at_the_bound() {
+    for share in [0.1, 0.296, 0.6, 0.95] {
+        let cluster = cluster(1, share);
+        let order = order(cluster, 10);
+        let window = u64::from(BYTES) * 10 * 3;
+        let bound = u64::from(SAMPLES) * u64::from(BYTES) - cluster.cache_bytes;
+        let uses = Uses::count(cluster, SAMPLES, (0..4).map(|number| order.epoch(number)));
+        let policies: [&mut dyn Residency; 4] = [
+            &mut Belady::new(cluster, SAMPLES, 2),
+            &mut Nopfs::new(cluster, SAMPLES, 2, uses),
+            &mut Lobster::corrected(cluster, SAMPLES, 2),
+            &mut Pinned::new(cluster, SAMPLES, 2),
+        ];
+        for policy in policies {
+            let (traffic, _) = last_epoch(policy, cluster, order, 4);
+            // Pinned sets its window's most bytes aside, the others what is in it.
+            let window = if policy.name() == "pinned" {
+                window.max(cluster.cache_bytes / 50) * 2
+            } else {
+                window
+            };
+            assert!(
+                (bound..=bound + window).contains(&traffic.bytes[SOURCE]),
+                "{}: {traffic:?}, bound {bound}",
+                policy.name()
+            );
+        }
+    }
+}
+
+/// The set-up of the paper's ImageNet-1K on eight nodes: together they hold the dataset 2.37 times.
+fn eight() -> Cluster {
+    cluster(8, 2.37)
+}
+
+#[test]
+fn lobster_as_written_gives_up_useful_copies_while_memory_is_free() {
+    let cluster = eight();
+    let order = order(cluster, 10);
+    let (written, found) = last_epoch(&mut Lobster::as_written_within(cluster, SAMPLES, 2), cluster, order, 8);
+    // A node has one in eight as the last copy, and of the rest one in eight because it uses it again within the next epoch.
+    assert_near(found, [1.0 / 8.0 + 7.0 / 64.0, 1.0 - 1.0 / 8.0 - 7.0 / 64.0, 0.0], 0.01);
+    assert!(written.held_bytes_max < cluster.cache_bytes * 6 / 10, "{written:?}");
+    let (corrected, found) = last_epoch(&mut Lobster::corrected(cluster, SAMPLES, 2), cluster, order, 8);
+    assert!(found[LOCAL] > 0.4 && corrected.samples[SOURCE] == 0, "{found:?}");
+    assert!(corrected.held_bytes_max > cluster.cache_bytes * 99 / 100, "{corrected:?}");
+}
+
+#[test]
+fn lobster_as_written_reads_everything_where_the_source_is_fast() {
+    let cluster = cluster(1, 0.296);
+    let order = order(cluster, 10);
+    let (_, written) = last_epoch(&mut Lobster::as_written(cluster, SAMPLES), cluster, order, 5);
+    assert!(written[SOURCE] > 0.94, "{written:?}");
+    let (_, corrected) = last_epoch(&mut Lobster::corrected(cluster, SAMPLES, 2), cluster, order, 5);
+    assert!(corrected[SOURCE] < 0.71, "{corrected:?}");
+}
+
+#[test]
+fn lobster_corrected_keeps_last_copies() {
+    let cluster = cluster(8, 1.05);
+    let order = order(cluster, 10);
+    let (corrected, _) = last_epoch(&mut Lobster::corrected(cluster, SAMPLES, 2), cluster, order, 5);
+    assert_eq!(corrected.samples[SOURCE], 0, "{corrected:?}");
+    let (belady, _) = last_epoch(&mut Belady::new(cluster, SAMPLES, 2), cluster, order, 5);
+    assert!(
+        belady.samples[SOURCE] > u64::from(SAMPLES) / 10,
+        "each node by itself gives last copies up: {belady:?}"
+    );
+}
+
+#[test]
+fn nodes_of_nopfs_keep_what_they_use_most() {
+    let (cluster, epochs) = (cluster(8, 0.5), 20);
+    let order = order(cluster, 10);
+    let uses = Uses::count(cluster, SAMPLES, (0..epochs).map(|number| order.epoch(number)));
+    let mut policy = Nopfs::new(cluster, SAMPLES, 2, uses.clone());
+    last_epoch(&mut policy, cluster, order, epochs);
+    let (mut kept, mut others) = ((0_u64, 0_u64), (0_u64, 0_u64));
+    for node in 0..cluster.nodes {
+        for sample in 0..SAMPLES {
+            let group = if policy.holds(node, sample) { &mut kept } else { &mut others };
+            *group = (group.0 + u64::from(uses.of(node, sample)), group.1 + 1);
+        }
+    }
+    let mean = |(sum, count): (u64, u64)| sum as f64 / count as f64;
+    assert!(
+        mean(kept) > mean(others) + 2.0,
+        "{} and {} uses of 20 epochs",
+        mean(kept),
+        mean(others)
+    );
+    let (_, lru) = last_epoch(&mut Lru::new(cluster, SAMPLES, 2), cluster, order, 8);
+    let (_, nopfs) = last_epoch(&mut Nopfs::new(cluster, SAMPLES, 2, uses), cluster, order, 8);
+    assert!(nopfs[LOCAL] > 2.0 * lru[LOCAL] && nopfs[SOURCE] < lru[SOURCE], "{nopfs:?} {lru:?}");
+}
+
+/// A job of any shape, and the bytes of its samples.
+fn jobs() -> impl Strategy<Value = (Cluster, Order, Vec<u32>)> {
+    let deal = (1_u32..300, 1_u16..5, 1_u32..3, 1_u32..6, any::<bool>(), any::<bool>());
+    let memory = (0_u64..110, any::<u64>(), any::<bool>());
+    (deal, memory).prop_filter_map(
+        "no batch",
+        |((samples, nodes, gpus, batch, sampler, loader), (percent, seed, skewed))| {
+            let deal = Deal::new(samples, u32::from(nodes) * gpus, batch)
+                .ok()?
+                .sampler_drop_last(sampler)
+                .ok()?
+                .loader_drop_last(loader)
+                .ok()?;
+            let bytes: Vec<u32> = (0..samples)
+                .map(|sample| if skewed { 1 + sample * sample % 1013 } else { 100 })
+                .collect();
+            let all: u64 = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
+            // Room for the window of three steps, so that the quota can be held.
+            let window = u64::from(gpus * batch) * 3 * u64::from(*bytes.iter().max()?);
+            let cluster = Cluster {
+                nodes,
+                gpus,
+                cache_bytes: window + all * percent / 100 / u64::from(nodes),
+            };
+            Some((
+                cluster,
+                Order {
+                    permutation: Permutation::Counter,
+                    seed,
+                    deal,
+                },
+                bytes,
+            ))
+        },
+    )
+}
+
+fn policies(cluster: Cluster, order: Order) -> Vec<Box<dyn Residency>> {
+    let samples = order.deal.samples();
+    let uses = Uses::count(cluster, samples, (0..4).map(|number| order.epoch(number)));
+    vec![
+        Box::new(Lru::new(cluster, samples, 2)),
+        Box::new(Belady::new(cluster, samples, 2)),
+        Box::new(Nopfs::new(cluster, samples, 2, uses)),
+        Box::new(Lobster::as_written(cluster, samples)),
+        Box::new(Lobster::as_written_within(cluster, samples, 2)),
+        Box::new(Lobster::corrected(cluster, samples, 2)),
+    ]
+}
+
+fn replay(policy: &mut dyn Residency, cluster: Cluster, order: Order, bytes: &[u32]) -> Vec<Traffic> {
+    let mut replay = Replay::new(cluster, order, 4, |sample| bytes[sample as usize]);
+    std::iter::from_fn(|| replay.epoch(policy)).collect()
+}
+
+proptest! {
+    #![proptest_config(drawn::cases(80))]
+
+    /// Every use is served once, memory holds what it may, no warm epoch reads less than is possible, and the same comes out again.
+    #[test]
+    fn limits_hold_whatever_the_job((cluster, order, bytes) in jobs()) {
+        let dealt: u64 = order.epoch(1).samples(0..order.deal.positions()).map(|(_, sample)| u64::from(bytes[sample as usize])).sum();
+        let used: std::collections::BTreeSet<Sample> = order.epoch(1).samples(0..order.deal.positions()).map(|(_, sample)| sample).collect();
+        let needed: u64 = used.iter().map(|&sample| u64::from(bytes[sample as usize])).sum();
+        for (mut policy, mut again) in policies(cluster, order).into_iter().zip(policies(cluster, order)) {
+            let epochs = replay(policy.as_mut(), cluster, order, &bytes);
+            for (number, traffic) in epochs.iter().enumerate() {
+                let name = policy.name();
+                prop_assert_eq!(traffic.samples.iter().sum::<u64>(), order.deal.positions(), "{}", name);
+                // While sizes are learned, what is under way may be larger than was expected.
+                if number > 0 && dealt == needed && used.len() == bytes.len() {
+                    prop_assert!(traffic.held_bytes_max <= cluster.cache_bytes, "{} epoch {}: {:?} {:?}", name, number, traffic, cluster);
+                    let bound = needed.saturating_sub(u64::from(cluster.nodes) * cluster.cache_bytes);
+                    prop_assert!(traffic.bytes[SOURCE] >= bound, "{} epoch {}: {:?}, bound {}", name, number, traffic, bound);
+                }
+            }
+            prop_assert_eq!(epochs, replay(again.as_mut(), cluster, order, &bytes));
+        }
+    }
+
+    /// The next use is the one that a search through all epochs finds.
+    #[test]
+    fn the_future_is_what_the_orders_say((cluster, order, _) in jobs(), ahead in 0_u32..4, epoch in 0_u32..5, from in 0_u64..200, jump: bool) {
+        let mut future = Future::new(cluster, ahead);
+        let known = |first: u32| (first..=first + ahead).map(|number| order.epoch(number)).collect::<Vec<Epoch>>();
+        for first in if jump { epoch..=epoch } else { 0..=epoch } {
+            future.begin(first, &known(first));
+        }
+        let iterations = u64::from(order.deal.iterations());
+        let from = u64::from(epoch) * iterations + from % (iterations * 2);
+        for sample in 0..order.deal.samples().min(40) {
+            let mut all = Vec::new();
+            for (number, epoch) in (u64::from(epoch)..).zip(known(epoch)) {
+                for iteration in 0..epoch.iterations() {
+                    let step = number * iterations + u64::from(iteration);
+                    let uses = epoch.step(iteration).filter(|&(_, used)| used == sample && step >= from);
+                    all.extend(uses.map(|(rank, _)| Use { step, node: cluster.node_of(rank) }));
+                }
+            }
+            prop_assert_eq!(future.next_use(sample, from), all.first().copied());
+            for node in 0..cluster.nodes {
+                let on_node = all.iter().find(|next| next.node == node).map(|next| next.step);
+                prop_assert_eq!(future.next_use_on(node, sample, from), on_node);
+            }
+        }
+    }
+}
+
+#[test]
+fn peers_serve_what_they_hold() {
+    let cluster = cluster(4, 1.5);
+    let (traffic, found) = last_epoch(&mut Lru::new(cluster, SAMPLES, 0), cluster, order(cluster, 5), 6);
+    assert!(found[PEER] > 0.4, "{found:?}");
+    assert_eq!(traffic.bytes[PEER], traffic.samples[PEER] * u64::from(BYTES));
+}

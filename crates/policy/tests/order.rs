@@ -1,0 +1,260 @@
+//! Orders: equal to torch's, and each sample exactly once an epoch.
+
+mod drawn;
+
+use forebay_policy::order::{Counter, Deal, Epoch, Order, OrderError, Permutation};
+use proptest::prelude::*;
+
+/// What torch gave; `vectors/torch_order.py` writes it.
+const VECTORS: &str = include_str!("vectors/torch_order.txt");
+
+fn vectors(kind: &str) -> impl Iterator<Item = Vec<u64>> {
+    let rows = VECTORS.lines().filter_map(move |line| line.strip_prefix(kind));
+    rows.map(|row| row.split_whitespace().map(|word| word.parse().expect("a number")).collect())
+}
+
+fn torch(samples: u32, seed: u64) -> Order {
+    Order {
+        permutation: Permutation::Torch,
+        seed,
+        deal: Deal::new(samples, 1, 1).expect("a deal"),
+    }
+}
+
+fn check_permutation(row: &[u64]) {
+    let [len, seed, digest, first @ ..] = row else { panic!("{row:?}") };
+    let epoch = torch(*len as u32, *seed).epoch(0);
+    let ours: Vec<u64> = epoch.samples(0..first.len() as u64).map(|(_, sample)| u64::from(sample)).collect();
+    assert_eq!(ours, first, "{len} samples, seed {seed}");
+    let sum = epoch.samples(0..*len).fold(0_u64, |sum, (at, sample)| {
+        sum.wrapping_add((at + 1).wrapping_mul(u64::from(sample)))
+    });
+    assert_eq!(sum, *digest, "{len} samples, seed {seed}");
+}
+
+/// torch's other algorithm begins at 214,748,364 samples.
+const WIDE: u64 = 214_748_364;
+
+#[test]
+fn permutations_are_those_of_torch() {
+    let rows: Vec<_> = vectors("permutation ").filter(|row| row[0] < WIDE - 1).collect();
+    assert!(rows.len() >= 40);
+    for row in rows {
+        check_permutation(&row);
+    }
+}
+
+#[test]
+#[ignore = "half a minute and 1 GB"]
+fn permutations_are_those_of_torch_where_it_changes_its_way() {
+    let rows: Vec<_> = vectors("permutation ").filter(|row| row[0] >= WIDE - 1).collect();
+    assert!(rows.iter().any(|row| row[0] == WIDE - 1) && rows.iter().any(|row| row[0] == WIDE));
+    for row in rows {
+        check_permutation(&row);
+    }
+}
+
+#[test]
+fn ranks_get_what_the_distributed_sampler_gives_them() {
+    let (mut dealt, mut refused) = (0, 0);
+    for row in vectors("sampler ") {
+        let [samples, world, rank, seed, epoch, drop, indices @ ..] = row.as_slice() else {
+            panic!("{row:?}")
+        };
+        let deal = Deal::new(*samples as u32, *world as u32, 1)
+            .expect("a deal")
+            .sampler_drop_last(*drop == 1);
+        let Ok(deal) = deal else {
+            assert!(indices.is_empty(), "{row:?}");
+            refused += 1;
+            continue;
+        };
+        let epoch = Order {
+            permutation: Permutation::Torch,
+            seed: *seed,
+            deal,
+        }
+        .epoch(*epoch as u32);
+        let ours: Vec<u64> = (0..deal.iterations())
+            .flat_map(|step| epoch.batch(*rank as u32, step))
+            .map(u64::from)
+            .collect();
+        assert_eq!(ours, indices, "{row:?}");
+        dealt += 1;
+    }
+    assert!(dealt > 100 && refused > 10);
+}
+
+#[test]
+fn batches_are_those_of_the_loader() {
+    let mut partial = 0;
+    for row in vectors("batches ") {
+        let [samples, world, batch, sampler, loader, lengths @ ..] = row.as_slice() else {
+            panic!("{row:?}")
+        };
+        let deal = Deal::new(*samples as u32, *world as u32, *batch as u32).and_then(|deal| deal.sampler_drop_last(*sampler == 1));
+        let Ok(deal) = deal.and_then(|deal| deal.loader_drop_last(*loader == 1)) else {
+            assert!(lengths.is_empty(), "{row:?}");
+            continue;
+        };
+        let ours: Vec<u64> = (0..deal.iterations()).map(|step| u64::from(deal.batch_len(step))).collect();
+        assert_eq!(ours, lengths, "{row:?}");
+        partial += usize::from(lengths.iter().any(|length| length != batch));
+    }
+    assert!(partial > 4);
+}
+
+#[test]
+fn the_seed_of_an_epoch_is_the_sum() {
+    assert_eq!(torch(1000, 7).epoch(3), torch(1000, 10).epoch(0));
+    assert_ne!(torch(1000, 7).epoch(3), torch(1000, 7).epoch(4));
+    let last = torch(1000, u64::MAX).epoch(1);
+    assert_eq!(last, torch(1000, 0).epoch(0), "a sum beyond 64 bits wraps");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    assert_eq!(Deal::new(0, 1, 1), Err(OrderError::Zero("samples")));
+    assert_eq!(Deal::new(1, 0, 1), Err(OrderError::Zero("world")));
+    assert_eq!(Deal::new(1, 1, 0), Err(OrderError::Zero("batch")));
+    assert_eq!(Deal::new(u32::MAX, 1, 1), Err(OrderError::TooManySamples));
+    let deal = Deal::new(10, 4, 3).expect("a deal");
+    assert!(deal.loader_drop_last(true).is_ok(), "padded, each rank has three");
+    let dropped = deal.sampler_drop_last(true).and_then(|deal| deal.loader_drop_last(true));
+    assert_eq!(
+        dropped,
+        Err(OrderError::NoBatch {
+            samples: 10,
+            world: 4,
+            batch: 3
+        })
+    );
+    assert_eq!(
+        dropped.expect_err("refused").to_string(),
+        "10 samples give 4 ranks no full batch of 3, and what is not full is dropped"
+    );
+}
+
+#[test]
+fn a_given_order_holds_each_sample_once() {
+    let deal = Deal::new(4, 3, 1).expect("a deal");
+    let epoch = Epoch::given(deal, vec![2, 0, 3, 1]).expect("a permutation");
+    let dealt: Vec<_> = (0..deal.iterations()).flat_map(|step| epoch.step(step)).collect();
+    assert_eq!(dealt, [(0, 2), (1, 0), (2, 3), (0, 1), (1, 2), (2, 0)], "padded from the start");
+    for (wrong, index) in [
+        (vec![2, 0, 2, 1], 2),
+        (vec![4, 0, 1, 2], 0),
+        (vec![2, 0, 1], 3),
+        (vec![2, 0, 1, 3, 3], 4),
+    ] {
+        assert_eq!(Epoch::given(deal, wrong), Err(OrderError::NotAPermutation { index, samples: 4 }));
+    }
+}
+
+#[test]
+fn counted_orders_spread_evenly() {
+    // Where the first sample lands, and which follows which, over many seeds: chi-squared with 63 degrees of freedom stays below its
+    // 99.99th percentile (113).
+    let (bins, seeds) = (64, 64_000);
+    let (mut lands, mut follows) = (vec![0_u32; bins], vec![0_u32; bins]);
+    for seed in 0..seeds {
+        let counter = Counter::new(bins as u32, seed);
+        lands[counter.index_of(0) as usize] += 1;
+        follows[(counter.at(1) as usize + bins - counter.at(0) as usize) % bins] += 1;
+    }
+    let chi = |counts: &[u32], expected: f64| {
+        counts
+            .iter()
+            .map(|&count| (f64::from(count) - expected).powi(2) / expected)
+            .sum::<f64>()
+    };
+    assert!(chi(&lands, seeds as f64 / bins as f64) < 113.0, "{lands:?}");
+    assert_eq!(follows[0], 0, "no sample follows itself");
+    assert!(chi(&follows[1..], seeds as f64 / (bins - 1) as f64) < 113.0, "{follows:?}");
+}
+
+#[test]
+fn permutations_of_three_are_equally_likely() {
+    let mut seen = std::collections::BTreeMap::new();
+    for seed in 0..6000 {
+        let counter = Counter::new(3, seed);
+        *seen.entry([counter.at(0), counter.at(1), counter.at(2)]).or_insert(0_u32) += 1;
+    }
+    assert_eq!(seen.len(), 6);
+    assert!(seen.values().all(|&count| (850..1150).contains(&count)), "{seen:?}");
+}
+
+fn deals() -> impl Strategy<Value = Deal> {
+    let shape = (1_u32..200, 1_u32..40, 1_u32..20, any::<bool>(), any::<bool>());
+    shape.prop_filter_map("no batch", |(samples, world, batch, sampler, loader)| {
+        Deal::new(samples, world, batch)
+            .ok()?
+            .sampler_drop_last(sampler)
+            .ok()?
+            .loader_drop_last(loader)
+            .ok()
+    })
+}
+
+fn permutations() -> impl Strategy<Value = Permutation> {
+    prop_oneof![Just(Permutation::Sequential), Just(Permutation::Torch), Just(Permutation::Counter)]
+}
+
+proptest! {
+    #![proptest_config(drawn::cases(300))]
+
+    /// Each sample is used exactly once, but for the padding, which repeats from the start, and for what is dropped.
+    #[test]
+    fn each_sample_once_an_epoch(deal in deals(), permutation in permutations(), seed: u64, number in 0_u32..5) {
+        let epoch = Order { permutation, seed, deal }.epoch(number);
+        let mut uses = vec![0_u64; deal.samples() as usize];
+        let mut position = 0;
+        for step in 0..epoch.iterations() {
+            prop_assert!(deal.batch_len(step) > 0);
+            for (rank, sample) in epoch.step(step) {
+                let place = deal.place(position).expect("within the epoch");
+                prop_assert_eq!((place.rank, place.iteration), (rank, step));
+                prop_assert_eq!(deal.position(place), position);
+                prop_assert_eq!(epoch.batch(rank, step).nth(place.nth as usize), Some(sample));
+                prop_assert_eq!(epoch.sample_at(position), sample);
+                uses[sample as usize] += 1;
+                position += 1;
+            }
+        }
+        prop_assert_eq!(position, deal.positions());
+        prop_assert_eq!(deal.place(position), None);
+        prop_assert_eq!(epoch.step(epoch.iterations()).count(), 0);
+        let (least, most) = (position / u64::from(deal.samples()), position.div_ceil(u64::from(deal.samples())));
+        prop_assert!(uses.iter().all(|&count| count == least || count == most));
+
+        let inverse = epoch.inverse();
+        for (sample, &count) in (0_u32..).zip(&uses) {
+            let index = inverse[sample as usize];
+            prop_assert_eq!(epoch.index_of(sample), Some(index));
+            prop_assert_eq!(deal.uses_of(index).count() as u64, count);
+            for position in deal.uses_of(index) {
+                prop_assert_eq!(epoch.sample_at(position), sample);
+            }
+        }
+        prop_assert_eq!(epoch.index_of(deal.samples()), None);
+    }
+
+    /// A counted order is a bijection, of any size, and its inverse undoes it.
+    #[test]
+    fn counted_orders_are_bijections(len in 1_u32..3000, seed: u64) {
+        let counter = Counter::new(len, seed);
+        let mut seen = vec![false; len as usize];
+        for index in 0..len {
+            let value = counter.at(index);
+            prop_assert!(value < len && !std::mem::replace(&mut seen[value as usize], true));
+            prop_assert_eq!(counter.index_of(value), index);
+        }
+    }
+
+    /// Also where a table would not fit.
+    #[test]
+    fn counted_orders_of_any_size_have_an_inverse(len in 1_u32..u32::MAX, at: u32, seed: u64) {
+        let counter = Counter::new(len, seed);
+        prop_assert_eq!(counter.index_of(counter.at(at % len)), at % len);
+    }
+}

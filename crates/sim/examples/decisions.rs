@@ -1,0 +1,170 @@
+//! What it costs to decide: epochs of 14.2 million samples (ImageNet-22K) on 8 nodes of 8 GPUs, as fast as decisions can be made. `bench/plan.py`
+//! asks it.
+//!
+//!     cargo run --release -p forebay-sim --example decisions -- POLICY [SAMPLES]
+//!
+//! prints a line of JSON: the CPU seconds of each epoch; what of that making an order and going through it takes where nothing is decided; and the
+//! memory that the process took at most, orders left out.
+
+use std::io::Write;
+use std::{env, fs, io};
+
+use forebay_policy::ids::{EpochNumber, Iteration, Node, Sample};
+use forebay_policy::order;
+use forebay_policy::residency::{Access, Fetch, Origin, Replay, Residency};
+use forebay_sim::{Dataset, Latency, Link, Order, Policy, Preprocessing, Scenario, Schedule, Sizes, Source, residency};
+use serde_json::json;
+
+/// ImageNet-22K in the Lobster paper: 14,197,103 images in 1.3 TB, on 8 nodes of 40 GB.
+const SAMPLES: u32 = 14_197_103;
+const MEAN_BYTES: u32 = 92_000;
+const MEMORY_SHARE: f64 = 0.246;
+const WINDOW: Iteration = 4;
+/// The cold one, one that swaps what the cold one left, and one that is as all after it.
+const EPOCHS: u32 = 3;
+
+fn main() -> io::Result<()> {
+    let mut arguments = env::args().skip(1);
+    let name = arguments.next().unwrap_or_default();
+    let Some(policy) = Policy::ALL.into_iter().find(|policy| policy.name() == name) else {
+        return Err(io::Error::other(format!("there is no policy {name:?}")));
+    };
+    let samples = arguments
+        .next()
+        .map_or(Ok(SAMPLES), |samples| samples.parse())
+        .map_err(io::Error::other)?;
+    let scenario = scenario(policy, samples);
+    let order = scenario.order().map_err(io::Error::other)?;
+
+    // Sizes that differ, without a table of them: a multiplication spreads them over a factor of four.
+    let bytes_of = |sample: Sample| MEAN_BYTES * 2 / 5 + sample.wrapping_mul(2_654_435_761) % (MEAN_BYTES * 6 / 5);
+    let mut policy = residency(&scenario, &order);
+    let orders = u64::from(policy.horizon().max(2)) * 4 * u64::from(samples);
+    let decided_s = epochs_s(&scenario, order, bytes_of, &mut *policy)?;
+    drop(policy);
+    let walked_s = epochs_s(&scenario, order, bytes_of, &mut Nothing)?;
+    let memory_bytes = memory_bytes()?.saturating_sub(orders);
+    let told = json!({ "policy": name, "samples": samples, "epochs_s": decided_s, "walks_s": walked_s, "memory_bytes": memory_bytes });
+    writeln!(io::stdout(), "{told}")
+}
+
+/// CPU seconds of each epoch.
+fn epochs_s(
+    scenario: &Scenario,
+    order: order::Order,
+    bytes_of: impl Fn(Sample) -> u32,
+    policy: &mut dyn Residency,
+) -> io::Result<Vec<f64>> {
+    let mut replay = Replay::new(scenario.cluster(), order, EPOCHS, bytes_of);
+    let mut epochs_s = Vec::new();
+    loop {
+        let begun_s = cpu_s()?;
+        if replay.epoch(policy).is_none() {
+            return Ok(epochs_s);
+        }
+        epochs_s.push(cpu_s()? - begun_s);
+    }
+}
+
+/// Decides nothing.
+struct Nothing;
+
+impl Residency for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn window(&self) -> Option<Iteration> {
+        Some(WINDOW)
+    }
+
+    fn horizon(&self) -> u32 {
+        1
+    }
+
+    fn begin(&mut self, _epoch: EpochNumber, _orders: &[order::Epoch]) {}
+
+    fn fetch(&mut self, _access: Access) -> Fetch {
+        Fetch::From(Origin::Source)
+    }
+
+    fn arrived(&mut self, _access: Access, _bytes: u32) {}
+
+    fn consumed(&mut self, _access: Access) {}
+
+    fn holds(&self, _node: Node, _sample: Sample) -> bool {
+        false
+    }
+
+    fn held_bytes(&self, _node: Node) -> u64 {
+        0
+    }
+
+    fn window_bytes(&self, _node: Node) -> u64 {
+        0
+    }
+}
+
+fn scenario(policy: Policy, samples: u32) -> Scenario {
+    let (nodes, gpus, batch) = (8, 8, 32);
+    Scenario {
+        nodes,
+        gpus,
+        cache_bytes: (MEMORY_SHARE * f64::from(samples) * f64::from(MEAN_BYTES) / f64::from(nodes)) as u64,
+        threads: 2,
+        loading_threads: 1,
+        local_bytes_per_s: f64::INFINITY,
+        link: Link {
+            bytes_per_s: f64::INFINITY,
+            latency_s: 0.0,
+        },
+        source: Source {
+            bytes_per_s: f64::INFINITY,
+            requests_per_s: f64::INFINITY,
+            stream_bytes_per_s: f64::INFINITY,
+            latency: Latency { median_s: 0.0, sigma: 0.0 },
+        },
+        dataset: Dataset {
+            samples,
+            sizes: Sizes::Equal(MEAN_BYTES),
+        },
+        batch,
+        drop_last: false,
+        step_s: 0.1,
+        epochs: EPOCHS,
+        slow_ranks: Vec::new(),
+        seed: 1,
+        order: Order::Torch,
+        preprocessing: Preprocessing {
+            seconds_a_sample: 0.0,
+            saturates_at: 1,
+            decline: 0.0,
+        },
+        policy,
+        horizon: 2,
+        window: vec![WINDOW],
+        prepared: 2,
+        schedule: Schedule::FirstCome,
+        hedge_budget: 0.0,
+        background_fill: false,
+    }
+}
+
+/// CPU seconds of this process so far, however busy the machine is.
+fn cpu_s() -> io::Result<f64> {
+    let nanoseconds = fs::read_to_string("/proc/self/schedstat")?;
+    let nanoseconds = nanoseconds.split(' ').next().and_then(|count| count.parse::<f64>().ok());
+    nanoseconds
+        .map(|nanoseconds| nanoseconds / 1e9)
+        .ok_or_else(|| io::Error::other("/proc/self/schedstat holds no number"))
+}
+
+/// The most memory that this process held.
+fn memory_bytes() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kilobytes
+        .map(|kilobytes| kilobytes * 1024)
+        .ok_or_else(|| io::Error::other("/proc/self/status holds no VmHWM"))
+}

@@ -1,0 +1,101 @@
+//! The calendar of events: what happens next, and when.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+use forebay_policy::ids::Node;
+
+/// Something that will happen. A `slot` is a sample on its way (see `flight`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A peer or the node's memory may begin to send.
+    Send { slot: u32 },
+    /// The source's first byte is there.
+    FirstByte { slot: u32 },
+    /// Reads of the source may have become due to be made again.
+    HedgeDue { node: Node },
+    /// The last byte has left the source or the peer.
+    Sent { slot: u32 },
+    /// The last byte is in the node.
+    Received { slot: u32 },
+    /// The read has ended for the rank that asked (later than `Received` for a slow rank).
+    Arrived { slot: u32 },
+    /// A sample has been preprocessed.
+    Prepared { slot: u32 },
+    /// The last byte of a copy that one node gives another has left it.
+    HandedOver { to: Node, bytes: u32 },
+    /// The ranks' step is over.
+    StepEnd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Entry {
+    at_s: f64,
+    sequence: u64,
+    event: Event,
+}
+
+impl Eq for Entry {}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at_s.total_cmp(&other.at_s).then(self.sequence.cmp(&other.sequence))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Events by time; those of the same time in the order in which they were entered.
+#[derive(Debug, Default)]
+pub(crate) struct Calendar {
+    entries: BinaryHeap<Reverse<Entry>>,
+    entered: u64,
+    now_s: f64,
+}
+
+impl Calendar {
+    /// The time of the event that was taken last.
+    pub(crate) fn now_s(&self) -> f64 {
+        self.now_s
+    }
+
+    /// Enters an event; never in the past.
+    pub(crate) fn enter(&mut self, at_s: f64, event: Event) {
+        debug_assert!(at_s >= self.now_s, "{event:?} at {at_s}, before {}", self.now_s);
+        self.entered += 1;
+        self.entries.push(Reverse(Entry {
+            at_s,
+            sequence: self.entered,
+            event,
+        }));
+    }
+
+    /// Takes the next event, and moves the clock to it.
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        let Reverse(entry) = self.entries.pop()?;
+        self.now_s = entry.at_s;
+        Some(entry.event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_by_time_then_in_the_order_entered() {
+        let mut calendar = Calendar::default();
+        calendar.enter(2.0, Event::StepEnd);
+        calendar.enter(1.0, Event::Sent { slot: 1 });
+        calendar.enter(1.0, Event::Sent { slot: 2 });
+        assert_eq!(calendar.next(), Some(Event::Sent { slot: 1 }));
+        assert_eq!(calendar.next(), Some(Event::Sent { slot: 2 }));
+        assert!((calendar.now_s() - 1.0).abs() < f64::EPSILON);
+        assert_eq!(calendar.next(), Some(Event::StepEnd));
+        assert_eq!(calendar.next(), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! Which scenarios can be simulated, and what follows from their fields.
+
+use std::fmt::Display;
+
+use forebay_policy::ids::{Cluster, Rank};
+use forebay_policy::order::{self, Deal, Permutation};
+
+use crate::scenario::{Order, Preprocessing, Scenario, ScenarioError, Sizes};
+
+type Checked = Result<(), ScenarioError>;
+
+fn refuse(key: &'static str, value: impl Display, allowed: impl Into<String>) -> ScenarioError {
+    ScenarioError {
+        key,
+        value: value.to_string(),
+        allowed: allowed.into(),
+    }
+}
+
+/// At least 1.
+fn some(key: &'static str, value: u64) -> Checked {
+    if value == 0 { Err(refuse(key, value, "1 or more")) } else { Ok(()) }
+}
+
+/// A rate: infinite where it is no limit.
+fn rate(key: &'static str, value: f64) -> Checked {
+    if value > 0.0 {
+        Ok(())
+    } else {
+        Err(refuse(key, value, "a number above 0"))
+    }
+}
+
+/// A time, or another number without a sign.
+fn finite(key: &'static str, value: f64) -> Checked {
+    if value.is_finite() && value >= 0.0 {
+        Ok(())
+    } else {
+        Err(refuse(key, value, "a number of 0 or more"))
+    }
+}
+
+fn share(key: &'static str, value: f64) -> Checked {
+    if (0.0..=1.0).contains(&value) {
+        Ok(())
+    } else {
+        Err(refuse(key, value, "a share from 0 to 1"))
+    }
+}
+
+impl Scenario {
+    /// Ranks of all nodes.
+    pub fn world(&self) -> u32 {
+        u32::from(self.nodes) * self.gpus
+    }
+
+    /// The job's shape.
+    pub fn cluster(&self) -> Cluster {
+        Cluster {
+            nodes: self.nodes,
+            gpus: self.gpus,
+            cache_bytes: self.cache_bytes,
+        }
+    }
+
+    /// Steps ahead that are read for a rank.
+    pub(crate) fn window_of(&self, rank: Rank) -> u64 {
+        u64::from(if self.window.len() == 1 {
+            self.window[0]
+        } else {
+            self.window[rank as usize]
+        })
+    }
+
+    /// The widest of all ranks' windows.
+    pub(crate) fn widest_window(&self) -> u32 {
+        self.window.iter().copied().max().unwrap_or(0)
+    }
+
+    pub(crate) fn slowness_of(&self, rank: Rank) -> f64 {
+        self.slow_ranks
+            .iter()
+            .find(|(slow, _)| *slow == rank)
+            .map_or(1.0, |(_, slowness)| *slowness)
+    }
+
+    /// The order of all epochs.
+    ///
+    /// # Errors
+    /// Where ranks and batches leave no full step.
+    pub fn order(&self) -> Result<order::Order, ScenarioError> {
+        let permutation = match self.order {
+            Order::Torch => Permutation::Torch,
+            Order::Counter => Permutation::Counter,
+        };
+        let deal = Deal::new(self.dataset.samples, self.world(), self.batch)
+            .and_then(|deal| deal.sampler_drop_last(self.drop_last))
+            .and_then(|deal| deal.loader_drop_last(self.drop_last))
+            .map_err(|_| self.batch_too_large())?;
+        Ok(order::Order {
+            permutation,
+            seed: self.seed,
+            deal,
+        })
+    }
+
+    fn batch_too_large(&self) -> ScenarioError {
+        let most = self.dataset.samples / self.world();
+        refuse("job.batch", self.batch, format!("1 to {most} (dataset.samples / ranks)"))
+    }
+
+    /// Whether this can be simulated.
+    ///
+    /// # Errors
+    /// The first field that cannot be.
+    pub fn check(&self) -> Checked {
+        self.check_cluster()?;
+        self.check_dataset()?;
+        self.check_job()?;
+        self.check_loader()?;
+        self.order().map(|_| ())
+    }
+
+    fn check_cluster(&self) -> Checked {
+        some("cluster.nodes", self.nodes.into())?;
+        some("cluster.gpus", self.gpus.into())?;
+        if u64::from(self.nodes) * u64::from(self.gpus) > u64::from(u16::MAX) {
+            return Err(refuse(
+                "cluster.gpus",
+                self.gpus,
+                format!("at most {} (65,535 ranks in all)", u32::from(u16::MAX) / u32::from(self.nodes)),
+            ));
+        }
+        if self.threads < 2 {
+            return Err(refuse(
+                "cluster.threads",
+                self.threads,
+                "2 or more: one that loads, one that preprocesses",
+            ));
+        }
+        if self.loading_threads == 0 || self.loading_threads >= self.threads {
+            let allowed = format!("1 to {} (one fewer than cluster.threads)", self.threads - 1);
+            return Err(refuse("cluster.loading_threads", self.loading_threads, allowed));
+        }
+        rate("cluster.memory", self.local_bytes_per_s)?;
+        rate("cluster.link", self.link.bytes_per_s)?;
+        finite("cluster.link_latency", self.link.latency_s)?;
+        rate("source.bandwidth", self.source.bytes_per_s)?;
+        rate("source.requests", self.source.requests_per_s)?;
+        rate("source.stream", self.source.stream_bytes_per_s)?;
+        finite("source.latency", self.source.latency.median_s)?;
+        finite("source.tail", self.source.latency.sigma)
+    }
+
+    fn check_dataset(&self) -> Checked {
+        let samples = self.dataset.samples;
+        some("dataset.samples", samples.into())?;
+        if samples == u32::MAX {
+            return Err(refuse("dataset.samples", samples, "at most 4,294,967,294"));
+        }
+        match &self.dataset.sizes {
+            Sizes::Equal(bytes) => some("dataset.size", u64::from(*bytes)),
+            Sizes::Lognormal { mean, sigma } => {
+                some("dataset.size", u64::from(*mean))?;
+                finite("dataset.sigma", *sigma)
+            }
+            Sizes::Listed(listed) if listed.len() != samples as usize => Err(refuse(
+                "dataset.listing",
+                format!("{} sizes", listed.len()),
+                format!("as many as dataset.samples ({samples})"),
+            )),
+            Sizes::Listed(listed) => match listed.iter().position(|&bytes| bytes == 0) {
+                Some(empty) => Err(refuse("dataset.listing", format!("0 bytes for sample {empty}"), "1 byte or more")),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn check_job(&self) -> Checked {
+        some("job.batch", self.batch.into())?;
+        if u64::from(self.batch) * u64::from(self.world()) > u64::from(self.dataset.samples) {
+            return Err(self.batch_too_large());
+        }
+        rate("job.step", self.step_s)?;
+        finite("job.step", self.step_s)?;
+        some("job.epochs", self.epochs.into())?;
+        for &(rank, slowness) in &self.slow_ranks {
+            if rank >= self.world() {
+                return Err(refuse("job.slow_ranks", rank, format!("a rank from 0 to {}", self.world() - 1)));
+            }
+            if !slowness.is_finite() || slowness < 1.0 {
+                return Err(refuse("job.slow_ranks", slowness, "a factor of 1 or more"));
+            }
+        }
+        finite("preprocessing.seconds", self.preprocessing.seconds_a_sample)?;
+        some("preprocessing.saturates_at", self.preprocessing.saturates_at.into())?;
+        share("preprocessing.decline", self.preprocessing.decline)
+    }
+
+    fn check_loader(&self) -> Checked {
+        if self.window.len() != 1 && self.window.len() != self.world() as usize {
+            let allowed = format!("one number, or one for each of {} ranks", self.world());
+            return Err(refuse("loader.window", format!("{} numbers", self.window.len()), allowed));
+        }
+        for &window in &self.window {
+            some("loader.window", window.into())?;
+        }
+        some("loader.horizon", self.horizon.into())?;
+        some("loader.prepared", self.prepared.into())?;
+        share("loader.hedge", self.hedge_budget)?;
+        some("cluster.cache", self.cache_bytes)
+    }
+
+    /// The error of a job that comes to no end, since nothing more can be read into the cache.
+    pub(crate) fn stuck(&self, largest: u32) -> ScenarioError {
+        let step_bytes = u64::from(self.batch) * u64::from(self.gpus) * u64::from(largest);
+        let allowed = format!("room for a node's samples of one step ({step_bytes} bytes would do), and what the policy keeps besides");
+        refuse("cluster.cache", self.cache_bytes, allowed)
+    }
+}
+
+impl Preprocessing {
+    /// How many times as long as alone a sample takes on one of so many threads: their number over the throughput that they reach together,
+    /// in threads.
+    pub fn slowdown(&self, threads: u32) -> f64 {
+        let most = f64::from(self.saturates_at);
+        let beyond = f64::from(threads.saturating_sub(self.saturates_at));
+        // Throughput never falls below that of one thread, however many crowd the memory.
+        let reached = (most * (1.0 - self.decline * beyond)).max(1.0);
+        if threads <= self.saturates_at {
+            1.0
+        } else {
+            f64::from(threads) / reached
+        }
+    }
+}

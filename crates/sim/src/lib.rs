@@ -1,0 +1,118 @@
+//! A simulated world (clock, disks, links, ranks) that drives the very policies and schedulers that the runtime uses. It holds no decision
+//! formula of its own: what to fetch, keep and read next is asked of `forebay_policy`.
+//!
+//! Where to start: a [`Scenario`] says what is simulated; [`simulate`] runs it; an [`Outcome`] has what was seen, by epoch.
+//!
+//! # The world
+//!
+//! Ranks train in step: a step begins when the batches of all ranks are ready and the step before has ended, and takes the same time
+//! everywhere. As it begins, its samples count as consumed, and the nodes ask for those that have come within the window. Each sample asked for
+//! waits for one of the node's loading threads, is read from the node's memory, a peer or the source, and is then preprocessed by one of the
+//! other threads, the nearest step first. Memories, links each way and the source carry bytes first come, first served; the source admits so
+//! many requests a second and has a lognormal latency. A hedged read's two answers are both sent: a read of a file can't be taken back.
+//!
+//! Nothing is random but by the seed, and the same read in the same step meets the same latency under every policy.
+
+#![forbid(unsafe_code)]
+
+mod calendar;
+mod cast;
+mod check;
+mod draw;
+mod flight;
+mod hedging;
+mod ideal;
+mod machine;
+mod node;
+mod orders;
+pub mod outcome;
+mod pipe;
+mod rank;
+mod reading;
+pub mod scenario;
+mod sizes;
+mod source;
+mod tally;
+mod world;
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use forebay_policy::residency::Residency;
+use forebay_policy::schedule::Scheduler;
+
+use crate::orders::Orders;
+use crate::world::World;
+
+pub use cast::residency;
+pub use outcome::{EpochFigures, Outcome, Step};
+pub use scenario::{Dataset, Latency, Link, Order, Policy, Preprocessing, Scenario, ScenarioError, Schedule, Sizes, Source};
+
+/// How far a simulation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps that have ended, over all epochs.
+    pub steps: u64,
+    /// Steps in all.
+    pub of: u64,
+}
+
+/// Why there is no outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The scenario cannot be.
+    Scenario(ScenarioError),
+    /// The watcher said so.
+    Stopped,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scenario(error) => error.fmt(out),
+            Self::Stopped => write!(out, "stopped"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<ScenarioError> for Failure {
+    fn from(error: ScenarioError) -> Self {
+        Self::Scenario(error)
+    }
+}
+
+/// Runs a scenario.
+///
+/// # Errors
+/// As [`simulate_with`].
+pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
+    scenario.check()?;
+    let node = machine::node_model(scenario, sizes::Sizes::new(scenario).mean());
+    simulate_with(
+        scenario,
+        cast::residency(scenario, &scenario.order()?),
+        &mut || cast::scheduler(scenario, &node),
+        watch,
+    )
+}
+
+/// Runs a scenario with a policy and schedulers of the caller's own: `make_scheduler` is called once a node. What the scenario says of
+/// them is ignored.
+///
+/// # Errors
+/// [`Failure::Scenario`] where the scenario cannot be, or the policy finds no room for the step that comes next; [`Failure::Stopped`] where
+/// `watch` breaks. It is called at the end of each step.
+pub fn simulate_with(
+    scenario: &Scenario,
+    residency: Box<dyn Residency>,
+    make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,
+    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Outcome, Failure> {
+    scenario.check()?;
+    // A window reaches beyond the end of an epoch.
+    let orders = Orders::new(scenario.order()?, residency.horizon().max(2));
+    let sizes = sizes::Sizes::new(scenario);
+    World::new(scenario, sizes, orders, residency, make_scheduler).run(watch)
+}

@@ -1,0 +1,95 @@
+//! A node: its threads, its links, what waits in it.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use forebay_policy::ids::Rank;
+use forebay_policy::residency::Origin;
+use forebay_policy::schedule::{Scheduler, StepLoad};
+
+use crate::hedging::Hedging;
+use crate::pipe::Pipe;
+use crate::scenario::Scenario;
+
+/// A sample that waits to be preprocessed: those of the nearest step first, then those that came first.
+type Waiting = Reverse<(u64, u64, u32)>;
+
+pub(crate) struct NodeState {
+    /// The node's first rank.
+    pub(crate) first_rank: Rank,
+    pub(crate) scheduler: Box<dyn Scheduler>,
+    pub(crate) memory: Pipe,
+    pub(crate) incoming: Pipe,
+    pub(crate) outgoing: Pipe,
+    /// Threads at work: reading, by rank of the node and in all, and preprocessing.
+    pub(crate) busy: Vec<u32>,
+    pub(crate) reading: u32,
+    pub(crate) preparing: u32,
+    /// The policy has no room until a step begins; or none for what is beyond the window.
+    pub(crate) full: bool,
+    pub(crate) full_beyond: bool,
+    pub(crate) hedging: Option<Hedging>,
+    /// Steps and slots of what was asked for beyond the window.
+    pub(crate) fills: Vec<(u64, u32)>,
+    /// What was asked for last, as the scheduler is told.
+    pub(crate) load: StepLoad,
+    here: BinaryHeap<Waiting>,
+    came: u64,
+}
+
+impl NodeState {
+    pub(crate) fn new(scenario: &Scenario, first_rank: Rank, scheduler: Box<dyn Scheduler>) -> Self {
+        let gpus = scenario.gpus as usize;
+        Self {
+            first_rank,
+            scheduler,
+            memory: Pipe::new(scenario.local_bytes_per_s),
+            incoming: Pipe::new(scenario.link.bytes_per_s),
+            outgoing: Pipe::new(scenario.link.bytes_per_s),
+            busy: vec![0; gpus],
+            reading: 0,
+            preparing: 0,
+            full: false,
+            full_beyond: false,
+            hedging: (scenario.hedge_budget > 0.0).then(|| Hedging::new(scenario.hedge_budget)),
+            fills: Vec::new(),
+            load: StepLoad {
+                train_s: scenario.step_s,
+                bytes: vec![[0; 3]; gpus],
+                samples: vec![0; gpus],
+            },
+            here: BinaryHeap::new(),
+            came: 0,
+        }
+    }
+
+    /// The place of a rank among the node's.
+    pub(crate) fn local(&self, rank: Rank) -> usize {
+        (rank - self.first_rank) as usize
+    }
+
+    /// A sample is to be preprocessed.
+    pub(crate) fn add_here(&mut self, step: u64, slot: u32) {
+        self.came += 1;
+        self.here.push(Reverse((step, self.came, slot)));
+    }
+
+    /// The sample that is preprocessed next, if its step is before `limit`.
+    pub(crate) fn take_here(&mut self, limit: u64) -> Option<u32> {
+        let Reverse((step, _, slot)) = *self.here.peek()?;
+        if step >= limit {
+            return None;
+        }
+        self.here.pop();
+        Some(slot)
+    }
+}
+
+/// Local, peer, source.
+pub(crate) fn origin_index(origin: Origin) -> usize {
+    match origin {
+        Origin::Local => 0,
+        Origin::Peer(_) => 1,
+        Origin::Source => 2,
+    }
+}

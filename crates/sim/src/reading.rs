@@ -1,0 +1,232 @@
+//! What threads do: they read samples, over links and from the source, and preprocess them.
+
+use forebay_policy::ids::Node;
+use forebay_policy::residency::{Access, Origin};
+
+use crate::calendar::Event;
+use crate::flight::Stage;
+use crate::rank::extend;
+use crate::world::World;
+
+impl World<'_> {
+    /// Something happens to a sample.
+    pub(crate) fn happen(&mut self, event: Event) {
+        match event {
+            Event::Send { slot } => self.send(slot),
+            Event::FirstByte { slot } => self.first_byte(slot),
+            Event::Sent { slot } => self.sent(slot),
+            Event::Received { slot } => self.received(slot),
+            Event::Arrived { slot } => self.arrived(slot),
+            Event::HedgeDue { node } => self.hedge(node as usize),
+            Event::Prepared { slot } => {
+                let node = self.node_of(slot);
+                self.nodes[node].preparing -= 1;
+                self.prepared(slot);
+                self.put_to_work(node);
+            }
+            Event::HandedOver { to, bytes } => {
+                self.nodes[usize::from(to)].incoming.carry_on(self.calendar.now_s(), bytes);
+            }
+            Event::StepEnd => {}
+        }
+    }
+
+    fn node_of(&mut self, slot: u32) -> usize {
+        (self.flights.get(slot).rank / self.scenario.gpus) as usize
+    }
+
+    /// Gives idle threads of a node work.
+    pub(crate) fn put_to_work(&mut self, node: usize) {
+        loop {
+            self.ask_beyond(node);
+            let state = &mut self.nodes[node];
+            if state.reading >= state.scheduler.loading_threads() || state.reading + state.preparing >= self.scenario.threads {
+                break;
+            }
+            let Some(request) = state.scheduler.pick(&state.busy) else {
+                break;
+            };
+            self.read(node, request.ticket);
+        }
+        let limit = self.begun + u64::from(self.scenario.prepared);
+        loop {
+            let state = &mut self.nodes[node];
+            let threads = self.scenario.threads.saturating_sub(state.scheduler.loading_threads());
+            if state.preparing >= threads || state.reading + state.preparing >= self.scenario.threads {
+                break;
+            }
+            let Some(slot) = state.take_here(limit) else { break };
+            state.preparing += 1;
+            self.prepare(node, slot);
+        }
+    }
+
+    /// Where the policy is not held to a window, or background fill is wanted, idle threads find something to read.
+    fn ask_beyond(&mut self, node: usize) {
+        if !self.asks_beyond {
+            return;
+        }
+        loop {
+            let state = &self.nodes[node];
+            let enough = state.scheduler.waiting() >= state.scheduler.loading_threads() as usize;
+            if enough || state.full || state.full_beyond || !self.ask(node, true) {
+                return;
+            }
+        }
+    }
+
+    /// A thread begins to read.
+    fn read(&mut self, node: usize, slot: u32) {
+        let now_s = self.calendar.now_s();
+        let flight = self.flights.get(slot);
+        if flight.stage != Stage::Queued {
+            // It was asked for again as it came within the window, and has been read since.
+            self.flights.release(slot);
+            return;
+        }
+        flight.stage = if flight.origin == Origin::Local {
+            Stage::Here
+        } else {
+            Stage::Asked
+        };
+        flight.began_s = now_s;
+        let flight = *flight;
+        let state = &mut self.nodes[node];
+        state.reading += 1;
+        let local = state.local(flight.rank);
+        state.busy[local] += 1;
+        extend(&mut self.ranks[flight.rank as usize].batch(flight.step).read_s, now_s);
+        match flight.origin {
+            Origin::Local => {
+                let done_s = state.memory.carry(now_s, flight.bytes);
+                self.calendar.enter(done_s, Event::Received { slot });
+            }
+            Origin::Peer(_) => self.calendar.enter(now_s + self.scenario.link.latency_s, Event::Send { slot }),
+            Origin::Source => {
+                self.request_from_source(slot);
+                self.hedge_begun(node, slot);
+            }
+        }
+    }
+
+    pub(crate) fn request_from_source(&mut self, slot: u32) {
+        let flight = self.flights.get(slot);
+        let nth = u64::from(flight.requests) << u32::BITS | u64::from(flight.sample);
+        flight.requests += 1;
+        let flight = *flight;
+        self.tally.requested(self.orders.place(flight.step).0);
+        let place = flight.step * u64::from(self.scenario.world()) + u64::from(flight.rank);
+        let first_byte_s = self.source.request(self.calendar.now_s(), place, nth);
+        self.flights.hold(slot);
+        self.calendar.enter(first_byte_s, Event::FirstByte { slot });
+    }
+
+    fn send(&mut self, slot: u32) {
+        let flight = self.flights.get(slot);
+        flight.stage = Stage::Coming;
+        let Origin::Peer(peer) = flight.origin else { return };
+        let bytes = flight.bytes;
+        let sent_s = self.nodes[usize::from(peer)].outgoing.carry(self.calendar.now_s(), bytes);
+        self.flights.hold(slot);
+        self.calendar.enter(sent_s, Event::Sent { slot });
+    }
+
+    fn first_byte(&mut self, slot: u32) {
+        let flight = self.flights.get(slot);
+        let again = flight.stage != Stage::Asked;
+        if !again {
+            flight.stage = Stage::Coming;
+        }
+        let (bytes, step) = (flight.bytes, flight.step);
+        self.tally.sent(self.orders.place(step).0, bytes, again);
+        let sent_s = self.source.send(self.calendar.now_s(), bytes);
+        self.calendar.enter(sent_s, Event::Sent { slot });
+    }
+
+    fn sent(&mut self, slot: u32) {
+        let now_s = self.calendar.now_s();
+        let node = self.node_of(slot);
+        let flight = self.flights.get(slot);
+        let received_s = self.nodes[node].incoming.carry_on(now_s, flight.bytes);
+        if flight.stage == Stage::Coming {
+            flight.stage = Stage::Here;
+            self.calendar.enter(received_s, Event::Received { slot });
+        }
+        self.flights.release(slot);
+    }
+
+    /// A slow rank holds the thread for longer.
+    fn received(&mut self, slot: u32) {
+        let flight = self.flights.get(slot);
+        let slowness = self.ranks[flight.rank as usize].slowness;
+        if slowness > 1.0 {
+            let now_s = self.calendar.now_s();
+            self.calendar
+                .enter(now_s + (slowness - 1.0) * (now_s - flight.began_s), Event::Arrived { slot });
+        } else {
+            self.arrived(slot);
+        }
+    }
+
+    fn arrived(&mut self, slot: u32) {
+        let now_s = self.calendar.now_s();
+        let node = self.node_of(slot);
+        let flight = *self.flights.get(slot);
+        let (epoch, iteration) = self.orders.place(flight.step);
+        self.residency.arrived(
+            Access {
+                node: node as Node,
+                sample: flight.sample,
+                iteration,
+                epoch,
+            },
+            flight.bytes,
+        );
+        self.sizes.learn(flight.sample);
+        self.hedge_ended(node, slot);
+        let state = &mut self.nodes[node];
+        state.reading -= 1;
+        let local = state.local(flight.rank);
+        state.busy[local] -= 1;
+        let batch = self.ranks[flight.rank as usize].batch(flight.step);
+        batch.here += 1;
+        extend(&mut batch.read_s, now_s);
+        self.tally.held(
+            epoch,
+            self.residency.held_bytes(node as Node),
+            self.residency.window_bytes(node as Node),
+        );
+        if self.scenario.preprocessing.seconds_a_sample > 0.0 {
+            state.add_here(flight.step, slot);
+        } else {
+            self.prepared(slot);
+        }
+        self.put_to_work(node);
+    }
+
+    /// A thread begins to preprocess.
+    fn prepare(&mut self, node: usize, slot: u32) {
+        let now_s = self.calendar.now_s();
+        let flight = *self.flights.get(slot);
+        let rank = &mut self.ranks[flight.rank as usize];
+        extend(&mut rank.batch(flight.step).prepared_s, now_s);
+        let share = f64::from(flight.bytes) / self.sizes.mean();
+        let alone_s = self.scenario.preprocessing.seconds_a_sample * share * rank.slowness;
+        let takes_s = alone_s * self.scenario.preprocessing.slowdown(self.nodes[node].preparing);
+        self.calendar.enter(now_s + takes_s, Event::Prepared { slot });
+    }
+
+    fn prepared(&mut self, slot: u32) {
+        let now_s = self.calendar.now_s();
+        let flight = *self.flights.get(slot);
+        let batch = self.ranks[flight.rank as usize].batch(flight.step);
+        if batch.prepared_s.is_some() {
+            extend(&mut batch.prepared_s, now_s);
+        }
+        batch.unprepared -= 1;
+        if batch.is_ready() && flight.step == self.begun {
+            self.ready += 1;
+        }
+        self.flights.end(slot);
+    }
+}

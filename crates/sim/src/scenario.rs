@@ -1,0 +1,246 @@
+//! What is simulated. Times are seconds, sizes bytes, rates per second.
+
+use std::fmt;
+
+/// The shared storage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Source {
+    /// Bytes a second for all nodes together.
+    pub bytes_per_s: f64,
+    /// Requests a second for all nodes together; infinite where that is no limit.
+    pub requests_per_s: f64,
+    /// Bytes a second of one stream.
+    pub stream_bytes_per_s: f64,
+    /// Time to the first byte.
+    pub latency: Latency,
+}
+
+/// A lognormal latency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latency {
+    /// Median in seconds.
+    pub median_s: f64,
+    /// Sigma of the logarithm; 0: constant, 1.5: a heavy tail.
+    pub sigma: f64,
+}
+
+/// What one node can send and receive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes a second each way.
+    pub bytes_per_s: f64,
+    /// Time to the first byte in seconds.
+    pub latency_s: f64,
+}
+
+/// Sizes of the samples.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sizes {
+    /// All alike.
+    Equal(u32),
+    /// Lognormal with this mean in bytes and sigma of the logarithm.
+    Lognormal {
+        /// Bytes.
+        mean: u32,
+        /// 0.5: photographs.
+        sigma: f64,
+    },
+    /// One by one, as a listing gave them.
+    Listed(Vec<u32>),
+}
+
+/// The samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    /// How many.
+    pub samples: u32,
+    /// How large.
+    pub sizes: Sizes,
+}
+
+/// How epochs are permuted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As torch does.
+    Torch,
+    /// By a keyed bijection.
+    Counter,
+}
+
+/// The CPU work on samples: throughput of a node by threads, saturating as in the paper's Figure 6. A sample takes time in proportion to
+/// its size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preprocessing {
+    /// Seconds that a sample of the mean size takes on one thread of an idle node.
+    pub seconds_a_sample: f64,
+    /// Threads past which the throughput of a node no longer rises (six in the paper's Figure 6).
+    pub saturates_at: u32,
+    /// Share of the highest throughput that each thread past `saturates_at` costs ("slightly worse" in Figure 6); 0: none.
+    pub decline: f64,
+}
+
+/// A residency policy by name. The names are those of the files in `forebay_policy::residency`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// No cache: a window only, as the PyTorch loader has it.
+    None,
+    /// Top tier first, no eviction.
+    FillFirst,
+    /// Least recently used.
+    Lru,
+    /// MinIO: what came first stays.
+    Pinned,
+    /// NoPFS.
+    Nopfs,
+    /// Lobster with the text's errors.
+    LobsterAsWritten,
+    /// Lobster with its errors mended.
+    Lobster,
+    /// Furthest next use first, with knowledge of all.
+    Belady,
+    /// Ours.
+    Forebay,
+    /// Ours, residents rotating to what the node itself needs next.
+    ForebayRotating,
+}
+
+/// A scheduler by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// One queue in order of arrival.
+    FirstCome,
+    /// An equal share of the threads for each rank.
+    Static,
+    /// Algorithm 1 with the text's errors.
+    LobsterAsWritten,
+    /// Algorithm 1 with its errors mended.
+    Lobster,
+    /// Earliest deadline first over a shared pool.
+    EarliestDeadline,
+}
+
+impl Policy {
+    /// All, ours first.
+    pub const ALL: [Self; 10] = [
+        Self::Forebay,
+        Self::ForebayRotating,
+        Self::Belady,
+        Self::Lobster,
+        Self::LobsterAsWritten,
+        Self::Nopfs,
+        Self::Pinned,
+        Self::FillFirst,
+        Self::Lru,
+        Self::None,
+    ];
+
+    /// Its name in plan files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::FillFirst => "fill_first",
+            Self::Lru => "lru",
+            Self::Pinned => "pinned",
+            Self::Nopfs => "nopfs",
+            Self::LobsterAsWritten => "lobster_as_written",
+            Self::Lobster => "lobster",
+            Self::Belady => "belady",
+            Self::Forebay => "forebay",
+            Self::ForebayRotating => "forebay_rotating",
+        }
+    }
+}
+
+impl Schedule {
+    /// All, ours first.
+    pub const ALL: [Self; 5] = [
+        Self::EarliestDeadline,
+        Self::Lobster,
+        Self::LobsterAsWritten,
+        Self::FirstCome,
+        Self::Static,
+    ];
+
+    /// Its name in plan files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FirstCome => "first_come",
+            Self::Static => "static",
+            Self::LobsterAsWritten => "lobster_as_written",
+            Self::Lobster => "lobster",
+            Self::EarliestDeadline => "earliest_deadline",
+        }
+    }
+}
+
+/// All of it. The comment of each field begins with its key in a plan file, by which [`ScenarioError`] names it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scenario {
+    /// `cluster.nodes`: machines.
+    pub nodes: u16,
+    /// `cluster.gpus`: GPUs, so ranks, of each.
+    pub gpus: u32,
+    /// `cluster.cache`: memory of a node for samples in bytes, the window included.
+    pub cache_bytes: u64,
+    /// `cluster.threads`: threads of a node for loading and preprocessing together. One that waits for a read is taken.
+    pub threads: u32,
+    /// `cluster.loading_threads`: of these, the ones that load where the scheduler does not choose.
+    pub loading_threads: u32,
+    /// `cluster.memory`: bytes a second that a node reads from its own memory tier (T_l), all threads together.
+    pub local_bytes_per_s: f64,
+    /// `cluster.link`, `cluster.link_latency`: between nodes, and to the source.
+    pub link: Link,
+    /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`: the shared storage.
+    pub source: Source,
+    /// `dataset.samples`, `dataset.size`, `dataset.sigma`, `dataset.listing`: the samples.
+    pub dataset: Dataset,
+    /// `job.batch`: samples of a batch of one rank.
+    pub batch: u32,
+    /// `job.drop_last`: as `DistributedSampler` and `DataLoader` have it.
+    pub drop_last: bool,
+    /// `job.step`: forward, backward and update in seconds.
+    pub step_s: f64,
+    /// `job.epochs`: the cold one included.
+    pub epochs: u32,
+    /// `job.slow_ranks`: ranks whose reads and preprocessing take this many times as long as others'.
+    pub slow_ranks: Vec<(u32, f64)>,
+    /// `job.seed`: of the order, the sizes and the latencies.
+    pub seed: u64,
+    /// `job.order`: how epochs are permuted.
+    pub order: Order,
+    /// `preprocessing.seconds`, `preprocessing.saturates_at`, `preprocessing.decline`: CPU work.
+    pub preprocessing: Preprocessing,
+    /// `loader.policy`: residency.
+    pub policy: Policy,
+    /// `loader.horizon`: epochs after the current one that `belady` looks ahead (2 is usual; the other policies look as far as they need).
+    pub horizon: u32,
+    /// `loader.window`: steps ahead that a rank's samples are read: one number for all, or one a rank. Unthrottled policies ignore it.
+    pub window: Vec<u32>,
+    /// `loader.prepared`: steps ahead that batches are preprocessed, of those that are read (2 is usual, as torch's `prefetch_factor`).
+    pub prepared: u32,
+    /// `loader.schedule`: which read comes next.
+    pub schedule: Schedule,
+    /// `loader.hedge`: share of requests and bytes that may be read again, past the 95th percentile of latency; 0: no hedging.
+    pub hedge_budget: f64,
+    /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower class.
+    pub background_fill: bool,
+}
+
+/// A scenario that cannot be: the key, its value, what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScenarioError {
+    /// The key as in a plan file, such as `job.batch`.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+impl fmt::Display for ScenarioError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} = {}: {} is allowed", self.key, self.value, self.allowed)
+    }
+}
+
+impl std::error::Error for ScenarioError {}

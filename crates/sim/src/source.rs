@@ -1,0 +1,38 @@
+//! The shared storage.
+
+use crate::draw::{Draw, Purpose};
+use crate::pipe::Pipe;
+use crate::scenario::{self, Scenario};
+
+#[derive(Debug)]
+pub(crate) struct Source {
+    is: scenario::Source,
+    pipe: Pipe,
+    draw: Draw,
+    admits_at_s: f64,
+}
+
+impl Source {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        Self {
+            is: scenario.source,
+            pipe: Pipe::new(scenario.source.bytes_per_s),
+            draw: Draw::new(scenario.seed, Purpose::Latency),
+            admits_at_s: 0.0,
+        }
+    }
+
+    /// A request comes: when its first byte does, without the queue for the bandwidth. `place` and `nth` say which read it is, and so which
+    /// latency it meets.
+    pub(crate) fn request(&mut self, now_s: f64, place: u64, nth: u64) -> f64 {
+        let admitted_s = self.admits_at_s.max(now_s);
+        self.admits_at_s = admitted_s + self.is.requests_per_s.recip();
+        admitted_s + self.draw.lognormal(self.is.latency.median_s, self.is.latency.sigma, place, nth)
+    }
+
+    /// The first byte could come: when the last one does.
+    pub(crate) fn send(&mut self, now_s: f64, bytes: u32) -> f64 {
+        let alone_s = now_s + f64::from(bytes) / self.is.stream_bytes_per_s;
+        self.pipe.carry(now_s, bytes).max(alone_s)
+    }
+}

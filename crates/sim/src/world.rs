@@ -1,0 +1,325 @@
+//! The simulated world: events happen, and policy and schedulers are asked what to do.
+
+use std::ops::ControlFlow;
+
+use forebay_policy::ids::Node;
+use forebay_policy::residency::{Access, Fetch, Residency};
+use forebay_policy::schedule::{Class, Request, Scheduler};
+
+use crate::calendar::{Calendar, Event};
+use crate::flight::{Flight, Flights, Stage};
+use crate::ideal;
+use crate::machine::Prediction;
+use crate::node::{NodeState, origin_index};
+use crate::orders::Orders;
+use crate::rank::{Batch, RankState};
+use crate::scenario::Scenario;
+use crate::sizes::Sizes;
+use crate::source::Source;
+use crate::tally::Tally;
+use crate::{Failure, Outcome, Progress};
+
+pub(crate) struct World<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) sizes: Sizes,
+    pub(crate) orders: Orders,
+    pub(crate) residency: Box<dyn Residency>,
+    pub(crate) nodes: Vec<NodeState>,
+    pub(crate) ranks: Vec<RankState>,
+    pub(crate) flights: Flights,
+    pub(crate) calendar: Calendar,
+    pub(crate) source: Source,
+    pub(crate) tally: Tally,
+    prediction: Prediction,
+    /// Steps that have begun, over all epochs: so also the next one to begin.
+    pub(crate) begun: u64,
+    /// A step is under way, or was the last: when it ends.
+    ends_s: f64,
+    is_stepping: bool,
+    /// Samples beyond the window are asked for as well.
+    pub(crate) asks_beyond: bool,
+    /// Ranks whose batch for the next step is ready.
+    pub(crate) ready: u32,
+    /// Batches of a step that begins.
+    batches: Vec<Batch>,
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn new(
+        scenario: &'a Scenario,
+        sizes: Sizes,
+        orders: Orders,
+        mut residency: Box<dyn Residency>,
+        make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,
+    ) -> Self {
+        residency.begin(0, orders.epochs());
+        let nodes = (0..u32::from(scenario.nodes)).map(|node| NodeState::new(scenario, node * scenario.gpus, make_scheduler()));
+        let ranks = (0..scenario.world()).map(|rank| RankState::new(rank, scenario.window_of(rank), scenario.slowness_of(rank)));
+        Self {
+            nodes: nodes.collect(),
+            ranks: ranks.collect(),
+            flights: Flights::default(),
+            calendar: Calendar::default(),
+            source: Source::new(scenario),
+            prediction: Prediction::new(scenario, sizes.mean()),
+            tally: Tally::new(scenario, orders.iterations()),
+            asks_beyond: scenario.background_fill || residency.window().is_none(),
+            begun: 0,
+            ends_s: 0.0,
+            is_stepping: false,
+            ready: 0,
+            batches: Vec::new(),
+            scenario,
+            sizes,
+            orders,
+            residency,
+        }
+    }
+
+    /// Lets events happen until the last step has ended.
+    pub(crate) fn run(mut self, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
+        let steps = u64::from(self.scenario.epochs) * u64::from(self.orders.iterations());
+        self.ask_all();
+        self.begin_if_ready();
+        loop {
+            match self.calendar.next() {
+                Some(Event::StepEnd) => {
+                    if watch(Progress {
+                        steps: self.begun,
+                        of: steps,
+                    })
+                    .is_break()
+                    {
+                        return Err(Failure::Stopped);
+                    }
+                    self.step_ended();
+                    if self.begun == steps {
+                        let (cold_s, warm_s) = ideal::seconds(self.scenario, &self.sizes, self.orders.iterations());
+                        return Ok(self.tally.outcome(|epoch| if epoch == 0 { cold_s } else { warm_s }));
+                    }
+                    self.begin_if_ready();
+                }
+                Some(event) => {
+                    self.happen(event);
+                    self.begin_if_ready();
+                }
+                None => return Err(Failure::Scenario(self.scenario.stuck(self.sizes.largest()))),
+            }
+        }
+    }
+
+    /// A step begins: all nodes ask for what is now within the window.
+    fn ask_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.nodes[node].full = false;
+            self.nodes[node].full_beyond = false;
+            if self.scenario.background_fill {
+                self.promote(node);
+            }
+            while !self.nodes[node].full && self.ask(node, false) {}
+            self.assign(node);
+            self.put_to_work(node);
+        }
+    }
+
+    /// The scheduler assigns threads for the batches that have just come within the window.
+    fn assign(&mut self, node: usize) {
+        let state = &mut self.nodes[node];
+        for (local, rank) in (state.first_rank..).take(self.scenario.gpus as usize).enumerate() {
+            let rank = &self.ranks[rank as usize];
+            let (asked, asked_bytes) = rank
+                .latest_batch(self.begun + rank.window)
+                .map_or((0, [0; 3]), |batch| (batch.asked, batch.asked_bytes));
+            state.load.samples[local] = asked;
+            state.load.bytes[local] = asked_bytes;
+        }
+        state.scheduler.assign(&state.load);
+    }
+
+    /// Asks for the nearest sample of the node: within the window, or beyond it. Whether one was got.
+    pub(crate) fn ask(&mut self, node: usize, beyond: bool) -> bool {
+        let (first, gpus) = (self.nodes[node].first_rank, self.scenario.gpus);
+        let ranks = &self.ranks[first as usize..(first + gpus) as usize];
+        let unthrottled = self.residency.window().is_none();
+        let window_of = |state: &RankState| if unthrottled { 1 } else { state.window };
+        let eligible = ranks
+            .iter()
+            .zip(first..)
+            .filter(|(state, _)| beyond || state.next_place().0 < self.begun + window_of(state));
+        let Some((_, rank)) = eligible.min_by_key(|(state, rank)| (state.next_place(), *rank)) else {
+            return false;
+        };
+        let Some((step, sample)) = self.ranks[rank as usize].next_sample(&self.orders) else {
+            return false;
+        };
+        let (epoch, iteration) = self.orders.place(step);
+        match self.residency.fetch(Access {
+            node: node as Node,
+            sample,
+            iteration,
+            epoch,
+        }) {
+            Fetch::Wait if beyond => self.nodes[node].full_beyond = true,
+            Fetch::Wait => self.nodes[node].full = true,
+            Fetch::From(origin) => {
+                let bytes = self.sizes.of(sample);
+                let class = if beyond && !unthrottled { Class::Fill } else { Class::Demand };
+                let flight = Flight {
+                    rank,
+                    sample,
+                    step,
+                    bytes,
+                    origin,
+                    class,
+                    stage: Stage::Queued,
+                    held: 0,
+                    deadline_s: self.deadline_s(step),
+                    hedged: None,
+                    requests: 0,
+                    began_s: 0.0,
+                };
+                self.asked(node, flight);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn asked(&mut self, node: usize, flight: Flight) {
+        let Flight {
+            rank,
+            sample,
+            step,
+            bytes,
+            origin,
+            class,
+            ..
+        } = flight;
+        let slot = self.flights.add(flight);
+        let expected_bytes = self.sizes.expected(sample);
+        let batch = self.ranks[rank as usize].advance();
+        batch.asked += 1;
+        batch.asked_bytes[origin_index(origin)] += u64::from(expected_bytes);
+        if class == Class::Fill {
+            self.flights.hold(slot);
+            self.nodes[node].fills.push((step, slot));
+        }
+        self.tally.asked(self.orders.place(step).0, origin, bytes);
+        let request = self.request(slot);
+        self.nodes[node].scheduler.push(request);
+    }
+
+    /// When a step is predicted to begin: nobody is late from now on.
+    fn deadline_s(&self, step: u64) -> f64 {
+        let now_s = self.calendar.now_s();
+        let steps_between = (step - self.begun) as f64;
+        self.ends_s.max(now_s) + steps_between * self.scenario.step_s
+    }
+
+    /// What a scheduler is told of a sample.
+    fn request(&mut self, slot: u32) -> Request {
+        let now_s = self.calendar.now_s();
+        let Flight {
+            rank,
+            sample,
+            step,
+            origin,
+            class,
+            deadline_s,
+            ..
+        } = *self.flights.get(slot);
+        Request {
+            ticket: slot,
+            local_rank: rank % self.scenario.gpus,
+            sample,
+            bytes: self.sizes.expected(sample),
+            origin,
+            step,
+            deadline_s,
+            predicted_s: self.prediction.seconds(origin, self.sizes.expected(sample)),
+            queued_s: now_s,
+            class,
+        }
+    }
+
+    /// Samples that were asked for beyond the window, and are within it now, are no longer background work.
+    fn promote(&mut self, node: usize) {
+        let fills = std::mem::take(&mut self.nodes[node].fills);
+        for (step, slot) in fills {
+            let flight = *self.flights.get(slot);
+            if flight.stage != Stage::Queued {
+                self.flights.release(slot);
+            } else if step < self.begun + self.ranks[flight.rank as usize].window {
+                // The request that waits as background work still names the slot.
+                self.flights.get(slot).class = Class::Demand;
+                let request = self.request(slot);
+                self.nodes[node].scheduler.push(request);
+            } else {
+                self.nodes[node].fills.push((step, slot));
+            }
+        }
+    }
+
+    fn begin_if_ready(&mut self) {
+        if !self.is_stepping && self.ready == self.scenario.world() {
+            self.begin_step();
+        }
+    }
+
+    /// Every rank takes its batch, and trains.
+    fn begin_step(&mut self) {
+        let step = self.begun;
+        let (epoch, iteration) = self.orders.place(step);
+        self.begun += 1;
+        self.ready = 0;
+        self.batches.clear();
+        for state in &mut self.ranks {
+            self.batches.push(state.take_batch());
+            self.ready += u32::from(state.next_batch().is_some_and(Batch::is_ready));
+        }
+        self.tally.begun((epoch, iteration), &self.batches);
+        self.consume(step);
+        self.is_stepping = true;
+        self.ends_s = self.calendar.now_s() + self.scenario.step_s;
+        self.calendar.enter(self.ends_s, Event::StepEnd);
+        if iteration + 1 == self.orders.iterations() {
+            self.orders.advance();
+            self.residency.begin(epoch + 1, self.orders.epochs());
+        }
+        self.ask_all();
+    }
+
+    /// What the step takes need not be held for it any longer.
+    fn consume(&mut self, step: u64) {
+        let (epoch, iteration) = self.orders.place(step);
+        for rank in 0..self.scenario.world() {
+            let node = (rank / self.scenario.gpus) as Node;
+            for sample in self.orders.batch(rank, step).into_iter().flatten() {
+                self.residency.consumed(Access {
+                    node,
+                    sample,
+                    iteration,
+                    epoch,
+                });
+                while let Some(handover) = self.residency.handover() {
+                    let bytes = self.sizes.of(handover.sample);
+                    let sent_s = self.nodes[usize::from(handover.from)].outgoing.carry(self.calendar.now_s(), bytes);
+                    self.calendar.enter(sent_s, Event::HandedOver { to: handover.to, bytes });
+                    self.tally.handed_over(epoch, bytes);
+                }
+            }
+        }
+    }
+
+    fn step_ended(&mut self) {
+        self.is_stepping = false;
+        self.tally.ended(self.orders.place(self.begun - 1), self.calendar.now_s());
+        let here = self
+            .ranks
+            .iter()
+            .filter_map(RankState::next_batch)
+            .map(|batch| u64::from(batch.here))
+            .sum();
+        self.tally.found(self.orders.place(self.begun).0, here);
+    }
+}

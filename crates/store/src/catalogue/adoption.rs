@@ -1,0 +1,274 @@
+//! Telling what earlier openings published: directory by directory, in whatever order they are asked for.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_contract::{Attributes, Identity};
+use rustix::io::Errno;
+
+use super::Mount;
+use super::record::{EntryRecord, Frames, Record, TagKey};
+use super::scan::{Place, Scan};
+use crate::disk::{self, DiskFile};
+use crate::error::StoreError;
+use crate::limits;
+use crate::reap::Known;
+
+/// What adoption tells.
+#[derive(Clone, Copy, Debug)]
+pub enum Adopted<'a> {
+    /// A copy.
+    Copy(&'a AdoptedCopy<'a>),
+    /// Another path of a copy that was told before.
+    Alias(AdoptedAlias<'a>),
+}
+
+/// A copy of an earlier opening. Its file may be gone: that shows when it is opened, or when leftovers are reaped.
+#[derive(Clone, Copy, Debug)]
+pub struct AdoptedCopy<'a> {
+    /// The copy's name in the tier.
+    pub id: u64,
+    /// The directory of the source file, as it was spelled.
+    pub dir: &'a Arc<[u8]>,
+    /// Its name there.
+    pub name: &'a [u8],
+    /// Where it was mounted from.
+    pub mount: Mount<'a>,
+    /// The version that was copied; its `dev` is 0, since that of the mount then says nothing now.
+    pub identity: Identity,
+    /// The rest of what `fstat` told of it.
+    pub attributes: Attributes,
+    /// The copy's own identity, with the tier's present device.
+    pub object: Identity,
+    /// XXH3-128 of its bytes.
+    pub checksum: u128,
+    /// When it was published.
+    pub created_unix_s: i64,
+    /// Last use of a copy of that directory, or when it was published.
+    pub last_used_unix_s: i64,
+    /// Whether it may be served unread: it was written, or verified, in this boot. Otherwise [`crate::Tier::verify`] it first.
+    pub trusted: bool,
+}
+
+/// Another path of an adopted copy.
+#[derive(Clone, Copy, Debug)]
+pub struct AdoptedAlias<'a> {
+    /// The copy.
+    pub id: u64,
+    /// Inode of the source file.
+    pub ino: u64,
+    /// The directory, as it was spelled.
+    pub dir: &'a Arc<[u8]>,
+    /// The name there.
+    pub name: &'a [u8],
+    /// Last use of a copy of that directory; 0 when there was none.
+    pub last_used_unix_s: i64,
+}
+
+/// What adoption found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdoptReport {
+    /// Copies that the catalogue speaks of.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes at the end of the catalogue that were torn, altered or not ours, and were cut off.
+    pub torn_bytes: u64,
+}
+
+/// How much of a directory was told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Told {
+    #[default]
+    Nothing,
+    /// The copies that bear its names first; not yet the further paths that lie in it.
+    Copies,
+    All,
+}
+
+/// An adoption that is going on: each directory is told once.
+#[derive(Debug)]
+pub struct Adoption {
+    /// Of the catalogue, for messages.
+    path: PathBuf,
+    file: Box<dyn DiskFile>,
+    key: TagKey,
+    scan: Box<Scan>,
+    /// The tier's present device.
+    dev: u64,
+    /// Live ones only, by directory and offset.
+    entries: Vec<Place>,
+    aliases: Vec<Place>,
+    /// Copies that have further paths.
+    aliased: HashMap<u64, Place>,
+    told: HashMap<u32, Told>,
+    report: AdoptReport,
+}
+
+impl Adoption {
+    pub(super) fn new(path: PathBuf, file: Box<dyn DiskFile>, key: TagKey, mut scan: Box<Scan>, dev: u64) -> Result<Self, StoreError> {
+        let mut places = std::mem::take(&mut scan.places);
+        let (mut entries, mut aliases) = (std::mem::take(&mut places.entries), std::mem::take(&mut places.aliases));
+        scan.places = places;
+        let dead = dead_bytes(&*file, &key, &scan, &entries).map_err(|errno| StoreError::tier(&path, "read", errno))?;
+        let bytes = scan.entry_bytes.saturating_sub(dead);
+        for kept in [&mut entries, &mut aliases] {
+            kept.retain(|place| scan.is_live(place.id) && scan.dirs.bytes_of(place.dir).is_some());
+            kept.sort_unstable_by_key(|place| (place.dir, place.at));
+            kept.shrink_to_fit();
+        }
+        let mut aliased: HashMap<u64, Place> = aliases.iter().map(|alias| (alias.id, *alias)).collect();
+        if !aliased.is_empty() {
+            let with_aliases = entries.iter().filter(|entry| aliased.contains_key(&entry.id));
+            aliased = with_aliases.map(|entry| (entry.id, *entry)).collect();
+        }
+        let told = entries.iter().chain(&aliases).map(|place| (place.dir, Told::Nothing)).collect();
+        let report = AdoptReport {
+            copies: entries.len() as u64,
+            bytes,
+            torn_bytes: scan.torn_bytes,
+        };
+        Ok(Self {
+            path,
+            file,
+            key,
+            scan,
+            dev,
+            entries,
+            aliases,
+            aliased,
+            told,
+            report,
+        })
+    }
+
+    /// What there is to tell.
+    pub const fn report(&self) -> AdoptReport {
+        self.report
+    }
+
+    /// The directories that there is something to tell of: their numbers, in the order in which they were first written of, and their
+    /// paths as they were spelled.
+    pub fn directories(&self) -> Vec<(u32, Arc<[u8]>)> {
+        let named = |dir: &u32| Some((*dir, Arc::clone(self.scan.dirs.bytes_of(*dir)?)));
+        let mut directories: Vec<_> = self.told.keys().filter_map(named).collect();
+        directories.sort_unstable_by_key(|(dir, _)| *dir);
+        directories
+    }
+
+    /// The number of a directory that there is something to tell of.
+    pub fn directory(&self, path: &[u8]) -> Option<u32> {
+        self.scan.dirs.id_of(path).filter(|dir| self.told.contains_key(dir))
+    }
+
+    /// Tells each copy whose first path lies in a directory, and then the further paths that lie there. A further path of a copy in
+    /// another directory brings the copies of that one along, so that it follows its copy. What was told is not told again.
+    pub fn tell(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
+        if self.told.get(&dir).is_none_or(|told| *told == Told::All) {
+            return Ok(());
+        }
+        self.tell_copies(dir, each)?;
+        self.tell_aliases(dir, each)?;
+        self.told.insert(dir, Told::All);
+        Ok(())
+    }
+
+    /// The copies that the catalogue speaks of, told or not: for [`crate::Tier::reap`].
+    pub fn into_known(self) -> Known {
+        self.entries.into_iter().map(|place| place.id).collect()
+    }
+
+    fn error(&self, errno: Errno) -> StoreError {
+        StoreError::tier(&self.path, "read", errno)
+    }
+
+    fn tell_copies(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
+        let Some(told) = self.told.get_mut(&dir).filter(|told| **told == Told::Nothing) else {
+            return Ok(());
+        };
+        *told = Told::Copies;
+        let mut frames = self.frames();
+        for place in &self.entries[range_of(&self.entries, dir)] {
+            let record = frames.read_at(u64::from(place.at)).map_err(|errno| self.error(errno))?;
+            if let Some(Record::Entry(entry)) = record {
+                self.tell_entry(&entry, place.at, each);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_entry(&self, entry: &EntryRecord<'_>, at: u32, each: &mut dyn FnMut(Adopted<'_>)) {
+        let scan = &self.scan;
+        let Some((dir, mount)) = scan.dirs.bytes_of(entry.dir).zip(scan.mounts.bytes_of(entry.mount)) else {
+            return;
+        };
+        let split = mount.iter().position(|byte| *byte == 0).unwrap_or(mount.len());
+        let used = scan.used.get(&entry.dir).copied().unwrap_or(entry.created_unix_s);
+        each(Adopted::Copy(&AdoptedCopy {
+            id: entry.id,
+            dir,
+            name: entry.name,
+            mount: Mount {
+                source: &mount[..split],
+                fs_type: mount.get(split + 1..).unwrap_or_default(),
+            },
+            identity: entry.identity(),
+            attributes: entry.attributes(),
+            object: entry.object(self.dev),
+            checksum: entry.checksum(),
+            created_unix_s: entry.created_unix_s,
+            last_used_unix_s: used.max(entry.created_unix_s),
+            trusted: scan.places.is_of_this_boot(at) || scan.verified().binary_search(&entry.id).is_ok(),
+        }));
+    }
+
+    fn tell_aliases(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
+        for nth in range_of(&self.aliases, dir) {
+            let alias = self.aliases[nth];
+            let Some(copy) = self.aliased.get(&alias.id).copied() else {
+                continue;
+            };
+            self.tell_copies(copy.dir, each)?;
+            let ino = match self.frames().read_at(u64::from(copy.at)).map_err(|errno| self.error(errno))? {
+                Some(Record::Entry(entry)) => entry.identity().ino,
+                _ => continue,
+            };
+            let mut frames = self.frames();
+            let record = frames.read_at(u64::from(alias.at)).map_err(|errno| self.error(errno))?;
+            if let (Some(Record::Alias { id, name, .. }), Some(path)) = (record, self.scan.dirs.bytes_of(dir)) {
+                each(Adopted::Alias(AdoptedAlias {
+                    id,
+                    ino,
+                    dir: path,
+                    name,
+                    last_used_unix_s: self.scan.used.get(&dir).copied().unwrap_or(0),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    fn frames(&self) -> Frames<'_> {
+        Frames::scattered(&*self.file, &self.key, self.scan.end, limits::SCATTERED_PIECE_BYTES)
+    }
+}
+
+/// Where the places of a directory stand.
+fn range_of(places: &[Place], dir: u32) -> Range<usize> {
+    let start = places.partition_point(|place| place.dir < dir);
+    start..start + places[start..].partition_point(|place| place.dir == dir)
+}
+
+/// Bytes of the copies that are no more: what they were is only in their own records.
+fn dead_bytes(file: &dyn DiskFile, key: &TagKey, scan: &Scan, entries: &[Place]) -> disk::Result<u64> {
+    let mut frames = Frames::scattered(file, key, scan.end, limits::SCATTERED_PIECE_BYTES);
+    let mut bytes = 0_u64;
+    for place in entries.iter().filter(|place| !scan.is_live(place.id)) {
+        if let Some(Record::Entry(entry)) = frames.read_at(u64::from(place.at))? {
+            bytes = bytes.saturating_add(entry.size);
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,128 @@
+"""`forebay top`: what goes on, once as lines or live in a terminal."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests import support
+from tests.cli.conftest import Desk
+
+ALTERNATE, NORMAL = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+@contextmanager
+def running(desk: Desk) -> Iterator[None]:
+    """A run that has read ten files twice, opened one for writing, and goes on."""
+    (desk.source / "file").unlink()
+    for number in range(10):
+        (desk.source / str(number)).write_bytes(bytes(10_000))
+    (desk.source / "sub").mkdir()
+    support.settle(desk.source)
+    warm = desk.type("warm", "--keep", "--source", "source", "--tier", "tier=64M", "--freshness", "immutable", "source")
+    assert warm.returncode == 0, warm.stderr
+    script = "cat source/[0-9] > /dev/null; : > source/sub/new; echo done; read -r end"
+    words = [
+        str(support.command()),
+        "run",
+        "-q",
+        "--source",
+        "source",
+        "--tier",
+        "tier=64M",
+        "--freshness",
+        "immutable",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=desk.root, env=desk.environment, stdin=pipe, stdout=pipe) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == b"done\n"
+            yield
+        finally:
+            process.communicate(b"\n", timeout=60)
+
+
+def test_there_may_be_no_agent(desk: Desk) -> None:
+    done = desk.type("top", "--once")
+    assert (done.returncode, done.stdout) == (0, "no agent stands on this node; one is started by forebay run\n")
+
+
+def test_once(desk: Desk) -> None:
+    with running(desk):
+        done = desk.type("top", "--once", "-n", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:2] == ["1", "run,"]
+    assert lines[2][0].endswith(desk.tier.name)
+    assert lines[2][1:] == ["10", "0", "97.7", "KiB", "0", "B"]
+    assert "10 copies" in done.stdout
+    assert "1 opened for writing: the source's own" in done.stdout
+
+
+class Watched:
+    """`forebay top` in a terminal; it has ended when the block has."""
+
+    def __init__(self, desk: Desk) -> None:
+        ours, its = pty.openpty()
+        self.fd = ours
+        self.drawn = b""
+        words = [str(support.command()), "top", "-n", "0.1"]
+        # A session of its own whose terminal this becomes: it is told when the terminal is closed.
+        in_session = ["setsid", "--ctty", *words]
+        self.process = subprocess.Popen(in_session, stdin=its, stdout=its, stderr=its, env=desk.environment)
+        os.close(its)
+
+    def __enter__(self) -> "Watched":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def expect(self, text: bytes) -> None:
+        """Reads until the text comes."""
+
+        def found() -> bool:
+            if text not in self.drawn and select.select([self.fd], [], [], 0.1)[0]:
+                # Once nobody has the terminal open any more, there is nothing to read from it.
+                with suppress(OSError):
+                    self.drawn += os.read(self.fd, 65536)
+            return text in self.drawn
+
+        support.wait_until(found, f"{text!r}")
+
+
+@pytest.mark.parametrize("how", ["q", "\x03", "SIGTERM"])
+def test_live_until_it_is_ended(desk: Desk, how: str) -> None:
+    with running(desk), Watched(desk) as watched:
+        watched.expect(ALTERNATE)
+        watched.expect(b"10 copies")
+        if how == "SIGTERM":
+            watched.process.send_signal(signal.SIGTERM)
+        else:
+            os.write(watched.fd, how.encode())
+        watched.expect(NORMAL)
+        assert watched.process.wait(support.LONG_S) == 0
+
+
+def test_it_ends_with_its_terminal(desk: Desk) -> None:
+    with running(desk), Watched(desk) as watched:
+        watched.expect(b"10 copies")
+        watched.close()
+        assert watched.process.wait(support.LONG_S) in (0, -signal.SIGHUP)

@@ -1,0 +1,34 @@
+"""Waits until the agent of this environment has nothing to do: every file that was opened before has its copy, or is refused one.
+
+A script; or text to put before that of a program, which then calls `wait_until_idle()`.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+IDLE_S_MAX = 120
+
+
+def wait_until_idle() -> None:
+    """Opens nothing under the source."""
+    (agent,) = Path(os.environ["FOREBAY_RUNTIME_DIR"]).glob("*/control.sock")
+    deadline = time.monotonic() + IDLE_S_MAX
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(agent))
+        with connection.makefile("rw") as lines:
+            while time.monotonic() < deadline:
+                lines.write('{"op": "status"}\n')
+                lines.flush()
+                status = json.loads(lines.readline())
+                if not status["in_flight"] and not status["adopting"]:
+                    return
+                time.sleep(0.02)
+    sys.exit(f"the agent is at work after {IDLE_S_MAX} s: {status}")
+
+
+if __name__ == "__main__":
+    wait_until_idle()

@@ -1,0 +1,82 @@
+"""P3: copies of an earlier run serve the next one under `immutable` without being made again, however late adoption is."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import Place, is_copy, settle, wait_until
+
+# Directories by the path above them. With names so long the catalogue looks like one of many copies: such a one is adopted within a budget,
+# and what is asked for first.
+LONG = "/".join(["d" * 230] * 15)
+DIRECTORIES = {"few": 100, LONG: 2400}
+# The agent's limits: what is adopted at once, and what it takes for a copy's part of the catalogue.
+ADOPTED_AT_ONCE = 1 << 16
+CATALOGUE_BYTES_A_COPY = 120
+READ_ALL = """
+import pathlib, sys
+for path in map(pathlib.Path, sys.stdin.read().split()):
+    if path.read_bytes() != path.parent.name.encode(): sys.exit(f'{path} has other bytes')
+"""
+
+
+def make_files(place: Place, base: str) -> list[Path]:
+    """Directories of two files that hold their directory's name."""
+    directories = [place.source / base / str(n) for n in range(DIRECTORIES[base])]
+    for directory in directories:
+        directory.mkdir(parents=True)
+        for name in ("x", "y"):
+            (directory / name).write_bytes(directory.name.encode())
+    settle(directories[-1])
+    return [directory / name for directory in directories for name in ("x", "y")]
+
+
+def warm(place: Place, files: list[Path]) -> None:
+    with place.worker() as worker:
+
+        def all_are_there() -> bool:
+            worker.do("for path in paths: open(path, 'rb').read()", paths=[str(path) for path in files])
+            wait_until(lambda: not place.status()["in_flight"], "what is being copied", seconds=120)
+            return bool(place.status()["tiers"][0]["files"] == len(files))
+
+        wait_until(all_are_there, "all copies", seconds=300)
+    place.stop()
+    (catalogue,) = place.tier.glob("forebay-*/catalogue")
+    is_large = catalogue.stat().st_size > ADOPTED_AT_ONCE * CATALOGUE_BYTES_A_COPY
+    assert is_large == (len(files) > 2 * DIRECTORIES["few"])
+
+
+@pytest.mark.parametrize("base", ["few", LONG])
+def test_the_first_opens_of_a_second_run_copy_nothing_again(place: Place, base: str) -> None:
+    files = make_files(place, base)
+    warm(place, files)
+    objects = place.objects()
+    names = "\n".join(map(str, files)).encode()
+    ran = place.run(sys.executable, "-c", READ_ALL, standard_input=names, freshness="immutable")
+    agent = ran.record["agent"]
+    assert (agent["files_copied"], agent["not_copied"]) == (0, {})
+    place.stop()
+    assert place.objects() == objects
+
+
+def test_one_open_in_a_directory_brings_the_others(place: Place) -> None:
+    files = make_files(place, LONG)
+    warm(place, files)
+    with place.worker(freshness="immutable") as worker:
+        is_copy(worker, files[-2])
+        wait_until(lambda: is_copy(worker, files[-1]), "its neighbour", seconds=120)
+        assert place.status()["files_copied"] == 0
+
+
+def test_a_copy_that_is_gone_is_made_again_and_is_no_fault_of_the_tier(place: Place) -> None:
+    files = make_files(place, "few")
+    warm(place, files)
+    for lost in place.objects()[:20]:
+        lost.unlink()
+    with place.worker(freshness="immutable") as worker:
+        place.idle()
+        for path in files:
+            assert worker.do("Path(path).read_bytes()", path=str(path)) == path.parent.name.encode()
+        wait_until(lambda: place.status()["tiers"][0]["files"] == len(files), "the lost copies", seconds=60)
+        assert place.status()["tiers"][0]["off"] is None

@@ -1,0 +1,142 @@
+"""What the benchmarks' table is worth: intervals, verdicts, exit codes, and what is kept from one call to the next."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import bench.report
+from bench import command
+from bench.epochs import Seen, of_files
+from bench.figures import Holds, count_under, median, under
+from bench.report import Report, What
+
+COMMIT = "c0ffee"
+LINK_COPIES = Path(bench.report.ROOT) / "bench" / "programs" / "link_copies.py"
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(bench.report, "OUT", tmp_path)
+    return tmp_path
+
+
+def report(commit: str = COMMIT, *, quick: bool = False) -> Report:
+    return Report("plan", ("one", "two"), quick, commit)
+
+
+def test_the_interval_of_nine_samples_lies_between_the_second_and_the_eighth() -> None:
+    found = median([9, 1, 8, 2, 7, 3, 6, 4, 5])
+    assert (found.value, found.low, found.high) == (5, 2, 8)
+    # 1 - 2 (1 + 9) / 2^9
+    assert found.coverage == pytest.approx(0.9609, abs=1e-4)
+
+
+def test_few_samples_have_their_whole_range_as_interval() -> None:
+    assert (median([3, 1, 2]).low, median([3, 1, 2]).high) == (1, 3)
+
+
+def test_an_interval_that_straddles_the_bar_is_undecided() -> None:
+    nine = median([1.0, 1.01, 1.02, 1.02, 1.02, 1.02, 1.02, 1.04, 1.05])
+    assert [under(nine, bar) for bar in (1.04, 1.03, 1.0)] == [Holds.YES, Holds.UNDECIDED, Holds.NO]
+
+
+def test_one_count_over_the_bar_misses_it() -> None:
+    assert count_under([0, 0, 1], 0) is Holds.NO
+    assert count_under([0, 0, 0], 0) is Holds.YES
+
+
+def test_a_row_has_all_that_a_reader_needs(out: Path) -> None:
+    one = report()
+    one.time(What("one: first", "time", "x", 1.02, "as it is"), [1.0] * 9)
+    one.save()
+    (row,) = json.loads((out / "plan.json").read_text())["rows"]
+    expected = {"scenario": "one: first", "metric": "time", "value": 1.0, "unit": "x", "bar": 1.02, "holds": "yes", "baseline": "as it is"}
+    assert expected.items() <= row.items()
+    assert row["commit"] == COMMIT
+    assert row["load_average"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "exit_code"), [([1.0] * 9, 0), ([1.0] * 8 + [2.0], 0), ([1.0] * 7 + [2.0] * 2, 1), ([2.0] * 9, 1), ([1.0] * 8, 1)]
+)
+def test_a_bar_that_is_missed_undecided_or_measured_too_seldom_fails(samples: list[float], exit_code: int) -> None:
+    both = report()
+    both.time(What("one: timed", "time", "x", 1.02), samples)
+    both.once(What("two: told", "seconds", "s"), 3)
+    assert both.verdict() == exit_code
+
+
+def test_what_was_not_measured_fails() -> None:
+    half = report()
+    half.once(What("one: told", "seconds", "s"), 3)
+    assert half.missing() == ["two"]
+    assert half.verdict() == 1
+
+
+def test_quick_figures_prove_nothing_and_have_a_file_of_their_own(out: Path) -> None:
+    quick = report(quick=True)
+    for scenario in quick.scenarios:
+        quick.once(What(scenario, "count", "operations", 0), 0)
+    quick.save()
+    assert quick.verdict() == 1
+    assert [path.name for path in out.iterdir()] == ["plan-quick.json"]
+
+
+@pytest.mark.parametrize(("then", "now", "kept"), [(COMMIT, COMMIT, 1), (COMMIT, "another", 0), (f"{COMMIT}+", f"{COMMIT}+", 0)])
+def test_only_figures_of_the_same_commit_are_taken_over(out: Path, then: str, now: str, kept: int) -> None:
+    earlier = report(then)
+    earlier.once(What("one", "count", "operations", 0), 0)
+    earlier.save()
+    later = report(now)
+    later.load()
+    assert len(later.rows) == kept
+    assert not kept or later.rows == earlier.rows
+
+
+def test_a_scenario_that_fails_is_not_measured_and_loses_no_other(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(_world: None, found: Report) -> None:
+        found.once(What("one", "count", "operations", 0), 0)
+        raise RuntimeError("it broke")
+
+    def works(_world: None, found: Report) -> None:
+        found.once(What("two", "count", "operations", 0), 0)
+
+    both = report()
+    code = command.run(both, both.scenarios, {"one": fails, "two": works}, contextlib.nullcontext())
+    assert code == 1
+    assert both.missing() == ["one"]
+    assert [row["scenario"] for row in json.loads((out / "plan.json").read_text())["rows"]] == ["two"]
+    assert "it broke" in capsys.readouterr().err
+
+
+def test_lookups_that_listings_explain_are_no_files() -> None:
+    assert of_files({"OPENDIR": 2, "LOOKUP": 8}) == 0
+    assert of_files({"OPENDIR": 2, "LOOKUP": 9, "OPEN": 1, "READ": 2}) == 4
+
+
+def test_more_drops_than_are_allowed_explain_nothing() -> None:
+    def excess(dropped: int, lookups: int) -> int:
+        return Seen(2, 3000, 0, 1, Counter(LOOKUP=lookups), dropped).excess
+
+    assert (excess(1, 3), excess(1, 4), excess(100, 9), excess(100, 10)) == (0, 1, 0, 1)
+
+
+def test_links_lead_to_copies_or_else_to_the_local_files(tmp_path: Path) -> None:
+    copies, names = tmp_path / "copies", tmp_path / "names"
+    for root in (copies, names):
+        for name in ("a/x", "a/y", "b/z"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(f"{root.name}/{name}")
+    source, links = tmp_path / "source", tmp_path / "links"
+    source.mkdir()
+    (source / "a").symlink_to(copies / "a")
+    (source / "b").symlink_to(names / "b")
+    ended = subprocess.run([sys.executable, LINK_COPIES, source, names, copies, links], capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout) == {"files": 3, "copies": 2}
+    found = {str(path.relative_to(links)): path.read_text() for path in links.rglob("*") if path.is_file()}
+    assert found == {"a/x": "copies/a/x", "a/y": "copies/a/y", "b/z": "names/b/z"}
