@@ -1,8 +1,7 @@
-//! Tests of tiers, from making a copy to a disk on which every operation fails once.
+//! Tests of tiers, from making a copy to a disk on which every operation fails once. None of them may start a program: see `../processes`.
 
 mod catalogue;
 mod common;
-mod kill;
 mod life;
 mod security;
 mod sweep;

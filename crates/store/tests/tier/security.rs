@@ -3,13 +3,12 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use forebay_store::testing::MemorySource;
 use forebay_store::{Known, Secret, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
-use crate::common::{adopt, config, content, copy, publish, read, secret, uid};
+use crate::common::{adopt, config, content, publish, read, secret, uid};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -21,33 +20,6 @@ fn open(dir: &Path) -> Result<Tier, StoreError> {
 
 fn root(dir: &Path) -> PathBuf {
     forebay_store::root_path(dir, uid())
-}
-
-/// A file system in memory, mounted while this lives.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-    fn at(path: &Path, options: &str) -> Option<Self> {
-        let mount = || {
-            Command::new("mount")
-                .args(["-t", "tmpfs", "-o", options, "none"])
-                .arg(path)
-                .status()
-        };
-        if uid() == 0 && mount().is_ok_and(|status| status.success()) {
-            return Some(Self(path.to_owned()));
-        }
-        eprintln!("skipped: it needs the right to mount");
-        None
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Lazily, since a test that fails has descriptors open there.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 fn assert_refused(dir: &Path, what: &str) {
@@ -101,23 +73,6 @@ fn s2_a_tier_directory_in_which_everybody_may_rename_is_refused() {
     open(dir.path()).expect("as /tmp is");
     let error = open(&dir.path().join("missing")).expect_err("it must exist");
     assert_eq!(error.errno(), Some(Errno::NOENT));
-}
-
-#[test]
-fn s1_another_user_can_read_no_copy() {
-    let dir = temporary();
-    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("its mode");
-    let tier = open(dir.path()).expect("opens");
-    let id = publish(&tier, b"x", &MemorySource::new(1, b"private")).expect("published");
-    let path = tier.copy_path(id);
-    for (path, mode) in [(path.as_path(), 0o400), (tier.objects_path(), 0o700), (tier.root_path(), 0o700)] {
-        assert_eq!(fs::metadata(path).expect("there").mode() & 0o777, mode, "{}", path.display());
-    }
-    if uid() == 0 {
-        use std::os::unix::process::CommandExt;
-        let other = Command::new("cat").arg(&path).uid(65534).gid(65534).output().expect("cat runs");
-        assert!(!other.status.success() && other.stdout.is_empty());
-    }
 }
 
 #[test]
@@ -183,23 +138,6 @@ fn s10_links_in_the_place_of_our_own_files_are_not_followed() {
 }
 
 #[test]
-fn s10_mounts_in_the_root_are_not_crossed() {
-    let dir = temporary();
-    let tier = open(dir.path()).expect("opens");
-    let shard = tier.objects_path().join("cd");
-    fs::create_dir(&shard).expect("made");
-    let Some(mounted) = Mounted::at(&shard, "size=1m") else { return };
-    fs::write(shard.join("00000000000000cd"), b"of another file system").expect("written");
-    let reaped = tier.reap(&Known::default(), 100, &mut || {});
-    drop(tier);
-    let cleaned = clean(dir.path(), uid());
-    let left = shard.join("00000000000000cd").exists();
-    drop(mounted);
-    assert_eq!(reaped.expect_err("told").errno(), Some(Errno::XDEV));
-    assert!(cleaned.expect("cleaned").left > 0 && left);
-}
-
-#[test]
 fn f8_a_root_that_is_taken_away_is_a_fault_of_the_tier_and_what_is_open_lives_on() {
     let dir = temporary();
     let tier = open(dir.path()).expect("opens");
@@ -214,26 +152,6 @@ fn f8_a_root_that_is_taken_away_is_a_fault_of_the_tier_and_what_is_open_lives_on
     // The name may come back: the tier does not follow it.
     drop(open(dir.path()).expect("a new tier of that name"));
     assert!(publish(&tier, b"y", &MemorySource::new(2, b"y")).is_err());
-}
-
-#[test]
-fn f1_a_real_file_system_that_is_full() {
-    let dir = temporary();
-    let Some(_mounted) = Mounted::at(dir.path(), "size=1m,nr_inodes=300") else {
-        return;
-    };
-    let tier = open(dir.path()).expect("opens");
-    let large = copy(&tier, tier.next_id(), &MemorySource::new(1, &content(1, 2 << 20))).expect_err("too large");
-    assert!(large.is_full(), "{large}");
-    publish(&tier, b"x", &MemorySource::new(1, &content(1, 1 << 18))).expect("a smaller one fits");
-    let empty = MemorySource::new(2, b"");
-    let full = (0..400_u32).find_map(|name| publish(&tier, &name.to_le_bytes(), &empty).err());
-    assert!(full.expect("s9: no more inodes").is_full());
-    let room = tier.room().expect("told");
-    assert!(room.bytes < 1 << 20 && room.inodes == 0, "{room:?}");
-    drop(tier);
-    let tier = open(dir.path()).expect("opens again");
-    assert!(!adopt(&tier).expect("adopted").0.is_empty());
 }
 
 #[test]

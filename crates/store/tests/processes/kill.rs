@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_store::testing::MemorySource;
 use forebay_store::{Tier, clean};
 
+use crate::alone;
 use crate::common::{adopt, config, content, known, publish, read, secret, uid};
 
 const DIR: &str = "FOREBAY_TEST_KILL_DIR";
@@ -44,6 +45,7 @@ fn f9_victim() {
 
 #[test]
 fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_space() {
+    let _alone = alone();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut adopted = 0;
     for round in 0..ROUNDS {
