@@ -108,7 +108,11 @@ impl Epoch {
 
     /// The sample used at a position below [`Deal::positions`]. Beyond the dataset's length it starts again: that is the padding.
     pub fn sample_at(&self, position: u64) -> Sample {
-        let index = (position % u64::from(self.deal.samples())) as Sample;
+        self.sample_of((position % u64::from(self.deal.samples())) as u32)
+    }
+
+    /// The sample at an index of the permutation.
+    fn sample_of(&self, index: u32) -> Sample {
         match &self.permuted {
             Permuted::Sequential => index,
             Permuted::Table(table) => table[index as usize],
@@ -125,14 +129,20 @@ impl Epoch {
 
     /// All uses of a step, in order of position; empty past the end.
     pub fn step(&self, iteration: Iteration) -> impl Iterator<Item = (Rank, Sample)> + '_ {
-        let world = u64::from(self.deal.world());
-        self.samples(self.deal.step_positions(iteration))
-            .map(move |(position, sample)| ((position % world) as Rank, sample))
+        // A step begins with the first rank's first sample.
+        let ranks = (0..self.deal.world()).cycle();
+        ranks.zip(self.samples(self.deal.step_positions(iteration)).map(|(_, sample)| sample))
     }
 
     /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the whole epoch.
     pub fn samples(&self, positions: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Sample)> + '_ {
-        positions.map(move |position| (position, self.sample_at(position)))
+        let samples = self.deal.samples();
+        let mut index = (positions.start % u64::from(samples)) as u32;
+        positions.map(move |position| {
+            let sample = self.sample_of(index);
+            index = if index + 1 < samples { index + 1 } else { 0 };
+            (position, sample)
+        })
     }
 
     /// Where each sample stands in the permutation: the inverse of `sample_at` over the dataset's length. Its uses in this epoch are at that

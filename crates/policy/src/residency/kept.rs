@@ -12,6 +12,8 @@ pub(super) struct Kept {
     words: usize,
     bits: Vec<u64>,
     nodes: Vec<OfNode>,
+    /// Of all nodes.
+    copies: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,6 +33,7 @@ impl Kept {
             words,
             bits: vec![0; words * samples as usize],
             nodes: vec![OfNode::default(); usize::from(nodes)],
+            copies: 0,
         }
     }
 
@@ -46,7 +49,7 @@ impl Kept {
 
     /// What will be asked for soon is read.
     pub(super) fn expect(&self, uses: &[Access]) {
-        if self.nodes.iter().any(|node| node.copies > 0) {
+        if self.copies > 0 {
             std::hint::black_box(
                 uses.iter()
                     .fold(0, |bits, access| bits ^ self.bits[self.place(access.node, access.sample).0]),
@@ -59,6 +62,7 @@ impl Kept {
         let (word, bit) = self.place(node, sample);
         debug_assert_eq!(self.bits[word] & bit, 0);
         self.bits[word] |= bit;
+        self.copies += 1;
         let of_node = &mut self.nodes[usize::from(node)];
         of_node.copies += 1;
         of_node.bytes += u64::from(bytes);
@@ -69,6 +73,7 @@ impl Kept {
         let (word, bit) = self.place(node, sample);
         debug_assert_ne!(self.bits[word] & bit, 0);
         self.bits[word] &= !bit;
+        self.copies -= 1;
         let of_node = &mut self.nodes[usize::from(node)];
         of_node.copies -= 1;
         of_node.bytes -= u64::from(bytes);
@@ -76,6 +81,9 @@ impl Kept {
 
     /// A node that keeps the sample.
     pub(super) fn holder(&self, sample: Sample) -> Option<Node> {
+        if self.copies == 0 {
+            return None;
+        }
         let first = sample as usize * self.words;
         let words = &self.bits[first..first + self.words];
         words

@@ -49,8 +49,9 @@ const OF_COPY: u8 = 2;
 /// There are uses under way beside the one in the record.
 const MORE: u8 = 4;
 
-/// Of a sample.
+/// Of a sample. Aligned such that none lies on two cache lines.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(16))]
 struct Record {
     /// Its size, or while that is unknown what is reserved for it.
     bytes: u32,

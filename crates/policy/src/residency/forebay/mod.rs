@@ -164,7 +164,7 @@ impl Forebay {
                 return None;
             }
             if self.window.owner(sample) != node || self.window.in_use(sample) {
-                self.spare.pop(node);
+                self.pop_spare(node);
                 continue;
             }
             let freed = self.window.size(sample);
@@ -172,9 +172,14 @@ impl Forebay {
             if !fits || (freed > bytes && !self.refills(node, u64::from(freed - bytes))) {
                 return None;
             }
-            self.spare.pop(node);
+            self.pop_spare(node);
             return Some(sample);
         }
+    }
+
+    fn pop_spare(&mut self, node: Node) {
+        let next = self.spare.pop(node);
+        std::hint::black_box(next.iter().fold(0, |bits, &sample| bits ^ self.window.size(sample)));
     }
 
     /// A sample without an owner was consumed: finds one, if it is worth its room.
@@ -266,7 +271,7 @@ impl Forebay {
             if let Some(sample) = replica.or_else(|| self.replicas.any(node, &self.window)) {
                 self.drop_replica(node, sample);
             } else if let Some((sample, _)) = self.spare.largest(node) {
-                self.spare.pop(node);
+                self.pop_spare(node);
                 if self.window.owner(sample) == node && !self.window.in_use(sample) {
                     self.disown(sample);
                 }

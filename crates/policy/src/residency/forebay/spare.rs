@@ -17,11 +17,16 @@ pub(super) const fn class_of(bytes: u32) -> u8 {
     ((above + 1) * STEPS + (bytes >> above) % STEPS) as u8
 }
 
+/// Samples told at once that will be the largest next.
+const TOLD: u8 = 64;
+
 #[derive(Clone, Debug)]
 struct OfNode {
     classes: Vec<Vec<Sample>>,
     /// No class from here on has any.
     end: usize,
+    /// Of those told last, how many were not taken away yet.
+    told: u8,
 }
 
 /// By node.
@@ -37,7 +42,8 @@ impl Spare {
             nodes: vec![
                 OfNode {
                     classes: vec![Vec::new(); CLASSES],
-                    end: 0
+                    end: 0,
+                    told: 0,
                 };
                 usize::from(nodes)
             ],
@@ -72,12 +78,19 @@ impl Spare {
         None
     }
 
-    /// Takes away what [`Self::largest`] answered.
-    pub(super) fn pop(&mut self, node: Node) {
+    /// Takes away what [`Self::largest`] answered. Now and then it tells which samples are next, so that what is known of them can be read at
+    /// once: they lie all over memory.
+    pub(super) fn pop(&mut self, node: Node) -> &[Sample] {
         let node = &mut self.nodes[usize::from(node)];
-        if let Some(class) = node.end.checked_sub(1) {
-            node.classes[class].pop();
+        let Some(class) = node.end.checked_sub(1) else { return &[] };
+        let class = &mut node.classes[class];
+        class.pop();
+        if node.told > 0 && !class.is_empty() {
+            node.told -= 1;
+            return &[];
         }
+        node.told = TOLD;
+        &class[class.len().saturating_sub(usize::from(TOLD))..]
     }
 }
 
