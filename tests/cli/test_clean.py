@@ -23,6 +23,7 @@ def filled(desk: Desk) -> Desk:
     done = desk.run("--", "sh", "-c", 'cat source/*; "$0" -E "$1"', sys.executable, support.IDLE)
     assert len(done.stdout) == 100_000, done.stderr
     assert desk.records()[-1]["agent"]["files_copied"] == 10
+    support.wait_until(lambda: not support.is_held(desk.runtime, desk.tier), "the agent's end")
     return desk
 
 
@@ -61,6 +62,8 @@ def test_what_is_in_use_is_left_alone(filled: Desk) -> None:
         "source",
         "--tier",
         "tier=64M",
+        "--freshness",
+        "immutable",
         "--",
         "sh",
         "-c",

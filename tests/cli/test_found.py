@@ -93,11 +93,16 @@ def test_f11_doctor_answers_when_the_source_does_not(desk: Desk, shared: SlowFs)
 
 
 def test_doctor_tells_the_gain(desk: Desk, shared: SlowFs) -> None:
-    shared.set(open_ms=200)
-    done = desk.type("doctor", "--tier", "tier=64M", "--", "cat", "net/file")
-    assert done.returncode == 0
-    assert "times as long as the tier" in done.stdout
-    assert f"{desk.root}/net (fuse" in done.stdout
+    shared.set(open_ms=1000)
+
+    def told() -> str:
+        done = desk.type("doctor", "--tier", "tier=64M", "--", "cat", "net/file")
+        assert done.returncode == 0
+        assert f"{desk.root}/net (fuse" in done.stdout
+        return done.stdout if "times as long as the tier" in done.stdout else ""
+
+    # A tier that is busy may seem slow, but not each time.
+    assert support.wait_until(told, "a gain")
 
 
 @pytest.mark.parametrize("variable", ["SLURM_TMPDIR", "PBS_JOBFS", "LOCAL_SCRATCH"])

@@ -49,7 +49,7 @@ def running(desk: Desk) -> Iterator[None]:
             assert process.stdout.readline() == b"done\n"
             yield
         finally:
-            process.communicate(b"\n", timeout=60)
+            process.communicate(b"\n", timeout=support.PROGRAM_S)
 
 
 def test_there_may_be_no_agent(desk: Desk) -> None:

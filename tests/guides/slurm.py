@@ -36,6 +36,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
 SwitchType=switch/none
+MessageTimeout=100
+BatchStartTimeout=600
+UnkillableStepTimeout=600
+SlurmdTimeout=600
+SlurmctldTimeout=600
+ReturnToService=2
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES OverSubscribe=FORCE:4 State=UP
 """
@@ -52,11 +58,12 @@ def why_not() -> str:
     return "" if (GROUPS / "freezer").is_dir() or (GROUPS / "cgroup.controllers").exists() else "Slurm needs control groups"
 
 
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _ports() -> tuple[int, int]:
+    """Two that are free."""
+    with socket.socket() as one, socket.socket() as two:
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
 
 
 @contextmanager
@@ -87,7 +94,8 @@ def cluster() -> Iterator[dict[str, str]]:
         (root / name).mkdir()
     (root / "munge.key").write_bytes(os.urandom(1024))
     (root / "munge.key").chmod(0o600)
-    text = CONFIGURATION.format(host=host, controller=_port(), daemon=_port(), root=root, cpus=os.cpu_count())
+    controller, daemon = _ports()
+    text = CONFIGURATION.format(host=host, controller=controller, daemon=daemon, root=root, cpus=os.cpu_count())
     (root / "slurm.conf").write_text(text)
     version = "v2" if (GROUPS / "cgroup.controllers").exists() else "v1"
     (root / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/{version}\nConstrainCores=no\nConstrainRAMSpace=no\n")

@@ -101,7 +101,7 @@ def test_cpython_s_own_tests(place: Place) -> None:
     assert differing or (both.served.status == 0) == (both.plain_status == 0)
     assert both.served.counters["tombstones"] > 1000
     assert both.served.counters["source_opens"] > 500
-    assert both.left == []
+    assert differing or both.left == []
     # Some of them hold CPython to a time, and fail now and then on a busy machine: what is due to us differs each time.
     for number in range(1, 4):
         if not differing:

@@ -22,8 +22,8 @@ use crate::{
     shared::SharedFile,
 };
 
-const START_DEADLINE: Duration = Duration::from_secs(20);
-const REPLY_DEADLINE: Duration = Duration::from_secs(20);
+const START_DEADLINE: Duration = Duration::from_secs(60);
+const REPLY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A connection to an agent's control socket.
 #[derive(Debug)]
@@ -191,9 +191,10 @@ fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, 
         match &mut child {
             None => child = Some(spawn(config, command, &log)?),
             Some(running) => {
-                // It may have ended because another agent was just ending or starting: then ours is tried again.
+                // It may have ended because another agent was just ending or starting, or since we were held up for so long that nobody seemed
+                // to need it: then ours is tried again.
                 if let Ok(Some(exit)) = running.try_wait() {
-                    if exit.code() != Some(i32::from(EXIT_ALREADY_RUNNING)) {
+                    if !matches!(exit.code(), Some(code) if code == 0 || code == i32::from(EXIT_ALREADY_RUNNING)) {
                         return Err(AgentError::Failed { why: last_line(&log) });
                     }
                     child = None;

@@ -25,7 +25,7 @@ pub(crate) const BACKLOG: i32 = 4096;
 /// How long the receiver waits for the packet of a connection: on a busy machine a program may lose its core right before it sends.
 pub(crate) const PACKET_WAIT_MAX: Duration = Duration::from_millis(500);
 /// How long a command's question waits for hand-overs that came before it: without descriptors the queue stands still.
-pub(crate) const QUEUE_WAIT_MAX: Duration = Duration::from_secs(3);
+pub(crate) const QUEUE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long the receiver and the clerk let events gather before they take them: on a machine whose cores the program uses, each waking
 /// takes something from it.
 pub(crate) const BATCH_PAUSE: Duration = Duration::from_millis(2);

@@ -29,7 +29,7 @@ use crate::{
 /// What could not be cleaned, though it should: the exit status says so.
 const EXIT_INCOMPLETE: u8 = 1;
 /// How long an agent may take to end.
-const END_DEADLINE: Duration = Duration::from_secs(10);
+const END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Cleans; gives what to print and the exit status.
 ///
@@ -94,6 +94,25 @@ fn lock_when_free(agent: &Path, deadline: Duration) -> Option<OwnedFd> {
     Some(lock)
 }
 
+/// A connection to an agent, if one stands. One that is just ending has no socket any more and still holds its tiers and its lock, the lock to
+/// the last.
+fn connect(agent: &Path) -> Option<Connection> {
+    let is_held = || {
+        let lock = fs::File::open(agent.join("lock"));
+        lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockShared).is_err())
+    };
+    let begun = Instant::now();
+    loop {
+        if let Ok(connection) = Connection::open(agent) {
+            return Some(connection);
+        }
+        if !is_held() || begun.elapsed() >= END_DEADLINE {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[derive(Debug, Default)]
 struct Report {
     lines: Vec<String>,
@@ -105,7 +124,7 @@ struct Report {
 impl Report {
     /// Asks an agent to end if it holds one of the tiers that are meant (all, if none is named), and adds its tiers.
     fn stop(&mut self, agent: &Path, named: &[PathBuf], dirs: &mut Vec<PathBuf>) {
-        let Ok(mut connection) = Connection::open(agent) else { return };
+        let Some(mut connection) = connect(agent) else { return };
         let tiers: Vec<PathBuf> = connection
             .status()
             .map(|status| status.tiers.into_iter().map(|tier| tier.dir).collect())

@@ -240,8 +240,11 @@ mod tests {
         for number in 0..100 {
             fs::write(source.join(number.to_string()), [1; 1000]).unwrap();
         }
+        assert_eq!(sample(&dir.path().join("source"), Instant::now()).len(), 50);
+        // A slow disk ends it earlier.
         let measured = compare(&[dir.path().join("missing"), dir.path().join("source")], &tier).unwrap();
-        assert_eq!((measured.files, measured.bytes), (50, 50_000));
+        assert!((1..=50).contains(&measured.files));
+        assert_eq!(measured.bytes, measured.files * 1000);
         assert_eq!(fs::read_dir(&tier).unwrap().count(), 0);
         assert!(compare(std::slice::from_ref(&tier), &tier).unwrap_err().contains("no file"));
     }

@@ -10,6 +10,7 @@ use forebay_contract::{
 };
 use memory::{entry, region};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 const TIER_DEV: u64 = 99;
 
@@ -287,7 +288,7 @@ fn object_paths_are_distinct_and_below_their_tier() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn split_and_join_give_the_path_back(path in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), any::<u8>()], 0..40)) {

@@ -5,6 +5,7 @@ use forebay_contract::{
     message::{HEADER_BYTES, HandOver, Malformed},
 };
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 fn packet(message: &HandOver<'_>) -> Vec<u8> {
     [message.header().as_slice(), message.path].concat()
@@ -25,7 +26,7 @@ fn paths() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, flags: i32, path in paths()) {

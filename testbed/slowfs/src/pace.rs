@@ -181,16 +181,20 @@ mod tests {
 
     #[test]
     fn link_carries_no_more_than_its_rate() {
-        let pace = Pace::new(Settings { mbps: 20.0, ..FREE });
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..5).for_each(|_| pace.transfer(100_000)));
-            }
-        });
-        // 2 MB less the burst at 20 MB/s: 87 ms.
-        let took = start.elapsed().as_secs_f64();
-        assert!((0.085..0.4).contains(&took), "{took}");
+        let seconds = || {
+            let pace = Pace::new(Settings { mbps: 20.0, ..FREE });
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| (0..5).for_each(|_| pace.transfer(100_000)));
+                }
+            });
+            start.elapsed().as_secs_f64()
+        };
+        // 2 MB less the burst at 20 MB/s: 87 ms. The machine may stand still meanwhile, but not each time.
+        let took: Vec<f64> = std::iter::repeat_with(seconds).take(5).collect();
+        assert!(took.iter().all(|&took| took >= 0.085), "{took:?}");
+        assert!(took.iter().any(|&took| took < 0.4), "{took:?}");
     }
 
     #[test]

@@ -211,7 +211,9 @@ impl Round<'_> {
     fn reader(&self) -> io::Result<Seen> {
         let mut seen = Seen::default();
         let mut buffer = vec![0; PIECE_BYTES];
-        while self.begun.elapsed() < self.bounds.time && self.bytes.load(Ordering::Relaxed) < self.bounds.bytes {
+        // A thread that starts late on a busy machine reads one at least.
+        while seen.whole_s.is_empty() || (self.begun.elapsed() < self.bounds.time && self.bytes.load(Ordering::Relaxed) < self.bounds.bytes)
+        {
             let turn = self.taken.fetch_add(1, Ordering::Relaxed);
             let again = turn >= self.fresh;
             // What is read a second time is what was read longest ago.

@@ -66,7 +66,11 @@ pub(super) fn run(runtime_dir: &Path, pause: Duration) -> io::Result<()> {
     let mut before = Seen::now(runtime_dir);
     loop {
         let now = Seen::now(runtime_dir);
-        draw(&figures::lines(&before, &now))?;
+        match draw(&figures::lines(&before, &now)) {
+            // The terminal is gone.
+            Err(error) if signalled.load(Ordering::Relaxed) || error.raw_os_error() == Some(Errno::IO.raw_os_error()) => return Ok(()),
+            drawn => drawn?,
+        }
         before = now;
         if is_ended(pause, &signalled)? {
             return Ok(());
