@@ -265,7 +265,7 @@ def speed(_sim: Simulator, report: Report) -> None:
         ran = subprocess.run([programs() / "decisions", policy, str(samples)], capture_output=True, text=True, check=True)
         report.note_load()
         told = json.loads(ran.stdout)
-        bar = 2.0 if policy.startswith("forebay") else 10.0
+        bar = 2.0 if policy == "forebay" else 10.0
         scenario = f"speed: {policy}, 14.2 million samples, 64 GPUs"
         # What a driver does in any case is not decided: to make the order, and to go through it.
         decided = [epoch - walk for epoch, walk in zip(told["epochs_s"], told["walks_s"], strict=True)]
