@@ -256,6 +256,9 @@ impl Tier {
 
     /// What the file system has above the free floor now.
     pub fn room(&self) -> Result<Room, StoreError> {
+        // A copy may be the first in its part of `objects`, which is an inode too. Where the parts can't be listed, none counts as made. They are
+        // listed first: one that is made meanwhile counts twice rather than not at all.
+        let parts = self.shared.list_shards().map_or(0, |parts| parts.len() as u64);
         let room =
             uninterrupted(|| self.shared.disk.room()).map_err(|errno| StoreError::tier(&self.shared.root, "ask the room of", errno))?;
         let part = |total: u64, percent: u8| {
@@ -269,8 +272,6 @@ impl Tier {
             FreeFloor::Bytes(bytes) => (bytes, 5),
             FreeFloor::Percent(percent) => (part(room.total_bytes, percent), percent),
         };
-        // A copy may be the first in its part of `objects`, which is an inode too. Where the parts can't be listed, none counts as made.
-        let parts = self.shared.list_shards().map_or(0, |parts| parts.len() as u64);
         let kept_inodes = part(room.total_inodes, percent) + limits::PARTS_MAX.saturating_sub(parts);
         Ok(Room {
             bytes: room.free_bytes.saturating_sub(floor_bytes),
