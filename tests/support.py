@@ -1,6 +1,7 @@
 """What tests share: the built command, places to run it in, and a worker that does what a test tells it."""
 
 import fcntl
+import itertools
 import json
 import os
 import pickle
@@ -137,7 +138,7 @@ class Place:
     python: str = sys.executable
     worker_script: Path = WORKER
     uid: int | None = None
-    _records: int = 0
+    _records: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.command = command()
@@ -172,12 +173,12 @@ class Place:
         return as_user(self.uid) + words + [os.fsdecode(word) for word in program]
 
     def record_path(self) -> Path:
-        self._records += 1
+        number = next(self._records)
         directory = self.root / "records"
         directory.mkdir(exist_ok=True)
         if self.uid is not None:
             os.chown(directory, self.uid, self.uid)
-        return directory / f"{self._records}.json"
+        return directory / f"{number}.json"
 
     def run(
         self,

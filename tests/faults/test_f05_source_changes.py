@@ -110,7 +110,7 @@ def test_f05_ttl_sees_every_change_in_time(place: Place) -> None:
                 assert found == expected[path] or asked_at < changed_at[path] + TTL_S, f"{path} is too old"
                 assert last.get(path, found) in (CORPUS[path.name], found), f"{path} went back in time"
                 last[path] = found
-        assert all(last[path] == expected[path] for path in paths)
+        assert all(now_read(worker, path) == expected[path] for path in paths)
 
 
 @pytest.mark.parametrize("freshness", ["on_open", "ttl=60", "immutable"])

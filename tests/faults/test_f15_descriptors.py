@@ -1,7 +1,9 @@
 """F15: few descriptors. The program gets as many as without Forebay, and the same error at the same open; the agent lives with few."""
 
 import errno
+import os
 import resource
+import signal
 import sys
 
 import pytest
@@ -56,8 +58,11 @@ def test_f15_an_agent_with_few(place: Place) -> None:
     with agent_under(place, "prlimit", "--nofile=48:48"):
         wait_until(place.agents, "the agent")
         with place.worker() as worker:
-            # All open at once and not read yet: none of them can be copied, each is a descriptor of the agent.
+            # All open at once, each a descriptor of the agent, before it looks at any.
+            agent = place.agent_pid()
+            os.kill(agent, signal.SIGSTOP)
             worker.do("held = [open(path, 'rb', buffering=0) for path in paths]", paths=[str(path) for path in contents])
+            os.kill(agent, signal.SIGCONT)
             assert worker.do("[file.read() for file in held]") == list(contents.values())
             worker.do("[file.close() for file in held]\nNone")
             lost = wait_until(lambda: place.idle()["not_copied"], "a hand-over that is not taken")

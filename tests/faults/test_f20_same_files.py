@@ -93,7 +93,7 @@ def test_f20_a_second_reader_is_followed_once_the_first_has_left(place: Place) -
             content += worker.do("second.read(1 << 17)")
             time.sleep(0.4)
         assert content == CORPUS[BIG]
-        wait_until(lambda: not place.status()["in_flight"], "the end of the copy", seconds=60)
+        wait_until(lambda: not place.status()["in_flight"], "the end of the copy")
         status = place.status()
         assert (status["files_copied"], status["not_copied"]) == (1, {})
 
@@ -102,7 +102,7 @@ def test_f20_what_was_read_for_a_copy_that_came_to_nothing_is_counted(place: Pla
     with place.worker() as worker:
         begin_big(place, worker)
         worker.do("held.close()")
-        wait_until(lambda: place.status()["not_copied"], "the copy to be given up", seconds=60)
+        wait_until(lambda: place.status()["not_copied"], "the copy to be given up")
         status = place.status()
         assert (status["not_copied"], status["bytes_copied"]) == ({"mostly_unread": 1}, 0)
         assert 0 < status["source_bytes_read"] < len(CORPUS[BIG])

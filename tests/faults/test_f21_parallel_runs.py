@@ -29,7 +29,7 @@ def test_f21_one_agent_serves_both(place: Place) -> None:
     # Each record is of its own run.
     assert one.ran.record["agent"]["files_copied"] == two.ran.record["agent"]["files_copied"] == 6
     place.stop()
-    assert processes_of(place) == []
+    wait_until(lambda: not processes_of(place), "the agent's end")
 
 
 def test_f21_sources_are_each_runs_own(place: Place) -> None:

@@ -2,6 +2,8 @@
 
 from tests.preload.door import Door
 
+pytest_plugins = ["tests.preload.fixtures"]
+
 
 def test_f22_children_of_a_process_with_threads_open_as_their_parent_does(door: Door) -> None:
     ran = door.program("fork")
@@ -13,8 +15,6 @@ def test_f22_forked_workers_of_python_hit(door: Door) -> None:
     script = """
 os.close(copy("f1"))
 import multiprocessing as mp, threading
-
-pytest_plugins = ["tests.preload.fixtures"]
 
 def work(number):
     fd = os.open(f"f{number}", os.O_RDONLY)

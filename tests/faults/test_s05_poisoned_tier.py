@@ -163,4 +163,5 @@ def test_s05_files_that_are_not_ours_are_left_and_not_served(place: Place) -> No
     assert read_adopted(place, *SMALL, rounds=2).from_tier == 2 * len(SMALL)
     assert all(stranger.read_bytes() == POISON for stranger in strangers)
     with place.worker() as worker:
+        place.idle()
         assert is_copy(worker, place.source / SMALL[0])

@@ -148,6 +148,8 @@ def test_s09_the_free_floor(place: Place) -> None:
 
 def test_s09_threads_and_descriptors(place: Place) -> None:
     paths = sow(place, 40, 1 << 20)
+    for path in paths:
+        support.chill(path)
     with place.worker() as worker:
         worker.do("None")
         agent = place.agent_pid()
@@ -163,8 +165,12 @@ def test_s09_threads_and_descriptors(place: Place) -> None:
         watcher = threading.Thread(target=look)
         watcher.start()
         try:
-            # All at once, each read to its half.
-            code = "held = [open(path, 'rb', buffering=0) for path in paths]\nsum(len(file.read(1 << 19)) for file in held)"
+            # All at once, each read to its half and not beyond.
+            code = (
+                "held = [open(path, 'rb', buffering=0) for path in paths]\n"
+                "for file in held: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)\n"
+                "sum(len(file.read(1 << 19)) for file in held)"
+            )
             assert worker.do(code, paths=[str(path) for path in paths]) == 40 << 19
             wait_until(lambda: seen["descriptors"] >= 40, "all of them in the agent's hands")
             worker.do("[(file.read(), file.close()) for file in held]\nNone")

@@ -20,8 +20,8 @@ old = copy("f1")
 {change}
 # A descriptor stays what it was.
 assert os.pread(old, 99, 0) == b"file 1\\n"
-# Unconcerned names are still served.
-assert is_copy(os.open("f3", os.O_RDONLY))
+# Unconcerned names are still served, but for one that chance gave a mark's place.
+assert any([is_copy(os.open(f"f{number}", os.O_RDONLY)) for number in (3, 4, 5)])
 """
 
 WRITES = {

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.semantics.tree import SIZES, content
-from tests.support import LONG_S, Place, chill, is_copy, read, settle, wait_until, warm
+from tests.support import LONG_S, Place, chill, read, settle, wait_until, warm
 
 # Ways to read a file, each ending in the bytes.
 WAYS = {
@@ -146,8 +146,7 @@ def test_large_files_in_pieces_of_all_sizes(place: Place) -> None:
     )
     with place.worker() as worker:
         assert worker.do(code, path=str(path), size=256 << 10) == digest
-        place.copied(1)
-        assert is_copy(worker, path)
+        warm(place, worker, path)
         for size in (4096, 100_001, 1 << 22):
             assert worker.do(code, path=str(path), size=size) == digest
 

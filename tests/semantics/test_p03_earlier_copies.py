@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import Place, is_copy, settle, wait_until
+from tests.support import PROGRAM_S, Place, is_copy, settle, wait_until
 
 # Directories by the path above them. With names so long the catalogue looks like one of many copies: such a one is adopted within a budget,
 # and what is asked for first.
@@ -37,10 +37,10 @@ def warm(place: Place, files: list[Path]) -> None:
 
         def all_are_there() -> bool:
             worker.do("for path in paths: open(path, 'rb').read()", paths=[str(path) for path in files])
-            wait_until(lambda: not place.status()["in_flight"], "what is being copied", seconds=120)
+            wait_until(lambda: not place.status()["in_flight"], "what is being copied", seconds=PROGRAM_S)
             return bool(place.status()["tiers"][0]["files"] == len(files))
 
-        wait_until(all_are_there, "all copies", seconds=300)
+        wait_until(all_are_there, "all copies", seconds=PROGRAM_S)
     place.stop()
     (catalogue,) = place.tier.glob("forebay-*/catalogue")
     is_large = catalogue.stat().st_size > ADOPTED_AT_ONCE * CATALOGUE_BYTES_A_COPY
@@ -65,7 +65,7 @@ def test_one_open_in_a_directory_brings_the_others(place: Place) -> None:
     warm(place, files)
     with place.worker(freshness="immutable") as worker:
         is_copy(worker, files[-2])
-        wait_until(lambda: is_copy(worker, files[-1]), "its neighbour", seconds=120)
+        wait_until(lambda: is_copy(worker, files[-1]), "its neighbour")
         assert place.status()["files_copied"] == 0
 
 
@@ -76,7 +76,11 @@ def test_a_copy_that_is_gone_is_made_again_and_is_no_fault_of_the_tier(place: Pl
         lost.unlink()
     with place.worker(freshness="immutable") as worker:
         place.idle()
-        for path in files:
-            assert worker.do("Path(path).read_bytes()", path=str(path)) == path.parent.name.encode()
-        wait_until(lambda: place.status()["tiers"][0]["files"] == len(files), "the lost copies", seconds=60)
+
+        def all_are_back() -> bool:
+            for path in files:
+                assert worker.do("Path(path).read_bytes()", path=str(path)) == path.parent.name.encode()
+            return bool(place.idle()["tiers"][0]["files"] == len(files))
+
+        wait_until(all_are_back, "the lost copies")
         assert place.status()["tiers"][0]["off"] is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import Place, settle
+from tests.support import Place, settle, wait_until
 
 FILES = 120
 # Each process reads all files several times, in an order of its own.
@@ -94,6 +94,8 @@ def test_the_quota_holds_for_eight_processes(place: Place) -> None:
         with watched(place) as most:
             place.run(sys.executable, "-c", READ_ALL_AT_ONCE, place.source, READ_ALL, tier_size=f"{quota}B")
             status = place.idle()
+        descriptors = Path(f"/proc/{place.agent_pid()}/fd")
+        wait_until(lambda: len(list(descriptors.iterdir())) <= 40, "descriptors given back")
         objects = place.objects()
     assert 0.9 * quota < most["bytes"] <= quota, "nearly all of it is used, and never more"
     # Every copy was made once, whoever asked.
@@ -102,7 +104,8 @@ def test_the_quota_holds_for_eight_processes(place: Place) -> None:
     # Besides, each question of ours has a thread for as long as its connection.
     assert most["threads"] <= 30
     assert most["resident_kib"] <= 64 << 10
-    assert most["descriptors"] <= FILES + 40
+    # A file that is opened again while it is copied may be there twice, for each of the processes.
+    assert most["descriptors"] <= 8 * FILES + 40
 
 
 def test_a_quota_that_has_shrunk_is_kept_by_the_next_run(place: Place) -> None:
