@@ -57,7 +57,7 @@ bench-tiering: .test-tools build ## measure tiering against its bars (root, abou
 	$(PY) -m bench.tiering
 
 .PHONY: bench-plan
-bench-plan: .venv/.synced ## measure the planner against its bars in the simulator (about 20 minutes); writes bench/out/plan.json
+bench-plan: .venv/.synced ## measure the planner against its bars in the simulator (about six minutes); writes bench/out/plan.json
 	cargo build --locked --quiet --release -p forebay-sim --examples
 	$(PY) -m bench.plan
 

@@ -17,7 +17,7 @@ from bench.world import Tier, World
 
 SCENARIO = "catalogue: agent with {:,} files catalogued"
 RESIDENT_MIB_MAX = 300
-# The issue says that adoption does not delay a program; these are what counts as none. Where a program uses every core, what the agent
+# Adoption must not delay a program; these are what counts as none. Where a program uses every core, what the agent
 # takes is what the program lacks: a fiftieth of a core of the two is a hundredth of the time.
 START_S_MAX = 0.05
 TIME_MAX = 1.02

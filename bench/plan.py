@@ -1,4 +1,4 @@
-"""Measures the planner against its bars, in the simulator: `make bench-plan`, or some scenarios with --only. About 20 minutes of one core.
+"""Measures the planner against its bars, in the simulator: `make bench-plan`, or some scenarios with --only. About six minutes of one core.
 
 Simulated figures are the same in every run and on every machine; only `speed` measures this one. Exit code 0: every bar is known to hold.
 1: one is missed, or not measured.

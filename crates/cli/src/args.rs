@@ -39,9 +39,9 @@ pub enum Command {
     Profile(ProfileArgs),
     /// Say what caching and scheduling would give a job: simulate it by policy, schedule, cache, nodes and window
     Plan(PlanArgs),
-    /// Remove copies and what else runs have left on this machine
+    /// Remove all copies, and end an agent that was kept; records of runs stay
     Clean(CleanArgs),
-    /// The configuration
+    /// Show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
     /// List what is cached: by source directory, or each file
@@ -95,14 +95,14 @@ pub struct Choices {
     args_override_self = true,
     override_usage = "forebay run [OPTIONS] [--] PROGRAM [ARGS...]",
     after_help = "\
-Everything after the program's name is the program's. The exit status is the program's own; 2 means that the command was \
-refused and nothing ran."
+Everything after the program's name is the program's. The exit status is the program's own. Where nothing ran it is 2, the command \
+was refused; 126, the program can't be executed; or 127, it was not found: a line that begins with `forebay:` says why."
 )]
 pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
-    /// Keep the agent after the last run, so that the next one finds it warm
+    /// Keep the agent after the last run, until `forebay clean`, so that the next run finds it warm
     #[arg(long)]
     pub keep: bool,
     /// Where to write the run's record (JSON) [default: in the state directory]
@@ -155,7 +155,7 @@ pub struct ProfileArgs {
     /// Most bytes that a round reads [default: 1G]
     #[arg(long, value_name = "SIZE")]
     pub bytes: Option<String>,
-    /// What a node reads from other nodes, such as \"100 Gbit/s\": it is written down, not measured
+    /// What a node reads from other nodes, such as '100 Gbit/s': it is written down, not measured
     #[arg(long, value_name = "RATE")]
     pub peer_bandwidth: Option<String>,
     /// A Python function that prepares a sample, to be measured by number of workers
@@ -201,7 +201,7 @@ pub struct PlanArgs {
 /// `forebay clean`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CleanArgs {
-    /// The tier to remove [default: every one that is configured or would be chosen]
+    /// The tier to remove [default: every one that is configured, would be chosen, or was used on this host]
     #[arg(long, value_name = "DIR")]
     pub tier: Vec<OsString>,
 }
@@ -228,7 +228,7 @@ pub struct LsArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_override_self = true)]
 pub struct TopArgs {
-    /// Look twice, print the figures, and end; so it is, too, where the output is no terminal
+    /// Print the figures once and end, as is done where the output is no terminal
     #[arg(long)]
     pub once: bool,
     /// Seconds between two looks
@@ -248,8 +248,8 @@ fn interval(text: &str) -> Result<f64, String> {
 #[command(
     args_override_self = true,
     after_help = "\
-What is cached already is not read again; files that don't fit are left out and counted. Directories are read once, by several threads, \
-and the copies are made in their wake."
+What is cached already is not read again; files that don't fit are left out and counted. Files are read once, by several threads, and \
+copied meanwhile."
 )]
 pub struct WarmArgs {
     /// Sources, tiers, freshness.

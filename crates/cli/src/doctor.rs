@@ -232,7 +232,7 @@ impl Findings {
         row(
             "kernel",
             &format!(
-                "{release}; {} hand-overs can wait, {descriptors} descriptors",
+                "{release}; {} files can wait to be copied, {descriptors} descriptors",
                 text::count(*backlog)
             ),
         );

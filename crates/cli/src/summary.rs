@@ -232,7 +232,13 @@ fn agent(out: &mut String, report: &Report<'_>) {
         let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.bytes_copied));
     }
     for (why, number) in &status.not_copied {
-        let _ = writeln!(out, "  {:<21}{} {why}", "not copied:", text::count(*number));
+        let _ = writeln!(
+            out,
+            "  {:<21}{}: {}",
+            "not copied:",
+            text::count(*number),
+            text::why_not_copied(why)
+        );
     }
     for tier in &status.tiers {
         if let Some(why) = &tier.off {

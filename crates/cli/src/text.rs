@@ -119,6 +119,31 @@ pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize)
     line
 }
 
+/// Why a file was not copied, in words; records and JSON have the key.
+pub fn why_not_copied(key: &str) -> String {
+    match key {
+        "changed_meanwhile" => "changed while it was copied",
+        "free_space_floor" => "too little free space on the tier's disk",
+        "in_flight" => "is being copied",
+        "index_full" => "no memory for more names of copies",
+        "larger_than_every_tier" => "larger than every tier",
+        "malformed" => "a message that could not be read",
+        "mostly_unread" => "mostly left unread",
+        "not_regular" => "not a regular file",
+        "open_for_writing" => "open for writing",
+        "quota_used_up" => "the tier's size is used up",
+        "recently_modified" => "modified within the last two seconds",
+        "source_error" => "the source gave an error",
+        "tier_error" => "the tier gave an error",
+        "tier_off" => "the tier is switched off",
+        "tier_was_full" => "the tier's disk was full a moment ago",
+        "too_many_descriptors" => "too many files waited to be copied",
+        "unknown_run" => "its run had ended",
+        other => return other.replace('_', " "),
+    }
+    .into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -98,11 +98,11 @@ fn summary(report: &Report<'_>, _record: Option<&Path>) -> String {
     let no_room = report.counts.of(Counter::NoRoom);
     let mut left = status.not_copied.clone();
     if no_room > 0 {
-        *left.entry("without room in the tiers".into()).or_default() += no_room;
+        *left.entry("no room in the tiers".into()).or_default() += no_room;
     }
     parts.extend(
         left.iter()
-            .map(|(why, number)| format!("{} not copied: {why}", text::count(*number))),
+            .map(|(why, number)| format!("{} not copied: {}", text::count(*number), text::why_not_copied(why))),
     );
     format!("forebay: warm: {}, after {}\n", parts.join(", "), text::duration(report.elapsed))
 }

@@ -27,7 +27,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// processes that the door came into
+    /// processes that were covered
     Processes = "processes",
     /// opens under a source that went to the source and were handed to the agent
     HandedOver = "handed_over",
@@ -37,7 +37,7 @@ counters! {
     DroppedFull = "dropped_queue_full",
     /// hand-overs dropped because no agent answered
     DroppedNoAgent = "dropped_no_agent",
-    /// opens that were none of our business: outside every source
+    /// opens outside every source
     Foreign = "pass_foreign",
     /// opened for writing: the source's own
     Writing = "pass_writing",
@@ -49,13 +49,13 @@ counters! {
     StdioMode = "pass_stdio_mode",
     /// path longer than the kernel's limit, or no current directory
     OddPath = "pass_odd_path",
-    /// the copy's directory was not swept in time
+    /// the copy could not be compared with the source in time
     Stale = "pass_stale",
-    /// changed through a door since it was copied
+    /// changed by a program on this node since it was copied
     Tombstoned = "pass_tombstoned",
     /// the source was asked and is no longer what was copied (freshness on_open)
     SourceChanged = "pass_source_changed",
-    /// the copy could not be opened, or was not the file that the index promised
+    /// the copy could not be opened, or was not the file that it had been
     CopyGone = "pass_copy_gone",
     /// the tier is switched off
     TierOff = "pass_tier_off",

@@ -141,7 +141,7 @@ impl Lines<'_> {
                     .status
                     .not_copied
                     .iter()
-                    .map(|(why, number)| (*number, format!("not copied: {why}"))),
+                    .map(|(why, number)| (*number, format!("not copied: {}", text::why_not_copied(why)))),
             )
             .filter(|(number, _)| *number > 0)
             .collect();
