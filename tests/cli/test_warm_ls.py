@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,6 +70,29 @@ def test_a_file_that_cannot_be_read_is_told(data: Desk) -> None:
     assert done.returncode == 1
     assert f"forebay: {data.source}/odd/hidden: Permission denied" in done.stderr
     assert f"{FILES // 2} files" in done.stderr
+
+
+def test_what_is_no_file_is_told(data: Desk) -> None:
+    os.mkfifo(data.source / "pipe")
+    done = data.type("warm", "--source", "source", "--tier", "tier=64M", "source/pipe")
+    assert done.returncode == 1
+    assert f"forebay: {data.source}/pipe: it is no file and no directory" in done.stderr
+
+
+def test_names_take_one_line(data: Desk) -> None:
+    (data.source / "odd/two\nlines").write_bytes(b"x")
+    support.settle(data.source)
+    warm(data, "source/odd")
+    assert f"{data.source}/odd/two?lines" in data.type("ls", "-l").stdout
+
+
+def test_a_listing_that_cannot_be_written_is_told(data: Desk) -> None:
+    warm(data, "source")
+    with Path("/dev/full").open("w") as full:
+        words = [support.command(), "ls"]
+        done = subprocess.run(words, cwd=data.root, env=data.environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "forebay: standard output: No space left on device (os error 28)\n"
 
 
 def test_a_listing_by_directory(data: Desk) -> None:

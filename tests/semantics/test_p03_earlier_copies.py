@@ -84,3 +84,14 @@ def test_a_copy_that_is_gone_is_made_again_and_is_no_fault_of_the_tier(place: Pl
 
         wait_until(all_are_back, "the lost copies")
         assert place.status()["tiers"][0]["off"] is None
+
+
+def test_p6_a_change_serves_no_later_run_though_its_copy_was_never_brought(place: Place) -> None:
+    files = make_files(place, LONG)
+    warm(place, files)
+    last = files[-1]
+    place.run("sh", "-c", 'printf other > "$0"', last, freshness="immutable")
+    place.stop()
+    with place.worker(freshness="immutable") as worker:
+        assert worker.do("Path(path).read_bytes()", path=str(last)) == b"other"
+        wait_until(lambda: is_copy(worker, files[0]), "what nobody changed")

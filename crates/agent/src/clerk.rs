@@ -27,7 +27,7 @@ use crate::{
     clock::{boot_ms, boot_ns, unix_s},
     config::AgentConfig,
     copier::{Copier, Job, Opened, Outcome},
-    limits::{BATCH_PAUSE, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
+    limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
     pages::Pages,
@@ -528,13 +528,16 @@ impl Clerk {
     }
 
     /// Ends after the last run, once what its programs have opened is copied and leftovers of dead agents are reaped (which adoption
-    /// ends with), or a little later in any case.
+    /// ends with), or a little later in any case. Where something was changed, all copies of earlier runs are brought first: those that the
+    /// change concerns must not serve a later run (P6), and nobody knows of the change once we are gone.
     fn end_if_drained(&mut self) {
         let Some(since) = self.draining_since else { return };
         // An agent without a first run waits for the command that started it.
         let served = self.next_run > self.started_at;
         let idle = self.flights.is_empty() && !self.adoption.is_running() && served;
-        if (idle || since.elapsed() >= DRAIN_MAX) && !(self.config.keep && served) {
+        let owes = self.control.newest_tombstone() != 0 && self.adoption.is_untold();
+        let most = if owes { BRING_MAX } else { DRAIN_MAX };
+        if (idle || since.elapsed() >= most) && !(self.config.keep && served) {
             self.stop = true;
         }
     }

@@ -61,6 +61,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 pub(crate) const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// How long copies that were begun may go on after the last run has ended.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How long it may take to bring all copies of earlier runs, where something under the sources was changed.
+pub(crate) const BRING_MAX: Duration = Duration::from_secs(600);
 /// Errors of a tier after which it is switched off.
 pub(crate) const TIER_FAULTS_MAX: u32 = 3;
 /// How long no copy is begun after the index had no room for one.

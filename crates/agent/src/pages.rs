@@ -203,10 +203,14 @@ fn new_index(
 ) -> Result<(Arc<IndexFile>, IndexWriter<'static>), AgentError> {
     let path = dir.join(format!("index.{generation}"));
     let file = SharedFile::create_sparse(&path, layout.file_bytes() as usize).map_err(io_error("make", &path))?;
-    file.reserve(0, layout.tables_bytes()).map_err(io_error("get memory for", &path))?;
-    let region: Region<'static> = file.region_beside();
+    // From here on its name goes with it: the next try takes the same one.
+    let made = Arc::new(IndexFile { file, path });
+    made.file
+        .reserve(0, layout.tables_bytes())
+        .map_err(io_error("get memory for", &made.path))?;
+    let region: Region<'static> = made.file.region_beside();
     let writer = IndexWriter::create(region, layout, generation, seed, tiers).ok_or(AgentError::TooLarge { what: "the index" })?;
-    Ok((Arc::new(IndexFile { file, path }), writer))
+    Ok((made, writer))
 }
 
 /// Removes what an agent shares from our own, locked directory. Mappings that programs hold stay valid.

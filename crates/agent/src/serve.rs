@@ -82,7 +82,8 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         what: "the path of a tier",
     })?;
     let expected = tiers.iter().map(|tier| tier.expected_copies()).sum();
-    let pages = Pages::create(&config.dir, in_index, expected)?;
+    // Where memory is short for all of them, a smaller index serves some.
+    let pages = Pages::create(&config.dir, in_index.clone(), expected).or_else(|_| Pages::create(&config.dir, in_index, 0))?;
     let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();

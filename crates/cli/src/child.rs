@@ -1,7 +1,16 @@
 //! The program as our child: it has our terminal, our process group and our directory; signals sent to us alone are passed on to it,
 //! it is stopped and continued with us, and our end is its end.
 
-use std::{ffi::OsString, io, os::unix::process::CommandExt, path::Path, process::Command, thread, time::Duration};
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Command,
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::Duration,
+};
 
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, getppid, kill_process, set_parent_process_death_signal,
@@ -140,6 +149,16 @@ fn register() -> io::Result<SignalsInfo<WithOrigin>> {
         .chain(REAL_TIME)
         .filter(|number| ignored >> (number - 1) & 1 == 0);
     SignalsInfo::new(passed_on.chain([signal::SIGCHLD]))
+}
+
+/// The program has ended and nobody is left to pass a signal on to: from now on those that end a program end us, as is their default.
+pub fn let_signals_end_us() {
+    let ignored = ignored_signals();
+    let ending = [signal::SIGHUP, signal::SIGINT, signal::SIGQUIT, signal::SIGTERM];
+    for number in ending.into_iter().filter(|number| ignored >> (number - 1) & 1 == 0) {
+        // Where that fails we only wait for longer.
+        let _ = signal_hook::flag::register_conditional_default(number, Arc::new(AtomicBool::new(true)));
+    }
 }
 
 /// One bit a signal, that of signal 1 the lowest.

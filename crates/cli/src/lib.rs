@@ -88,8 +88,14 @@ fn answer() -> Result<u8, Refusal> {
 
 /// Prints to standard output. That nobody reads on is no fault.
 fn print(text: &str) -> u8 {
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    0
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(std::io::stderr(), "forebay: standard output: {error}");
+            1
+        }
+        _ => 0,
+    }
 }
 
 /// Reads files for `doctor`, which waits for the answer.

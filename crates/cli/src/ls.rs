@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     fmt::Write as _,
+    io::{self, Write as _},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -42,7 +43,10 @@ pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
     if let Some(secret) = Secret::load(&state_dir).map_err(Refusal::bad_input)? {
         for dir in &dirs {
             let mut each = |found: Adopted<'_>| listing.take(dir, &found);
-            forebay_store::list(dir, geteuid().as_raw(), &secret, &mut each).map_err(Refusal::bad_input)?;
+            match forebay_store::list(dir, geteuid().as_raw(), &secret, &mut each) {
+                Err(error) if args.tier.is_empty() => drop(writeln!(io::stderr(), "forebay: {error}")),
+                listed => drop(listed.map_err(Refusal::bad_input)?),
+            }
         }
     }
     Ok(listing.finish(dirs.len()))
@@ -90,7 +94,7 @@ impl<'a> Listing<'a> {
         if self.args.json {
             self.lines.push_str(&line_of(tier, &file, copy));
         } else if self.args.long {
-            let _ = writeln!(self.lines, "{:>12}  {}", text::count(bytes), file.display());
+            let _ = writeln!(self.lines, "{:>12}  {}", text::count(bytes), text::of_path(&file));
         } else {
             let sum = self.sums.entry((tier.to_owned(), dir.to_owned())).or_default();
             sum.files += 1;
@@ -111,7 +115,7 @@ impl<'a> Listing<'a> {
         }
         for ((_, dir), sum) in &self.sums {
             let files = text::counted(sum.files, "file", "files");
-            let _ = writeln!(self.lines, "{:>10}  {files:>14}  {}", text::bytes(sum.bytes), dir.display());
+            let _ = writeln!(self.lines, "{:>10}  {files:>14}  {}", text::bytes(sum.bytes), text::of_path(dir));
         }
         let tiers = self
             .tiers

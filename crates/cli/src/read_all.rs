@@ -70,7 +70,8 @@ impl Reading<'_> {
     fn walk(&self, path: &Path, found: &SyncSender<PathBuf>) {
         let mut dirs = match fs::metadata(path) {
             Ok(meta) if meta.is_dir() => vec![path.to_owned()],
-            Ok(_) => return drop(found.send(path.to_owned())),
+            Ok(meta) if meta.is_file() => return drop(found.send(path.to_owned())),
+            Ok(_) => return self.failed(path, &io::Error::other("it is no file and no directory")),
             Err(error) => return self.failed(path, &error),
         };
         while let Some(dir) = dirs.pop() {
@@ -81,7 +82,14 @@ impl Reading<'_> {
                     continue;
                 }
             };
-            for entry in entries.filter_map(Result::ok) {
+            for entry in entries {
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    Err(error) => {
+                        self.failed(&dir, &error);
+                        break;
+                    }
+                };
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => dirs.push(entry.path()),
                     Ok(kind) if kind.is_file() => drop(found.send(entry.path())),

@@ -13,7 +13,7 @@ use forebay_contract::{Counter, env};
 
 use crate::{
     args::RunArgs,
-    child::{Ended, Launch},
+    child::{self, Ended, Launch},
     config::{Config, Flags, is_off},
     environment::Environment,
     library::{self, LD_PRELOAD},
@@ -26,6 +26,8 @@ use crate::{
 
 /// How often a run that settles looks.
 const SETTLE_POLL: Duration = Duration::from_millis(20);
+/// Hand-overs that have not come to the agent by then were lost on their way.
+const LOST_AFTER: Duration = Duration::from_secs(15);
 /// An agent that has done nothing for so long waits for a source that hangs: the run need not wait, too.
 const SETTLE_IDLE_MAX: Duration = Duration::from_secs(60);
 
@@ -155,15 +157,22 @@ impl Job<'_> {
     }
 }
 
-/// Until the agent has taken all that was handed over and makes no copy any more; or it is gone, or has done nothing for long.
+/// Until the agent has taken all that was handed over and makes no copy of it any more; or it is gone, or has done nothing for long.
 fn wait_for_copies(joined: &mut JoinedRun) {
+    child::let_signals_end_us();
     let mut last = (Instant::now(), Status::default());
+    let mut quiet_since = Instant::now();
     while let Ok(status) = joined.status() {
         let sent = joined.page().total(Counter::HandedOver);
         if status.in_flight == 0 && status.handed_over >= sent {
             return;
         }
         let (since, before) = &last;
+        if status.in_flight > 0 || status.handed_over != before.handed_over {
+            quiet_since = Instant::now();
+        } else if quiet_since.elapsed() > LOST_AFTER {
+            return;
+        }
         if (status.handed_over, status.files_copied, status.cpu_ms) != (before.handed_over, before.files_copied, before.cpu_ms) {
             last = (Instant::now(), status);
         } else if since.elapsed() > SETTLE_IDLE_MAX {

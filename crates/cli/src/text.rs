@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     fmt::Write as _,
+    path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -87,6 +88,11 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let day = day_of_year - (153 * march_month + 2) / 5 + 1;
     let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+/// A path on one line: control characters are left out, which a terminal would obey.
+pub fn of_path(path: &Path) -> String {
+    path.display().to_string().replace(char::is_control, "?")
 }
 
 /// At most `most` characters: what is cut off is its beginning, since the end of a path tells more.

@@ -274,7 +274,10 @@ fn places(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
 /// Every directory that may hold a tier: those that are configured, that a run would find, and that runs on this host have used.
 pub fn everywhere(config: &Config, environment: &Environment, mounts: &Mounts, state_dir: &Path) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = config.tiers.value.iter().map(|tier| tier.dir.clone()).collect();
-    dirs.extend(possible(environment, mounts));
+    // Of these, the ones that were used: many are somebody else's.
+    let uid = geteuid().as_raw();
+    let is_used = |dir: &PathBuf| forebay_store::root_path(dir, uid).symlink_metadata().is_ok();
+    dirs.extend(possible(environment, mounts).into_iter().filter(is_used));
     dirs.extend(used::known(state_dir).into_iter().map(|tier| tier.dir));
     dirs
 }

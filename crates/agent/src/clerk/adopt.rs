@@ -73,6 +73,16 @@ impl Adoption {
         self.deferred.values().map(Vec::len).sum()
     }
 
+    /// Of these, the ones of a run.
+    pub(super) fn deferred_of(&self, run: u64) -> usize {
+        self.deferred.values().flatten().filter(|handed| handed.run == run).count()
+    }
+
+    /// Whether copies of earlier runs are still to be brought.
+    pub(super) fn is_untold(&self) -> bool {
+        self.tiers.values().any(|tier| !tier.is_told)
+    }
+
     fn is_catalogued(&self) -> bool {
         self.tiers.values().all(|tier| tier.is_catalogued)
     }
@@ -288,7 +298,11 @@ impl Clerk {
 
     fn adopt_one(&mut self, tier: usize, found: Found) {
         if found.damaged || retention::is_due(found.last_used_unix_s, unix_s()) {
-            self.remove_uncounted(tier, found.copy);
+            if found.counted {
+                self.remove_copy(found.copy, tier, found.identity.size);
+            } else {
+                self.remove_uncounted(tier, found.copy);
+            }
             return;
         }
         if !found.counted && !self.count_adopted(tier, found.copy, found.identity.size) {

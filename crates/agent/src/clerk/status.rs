@@ -25,12 +25,16 @@ impl Clerk {
         self.tally(run, |tally| *tally.not_copied.entry(reason.to_owned()).or_default() += 1);
     }
 
-    /// What was done for a run, or in all; tiers and flights are the agent's in either case.
+    /// What was done for a run, or in all, and what of that is under way; tiers are the agent's in either case.
     pub(super) fn status(&self, run: Option<u64>) -> Status {
         let tally = run.and_then(|run| self.runs.get(&run)).map_or(&self.total, |run| &run.tally);
+        let in_flight = match run {
+            Some(run) => self.flights.values().filter(|flight| flight.run == run).count() + self.adoption.deferred_of(run),
+            None => self.flights.len() + self.adoption.deferred(),
+        };
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Status {
-            in_flight: (self.flights.len() + self.adoption.deferred()) as u64,
+            in_flight: in_flight as u64,
             adopted: self.total.adopted,
             adopting: self.adoption.is_running(),
             runs: self.runs.len() as u64,

@@ -247,15 +247,23 @@ fn required<T>(keys: &Keys, key: &str, value: Option<T>) -> Result<T, Refusal> {
 /// Sizes one a line, in bytes; whatever follows a blank is a name.
 fn listed(keys: &Keys, listing: &str, path: &Path) -> Result<Vec<u32>, Refusal> {
     let refuse = |why: &str| keys.refuse("dataset.listing", &format_args!("\"{listing}\""), why);
-    let text = fs::read_to_string(path).map_err(|error| refuse(&error.to_string()))?;
+    let listing = fs::read(path).map_err(|error| refuse(&error.to_string()))?;
+    let text = String::from_utf8_lossy(&listing);
     let mut sizes = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let size = line
-            .split_whitespace()
-            .next()
-            .and_then(|word| word.parse().ok())
-            .filter(|size| *size > 0);
-        sizes.push(size.ok_or_else(|| refuse(&format!("line {} does not begin with a size in bytes", number + 1)))?);
+        let size: Option<u64> = line.split_whitespace().next().and_then(|word| word.parse().ok());
+        let size = size.ok_or_else(|| refuse(&format!("line {} does not begin with a size in bytes", number + 1)))?;
+        let size = u32::try_from(size).map_err(|_| {
+            let why = format!(
+                "line {}: samples of less than 4 GiB are allowed; list the pieces that are read at once",
+                number + 1
+            );
+            refuse(&why)
+        })?;
+        // There is nothing to read of an empty file.
+        if size > 0 {
+            sizes.push(size);
+        }
     }
     if sizes.is_empty() {
         return Err(refuse(
@@ -308,7 +316,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("plan.toml");
         fs::write(&file, text).unwrap();
-        fs::write(dir.path().join("sizes.txt"), "10 a\n20 b\n30\n").unwrap();
+        fs::write(dir.path().join("sizes.txt"), b"10 a\n0 empty\n20 \xff\n30\n").unwrap();
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
         Input::read(&file, &settings).map_err(|refusal| refusal.to_string().replace(&file.display().to_string(), "plan.toml"))
     }

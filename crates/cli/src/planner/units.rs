@@ -84,7 +84,7 @@ pub fn time_text(seconds: f64) -> String {
         s if s < 1e-3 => format!("{} us", digits(s * 1e6)),
         s if s < 1.0 => format!("{} ms", digits(s * 1e3)),
         s if s < 100.0 => format!("{} s", digits(s)),
-        s => crate::text::duration(Duration::from_secs_f64(s)),
+        s => crate::text::duration(Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX)),
     }
 }
 

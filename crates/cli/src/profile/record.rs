@@ -111,7 +111,8 @@ pub struct Found {
 pub fn text(measured: &Measured, found: &Found, peer_bytes_per_s: Option<f64>) -> Result<String, Refusal> {
     let mut out = String::from("# Written by forebay profile. Fill in what is commented out, then: forebay plan THIS-FILE\n\n[cluster]\n");
     out.push_str("# nodes = 1\n# gpus = 8\n# cache = \"40 GB\"  # of each node, for samples\n");
-    let _ = writeln!(out, "threads = {}", measured.processors);
+    // A thread that loads and one that preprocesses there are in any case.
+    let _ = writeln!(out, "threads = {}", measured.processors.max(2));
     if let Some(rate) = fastest(&measured.local) {
         let _ = writeln!(out, "memory = \"{}\"", rate_text(rate));
     }

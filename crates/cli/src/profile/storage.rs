@@ -36,6 +36,10 @@ const FIRST_BYTES: usize = 4 << 10;
 const PIECE_BYTES: usize = 256 << 10;
 /// Local copies take at most so much.
 const LOCAL_BYTES_MAX: u64 = 256 << 20;
+/// So many at most, each of which is a descriptor: a shell allows 1024 of these.
+const LOCAL_FILES_MAX: usize = 512;
+/// After that no further one is made.
+const LOCAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// What is read: a range of a file, by name or held open.
 #[derive(Clone, Debug)]
@@ -129,9 +133,10 @@ impl Stock {
     pub fn local(&self, dir: Option<&Path>) -> io::Result<Self> {
         let mut samples = Vec::new();
         let mut bytes = 0;
+        let begun = Instant::now();
         // From the end: what the source is asked for comes from the front.
-        for sample in self.samples.iter().rev() {
-            if bytes >= LOCAL_BYTES_MAX {
+        for sample in self.samples.iter().rev().take(LOCAL_FILES_MAX) {
+            if bytes >= LOCAL_BYTES_MAX || (bytes > 0 && begun.elapsed() > LOCAL_TIME_MAX) {
                 break;
             }
             let content = sample.content()?;
