@@ -89,7 +89,7 @@ def test_names_take_one_line(data: Desk) -> None:
 def test_a_listing_that_cannot_be_written_is_told(data: Desk) -> None:
     warm(data, "source")
     with Path("/dev/full").open("w") as full:
-        words = [support.command(), "ls"]
+        words = [str(support.command()), "ls"]
         done = subprocess.run(words, cwd=data.root, env=data.environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "forebay: standard output: No space left on device (os error 28)\n"
