@@ -150,10 +150,8 @@ class Place:
     def give_to(self, uid: int) -> None:
         """From now on everything here is this user's, and so are the runs; the command is copied to where that user can see it."""
         self.uid = uid
-        self.command, self.worker_script = self.root / "bin/forebay", self.root / "worker.py"
-        for path, to in ((command(), self.command), (library(), self.root / "lib/forebay" / library().name), (WORKER, self.worker_script)):
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, to)
+        self.command, self.worker_script = visible_command(self.root), self.root / "worker.py"
+        shutil.copy(WORKER, self.worker_script)
         self.python = python_for(uid)
         for path in (self.root, self.runtime):
             for found in [path, *path.rglob("*")]:
@@ -315,6 +313,15 @@ def python_for(uid: int) -> str:
         except OSError:
             continue
     pytest.skip("needs root, and a Python that every user can run: apt-get install python3")
+
+
+def visible_command(root: Path) -> Path:
+    """A copy of the command, with its library, below a directory that other users can see: the checkout may lie where they can't."""
+    copied = root / "bin/forebay"
+    for path, to in ((command(), copied), (library(), root / "lib/forebay" / library().name)):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    return copied
 
 
 def as_user(uid: int | None) -> list[str]:

@@ -41,8 +41,9 @@ class Desk:
         self, *words: str | Path, env: Mapping[str, str] | None = None, uid: int | None = None, typed: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Types a command line. Variables come on top of the desk's environment."""
+        command = support.command() if uid is None else support.visible_command(self.root)
         return subprocess.run(
-            [*self.prefix, *support.as_user(uid), str(support.command()), *words],
+            [*self.prefix, *support.as_user(uid), str(command), *words],
             cwd=self.root,
             env={**self.environment, **(env or {})},
             input=typed,

@@ -75,7 +75,7 @@ def test_s01_a_run_of_another_user_makes_copies_of_its_own(place: Place) -> None
         directory.mkdir(mode=0o700)
         os.chown(directory, OWNER, OWNER)
     environment = {**place.environment(), "FOREBAY_RUNTIME_DIR": str(runtime), "FOREBAY_STATE_DIR": str(state)}
-    theirs = support.as_user(OWNER)
+    theirs, place.command = support.as_user(OWNER), support.visible_command(place.root)
     record = Path("/dev/null")
     read = 'cat "$0"; cat "$1"'
     words = [*theirs, *place.words(["sh", "-c", read, str(secret), str(place.source / SMALL[1])], record)]
