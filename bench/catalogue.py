@@ -26,7 +26,7 @@ QUOTA = 64 << 30
 # Within its budget of a fiftieth of a processor.
 ADOPTED_S = 1200.0
 # Of one half of a sample: short, so that the machine's moods reach both halves.
-TURNS = 4
+TURNS = 10
 # An epoch of so few is over in a quarter of a second, and adoption may last for only a few seconds.
 FILES = 250
 

@@ -34,6 +34,8 @@ class Kind:
     reader: tuple[str, ...]
     pace_ms: float
     epoch_1_bar: float
+    # Files that are read in one turn where two programs are compared hand over hand.
+    part: int
     # Whether the source is watched for a whole validity, to see what listings cost: it takes directories with many files.
     watch_listings: bool
 

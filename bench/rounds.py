@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from bench.epochs import FRESHNESS, TTL_S, Found, Kind, Seen, moved, of_files
 from bench.report import Report
-from bench.session import Epoch, ProgramError, Session, environment, program, session, tiered
+from bench.session import Epoch, ProgramError, Session, environment, hand_over_hand, program, session, tiered
 from bench.world import Tier, World
 
 TTL = FRESHNESS[0]
@@ -31,7 +30,7 @@ class Rounds:
         self.kind = kind
         self.report = report
         self.found = Found()
-        # Epochs of each program that make one sample: even, since the turns are A B B A.
+        # Epochs of each program that make one sample.
         self.epochs = 2
         self.digests: set[int] = set()
         self.quota = 2 * sum(path.stat().st_size for path in kind.local.rglob("*") if path.is_file())
@@ -59,7 +58,7 @@ class Rounds:
                 epochs = self.note([running.epoch(pace_ms=self.kind.pace_ms), running.epoch(), running.epoch()])
             self.found.totals[name] = sum(epoch.seconds for epoch in epochs)
             per_epoch = statistics.mean(epoch.seconds for epoch in epochs[1:])
-        self.epochs = 2 * max(1, math.ceil(self.world.size.seconds / per_epoch / 2))
+        self.epochs = max(2, math.ceil(self.world.size.seconds / per_epoch))
 
     def round(self, number: int) -> None:
         """Every program once."""
@@ -97,12 +96,12 @@ class Rounds:
         return firsts[1], untiered
 
     def later_epochs(self, running: Session, tier: Tier, freshness: str, links: Path, untiered: Sequence[Epoch]) -> list[Epoch]:
-        """Epoch 2 and those after it, in turns with the same program on the copies."""
-        mine = [running.epoch(watch=True)]
+        """Epoch 2 and those after it, hand over hand with the same program on the copies."""
+        mine: list[Epoch] = []
         self.link_copies(tier, freshness, links)
         begun, before = time.monotonic(), self.world.traffic()
         with session(self.world, self.kind.words(links)) as theirs:
-            self.found.fits.append(self.by_turns("BBA" + "ABBA" * (self.epochs // 2 - 1), running, theirs, mine))
+            self.found.fits.append(self.against(theirs, running, mine))
         # Enough runs are watched for one whole validity.
         if self.kind.watch_listings and freshness == TTL and len(self.found.listings) < self.world.size.runs:
             time.sleep(max(0.0, begun + TTL_S - time.monotonic()))
@@ -124,27 +123,22 @@ class Rounds:
                 self.found.again_first_bytes.append(moved(validating).bytes)
             mine: list[Epoch] = []
             with session(self.world, self.kind.words(links)) as theirs:
-                self.found.again.append(self.by_turns("BAAB" * (self.epochs // 2), running, theirs, mine))
+                self.found.again.append(self.against(theirs, running, mine))
             record = running.end()
         self.found.again_seen[freshness].append(self.seen(mine[:2], record, []))
 
-    def by_turns(self, turns: str, running: Session, on_copies: Session, mine: list[Epoch]) -> float:
-        """An epoch under Forebay (A) or on the copies (B) each turn, all from cold caches; adds to `mine`, and returns the ratio."""
+    def against(self, on_copies: Session, running: Session, mine: list[Epoch]) -> float:
+        """Epochs under Forebay and on the copies; adds the former to `mine`, and returns the ratio of the times."""
         theirs: list[Epoch] = []
-        agent_ms = 0.0
-        for turn in turns:
-            if turn == "A":
-                # The first two tell what the source sees.
-                mine.append(running.epoch(watch=len(mine) < 2))
-                continue
-            before = running.agent_cpu_ms()
-            theirs.append(on_copies.epoch())
-            agent_ms += running.agent_cpu_ms() - before
+        for number in range(self.epochs):
+            one, other = hand_over_hand(running, on_copies, number, self.kind.part)
+            mine.append(one)
+            theirs.append(other)
         self.note([*mine, *theirs])
         self.found.copies_seconds.extend(epoch.seconds for epoch in theirs)
-        # The agent lives on meanwhile: what it takes then slows what it is compared with.
-        self.found.agent_share.append(agent_ms / 1000 / sum(epoch.seconds for epoch in theirs))
-        return statistics.mean(epoch.seconds for epoch in mine) / statistics.mean(epoch.seconds for epoch in theirs)
+        seconds = sum(epoch.seconds for epoch in mine), sum(epoch.seconds for epoch in theirs)
+        self.found.agent_share.append(sum(epoch.agent_cpu_ms for epoch in mine) / 1000 / sum(seconds))
+        return seconds[0] / seconds[1]
 
     def link_copies(self, tier: Tier, freshness: str, links: Path) -> None:
         """Fills `links`, by a run beside the one that is measured."""
@@ -180,14 +174,12 @@ class Rounds:
 
     def rsync_first(self) -> None:
         """The other way to have local data: all of it is copied before the program begins."""
-        target = self.world.place / "rsynced"
+        # It stays until all is measured, as tiers do.
+        target = self.world.place / f"rsynced-{self.kind.name}"
         self.world.drop_caches()
         begun = time.monotonic()
-        try:
-            subprocess.run(["rsync", "-a", f"{self.kind.source}/", f"{target}/"], check=True)
-            self.found.totals["rsync first"] = time.monotonic() - begun + self.found.totals["on a local copy"]
-        finally:
-            shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(["rsync", "-a", f"{self.kind.source}/", f"{target}/"], check=True)
+        self.found.totals["rsync first"] = time.monotonic() - begun + self.found.totals["on a local copy"]
 
 
 @contextlib.contextmanager

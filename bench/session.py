@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ class Session:
         self.world.drop_caches()
         before = self.world.traffic() if watch else None
         cpu_before = self.agent_cpu_ms()
-        said = self.step(pace_ms)
+        said = self.step(pace_ms=pace_ms)
         settled_after_s = self.agent.settle() if self.agent else 0.0
         traffic = self.world.traffic() - before if before else None
         return Epoch(
@@ -147,10 +147,10 @@ class Session:
             agent_cpu_ms=self.agent_cpu_ms() - cpu_before,
         )
 
-    def step(self, pace_ms: float = 0) -> dict[str, Any]:
-        """One epoch from whatever the caches hold; what the program says of it."""
+    def step(self, **told: float) -> dict[str, Any]:
+        """One epoch, or the part of one that is told, from whatever the caches hold; what the program says of it."""
         assert self._process.stdin
-        self._process.stdin.write(f"{pace_ms}\n".encode())
+        self._process.stdin.write(f"{json.dumps(told)}\n".encode())
         self._process.stdin.flush()
         return self._line()
 
@@ -208,6 +208,37 @@ def session(world: World, words: Sequence[str], tier: Tier | None = None) -> Ite
         yield running
     finally:
         running.kill()
+
+
+def hand_over_hand(mine: Session, theirs: Session, number: int, part: int) -> tuple[Epoch, Epoch]:
+    """One epoch of each of two programs that read the same bytes of the same disk, in turns of `part` files.
+
+    From cold caches one reads every other part, and the other one what is between; then, from cold caches again, the other way round. So
+    each reads each file once, from the disk, and what drifts meets both alike. What the source saw is noted of `mine`.
+    """
+    said: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    before, cpu_before = mine.world.traffic(), mine.agent_cpu_ms()
+    for half in range(2):
+        mine.world.drop_caches()
+        for turn, begin in enumerate(range(0, mine.first["files"], part)):
+            who = (turn + half) % 2
+            said[who].append((mine, theirs)[who].step(epoch=number, begin=begin, end=begin + part))
+    settled_after_s = mine.agent.settle() if mine.agent else 0.0
+    traffic, agent_cpu_ms = mine.world.traffic() - before, mine.agent_cpu_ms() - cpu_before
+    one, other = (
+        Epoch(
+            seconds=sum(part["seconds"] for part in parts),
+            cpu_s=sum(part["cpu_s"] for part in parts),
+            files=sum(part["files"] for part in parts),
+            bytes=sum(part["bytes"] for part in parts),
+            digest=sum(part["digest"] for part in parts) % 2**64,
+            traffic=traffic,
+            settled_after_s=settled_after_s,
+            agent_cpu_ms=agent_cpu_ms,
+        )
+        for parts in said
+    )
+    return one, replace(other, traffic=None, settled_after_s=0.0, agent_cpu_ms=0.0)
 
 
 def run_once(world: World, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:

@@ -17,7 +17,7 @@ AGENT_CPU_MS_MAX = 0.25
 
 def files(world: World, report: Report) -> None:
     """Small files, read by a paced program that decodes them."""
-    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, True)
+    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, 64, True)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
@@ -26,7 +26,7 @@ def files(world: World, report: Report) -> None:
 
 def shards(world: World, report: Report) -> None:
     """Large files, read in pieces of 256 KiB by four threads."""
-    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, False)
+    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 4, False)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
@@ -37,7 +37,7 @@ def rows(rounds: Rounds, report: Report) -> None:
     kind, found = rounds.kind, rounds.found
     first(kind, found, report)
     copies = "the same program on the same copies, through links in tmpfs"
-    each = f"{rounds.epochs} epochs each, in turns from cold caches"
+    each = f"{rounds.epochs} epochs each, hand over hand, from cold caches"
     fits, again = f"{kind.name}: fits in the tier, epochs 2 and 3", f"{kind.name}: second run, warm tier"
     report.time(What(fits, "time", "x", 1.03, copies), found.fits, each)
     later(fits, found.fits_seen, report)
@@ -55,7 +55,7 @@ def rows(rounds: Rounds, report: Report) -> None:
     baseline = f"{kind.name}: the same program on the same copies"
     report.time(What(baseline, "seconds an epoch", "s"), found.copies_seconds)
     report.count(What(baseline, "links that lead to the local copy, there being none in the tier", "of files", DROPS_MAX), found.not_copies)
-    report.count(What(baseline, "the agent's CPU meanwhile", "cores"), found.agent_share)
+    report.count(What(baseline, "the agent's CPU in epochs 2 and 3", "cores"), found.agent_share)
     for name, seconds in found.totals.items():
         report.once(What(f"{kind.name}: three epochs", name, "s"), seconds)
 

@@ -1,19 +1,19 @@
 """Reads every file below a directory from start to end once an epoch, in pieces, each thread one file at a time, and digests it.
 
-One JSON line comes before the first epoch and one after each. With --step an epoch begins when a line comes on standard input; the
-end of the input ends the program.
+One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch, or the part of one
+that it names; the end of the input ends the program.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
-import random
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+
+from steps import options, say, steps
 
 
 def read(path: str, piece: int) -> tuple[int, int]:
@@ -30,33 +30,24 @@ def read(path: str, piece: int) -> tuple[int, int]:
     return size, int.from_bytes(digest.digest()[:8], "little")
 
 
-def say(**values: object) -> None:
-    """One line."""
-    print(json.dumps(values), flush=True)
-
-
 def main() -> int:
     """Exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("root")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--step", action="store_true")
-    parser.add_argument("--threads", type=int, default=4)
+    options(parser)
     parser.add_argument("--piece-kib", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     shards = sorted(os.path.join(args.root, name) for name in os.listdir(args.root))  # noqa: PTH118, PTH208
     with ThreadPoolExecutor(args.threads) as pool:
         say(files=len(shards), at=time.monotonic())
-        for epoch, _ in enumerate(sys.stdin if args.step else range(args.epochs), 1):
-            random.Random(args.seed * 1000 + epoch).shuffle(shards)  # noqa: S311
+        for step in steps(args):
+            wanted = step.of(shards, args.seed)
             size = checksum = 0
             begun, cpu = time.monotonic(), time.process_time()
-            for length, found in pool.map(read, shards, [args.piece_kib << 10] * len(shards)):
+            for length, found in pool.map(read, wanted, [args.piece_kib << 10] * len(wanted)):
                 size += length
                 checksum = (checksum + found) % 2**64
             seconds = time.monotonic() - begun
-            say(epoch=epoch, seconds=seconds, cpu_s=time.process_time() - cpu, files=len(shards), bytes=size, digest=checksum)
+            say(epoch=step.epoch, seconds=seconds, cpu_s=time.process_time() - cpu, files=len(wanted), bytes=size, digest=checksum)
     return 0
 
 
