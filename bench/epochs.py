@@ -34,7 +34,8 @@ class Kind:
     reader: tuple[str, ...]
     pace_ms: float
     epoch_1_bar: float
-    # Files that are read in one turn where two programs are compared hand over hand.
+    # Files that are read in one turn: where copies are made meanwhile, so many that what is left to do at its end is little; and later.
+    first_part: int
     part: int
     # Whether the source is watched for a whole validity, to see what listings cost: it takes directories with many files.
     watch_listings: bool
@@ -42,6 +43,16 @@ class Kind:
     def words(self, root: Path) -> list[str]:
         """The program's command line."""
         return program(self.reader[0], root, "--step", *self.reader[1:])
+
+
+@dataclass(frozen=True)
+class Against:
+    """Epochs over the same epochs on the very copies: ratios."""
+
+    time: float
+    # Of a turn. A disk that is shared stalls now and then for longer than a turn takes, and nobody can say whom that will meet.
+    median_turn: float
+    cpu: float
 
 
 @dataclass
@@ -57,8 +68,8 @@ class Found:
     copies_seconds: list[float] = field(default_factory=list)
     not_copies: list[float] = field(default_factory=list)
     agent_share: list[float] = field(default_factory=list)
-    fits: list[float] = field(default_factory=list)
-    again: list[float] = field(default_factory=list)
+    fits: list[Against] = field(default_factory=list)
+    again: list[Against] = field(default_factory=list)
     fits_seen: dict[str, list[Seen]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
     again_seen: dict[str, list[Seen]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
     again_first_bytes: list[float] = field(default_factory=list)

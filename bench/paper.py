@@ -172,3 +172,33 @@ def ablation(sim: Simulator, report: Report) -> None:
         speedups = [baseline[model] / run(sim, panel, model, loader)["seconds"] for model in STEPS_S]
         note = ", ".join(f"{model} {found:.2f}" for model, found in zip(STEPS_S, speedups, strict=True))
         report.once(What(f"ablation: Figure 11, {panel}", f"{name}: speed-up over DALI", "x", None, "DALI"), mean(speedups), note)
+
+
+def apart(sim: Simulator, report: Report) -> None:
+    """What of Forebay's lead over Lobster comes from its measured threads, from hedging, from its schedule, and from its residency."""
+    forebay, lobster = LOADERS["Forebay"], LOADERS["Lobster"]
+    plain = {**forebay, "hedge": 0.0, "measured": False}
+    variants = {
+        "with 32 threads, without hedging": plain,
+        "with 32 threads": {**plain, "hedge": forebay["hedge"]},
+        "without hedging": {**plain, "measured": True},
+        "with Lobster's residency": {**forebay, "policy": lobster["policy"]},
+        "with Lobster's residency, 32 threads, without hedging": {**plain, "policy": lobster["policy"]},
+        "with Lobster's schedule and threads": {**plain, "schedule": lobster["schedule"]},
+        "with Lobster's schedule and threads, with hedging": {**plain, "schedule": lobster["schedule"], "hedge": forebay["hedge"]},
+        "as it is": forebay,
+    }
+    hedged = {**lobster, "hedge": forebay["hedge"]}
+    models = ("AlexNet", "ResNet32", "ResNet50")
+    for panel in PANELS:
+        seconds = {model: run(sim, panel, model, lobster)["seconds"] for model in models}
+
+        def over(loader: Mapping[str, Any], panel: str = panel, seconds: Mapping[str, float] = seconds) -> list[float]:
+            return [run(sim, panel, model, loader)["seconds"] / seconds[model] for model in models]
+
+        title = f"apart: {panel}, time over Lobster's"
+        ratios = {f"Forebay {name}": over(loader) for name, loader in variants.items()}
+        ratios["Lobster with hedging"] = over(hedged)
+        for name, found in ratios.items():
+            note = ", ".join(f"{model} {ratio:.3f}" for model, ratio in zip(models, found, strict=True))
+            report.once(What(title, name, "", None, "Lobster"), mean(found), note)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import command
-from bench.paper import ablation, cells, hits, imbalance_of_loaders
+from bench.paper import ablation, apart, cells, hits, imbalance_of_loaders
 from bench.report import Report, What
 from bench.simulator import Simulator, changed, programs, total, warm
 
@@ -283,6 +283,7 @@ SCENARIOS: dict[str, Callable[[Simulator, Report], None]] = {
     "hits": hits,
     "loaders": imbalance_of_loaders,
     "ablation": ablation,
+    "apart": apart,
     "speed": speed,
 }
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.epochs import FRESHNESS, TTL_S, Found, Kind, Seen, moved, of_files
+from bench.epochs import FRESHNESS, TTL_S, Against, Found, Kind, Seen, moved, of_files
 from bench.report import Report
 from bench.session import Epoch, ProgramError, Session, environment, hand_over_hand, program, session, tiered
 from bench.world import Tier, World
@@ -65,7 +65,7 @@ class Rounds:
         freshness = FRESHNESS[number % 2]
         with self.world.tier() as tier, in_memory() as links:
             with self.start(tier, freshness) as running:
-                first, untiered = self.first_epochs(running, freshness)
+                first, untiered = self.first_epoch(running)
                 later = self.later_epochs(running, tier, freshness, links, untiered)
             if number == 0:
                 self.found.totals["tiered"] = first.seconds + sum(epoch.seconds for epoch in later[:2])
@@ -75,33 +75,25 @@ class Rounds:
         """The program under Forebay."""
         return session(self.world, tiered(self.world, tier, self.quota, freshness, self.kind.words(self.kind.source)), tier)
 
-    def first_epochs(self, running: Session, freshness: str) -> tuple[Epoch, list[Epoch]]:
-        """First epochs, tiered, untiered, untiered, tiered; the last is that of `running`, which goes on later."""
-        pace_ms = self.kind.pace_ms
-        with self.world.tier() as other, self.start(other, freshness) as short:
-            firsts = [short.epoch(pace_ms=pace_ms, watch=True)]
-        untiered: list[Epoch] = []
-        for _ in range(2):
-            with session(self.world, self.kind.words(self.kind.source)) as as_it_is:
-                untiered.append(as_it_is.epoch(pace_ms=pace_ms, watch=True))
-        firsts.append(running.epoch(pace_ms=pace_ms, watch=True))
-        self.note([*firsts, *untiered])
-        self.found.first_ratio.append(sum(e.seconds for e in firsts) / sum(e.seconds for e in untiered))
-        self.found.first_seconds.extend(e.seconds for e in firsts)
-        self.found.untiered_seconds.extend(e.seconds for e in untiered)
-        self.found.settled_after_s.extend(e.settled_after_s for e in firsts)
-        for mine, theirs in zip(firsts, untiered, strict=True):
-            self.found.first_bytes.append(moved(mine).bytes / moved(theirs).bytes)
-            self.found.untiered_bytes.append(moved(theirs).bytes)
-        return firsts[1], untiered
+    def first_epoch(self, running: Session) -> tuple[Epoch, Epoch]:
+        """The first epoch, hand over hand with one from the source as it is."""
+        roots = self.kind.source, self.world.as_it_is(self.kind.source)
+        mine, untiered = hand_over_hand(running, roots, 1, self.kind.first_part, pace_ms=self.kind.pace_ms, apart=True)
+        self.note([mine, untiered])
+        self.found.first_ratio.append(mine.seconds / untiered.seconds)
+        self.found.first_seconds.append(mine.seconds)
+        self.found.untiered_seconds.append(untiered.seconds)
+        self.found.settled_after_s.append(mine.settled_after_s)
+        self.found.first_bytes.append(moved(mine).bytes / moved(untiered).bytes)
+        self.found.untiered_bytes.append(moved(untiered).bytes)
+        return mine, untiered
 
-    def later_epochs(self, running: Session, tier: Tier, freshness: str, links: Path, untiered: Sequence[Epoch]) -> list[Epoch]:
-        """Epoch 2 and those after it, hand over hand with the same program on the copies."""
-        mine: list[Epoch] = []
+    def later_epochs(self, running: Session, tier: Tier, freshness: str, links: Path, untiered: Epoch) -> list[Epoch]:
+        """Epoch 2 and those after it, hand over hand with the copies by other names."""
         self.link_copies(tier, freshness, links)
         begun, before = time.monotonic(), self.world.traffic()
-        with session(self.world, self.kind.words(links)) as theirs:
-            self.found.fits.append(self.against(theirs, running, mine))
+        mine, against = self.against(running, links)
+        self.found.fits.append(against)
         # Enough runs are watched for one whole validity.
         if self.kind.watch_listings and freshness == TTL and len(self.found.listings) < self.world.size.runs:
             time.sleep(max(0.0, begun + TTL_S - time.monotonic()))
@@ -111,7 +103,7 @@ class Rounds:
             self.found.window_excess.append(of_files(window.operations))
             self.found.window_bytes.append(window.bytes * per_ttl)
         record = running.end()
-        self.found.fits_seen[freshness].append(self.seen(mine[:2], record, untiered))
+        self.found.fits_seen[freshness].append(self.seen(mine[:2], record, [untiered]))
         return mine
 
     def second_run(self, tier: Tier, freshness: str, links: Path) -> None:
@@ -121,24 +113,23 @@ class Rounds:
                 validating = running.epoch(watch=True)
                 self.note([validating])
                 self.found.again_first_bytes.append(moved(validating).bytes)
-            mine: list[Epoch] = []
-            with session(self.world, self.kind.words(links)) as theirs:
-                self.found.again.append(self.against(theirs, running, mine))
+            mine, against = self.against(running, links)
+            self.found.again.append(against)
             record = running.end()
         self.found.again_seen[freshness].append(self.seen(mine[:2], record, []))
 
-    def against(self, on_copies: Session, running: Session, mine: list[Epoch]) -> float:
-        """Epochs under Forebay and on the copies; adds the former to `mine`, and returns the ratio of the times."""
-        theirs: list[Epoch] = []
-        for number in range(self.epochs):
-            one, other = hand_over_hand(running, on_copies, number, self.kind.part)
-            mine.append(one)
-            theirs.append(other)
+    def against(self, running: Session, links: Path) -> tuple[list[Epoch], Against]:
+        """Epochs under Forebay, and what they took over those on the copies by other names."""
+        roots = self.kind.source, links
+        both = [hand_over_hand(running, roots, number, self.kind.part) for number in range(self.epochs)]
+        mine, theirs = [one for one, _ in both], [other for _, other in both]
         self.note([*mine, *theirs])
         self.found.copies_seconds.extend(epoch.seconds for epoch in theirs)
         seconds = sum(epoch.seconds for epoch in mine), sum(epoch.seconds for epoch in theirs)
         self.found.agent_share.append(sum(epoch.agent_cpu_ms for epoch in mine) / 1000 / sum(seconds))
-        return seconds[0] / seconds[1]
+        turns = [statistics.median(turn for epoch in epochs for turn in epoch.turns_s) for epochs in (mine, theirs)]
+        cpu_s = [sum(epoch.cpu_s for epoch in epochs) for epochs in (mine, theirs)]
+        return mine, Against(seconds[0] / seconds[1], turns[0] / turns[1], cpu_s[0] / cpu_s[1])
 
     def link_copies(self, tier: Tier, freshness: str, links: Path) -> None:
         """Fills `links`, by a run beside the one that is measured."""

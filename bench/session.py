@@ -41,6 +41,8 @@ class Epoch:
     traffic: Traffic | None
     settled_after_s: float
     agent_cpu_ms: float
+    # Where it was read in turns: how long each took.
+    turns_s: tuple[float, ...] = ()
 
 
 def program(name: str, *words: object) -> list[str]:
@@ -147,7 +149,7 @@ class Session:
             agent_cpu_ms=self.agent_cpu_ms() - cpu_before,
         )
 
-    def step(self, **told: float) -> dict[str, Any]:
+    def step(self, **told: float | str) -> dict[str, Any]:
         """One epoch, or the part of one that is told, from whatever the caches hold; what the program says of it."""
         assert self._process.stdin
         self._process.stdin.write(f"{json.dumps(told)}\n".encode())
@@ -210,35 +212,57 @@ def session(world: World, words: Sequence[str], tier: Tier | None = None) -> Ite
         running.kill()
 
 
-def hand_over_hand(mine: Session, theirs: Session, number: int, part: int) -> tuple[Epoch, Epoch]:
-    """One epoch of each of two programs that read the same bytes of the same disk, in turns of `part` files.
+def hand_over_hand(
+    running: Session, roots: tuple[Path, Path], number: int, part: int, *, pace_ms: float = 0, apart: bool = False
+) -> tuple[Epoch, Epoch]:
+    """One epoch of each of two directories with the same files, in turns of `part` files; by one process, from cold caches.
 
-    From cold caches one reads every other part, and the other one what is between; then, from cold caches again, the other way round. So
-    each reads each file once, from the disk, and what drifts meets both alike. What the source saw is noted of `mine`.
+    It reads every other turn in the first directory and what is between in the second, and then, from cold caches again, the other way
+    round. So each file is read once by each name, and what drifts meets both alike. Two processes would not do: of two
+    that are alike in all but their number, one can take a tenth more processor time than the other as long as they live.
+
+    `apart`: what the source saw is told of each directory, and a turn begins when all copies are made. Else what it saw of both is told
+    with the first.
     """
     said: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    before, cpu_before = mine.world.traffic(), mine.agent_cpu_ms()
+    seen: list[Traffic | None] = [None, None]
+    settled_after_s, cpu_before, before = 0.0, running.agent_cpu_ms(), running.world.traffic()
     for half in range(2):
-        mine.world.drop_caches()
-        for turn, begin in enumerate(range(0, mine.first["files"], part)):
-            who = (turn + half) % 2
-            said[who].append((mine, theirs)[who].step(epoch=number, begin=begin, end=begin + part))
-    settled_after_s = mine.agent.settle() if mine.agent else 0.0
-    traffic, agent_cpu_ms = mine.world.traffic() - before, mine.agent_cpu_ms() - cpu_before
+        running.world.drop_caches()
+        for turn, begin in enumerate(range(0, running.first["files"], part)):
+            which = (turn + half) % 2
+            begun = running.world.traffic() if apart else None
+            told: dict[str, float | str] = {
+                "epoch": number,
+                "root": str(roots[which]),
+                "begin": begin,
+                "end": begin + part,
+                "pace_ms": pace_ms,
+            }
+            said[which].append(running.step(**told))
+            if begun:
+                settled_after_s = running.agent.settle() if running.agent else 0.0
+                moved = running.world.traffic() - begun
+                seen[which] = (seen[which] or moved - moved) + moved
+    if not apart:
+        settled_after_s = running.agent.settle() if running.agent else 0.0
+        seen[0] = running.world.traffic() - before
+    agent_cpu_ms = running.agent_cpu_ms() - cpu_before
     one, other = (
         Epoch(
-            seconds=sum(part["seconds"] for part in parts),
-            cpu_s=sum(part["cpu_s"] for part in parts),
-            files=sum(part["files"] for part in parts),
-            bytes=sum(part["bytes"] for part in parts),
-            digest=sum(part["digest"] for part in parts) % 2**64,
+            seconds=sum(turn["seconds"] for turn in turns),
+            cpu_s=sum(turn["cpu_s"] for turn in turns),
+            files=sum(turn["files"] for turn in turns),
+            bytes=sum(turn["bytes"] for turn in turns),
+            digest=sum(turn["digest"] for turn in turns) % 2**64,
             traffic=traffic,
             settled_after_s=settled_after_s,
             agent_cpu_ms=agent_cpu_ms,
+            turns_s=tuple(turn["seconds"] for turn in turns),
         )
-        for parts in said
+        for turns, traffic in zip(said, seen, strict=True)
     )
-    return one, replace(other, traffic=None, settled_after_s=0.0, agent_cpu_ms=0.0)
+    return one, replace(other, settled_after_s=0.0, agent_cpu_ms=0.0)
 
 
 def run_once(world: World, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:

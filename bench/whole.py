@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Found, Kind, Seen, most
+from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Against, Found, Kind, Seen, most
 from bench.report import Report, What
 from bench.rounds import Rounds
-from bench.session import Epoch, program, session, tiered
+from bench.session import hand_over_hand, program, session, tiered
 from bench.world import World
 
 PACE_MS = 4
+FIRST_PART = 1_500
 AGENT_CPU_MS_MAX = 0.25
 
 
 def files(world: World, report: Report) -> None:
     """Small files, read by a paced program that decodes them."""
-    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, 64, True)
+    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, FIRST_PART, 64, True)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
@@ -26,7 +28,7 @@ def files(world: World, report: Report) -> None:
 
 def shards(world: World, report: Report) -> None:
     """Large files, read in pieces of 256 KiB by four threads."""
-    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 4, False)
+    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 4, 4, False)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
@@ -39,7 +41,7 @@ def rows(rounds: Rounds, report: Report) -> None:
     copies = "the same program on the same copies, through links in tmpfs"
     each = f"{rounds.epochs} epochs each, hand over hand, from cold caches"
     fits, again = f"{kind.name}: fits in the tier, epochs 2 and 3", f"{kind.name}: second run, warm tier"
-    report.time(What(fits, "time", "x", 1.03, copies), found.fits, each)
+    against(What(fits, "time", "x", 1.03, copies), found.fits, each, report)
     later(fits, found.fits_seen, report)
     if found.listings:
         bar = rounds.world.size.files / FILES_A_LISTING
@@ -47,7 +49,7 @@ def rows(rounds: Rounds, report: Report) -> None:
         report.count(What(fits, f"ttl: lookups, opens and reads of files in {TTL_S} s", "operations", 0), found.window_excess)
         share = [moved / statistics.median(found.untiered_bytes) for moved in found.window_bytes]
         report.count(What(fits, f"ttl: bytes on the links in {TTL_S} s", "x S", None, "an untiered epoch"), share)
-    report.time(What(again, "time", "x", 1.03, copies), found.again, each)
+    against(What(again, "time", "x", 1.03, copies), found.again, each, report)
     later(again, found.again_seen, report)
     if found.again_first_bytes:
         share = [moved / statistics.median(found.untiered_bytes) for moved in found.again_first_bytes]
@@ -58,6 +60,13 @@ def rows(rounds: Rounds, report: Report) -> None:
     report.count(What(baseline, "the agent's CPU in epochs 2 and 3", "cores"), found.agent_share)
     for name, seconds in found.totals.items():
         report.once(What(f"{kind.name}: three epochs", name, "s"), seconds)
+
+
+def against(time: What, found: Sequence[Against], note: str, report: Report) -> None:
+    """Epochs against the same on the very copies."""
+    report.time(time, [each.time for each in found], note)
+    report.time(time._replace(metric="time of a turn, median"), [each.median_turn for each in found])
+    report.time(time._replace(metric="the program's CPU", bar=None), [each.cpu for each in found])
 
 
 def first(kind: Kind, found: Found, report: Report) -> None:
@@ -97,18 +106,11 @@ def unpaced(world: World, report: Report) -> None:
     quota = 2 * folder_bytes(world.local_files)
     ratio: list[float] = []
     cpu_ms: list[float] = []
-    for number in range(world.size.runs):
-        with world.tier() as tier:
-
-            def untiered() -> Epoch:
-                with session(world, words) as running:
-                    return running.epoch()
-
-            before = untiered() if number % 2 == 0 else None
-            with session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
-                mine = running.epoch()
-            ratio.append(mine.seconds / (before or untiered()).seconds)
-            cpu_ms.append(mine.agent_cpu_ms / mine.files)
+    for _ in range(world.size.runs):
+        with world.tier() as tier, session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
+            mine, untiered = hand_over_hand(running, (world.files, world.as_it_is(world.files)), 1, FIRST_PART, apart=True)
+        ratio.append(mine.seconds / untiered.seconds)
+        cpu_ms.append(mine.agent_cpu_ms / mine.files)
         report.note_load()
     scenario = "files: epoch 1, unpaced"
     report.count(What(scenario, "agent's CPU", "ms a file", AGENT_CPU_MS_MAX), cpu_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from testbed.testbed import Gluster, gluster
 
 # Time for the client and the bricks to fall silent.
 QUIET_S = 0.3
+AS_IT_IS = "as-it-is"
 # A tier with more copies than this is removed only when all is measured: ext4 steps over each inode that was freed within the last
 # minutes whenever it makes a new one (fs/ext4/ialloc.c, recently_deleted), so the next tier would pay for the removal of this one. With
 # 6,000 freed inodes that was 0.2 ms of the agent's CPU a file.
@@ -54,6 +56,12 @@ class Traffic:
             {name: count - old.get(name, 0) for name, count in new.items()} for new, old in zip(self.bricks, before.bricks, strict=True)
         )
         return Traffic(self.bytes - before.bytes, bricks)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        bricks = tuple(
+            {name: one.get(name, 0) + more.get(name, 0) for name in one | more} for one, more in zip(self.bricks, other.bricks, strict=True)
+        )
+        return Traffic(self.bytes + other.bytes, bricks)
 
     @property
     def operations(self) -> Counter[str]:
@@ -96,6 +104,10 @@ class World:
     def local_shards(self) -> Path:
         """The same large files on a local directory."""
         return self.place / "local" / "shards"
+
+    def as_it_is(self, source: Path) -> Path:
+        """A directory of the slow file system by a name that is foreign to Forebay."""
+        return self.place / AS_IT_IS / source.relative_to(self.cluster.mnt)
 
     def traffic(self) -> Traffic:
         """So far."""
@@ -165,10 +177,21 @@ def world(size: Size, parent: Path, target: Path | None) -> Iterator[World]:
         datasets.photos(local / "files", size.files)
         datasets.shards(local / "shards", size.shards)
         command = install(place / "bin", target)
-        with gluster(place / "slow", populate=local) as cluster:
+        with gluster(place / "slow", populate=local) as cluster, bound(cluster.mnt, place / AS_IT_IS):
             yield World(place, size, cluster, command)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def bound(source: Path, target: Path) -> Iterator[None]:
+    """A directory by another name."""
+    target.mkdir()
+    subprocess.run(["mount", "--bind", source, target], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", target], check=True)
 
 
 def install(directory: Path, target: Path | None) -> Path:

@@ -8,6 +8,7 @@ that it names; the end of the input ends the program.
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import os
 import sys
@@ -44,8 +45,9 @@ def read_and_decode(path: str) -> Read:
     return Read(len(data), zlib.crc32(pixels))
 
 
+@functools.cache
 def listed(root: str) -> list[str]:
-    """Every file, in the order of names."""
+    """Every file, in the order of names; looked up once."""
     return sorted(os.path.join(place, name) for place, _, names in os.walk(root) for name in names)  # noqa: PTH118
 
 
@@ -57,15 +59,14 @@ def main() -> int:
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--first", type=int, metavar="N", help="read only the first N files, in the order of names")
     args = parser.parse_args()
-    files = listed(args.root)[: args.first]
     work = read_and_decode if args.decode else read
     if args.decode:
         # What is only imported once belongs to no epoch.
         import PIL.JpegImagePlugin  # noqa: F401
     with ThreadPoolExecutor(args.threads) as pool:
-        say(files=len(files), at=time.monotonic())
+        say(files=len(listed(args.root)[: args.first]), at=time.monotonic())
         for step in steps(args):
-            wanted = step.of(files, args.seed)
+            wanted = step.of(listed(step.root)[: args.first], args.seed)
             size = checksum = 0
             begun, cpu = time.monotonic(), time.process_time()
             for first in range(0, len(wanted), args.batch):

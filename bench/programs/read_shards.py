@@ -7,6 +7,7 @@ that it names; the end of the input ends the program.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import sys
@@ -30,17 +31,22 @@ def read(path: str, piece: int) -> tuple[int, int]:
     return size, int.from_bytes(digest.digest()[:8], "little")
 
 
+@functools.cache
+def listed(root: str) -> list[str]:
+    """Every file, in the order of names; looked up once."""
+    return sorted(os.path.join(root, name) for name in os.listdir(root))  # noqa: PTH118, PTH208
+
+
 def main() -> int:
     """Exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     options(parser)
     parser.add_argument("--piece-kib", type=int, default=256)
     args = parser.parse_args()
-    shards = sorted(os.path.join(args.root, name) for name in os.listdir(args.root))  # noqa: PTH118, PTH208
     with ThreadPoolExecutor(args.threads) as pool:
-        say(files=len(shards), at=time.monotonic())
+        say(files=len(listed(args.root)), at=time.monotonic())
         for step in steps(args):
-            wanted = step.of(shards, args.seed)
+            wanted = step.of(listed(step.root), args.seed)
             size = checksum = 0
             begun, cpu = time.monotonic(), time.process_time()
             for length, found in pool.map(read, wanted, [args.piece_kib << 10] * len(wanted)):
