@@ -1,4 +1,4 @@
-"""What the library costs a program: an open that hits, one that is none of our business, and a process's start."""
+"""What the library costs a program: an open or a stat that a copy answers, one that is none of our business, and a process's start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from bench.world import Tier, World
 SCENARIO = "micro: opens and starts"
 HIT_US_MAX = 1.5
 RELATIVE_US_MAX = HIT_US_MAX + 0.6
+STAT_HIT_US_MAX = 0.5
 FOREIGN_US_MAX = 0.1
 START_INSTRUCTIONS_MAX = 300_000
 FOREIGN = "/etc/os-release"
 
 
 def micro(world: World, report: Report) -> None:
-    """Opens by CPU time, starts by instructions."""
+    """Opens and stats by CPU time, starts by instructions."""
     open_cost, start = compiled(world, "open_cost"), compiled(world, "start")
     directory = sorted(path for path in world.files.iterdir() if path.is_dir())[0]
     with world.tier() as tier:
@@ -49,7 +50,12 @@ def opens(world: World, tier: Tier, words: Sequence[str], report: Report) -> Non
     report.time(What(SCENARIO, "an open that hits, absolute path", "us of CPU more", HIT_US_MAX, copy), beyond("hit", "copy"))
     report.time(What(SCENARIO, "an open that hits, relative path", "us of CPU more", RELATIVE_US_MAX, copy), beyond("relative", "copy"))
     report.time(What(SCENARIO, "a foreign open", "us of CPU more", FOREIGN_US_MAX, plain), beyond("foreign", "plain"))
+    copy, plain = "asking what the copy is by its own name, without the library", "the same stat without the library"
+    what = What(SCENARIO, "a stat that a copy answers, absolute path", "us of CPU more", STAT_HIT_US_MAX, copy)
+    report.time(what, beyond("stat_hit", "stat_copy"))
+    report.time(What(SCENARIO, "a foreign stat", "us of CPU more", FOREIGN_US_MAX, plain), beyond("stat_foreign", "stat_plain"))
     report.time(What(SCENARIO, "opening and closing the copy", "us of CPU"), [one["copy"] / 1000 for one in rounds])
+    report.time(What(SCENARIO, "asking what the copy is", "us of CPU"), [one["stat_copy"] / 1000 for one in rounds])
 
 
 def starts(world: World, tier: Tier, start: Path, cached: Path, report: Report) -> None:

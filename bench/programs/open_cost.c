@@ -1,10 +1,10 @@
-/* What an open costs, in nanoseconds of CPU time with its close: through whatever is preloaded, and through libc alone.
+/* What an open (with its close) and a stat cost, in nanoseconds of CPU time: through whatever is preloaded, and through libc alone.
  *
  * usage: open_cost DIRECTORY WHERE FOREIGN ROUNDS
  *
  * Opens the files of DIRECTORY until each leads to a file below WHERE. Then, round by round, in random order: those files by their own
  * names (copy), the files of DIRECTORY by absolute path (hit) and relative to it (relative), and FOREIGN, which is below neither,
- * through libc alone (plain) and as any program would (foreign). One line of JSON a round. */
+ * through libc alone (plain) and as any program would (foreign); stats likewise. One line of JSON a round. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -13,17 +13,36 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { FILES_MAX = 1000, WAIT_TENTHS_MAX = 300 };
-enum { COPY, HIT, RELATIVE, PLAIN, FOREIGN, KINDS };
+enum { COPY, HIT, RELATIVE, PLAIN, FOREIGN, STAT_COPY, STAT_HIT, STAT_PLAIN, STAT_FOREIGN, KINDS };
 
-static const char *const kind_names[KINDS] = {"copy", "hit", "relative", "plain", "foreign"};
-static char *paths[FILES_MAX], *names[FILES_MAX], *copies[FILES_MAX];
+static char *paths[FILES_MAX], *names[FILES_MAX], *copies[FILES_MAX], *foreign[FILES_MAX];
 static int count;
 
 typedef int open_function(const char *, int, ...);
+typedef int stat_function(const char *, struct stat *);
+static open_function *plain_open;
+static stat_function *plain_stat;
+
+static const struct {
+    const char *name;
+    char *const *which;
+    int is_plain, is_stat;
+} kinds[KINDS] = {
+    [COPY] = {"copy", copies, 1, 0},
+    [HIT] = {"hit", paths, 0, 0},
+    [RELATIVE] = {"relative", names, 0, 0},
+    [PLAIN] = {"plain", foreign, 1, 0},
+    [FOREIGN] = {"foreign", foreign, 0, 0},
+    [STAT_COPY] = {"stat_copy", copies, 1, 1},
+    [STAT_HIT] = {"stat_hit", paths, 0, 1},
+    [STAT_PLAIN] = {"stat_plain", foreign, 1, 1},
+    [STAT_FOREIGN] = {"stat_foreign", foreign, 0, 1},
+};
 
 static void fail(const char *what) {
     perror(what);
@@ -73,14 +92,28 @@ static double cpu_ns(void) {
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-static double measure(open_function *opens, char *const *which, const int *order) {
-    double begun = cpu_ns();
+static void open_all(open_function *opens, char *const *which, const int *order) {
     for (int number = 0; number < count; number++) {
         int descriptor = opens(which[order[number]], O_RDONLY);
         if (descriptor < 0)
             fail(which[order[number]]);
         close(descriptor);
     }
+}
+
+static void stat_all(stat_function *stats, char *const *which, const int *order) {
+    struct stat status;
+    for (int number = 0; number < count; number++)
+        if (stats(which[order[number]], &status) != 0)
+            fail(which[order[number]]);
+}
+
+static double measure(int kind, const int *order) {
+    double begun = cpu_ns();
+    if (kinds[kind].is_stat)
+        stat_all(kinds[kind].is_plain ? plain_stat : stat, kinds[kind].which, order);
+    else
+        open_all(kinds[kind].is_plain ? plain_open : open, kinds[kind].which, order);
     return (cpu_ns() - begun) / count;
 }
 
@@ -90,10 +123,10 @@ int main(int words, char **word) {
         return 2;
     }
     void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    open_function *plain = libc == NULL ? NULL : (open_function *)dlsym(libc, "open");
-    if (plain == NULL || chdir(word[1]) != 0)
+    plain_open = libc == NULL ? NULL : (open_function *)dlsym(libc, "open");
+    plain_stat = libc == NULL ? NULL : (stat_function *)dlsym(libc, "stat");
+    if (plain_open == NULL || plain_stat == NULL || chdir(word[1]) != 0)
         fail("libc, or the directory");
-    char *foreign[FILES_MAX];
     int order[FILES_MAX];
     list(word[1]);
     /* All are opened once before any is asked for again. */
@@ -119,12 +152,11 @@ int main(int words, char **word) {
         }
         for (int turn = 0; turn < KINDS; turn++) {
             int kind = (turn + round) % KINDS;
-            char *const *which = kind == COPY ? copies : kind == HIT ? paths : kind == RELATIVE ? names : foreign;
-            took[kind] = measure(kind == COPY || kind == PLAIN ? plain : open, which, order);
+            took[kind] = measure(kind, order);
         }
         printf("{");
         for (int kind = 0; kind < KINDS; kind++)
-            printf("%s\"%s\": %.1f", kind == 0 ? "" : ", ", kind_names[kind], took[kind]);
+            printf("%s\"%s\": %.1f", kind == 0 ? "" : ", ", kinds[kind].name, took[kind]);
         printf("}\n");
     }
     return 0;

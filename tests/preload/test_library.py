@@ -17,6 +17,7 @@ HOOKS = (
     "open open64 openat openat64 creat creat64 __open_2 __open64_2 __openat_2 __openat64_2 "
     "fopen fopen64 freopen freopen64 "
     "rename renameat renameat2 unlink unlinkat remove rmdir truncate truncate64 link linkat symlink symlinkat "
+    "stat stat64 lstat lstat64 __xstat __xstat64 __lxstat __lxstat64 access faccessat "
     "fstat fstat64 __fxstat __fxstat64 fstatat fstatat64 __fxstatat __fxstatat64 statx "
     "chmod chown lchown utime utimes lutimes setxattr removexattr fchmodat fchownat utimensat futimesat "
     "fchmod fchown futimens futimes fsetxattr fremovexattr fgetxattr flistxattr "

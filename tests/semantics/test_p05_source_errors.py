@@ -25,6 +25,12 @@ REFUSED = {
     "a name that is too long": "os.open(root + '/' + 'n' * 256, 0)",
     "a path that is too long": "os.open(root + '/d/..' * 1024 + '/a', 0)",
     "the empty name": "os.open('', 0)",
+    "what a name is that is not there": "os.stat(root + '/none')",
+    "what a file is as a directory": "os.stat(root + '/a/b')",
+    "what a file is with a slash behind": "os.stat(root + '/a/')",
+    "what a link is with a slash behind": "os.lstat(root + '/to_a/')",
+    "what a path is that is too long": "os.stat(root + '/d/..' * 1024 + '/a')",
+    "what the empty name is": "os.stat('')",
     "an address that is none": "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
     "if c.open(None, 0) < 0: raise OSError(ctypes.get_errno(), '')",
     "writing to what is open for reading": "fd = os.open(root + '/a', 0); os.write(fd, b'x')",

@@ -53,6 +53,7 @@ class Pool:
         self.ready: list[Place] = []
         self.freshness = freshness
         self.hits = 0
+        self.stats_saved = 0
         self.more(count)
 
     def more(self, count: int) -> None:
@@ -123,6 +124,10 @@ class Machine(RuleBasedStateMachine):
     @rule(user=users, name=anything, spelling=spellings, follow=st.booleans())
     def look(self, user: str, name: str, spelling: str, follow: bool) -> None:
         self.same(user, "look", name, spelling, follow)
+
+    @rule(user=users, name=anything, spelling=spellings, follow=st.booleans())
+    def ask_by_name(self, user: str, name: str, spelling: str, follow: bool) -> None:
+        self.same(user, "names_agree", name, spelling, follow)
 
     @rule(
         user=users,
@@ -195,7 +200,9 @@ class Machine(RuleBasedStateMachine):
             if hasattr(self, "plain"):
                 self.same("do", "tree")
         if hasattr(self, "plain"):
-            self.pool.hits += self.served.end().hits
+            ran = self.served.end()
+            self.pool.hits += ran.hits
+            self.pool.stats_saved += ran.counters["stats_saved"]
 
 
 def outside(path: Path, how: str, seed: int) -> None:
@@ -240,6 +247,7 @@ def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> No
             ),
         )
         assert pool.hits > 3 * examples, "it is copies that were compared with"
+        assert (pool.stats_saved > examples) == (freshness != "on_open"), "and what is known of them"
 
 
 @pytest.mark.parametrize("freshness", ["ttl=60", "immutable", "on_open"])

@@ -148,6 +148,7 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
         opens(&mut out, report, &derived);
         reasons(&mut out, "not from a tier:", report, MISSED);
     }
+    stats(&mut out, &report.counts);
     reasons(&mut out, "left alone:", report, PASSED);
     agent(&mut out, report);
     if let Some(why) = report.program.cover.why_not() {
@@ -209,6 +210,22 @@ fn opens(out: &mut String, report: &Report<'_>, derived: &Derived) {
         text::percent(derived.tier_opens, derived.source_opens),
         text::count(derived.tier_opens_at_most),
     );
+}
+
+fn stats(out: &mut String, counts: &Counts) {
+    let saved = counts.of(Counter::StatsSaved);
+    // A process that was ended in between may have counted one and not the other.
+    let asked = counts.of(Counter::SourceStats).max(saved);
+    if asked > 0 {
+        let _ = writeln!(
+            out,
+            "  {:<21}{} of {} ({})",
+            "source stats saved:",
+            text::count(saved),
+            text::count(asked),
+            text::percent(saved, asked),
+        );
+    }
 }
 
 fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counter]) {

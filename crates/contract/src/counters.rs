@@ -73,6 +73,10 @@ counters! {
     AttributesForwarded = "attributes_forwarded",
     /// opens that a door tried under a source for reading (hits and misses)
     SourceOpens = "source_opens",
+    /// questions about what lies under a source by its name (stat, access and kin)
+    SourceStats = "source_stats",
+    /// of these, answered on this node
+    StatsSaved = "stats_saved",
 }
 
 /// The order of the counters is the order of the page.

@@ -46,6 +46,9 @@ macro_rules! next_open {
     };
 }
 
+// Below the macros, which it uses.
+mod stats;
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn open(path: Text, flags: c_int, mode: mode_t) -> c_int {
     open_by(
@@ -252,96 +255,6 @@ unsafe extern "C" fn symlink(target: Text, path: Text) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn symlinkat(target: Text, dirfd: c_int, path: Text) -> c_int {
     make_link(Name(dirfd, path), || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstat(fd: c_int, out: *mut libc::stat) -> c_int {
-    let answer = next!(FSTAT(fd, out) or real::missing(-1));
-    if answer == 0 {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstat64(fd: c_int, out: *mut libc::stat) -> c_int {
-    let answer = next!(FSTAT64(fd, out) or real::missing(-1));
-    if answer == 0 {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstat(version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
-    let answer = next!(FXSTAT(version, fd, out) or real::missing(-1));
-    if answer == 0 {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstat64(version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
-    let answer = next!(FXSTAT64(version, fd, out) or real::missing(-1));
-    if answer == 0 {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
-    let answer = next!(FSTATAT(dirfd, path, out, flags) or real::missing(-1));
-    if answer == 0 && stat::is_descriptor(path, flags) {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat64(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
-    let answer = next!(FSTATAT64(dirfd, path, out, flags) or real::missing(-1));
-    if answer == 0 && stat::is_descriptor(path, flags) {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstatat(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
-    let answer = next!(FXSTATAT(version, dirfd, path, out, flags) or real::missing(-1));
-    if answer == 0 && stat::is_descriptor(path, flags) {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstatat64(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
-    let answer = next!(FXSTATAT64(version, dirfd, path, out, flags) or real::missing(-1));
-    if answer == 0 && stat::is_descriptor(path, flags) {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise(out) };
-    }
-    answer
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int {
-    let answer = next!(STATX(dirfd, path, flags, mask, out) or real::missing(-1));
-    if answer == 0 && stat::is_descriptor(path, flags) {
-        // SAFETY: the call has filled it.
-        unsafe { stat::disguise_x(dirfd, out) };
-    }
-    answer
 }
 
 /// Changes an attribute through a descriptor: `number(fd, rest...)` on the source, or the program's own call.

@@ -8,6 +8,8 @@
 //! Life of an open: `hooks` (C ABI) -> `open` (which kind is it? a path under a source?) -> `lookup` (a copy that may stand in?) ->
 //! the kernel's descriptor of the copy. Or, on a miss: the program's own call, then `handover` sends the agent a duplicate of the descriptor.
 //!
+//! A question about a name (`stat`, `access`) goes the same way: `hooks` -> `status` -> `lookup` -> what the index knows of the source.
+//!
 //! `state` what is mapped, and whether we are on | `real` the next definitions of what is hooked | `sys` raw system calls |
 //! `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a descriptor back to the source, for `stat`
 //! (what a redirected descriptor says of itself) and `attributes` (changes through one) | `path` paths on the stack.
@@ -26,6 +28,7 @@ mod path;
 mod real;
 mod stat;
 mod state;
+mod status;
 mod stdio;
 mod sys;
 

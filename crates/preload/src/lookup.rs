@@ -1,9 +1,9 @@
-//! From a path to a descriptor of its copy.
+//! From a path to its copy.
 
 use core::ffi::{CStr, c_int};
 
 use forebay_contract::{
-    Counter, FileTime, Freshness, Identity, Record, Tier,
+    Attributes, Counter, FileTime, Freshness, Identity, Index, Record, Tier,
     index::{TIER_PATH_BYTES_MAX, split},
     object_path,
 };
@@ -65,11 +65,25 @@ pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer
     Ok(buffer.bytes())
 }
 
-/// Opens the copy that stands in for `spelled`, which the program called `path`.
+/// A copy that may stand in for its source.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    index: Index<'static>,
+    pub(crate) record: &'static Record,
+    /// The version of the source that it holds.
+    pub(crate) identity: Identity,
+    tier: &'static Tier,
+}
+
+/// Room for the path of a copy.
+pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
+
+/// The copy that may stand in for `spelled` now, but for the question to the source that `on_open` adds.
 ///
 /// # Errors
-/// Why the source is to be opened instead.
-pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
+/// Why there is none.
+#[inline]
+pub(crate) fn find(serving: Serving, spelled: &[u8], now: u64) -> Result<Found, Miss> {
     let index = serving.index().ok_or(Miss::Because(Counter::NoPage))?;
     let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
     let directory = index.directory(record.directory()).ok_or(Miss::Unknown)?;
@@ -79,37 +93,69 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
     if serving.control.tier_is_off(record.tier()) {
         return Err(Miss::Because(Counter::TierOff));
     }
-    let freshness = serving.door.run.freshness();
     serving
         .control
-        .usable(record, directory, name, &identity, freshness, now)
+        .usable(record, directory, name, &identity, serving.door.run.freshness(), now)
         .map_err(Miss::Because)?;
-    if freshness == Freshness::OnOpen && !source_is(path, &identity) {
-        return Err(Miss::Because(Counter::SourceChanged));
-    }
-    let fd = open_object(tier, record, flags).ok_or(Miss::Because(Counter::CopyGone))?;
-    serving.door.count_hit(record.tier(), record.size());
-    serving.control.stamp_directory(record.directory(), serving.door.run.use_stamp(now));
-    Ok(fd)
+    Ok(Found {
+        index,
+        record,
+        identity,
+        tier,
+    })
 }
 
-/// Opens the file that a record speaks of, and nothing else.
-fn open_object(tier: &Tier, record: &Record, flags: c_int) -> Option<c_int> {
-    let mut room = [0; TIER_PATH_BYTES_MAX + 24];
-    let len = object_path(tier.objects(), record.copy(), &mut room)?;
-    let path = CStr::from_bytes_with_nul(room.get(..=len)?).ok()?;
-    let fd = sys::open_at(libc::AT_FDCWD, path, flags, 0).ok()?;
-    let is_it = sys::stat_fd(fd).is_ok_and(|stat| {
-        stat.st_dev == tier.dev()
-            && stat.st_ino == record.copy_ino()
-            && ctime(&stat) == record.copy_ctime()
-            && stat.st_size as u64 == record.size()
-    });
-    if !is_it {
-        sys::close(fd);
-        return None;
+impl Found {
+    /// What the source says of itself beyond its identity.
+    pub(crate) fn attributes(&self) -> Option<Attributes> {
+        self.index.attributes(self.record)
     }
-    Some(fd)
+
+    /// Where the copy lies.
+    pub(crate) fn path<'a>(&self, room: &'a mut ObjectPath) -> Option<&'a CStr> {
+        let len = object_path(self.tier.objects(), self.record.copy(), room)?;
+        CStr::from_bytes_with_nul(room.get(..=len)?).ok()
+    }
+
+    /// Whether a file is the copy, as it was published.
+    pub(crate) fn is(&self, file: &Identity) -> bool {
+        file.dev == self.tier.dev()
+            && file.ino == self.record.copy_ino()
+            && file.ctime == self.record.copy_ctime()
+            && file.size == self.record.size()
+    }
+
+    /// Notes that its directory is in use.
+    pub(crate) fn stamp(&self, serving: Serving, now: u64) {
+        let stamp = serving.door.run.use_stamp(now);
+        serving.control.stamp_directory(self.record.directory(), stamp);
+    }
+
+    /// Opens the copy, and nothing else that may lie in its place.
+    fn open(&self, flags: c_int) -> Option<c_int> {
+        let mut room = [0; size_of::<ObjectPath>()];
+        let fd = sys::open_at(libc::AT_FDCWD, self.path(&mut room)?, flags, 0).ok()?;
+        if !sys::stat_fd(fd).is_ok_and(|stat| self.is(&identity_of(&stat))) {
+            sys::close(fd);
+            return None;
+        }
+        Some(fd)
+    }
+}
+
+/// Opens the copy that stands in for `spelled`, which the program called `path`.
+///
+/// # Errors
+/// Why the source is to be opened instead.
+pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
+    let found = find(serving, spelled, now)?;
+    if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
+        return Err(Miss::Because(Counter::SourceChanged));
+    }
+    let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;
+    serving.door.count_hit(found.record.tier(), found.record.size());
+    found.stamp(serving, now);
+    Ok(fd)
 }
 
 /// Whether the name still leads to the version that was copied.

@@ -1,5 +1,5 @@
 //! What a redirected descriptor says of itself: the source's identity and attributes, so that programs that compare a name's stat with
-//! the descriptor's (cp, mv, install, tail) see one file.
+//! the descriptor's (cp, mv, install, tail) see one file. What a name says: see `status`.
 
 use core::ffi::{c_char, c_int};
 
@@ -33,9 +33,13 @@ pub(crate) unsafe fn disguise(stat: *mut libc::stat) {
 #[inline(never)]
 fn disguise_copy(stat: &mut libc::stat) {
     let source = state::serving().and_then(|serving| source_of(serving, copies::find(serving, stat)?));
-    let Some((identity, attributes)) = source else {
-        return;
-    };
+    if let Some((identity, attributes)) = source {
+        put(stat, &identity, &attributes);
+    }
+}
+
+/// Makes the answer of a copy the source's. What is not known of the source stays: the time of access.
+pub(crate) fn put(stat: &mut libc::stat, identity: &Identity, attributes: &Attributes) {
     stat.st_dev = identity.dev;
     stat.st_ino = identity.ino;
     stat.st_size = identity.size as libc::off_t;
@@ -92,9 +96,13 @@ pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
 fn disguise_copy_x(fd: c_int, statx: &mut libc::statx) {
     // Not by what the call has filled in, which is what its mask asked for.
     let source = state::serving().and_then(|serving| source_of(serving, copies::of_descriptor(serving, fd)?));
-    let Some((identity, attributes)) = source else {
-        return;
-    };
+    if let Some((identity, attributes)) = source {
+        put_x(statx, &identity, &attributes);
+    }
+}
+
+/// As [`put`], for `statx`.
+pub(crate) fn put_x(statx: &mut libc::statx, identity: &Identity, attributes: &Attributes) {
     statx.stx_dev_major = libc::major(identity.dev);
     statx.stx_dev_minor = libc::minor(identity.dev);
     statx.stx_ino = identity.ino;

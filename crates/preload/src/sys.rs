@@ -72,11 +72,37 @@ pub(crate) fn close(fd: c_int) {
 /// `newfstatat`.
 pub(crate) fn stat_at(dirfd: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, Errno> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
-    let arguments = [word(dirfd), path.as_ptr() as usize, stat.as_mut_ptr() as usize, word(flags), 0, 0];
-    // SAFETY: a string with its NUL, and room for the answer.
-    unsafe { call(libc::SYS_newfstatat, arguments) }?;
+    stat_into(dirfd, path, stat.as_mut_ptr(), flags)?;
     // SAFETY: the call succeeded, so the kernel has filled it.
     Ok(unsafe { stat.assume_init() })
+}
+
+/// `newfstatat` into a place that only the kernel need be able to write to: it refuses a bad one.
+pub(crate) fn stat_into(dirfd: c_int, path: &CStr, out: *mut libc::stat, flags: c_int) -> Result<(), Errno> {
+    let arguments = [word(dirfd), path.as_ptr() as usize, out as usize, word(flags), 0, 0];
+    // SAFETY: a string with its NUL, and a place that the kernel checks.
+    unsafe { call(libc::SYS_newfstatat, arguments) }.map(drop)
+}
+
+/// `statx` of an absolute path for what `stat` tells, into a place as [`stat_into`] takes it.
+pub(crate) fn statx_into(path: &CStr, out: *mut libc::statx) -> Result<(), Errno> {
+    let arguments = [
+        word(libc::AT_FDCWD),
+        path.as_ptr() as usize,
+        0,
+        libc::STATX_BASIC_STATS as usize,
+        out as usize,
+        0,
+    ];
+    // SAFETY: a string with its NUL, and a place that the kernel checks.
+    unsafe { call(libc::SYS_statx, arguments) }.map(drop)
+}
+
+/// `faccessat` of an absolute path: by the real user, as `access` asks.
+pub(crate) fn access(path: &CStr, mode: c_int) -> Result<(), Errno> {
+    let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(mode), 0, 0, 0];
+    // SAFETY: a string with its NUL.
+    unsafe { call(libc::SYS_faccessat, arguments) }.map(drop)
 }
 
 /// `fstat`.

@@ -1,4 +1,4 @@
-// A library that opens when it is loaded and when it is unloaded, before the door's own constructor and after everything else.
+// A library that opens and asks when it is loaded and when it is unloaded, before the door's own constructor and after everything else.
 #include "door.h"
 
 static int reads(const char *path, const char *text)
@@ -8,6 +8,7 @@ static int reads(const char *path, const char *text)
     FILE *file = fopen(path, "r");
     struct stat status;
     CHECK(fd >= 0 && file && fstat(fd, &status) == 0 && status.st_size == (off_t)strlen(text));
+    CHECK(stat(path, &status) == 0 && status.st_size == (off_t)strlen(text) && access(path, R_OK) == 0);
     CHECK(read(fd, bytes, sizeof bytes) == (ssize_t)strlen(text) && memcmp(bytes, text, strlen(text)) == 0);
     CHECK(fread(bytes, 1, sizeof bytes, file) == strlen(text) && memcmp(bytes, text, strlen(text)) == 0);
     fclose(file);

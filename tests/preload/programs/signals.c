@@ -1,4 +1,4 @@
-// A handler opens every 100 microseconds, on a small stack, while the program opens, writes and looks at descriptors itself.
+// A handler opens and asks every 100 microseconds, on a small stack, while the program opens, writes and looks at descriptors itself.
 #include "door.h"
 
 static volatile int handled;
@@ -14,6 +14,7 @@ static void handler(int number)
     struct stat status;
     CHECK(fd >= 0 && fstat(fd, &status) == 0 && status.st_size == 7);
     close(fd);
+    CHECK(stat(path, &status) == 0 && status.st_size == 7 && access(path, R_OK) == 0);
     CHECK(errno == before);
     handled++;
 }

@@ -1,0 +1,191 @@
+//! What a program asks of a file by its name (`stat`, `access` and kin), answered without the source where a copy may stand in for it.
+//!
+//! The rules of an open decide whether it may. Then the copy is asked, by the program's own credentials: for who can't reach it, or where it
+//! is gone or altered, the source answers, as it would for an open. The copy also tells what is not known of the source, the
+//! time of access. Whatever else can't be known here is the source's to say: links, write permission, times of birth.
+
+use core::ffi::{CStr, c_char, c_int, c_uint};
+
+use forebay_contract::{Counter, FileTime, Freshness, Identity};
+
+use crate::{
+    lookup::{self, Found, ObjectPath, identity_of},
+    path::PathBuffer,
+    real,
+    stat::{disguise, disguise_x, is_descriptor, put, put_x},
+    state::{self, Serving},
+    sys,
+};
+
+/// Flags that do not change which file is meant, beside `AT_SYMLINK_NOFOLLOW`.
+const HARMLESS: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
+/// The newest version of `struct stat` that `__xstat` and kin are asked for; the older one, if there is one, is laid out alike.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const STAT_VERSION: c_int = 1;
+#[cfg(target_arch = "aarch64")]
+pub(crate) const STAT_VERSION: c_int = 0;
+
+/// What is asked, and where the answer goes.
+#[derive(Clone, Copy)]
+enum Question {
+    Stat(*mut libc::stat),
+    StatX(*mut libc::statx),
+    /// Existence, or permission to read.
+    Access(c_int),
+    /// What no record can tell.
+    Other,
+}
+
+impl Question {
+    /// Asks the copy, and answers for the source.
+    fn ask(self, found: &Found, copy: &CStr) -> bool {
+        match self {
+            Self::Stat(out) => {
+                // It is the program's memory. If it is bad the kernel says so, now and to the program's own call.
+                if sys::stat_into(libc::AT_FDCWD, copy, out, 0).is_err() {
+                    return false;
+                }
+                // SAFETY: the call succeeded, so the kernel has filled it.
+                let stat = unsafe { &mut *out };
+                let attributes = found.attributes().filter(|_| found.is(&identity_of(stat)));
+                attributes.is_some_and(|attributes| {
+                    put(stat, &found.identity, &attributes);
+                    true
+                })
+            }
+            Self::StatX(out) => {
+                if sys::statx_into(copy, out).is_err() {
+                    return false;
+                }
+                // SAFETY: the call succeeded, so the kernel has filled it.
+                let statx = unsafe { &mut *out };
+                let attributes = found.attributes().filter(|_| found.is(&identity_of_x(statx)));
+                attributes.is_some_and(|attributes| {
+                    put_x(statx, &found.identity, &attributes);
+                    true
+                })
+            }
+            // Who may read the copy is who could read the source.
+            Self::Access(mode) => sys::access(copy, mode).is_ok(),
+            Self::Other => false,
+        }
+    }
+}
+
+fn identity_of_x(statx: &libc::statx) -> Identity {
+    let time = |time: libc::statx_timestamp| FileTime {
+        sec: time.tv_sec,
+        nsec: time.tv_nsec,
+    };
+    Identity {
+        dev: libc::makedev(statx.stx_dev_major, statx.stx_dev_minor),
+        ino: statx.stx_ino,
+        size: statx.stx_size,
+        mtime: time(statx.stx_mtime),
+        ctime: time(statx.stx_ctime),
+    }
+}
+
+/// Whether a question could be answered here. `flags` are those of the call.
+#[inline]
+fn answered(question: Question, dirfd: c_int, path: *const c_char, flags: c_int) -> bool {
+    let Some(serving) = state::serving() else { return false };
+    if path.is_null() {
+        return false;
+    }
+    // SAFETY: the program's string. The kernel would answer EFAULT where this faults; that is a listed deviation.
+    let path = unsafe { CStr::from_ptr(path) };
+    let bytes = path.to_bytes();
+    if bytes.first() != Some(&b'/') {
+        return answered_relative(serving, question, dirfd, path, flags);
+    }
+    serving.door.run.covers(bytes) && bytes.len() < libc::PATH_MAX as usize && answered_spelled(serving, question, bytes, flags)
+}
+
+/// Apart, so that a path lies on the stack only where one has to be made.
+#[inline(never)]
+fn answered_relative(serving: Serving, question: Question, dirfd: c_int, path: &CStr, flags: c_int) -> bool {
+    let mut buffer = PathBuffer::new();
+    lookup::spell(dirfd, path, &mut buffer)
+        .is_ok_and(|spelled| serving.door.run.covers(spelled) && answered_spelled(serving, question, spelled, flags))
+}
+
+#[inline(never)]
+fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags: c_int) -> bool {
+    serving.door.count(Counter::SourceStats, 1);
+    let only_source = matches!(question, Question::Other) || flags & !HARMLESS != 0;
+    if only_source || serving.door.run.freshness() == Freshness::OnOpen {
+        return false;
+    }
+    let now = real::now();
+    let Ok(found) = lookup::find(serving, spelled, now) else {
+        return false;
+    };
+    // What is known is what the name leads to. That is what it is, too, where it was seen to lead there without a link; a file that
+    // is put behind one later is renamed, which changes its ctime.
+    if flags & libc::AT_SYMLINK_NOFOLLOW != 0 && !found.record.is_plain() {
+        return false;
+    }
+    let mut room = [0; size_of::<ObjectPath>()];
+    if !found.path(&mut room).is_some_and(|copy| question.ask(&found, copy)) {
+        return false;
+    }
+    serving.door.count(Counter::StatsSaved, 1);
+    found.stamp(serving, now);
+    true
+}
+
+/// `stat` and kin; `real` is the program's own call.
+pub(crate) fn stat(dirfd: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    if is_descriptor(path, flags) {
+        let answer = real();
+        if answer == 0 {
+            // SAFETY: the call has filled it.
+            unsafe { disguise(out) };
+        }
+        return answer;
+    }
+    if answered(Question::Stat(out), dirfd, path, flags) {
+        0
+    } else {
+        real()
+    }
+}
+
+/// `statx`; as [`stat`].
+pub(crate) fn statx(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    out: *mut libc::statx,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    if is_descriptor(path, flags) {
+        let answer = real();
+        if answer == 0 {
+            // SAFETY: the call has filled it.
+            unsafe { disguise_x(dirfd, out) };
+        }
+        return answer;
+    }
+    // Whoever lets the answer be an old one gets none older than the others get.
+    let flags = flags & !libc::AT_STATX_DONT_SYNC;
+    let question = if mask & !libc::STATX_BASIC_STATS == 0 {
+        Question::StatX(out)
+    } else {
+        Question::Other
+    };
+    if answered(question, dirfd, path, flags) { 0 } else { real() }
+}
+
+/// `access` and `faccessat`; as [`stat`].
+pub(crate) fn access(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    // Without flags: for the real user, and through links.
+    let question = if mode & !libc::R_OK == 0 && flags == 0 {
+        Question::Access(mode)
+    } else {
+        Question::Other
+    };
+    if answered(question, dirfd, path, flags) { 0 } else { real() }
+}
