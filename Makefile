@@ -11,7 +11,8 @@ UV := scripts/uv.sh
 PY := .venv/bin/python
 COMMAND := $(TARGET)/release/forebay
 LIBRARY := $(TARGET)/preload/libforebay_preload.so
-IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
+LIBRARY_IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
+COMMAND_IN_WHEEL := wheel-data/scripts/forebay
 SHARE := wheel-data/data/share
 MANUAL := $(SHARE)/man/man1/forebay.1
 
@@ -42,6 +43,7 @@ check: .venv/.synced ## formatting, lints and types
 	cargo fmt --all --check
 	cargo clippy --locked --quiet --all-targets -- -D warnings
 	cargo clippy --locked --quiet --profile preload -p forebay-preload -- -D warnings
+	cargo clippy --locked --quiet -p forebay-python -- -D warnings
 	.venv/bin/ruff check --quiet
 	.venv/bin/ruff format --quiet --check
 	.venv/bin/mypy
@@ -76,7 +78,10 @@ binaries: .system
 $(COMMAND) $(LIBRARY): binaries
 	@:
 
-$(IN_WHEEL): $(LIBRARY)
+$(LIBRARY_IN_WHEEL): $(LIBRARY)
+	install -D -m 0755 $< $@
+
+$(COMMAND_IN_WHEEL): $(COMMAND)
 	install -D -m 0755 $< $@
 
 # What shells and man(1) look for below an installation's prefix.
@@ -88,8 +93,11 @@ $(MANUAL): $(COMMAND)
 	$(COMMAND) completion zsh > $(SHARE)/zsh/site-functions/_forebay
 	$(COMMAND) completion fish > $(SHARE)/fish/vendor_completions.d/forebay.fish
 
+# Its native part is compiled with the wheel, by maturin.
+PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crates/python/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
+
 # A new wheel each time anything in it changed, and only that wheel in dist/.
-.venv/.installed: $(COMMAND) $(IN_WHEEL) $(MANUAL) pyproject.toml $(wildcard python/forebay/*) .venv/.synced
+.venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARY_IN_WHEEL) $(MANUAL) $(PACKAGE) .venv/.synced
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl

@@ -62,6 +62,7 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["preload"] == {"contract"}
     assert allowed["agent"] == {"policy", "contract", "store"}
     assert allowed["sim"] == {"policy"}
+    assert allowed["python"] == {"policy", "contract", "store", "agent"}
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim"}
 
 

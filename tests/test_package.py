@@ -53,7 +53,7 @@ def workspace_version() -> str:
 
 def test_one_version_everywhere(installed: Installed) -> None:
     version = workspace_version()
-    assert installed.wheel.name.startswith(f"forebay-{version}-py3-none-")
+    assert installed.wheel.name.startswith(f"forebay-{version}-cp310-abi3-")
     assert installed.run("forebay", "--version").stdout == f"forebay {version}\n"
     assert installed.run("python", "-m", "forebay", "--version").stdout == f"forebay {version}\n"
     assert installed.run("python", "-c", "import forebay; print(forebay.__version__)").stdout == f"{version}\n"
@@ -68,8 +68,12 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
     assert {name for name in names - manual if not name.startswith("dist-info/")} == {
         "forebay/__init__.py",
         "forebay/__main__.py",
+        "forebay/_core.abi3.so",
+        "forebay/_core.pyi",
+        *(f"forebay/clone/{path.name}" for path in (ROOT / "python/forebay/clone").glob("*.py")),
         "forebay/preprocess.py",
         "forebay/py.typed",
+        "forebay/torch.py",
         f"data/data/{LIBRARY}",
         "data/data/share/bash-completion/completions/forebay",
         "data/data/share/fish/vendor_completions.d/forebay.fish",

@@ -1,0 +1,75 @@
+//! `forebay._core`: what the Python package has to do natively. Converts types, releases the interpreter's lock, maps errors; nothing else:
+//! no policy, no framework's name and no default value belongs here.
+//!
+//! Memory is named by address and length, not by object: the stable ABI has the buffer protocol only from Python 3.11 on, and a
+//! tensor offers none for half of its types. So each function trusts its caller, `forebay.clone`, that the memory is there and stays
+//! there until it returns. The module is private for that reason.
+
+mod one_pass;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Memory of the caller: it is readable, or writable where a function says so, until the call returns.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    address: usize,
+    length: usize,
+}
+
+impl Memory {
+    /// Refuses what no allocation can be: an address of nought with bytes behind it, or an end beyond the address space.
+    fn new(address: usize, length: usize) -> PyResult<Self> {
+        let possible = isize::try_from(length).is_ok() && address.checked_add(length).is_some();
+        if (address == 0 && length > 0) || !possible {
+            return Err(PyValueError::new_err(format!(
+                "no memory of {length} bytes can be at address {address:#x}"
+            )));
+        }
+        Ok(Self { address, length })
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        self.address < other.address + other.length && other.address < self.address + self.length
+    }
+}
+
+/// XXH3-128 of `length` bytes at `address`, as 32 hexadecimal digits.
+#[pyfunction]
+fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
+    let memory = Memory::new(address, length)?;
+    Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
+}
+
+/// Copies `length` bytes from `source` to `target` and returns the digest of what then stands at `target`, in one pass over memory.
+#[pyfunction]
+fn copy_and_digest(py: Python<'_>, source: usize, target: usize, length: usize) -> PyResult<String> {
+    let (source, target) = (Memory::new(source, length)?, Memory::new(target, length)?);
+    if source.overlaps(target) {
+        return Err(PyValueError::new_err("source and target overlap"));
+    }
+    Ok(hexadecimal(py.detach(|| one_pass::of_copy(source, target))))
+}
+
+/// Reads `length` bytes from `offset` of the open file `descriptor` to `target` and returns their digest, in one pass over memory.
+///
+/// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under this process.
+#[pyfunction]
+fn read_and_digest(py: Python<'_>, descriptor: i32, offset: u64, target: usize, length: usize) -> PyResult<String> {
+    if descriptor < 0 {
+        return Err(PyValueError::new_err(format!("{descriptor} is no descriptor")));
+    }
+    let target = Memory::new(target, length)?;
+    Ok(hexadecimal(py.detach(|| one_pass::of_read(descriptor, offset, target))?))
+}
+
+/// As `forebay ls` shows checksums, too.
+fn hexadecimal(digest: u128) -> String {
+    format!("{digest:032x}")
+}
+
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::{copy_and_digest, digest, read_and_digest};
+}

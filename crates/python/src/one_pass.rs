@@ -1,0 +1,76 @@
+//! Digests in one pass: a piece is hashed while it is still in the processor's cache from being copied or read.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::{Errno, pread};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::Memory;
+
+/// Fits the second-level cache of the processors that we know of, beside its source.
+const PIECE_BYTES: usize = 128 * 1024;
+
+/// The digest of `memory`.
+pub(crate) fn of(memory: Memory) -> u128 {
+    let mut hash = Xxh3::new();
+    hash.update(bytes(memory));
+    hash.digest128()
+}
+
+/// Copies `source` to `target`, which has the same length and does not overlap it; the digest is that of the copy.
+pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
+    let mut hash = Xxh3::new();
+    for at in (0..target.length).step_by(PIECE_BYTES) {
+        let piece = piece(target, at);
+        // SAFETY: both pieces lie in memory that the caller vouches for, and the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping((source.address + at) as *const u8, piece.address as *mut u8, piece.length) };
+        // Of the copy, not of the source: if another thread writes to the source meanwhile, what is vouched for is what was taken.
+        hash.update(bytes(piece));
+    }
+    hash.digest128()
+}
+
+/// Fills `target` from `offset` of a file, and digests what was read.
+///
+/// # Errors
+///
+/// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
+pub(crate) fn of_read(descriptor: i32, offset: u64, target: Memory) -> io::Result<u128> {
+    // SAFETY: the caller keeps the descriptor open until this returns, and it is not -1.
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let mut hash = Xxh3::new();
+    let mut at = 0;
+    while at < target.length {
+        let piece = piece(target, at);
+        // SAFETY: memory that the caller vouches for and that nobody else uses; it may be uninitialised, which `MaybeUninit` allows for.
+        let room = unsafe { std::slice::from_raw_parts_mut(piece.address as *mut MaybeUninit<u8>, piece.length) };
+        match pread(file, room, offset.saturating_add(at as u64)) {
+            Ok(([], _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((read, _)) => {
+                hash.update(read);
+                at += read.len();
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(hash.digest128())
+}
+
+/// At most `PIECE_BYTES` of `memory`, from `at` on, which is within it.
+fn piece(memory: Memory, at: usize) -> Memory {
+    Memory {
+        address: memory.address + at,
+        length: PIECE_BYTES.min(memory.length - at),
+    }
+}
+
+fn bytes<'a>(memory: Memory) -> &'a [u8] {
+    if memory.length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller vouches for the memory until its call returns, and no reference outlives that.
+    unsafe { std::slice::from_raw_parts(memory.address as *const u8, memory.length) }
+}

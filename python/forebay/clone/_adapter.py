@@ -1,0 +1,115 @@
+"""What the inventory asks of a framework. `forebay.torch` answers; nothing else in this package knows what a tensor is."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from forebay.clone._errors import UndescribableError
+from forebay.clone._manifest import Layout, Placement
+from forebay.clone._values import Path
+
+__all__ = ["Adapter", "Component", "Memory", "adapter_of"]
+
+# By the package that the model's class, or one of its bases, is from.
+_ADAPTERS = {"torch": "forebay.torch"}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of the state that is read and set as a whole.
+
+    Attributes:
+        path: where it stands.
+        placement: how the ranks hold its values and tensors; a tensor that is sharded says so itself.
+        get: gives nested containers of plain values and tensors. Tensors are the state's own, or throw-away copies.
+        put: sets such containers. None where nothing can be set: then source and clone must have the same values and layouts, and
+            tensors are written in place.
+    """
+
+    path: Path
+    placement: Placement
+    get: Callable[[], object]
+    put: Callable[[Any], object] | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of a tensor, in the order of its layout.
+
+    Attributes:
+        address: of the first byte.
+        length: bytes.
+        owner: what must live as long as the address is used.
+    """
+
+    address: int
+    length: int
+    owner: object
+
+
+class Adapter(Protocol):
+    """A framework."""
+
+    def framework(self) -> str:
+        """Name and version, such as `torch 2.9.0`."""
+
+    def rank(self) -> tuple[int, int]:
+        """This process's rank, and how many there are."""
+
+    def components(self, kind: str, given: Mapping[str, object]) -> list[Component]:
+        """The parts of all objects given as one kind (`model`, `optimizer`, `scheduler`, ...), by their paths' second part; `""` for none.
+
+        Raises:
+            UndescribableError: of such an object nothing is known.
+        """
+
+    def process(self, generators: Mapping[str, object]) -> list[Component]:
+        """What belongs to the process: generators, its own and the named ones, and flags that change results."""
+
+    def check(self, given: Mapping[str, Mapping[str, object]]) -> None:
+        """Looks for signs that something declared absent is there.
+
+        Raises:
+            MissingError: it is.
+        """
+
+    def layout(self, value: object, path: Path) -> Layout | None:
+        """The layout of a tensor (of this rank's part, if it is sharded); None if the value is no tensor.
+
+        Raises:
+            UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
+        """
+
+    def is_sharded(self, tensor: Any) -> bool:  # noqa: ANN401  (a tensor)
+        """Whether each rank holds only a part."""
+
+    def length(self, layout: Layout) -> int:
+        """Bytes of a tensor of that layout.
+
+        Raises:
+            DamagedError: there can be no such tensor.
+        """
+
+    def empty(self, layout: Layout) -> Any:  # noqa: ANN401
+        """A new tensor, its elements unset."""
+
+    def memory(self, tensor: Any) -> Memory:  # noqa: ANN401
+        """The tensor's bytes, for reading: where it lies if that is in the processor's memory and without gaps, else a copy."""
+
+    def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> None:  # noqa: ANN401
+        """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy."""
+
+
+def adapter_of(model: object) -> Adapter:
+    """The framework of a model.
+
+    Raises:
+        UndescribableError: no framework that is known.
+    """
+    for base in type(model).__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _ADAPTERS and package in sys.modules:
+            return cast("Adapter", importlib.import_module(_ADAPTERS[package]))
+    raise UndescribableError(f"model is a {type(model).__module__}.{type(model).__qualname__}; known are models of: {', '.join(_ADAPTERS)}")

@@ -1,0 +1,163 @@
+"""The manifest: what a state consists of, entry by entry, each with its digest."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from forebay.clone._errors import DamagedError
+
+__all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
+
+FORMAT = "forebay clone manifest 1"
+MANIFEST_BYTES_MAX = 256 << 20
+ALIGNMENT_BYTES = 64
+VALUE = "value"
+"""The type of an entry that is no tensor, but typed JSON."""
+
+
+class Placement(Enum):
+    """How the ranks of a job hold an entry."""
+
+    REPLICATED = "replicated"
+    """All ranks hold the same bytes."""
+    SHARDED = "sharded"
+    """Each rank holds a part of one tensor."""
+    PER_RANK = "per rank"
+    """Each rank holds its own: generators, BatchNorm's running statistics, gradients, the loader's position."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the elements of a tensor lie in memory.
+
+    Attributes:
+        dtype: the framework's name of the element type; `VALUE` for typed JSON.
+        shape: sizes; of this rank's part, where the tensor is sharded.
+        strides: in elements, without gaps between them; 1 where the size is at most 1.
+        device: the kind of device, such as `cpu`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}, strides {list(self.strides)}, on {self.device}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor, or the values of one part of the state.
+
+    Attributes:
+        path: where it stands, such as `optimizer/state/fc.weight/exp_avg`.
+        placement: how the ranks hold it.
+        layout: type, sizes, strides, kind of device.
+        length: bytes.
+        digest: XXH3-128 of its bytes, 32 hexadecimal digits.
+    """
+
+    path: str
+    placement: Placement
+    layout: Layout
+    length: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All entries of a rank's state.
+
+    Attributes:
+        framework: name and version, such as `torch 2.9.0`.
+        rank: of the process whose state it is.
+        ranks: how many the job has.
+        absent: kinds that the job declared to have none of.
+        entries: in the order in which their bytes follow each other.
+    """
+
+    framework: str
+    rank: int
+    ranks: int
+    absent: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    def offsets(self) -> Iterator[tuple[Entry, int]]:
+        """Each entry with the offset in bytes at which a capture holds it: one behind the other, on multiples of 64."""
+        return zip(self.entries, offsets([entry.length for entry in self.entries]), strict=False)
+
+    @property
+    def length(self) -> int:
+        """Bytes of a capture."""
+        *_, end = offsets([entry.length for entry in self.entries])
+        return end
+
+    def differences(self, other: "Manifest") -> list[str]:
+        """Paths of entries that only one of the two has, or that differ in layout or bytes."""
+        mine, others = ({entry.path: (entry.layout, entry.digest) for entry in manifest.entries} for manifest in (self, other))
+        return [path for path in {**mine, **others} if mine.get(path) != others.get(path)]
+
+    def to_json(self) -> bytes:
+        """The manifest as JSON, one line."""
+        entries = [asdict(entry) | {"placement": entry.placement.value} for entry in self.entries]
+        header = {"format": FORMAT, "framework": self.framework, "rank": self.rank, "ranks": self.ranks, "absent": self.absent}
+        return json.dumps(header | {"entries": entries}, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Manifest":
+        """Reads a manifest that is not trusted.
+
+        Raises:
+            DamagedError: it is not what `to_json` writes.
+        """
+        try:
+            if len(text) > MANIFEST_BYTES_MAX:
+                raise ValueError(f"{len(text):,} bytes; the most is {MANIFEST_BYTES_MAX:,}")
+            fields = json.loads(text)
+            if fields.pop("format") != FORMAT:
+                raise ValueError(f"not of the format {FORMAT!r}: use the same version of Forebay on both sides")
+            entries = tuple(_entry(**entry) for entry in fields.pop("entries"))
+            absent = tuple(map(_text, fields.pop("absent")))
+            framework, rank, ranks = _header(**fields)
+            if len({entry.path for entry in entries}) != len(entries) or not entries:
+                raise ValueError("a path stands twice, or none at all")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"not a manifest: {error}") from error
+        return cls(framework, rank, ranks, absent, entries)
+
+
+def offsets(lengths: list[int]) -> Iterator[int]:
+    """Where each of so many bytes begins, and last, where all end."""
+    aligned = (-(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for length in lengths)
+    return itertools.accumulate(aligned, initial=0)
+
+
+def _header(*, framework: object, rank: object, ranks: object) -> tuple[str, int, int]:
+    return _text(framework), _count(rank), _count(ranks)
+
+
+def _entry(*, path: object, placement: object, layout: dict[str, object], length: object, digest: object) -> Entry:
+    if not (isinstance(digest, str) and len(digest) == 32 and set(digest) <= set("0123456789abcdef")):
+        raise ValueError(f"{path}: {digest!r} is no digest")
+    return Entry(_text(path), Placement(placement), _layout(**layout), _count(length), digest)
+
+
+def _layout(*, dtype: object, shape: object, strides: object, device: object) -> Layout:
+    if not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
+        raise ValueError("shape and strides are no lists of one length")
+    return Layout(_text(dtype), tuple(map(_count, shape)), tuple(map(_count, strides)), _text(device))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no count")
+    return value

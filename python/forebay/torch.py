@@ -1,0 +1,372 @@
+"""What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch. The only file that imports it."""
+
+import importlib
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from forebay.clone._adapter import Component, Memory
+from forebay.clone._errors import DamagedError, MissingError, UndescribableError
+from forebay.clone._manifest import Layout, Placement
+from forebay.clone._values import Path, spelled
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# Kinds of devices whose modules have get_rng_state_all and set_rng_state_all.
+_DEVICES = ("cuda", "xpu")
+# By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
+# each rank, and of other objects nothing is known.
+_PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
+
+
+def framework() -> str:
+    """See `Adapter.framework`."""
+    return f"torch {torch.__version__}"
+
+
+def rank() -> tuple[int, int]:
+    """See `Adapter.rank`."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def check(given: Mapping[str, Mapping[str, object]]) -> None:
+    """See `Adapter.check`. A scheduler leaves its mark on the optimizer's `step`."""
+    if given["scheduler"]:
+        return
+    for name, optimizer in given["optimizer"].items():
+        if hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched"):
+            raise MissingError(f"scheduler=None, but a scheduler drives {spelled(_path('optimizer', name))}: pass it")
+
+
+def components(kind: str, given: Mapping[str, object]) -> list[Component]:
+    """See `Adapter.components`."""
+    found = []
+    for name, value in given.items():
+        path = _path(kind, name)
+        if isinstance(value, nn.Module):
+            found += _module(_unwrapped(value), path)
+        elif isinstance(value, Optimizer):
+            found += _optimizer(value, path)
+        elif kind in ("model", "optimizer"):
+            raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no {'module' if kind == 'model' else 'optimizer'} of torch")
+        else:
+            found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK))
+    return found
+
+
+def process(generators: Mapping[str, object]) -> list[Component]:
+    """See `Adapter.process`."""
+    named = [_generator(generator, ("generators", "named", name)) for name, generator in generators.items()]
+    return [
+        Component(("flags",), Placement.REPLICATED, _flags, _set_flags),
+        Component(("generators", "process"), Placement.PER_RANK, _generators, _set_generators),
+        *named,
+    ]
+
+
+def layout(value: object, path: Path) -> Layout | None:
+    """See `Adapter.layout`."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    known = type(value) in (torch.Tensor, nn.Parameter) or _is_dtensor(value)
+    if not known or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise UndescribableError(
+            f"{spelled(path)}: a {_type(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
+        )
+    local = _local(value)
+    shape = tuple(local.shape)
+    if any(size > 1 and stride == 0 for size, stride in zip(shape, local.stride(), strict=True)):
+        raise UndescribableError(f"{spelled(path)}: an expanded tensor, whose elements share memory: keep its contiguous() instead")
+    strides = local.stride() if _is_dense(shape, local.stride()) else _contiguous(shape)
+    strides = tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True))
+    return Layout(_name(local.dtype), shape, strides, local.device.type)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """See `Adapter.is_sharded`."""
+    return _is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def length(layout: Layout) -> int:
+    """See `Adapter.length`."""
+    if not _is_dense(layout.shape, layout.strides):
+        raise DamagedError(f"a tensor of {layout} would have gaps, or share its elements")
+    return math.prod(layout.shape) * _dtype(layout).itemsize
+
+
+def empty(layout: Layout) -> torch.Tensor:
+    """See `Adapter.empty`."""
+    return torch.empty_strided(layout.shape, layout.strides, dtype=_dtype(layout), device=layout.device)
+
+
+def memory(tensor: torch.Tensor) -> Memory:
+    """See `Adapter.memory`."""
+    local = _local(tensor).resolve_conj().resolve_neg().cpu()
+    if not _is_dense(tuple(local.shape), local.stride()):
+        local = local.contiguous()
+    return Memory(local.data_ptr(), local.numel() * local.element_size(), local)
+
+
+def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) -> None:
+    """See `Adapter.fill`."""
+    local = _local(tensor)
+    in_place = local.device.type == "cpu" and not local.is_conj() and not local.is_neg() and _is_dense(layout.shape, local.stride())
+    target = local if in_place else torch.empty_strided(layout.shape, layout.strides, dtype=local.dtype)
+    write(Memory(target.data_ptr(), target.numel() * target.element_size(), target))
+    if not in_place:
+        local.copy_(target)
+
+
+def _path(kind: str, name: str) -> Path:
+    return (kind, name) if name else (kind,)
+
+
+def _type(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _dtype(layout: Layout) -> torch.dtype:
+    dtype = getattr(torch, layout.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DamagedError(f"torch has no type {layout.dtype!r}")
+    return dtype
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, without its history."""
+    tensor = tensor.detach()
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
+
+
+def _is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory without gaps and without sharing it."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The user's own module: without DistributedDataParallel, without torch.compile, whose names would differ from an unwrapped one's."""
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
+            module = original
+        else:
+            return module
+
+
+def _fixed(path: Path, get: Callable[[], object], placement: Placement = Placement.REPLICATED) -> Component:
+    return Component(path, placement, get)
+
+
+def _module(module: nn.Module, path: Path) -> list[Component]:
+    def set_gradients(gradients: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in module.named_parameters():
+            parameter.grad = _sharded_like(parameter, gradients.get(name))
+
+    def set_eval(names: list[str]) -> None:
+        evaluated = set(names)
+        # One by one: Module.train would go down into children.
+        for name, child in module.named_modules():
+            child.training = name not in evaluated
+
+    def extra() -> Iterator[tuple[str, nn.Module]]:
+        return ((name, child) for name, child in module.named_modules() if type(child).get_extra_state is not nn.Module.get_extra_state)
+
+    def set_extra(states: Mapping[str, object]) -> None:
+        for name, child in extra():
+            child.set_extra_state(states[name])
+
+    return [
+        _fixed((*path, "type"), lambda: _type(module)),
+        _fixed((*path, "parameters"), lambda: dict(module.named_parameters())),
+        _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad]),
+        # Under DDP running statistics differ between ranks.
+        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), Placement.PER_RANK),
+        Component(
+            (*path, "gradients"),
+            Placement.PER_RANK,
+            lambda: {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None},
+            set_gradients,
+        ),
+        Component(
+            (*path, "eval"), Placement.REPLICATED, lambda: [name for name, child in module.named_modules() if not child.training], set_eval
+        ),
+        Component((*path, "extra"), Placement.PER_RANK, lambda: {name: child.get_extra_state() for name, child in extra()}, set_extra),
+    ]
+
+
+def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
+    """Parameters are named by group and place: `0.3` is the fourth of the first group."""
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        raise UndescribableError(f"{spelled(path)}: {_type(optimizer)} has a state_dict of its own, of which nothing is known")
+
+    def parameters() -> dict[str, torch.Tensor]:
+        return {f"{g}.{p}": parameter for g, group in enumerate(optimizer.param_groups) for p, parameter in enumerate(group["params"])}
+
+    def state() -> dict[str, object]:
+        named = parameters()
+        if strangers := len(optimizer.state.keys() - set(named.values())):
+            raise UndescribableError(f"{spelled(path)}: {strangers} entries of its state belong to no parameter")
+        return {name: optimizer.state[parameter] for name, parameter in named.items() if optimizer.state.get(parameter)}
+
+    def set_state(states: Mapping[str, dict[str, Any]]) -> None:
+        for name, parameter in parameters().items():
+            optimizer.state.pop(parameter, None)
+            if name in states:
+                optimizer.state[parameter] = {key: _sharded_like(parameter, value) for key, value in states[name].items()}
+
+    def set_groups(groups: list[dict[str, object]]) -> None:
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for key in group.keys() - values.keys() - {"params"}:
+                del group[key]
+            group.update(values)
+
+    return [
+        _fixed((*path, "type"), lambda: _type(optimizer)),
+        _fixed((*path, "parameters"), lambda: {name: [str(p.dtype), list(p.shape)] for name, p in parameters().items()}),
+        Component(
+            (*path, "groups"),
+            Placement.REPLICATED,
+            lambda: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
+            set_groups,
+        ),
+        Component((*path, "state"), Placement.REPLICATED, state, set_state),
+    ]
+
+
+def _sharded_like(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a tensor or a plain value)
+    """A parameter's gradient or state: as a part of the whole, if the parameter is one and the value, of the same shape, is not one yet."""
+    if not _is_dtensor(parameter) or _is_dtensor(value) or not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != parameter.to_local().shape:
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return type(parameter).from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _other(value: Any, path: Path, placement: Placement) -> list[Component]:  # noqa: ANN401  (whatever the program has)
+    """An object known by its state_dict alone, or a dictionary of values and tensors."""
+    if type(value) is dict:
+
+        def update(values: dict[object, object]) -> None:
+            value.clear()
+            value.update(values)
+
+        return [Component(path, placement, lambda: value, update)]
+    if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
+        raise UndescribableError(
+            f"{spelled(path)}: a {_type(value)} has no state_dict and load_state_dict: give it both, or declare it absent "
+            f"({path[0]}=None) and restore it from the counters"
+        )
+    return [
+        _fixed((*path, "type"), lambda: _type(value)),
+        Component((*path, "state"), placement, value.state_dict, value.load_state_dict),
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _set_autocast(states: Mapping[str, tuple[bool, str]]) -> None:
+    for device, (enabled, dtype) in states.items():
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, getattr(torch, dtype))
+
+
+def _set_cudnn(flags: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
+
+
+# What is set for the whole process and changes results. The number of threads does: it decides how sums are split.
+_FLAGS: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "default_dtype": (lambda: _name(torch.get_default_dtype()), lambda name: torch.set_default_dtype(getattr(torch, name))),
+    "deterministic": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
+    ),
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "cudnn": (lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic), _set_cudnn),
+    "autocast": (
+        lambda: {device: (torch.is_autocast_enabled(device), _name(torch.get_autocast_dtype(device))) for device in ("cpu", *_DEVICES)},
+        _set_autocast,
+    ),
+    "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+}
+
+
+def _flags() -> dict[str, object]:
+    return {name: get() for name, (get, _) in _FLAGS.items()}
+
+
+def _set_flags(flags: Mapping[str, object]) -> None:
+    for name, (get, put) in _FLAGS.items():
+        # Some setters import half of torch, so only what differs is set.
+        if get() != flags[name]:
+            put(flags[name])
+
+
+def _generators() -> dict[str, object]:
+    """Torch's of the processor and of each device in use, NumPy's global one, Python's."""
+    numpy = sys.modules.get("numpy")
+    devices = {name: getattr(torch, name).get_rng_state_all() for name in _DEVICES if getattr(torch, name).is_initialized()}
+    return {
+        "torch": {"cpu": torch.get_rng_state()} | devices,
+        "numpy": numpy.random.get_state(legacy=False) if numpy else None,
+        "python": random.getstate(),
+    }
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    devices = dict(states["torch"])
+    torch.set_rng_state(devices.pop("cpu"))
+    for name, state in devices.items():
+        getattr(torch, name).set_rng_state_all(state)
+    if states["numpy"] is not None:
+        importlib.import_module("numpy").random.set_state(states["numpy"])
+    random.setstate(states["python"])
+
+
+def _generator(generator: Any, path: Path) -> Component:  # noqa: ANN401  (one of four classes)
+    numpy = sys.modules.get("numpy")
+    get: Callable[[], object]
+    put: Callable[[Any], object]
+    if isinstance(generator, torch.Generator):
+        get, put = generator.get_state, generator.set_state
+    elif isinstance(generator, random.Random):
+        get, put = generator.getstate, generator.setstate
+    elif numpy and isinstance(generator, numpy.random.RandomState):
+        get, put = lambda: generator.get_state(legacy=False), generator.set_state
+    elif numpy and isinstance(generator, numpy.random.Generator):
+        bits = generator.bit_generator
+        get, put = lambda: bits.state, lambda state: setattr(bits, "state", state)
+    else:
+        raise UndescribableError(f"{spelled(path)}: a {_type(generator)} is no generator of torch, NumPy or Python")
+    return Component(path, Placement.PER_RANK, lambda: {"state": get()}, lambda states: put(states["state"]))

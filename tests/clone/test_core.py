@@ -1,0 +1,82 @@
+"""The native functions: digests, copies and reads agree with the reference implementation at every size that is special to them."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+import xxhash
+
+from forebay import _core
+
+# Around the piece in which copies are digested, and the sizes at which XXH3 changes its way of hashing.
+PIECE = 128 * 1024
+SIZES = [0, 1, 16, 17, 128, 129, 240, 241, 1024, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5]
+
+
+class Buffer:
+    """Memory with an address."""
+
+    def __init__(self, content: bytes) -> None:
+        self._memory = ctypes.create_string_buffer(content, max(len(content), 1))
+        self.address = ctypes.addressof(self._memory)
+        self._length = len(content)
+
+    def bytes(self) -> bytes:
+        return self._memory.raw[: self._length]
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return os.urandom(max(SIZES))
+
+
+@pytest.fixture
+def file(content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create("content")
+    os.write(descriptor, content)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
+    wanted = xxhash.xxh3_128_hexdigest(content[:size])
+    source, copied, read = Buffer(content[:size]), Buffer(bytes(size)), Buffer(bytes(size))
+    assert _core.digest(source.address, size) == wanted
+    assert _core.copy_and_digest(source.address, copied.address, size) == wanted
+    assert copied.bytes() == content[:size]
+    assert _core.read_and_digest(file, 0, read.address, size) == wanted
+    assert read.bytes() == content[:size]
+
+
+def test_reading_begins_at_the_offset(content: bytes, file: int) -> None:
+    read = Buffer(bytes(100))
+    assert _core.read_and_digest(file, 7, read.address, 100) == xxhash.xxh3_128_hexdigest(content[7:107])
+
+
+def test_a_file_that_ends_early_is_an_error(content: bytes, file: int) -> None:
+    with pytest.raises(OSError, match="end of file"):
+        _core.read_and_digest(file, len(content) - 10, Buffer(bytes(11)).address, 11)
+    closed = os.dup(file)
+    os.close(closed)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _core.read_and_digest(closed, 0, Buffer(bytes(1)).address, 1)
+
+
+@pytest.mark.parametrize(("address", "length"), [(0, 1), (8, 2**63), (2**64 - 8, 16)])
+def test_memory_that_can_not_be_is_refused(address: int, length: int) -> None:
+    with pytest.raises(ValueError, match="no memory of"):
+        _core.digest(address, length)
+    with pytest.raises(ValueError, match="no memory of"):
+        _core.read_and_digest(0, 0, address, length)
+    with pytest.raises(ValueError, match="no memory of"):
+        _core.copy_and_digest(1, address, length)
+
+
+def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
+    memory = Buffer(bytes(20))
+    with pytest.raises(ValueError, match="overlap"):
+        _core.copy_and_digest(memory.address, memory.address + 9, 10)
+    with pytest.raises(ValueError, match="-1 is no descriptor"):
+        _core.read_and_digest(-1, 0, memory.address, 10)

@@ -1,0 +1,279 @@
+"""The inventory: a state that is captured in one job and loaded into another is the same there, entry by entry, and goes on the same."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import forebay.clone as clone
+from tests.clone import jobs
+from tests.clone.jobs import Job, full, job, seed
+
+OPTIMIZERS = [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs]
+
+
+def with_optimizer(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[int], Job]:
+    return lambda number: job(optimizer, number)
+
+
+def with_scheduler(name: str) -> Callable[[int], Job]:
+    return lambda number: full(number, name)
+
+
+MAKERS = {optimizer.__name__: with_optimizer(optimizer) for optimizer in OPTIMIZERS} | {
+    f"full-{name}": with_scheduler(name) for name in jobs.SCHEDULERS
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
+def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], Job], steps_before: int) -> None:
+    original, other = make(1), make(2)
+    for _ in range(steps_before):
+        other.step()
+    seed(5)
+    for _ in range(3):
+        original.step()
+    state, loaded = original.inventory(), other.inventory()
+    with state.capture() as capture:
+        assert state.manifest() == capture.manifest
+        assert loaded.manifest().differences(capture.manifest) != []
+        for _ in range(5):
+            original.step()
+        after = state.manifest()
+        loaded.load(capture)
+        assert loaded.manifest() == capture.manifest
+    for _ in range(5):
+        other.step()
+    assert other.losses[-5:] == original.losses[-5:]
+    assert loaded.manifest() == after
+
+
+def test_another_process_goes_on_equally() -> None:
+    original = full(1)
+    for _ in range(3):
+        original.step()
+    state = original.inventory()
+    with state.capture() as capture:
+        command = [sys.executable, "-m", "tests.clone.other_process", str(capture.descriptor)]
+        given = {"input": capture.manifest.to_json(), "pass_fds": [capture.descriptor], "cwd": Path(__file__).parents[2]}
+        other = subprocess.run(command, check=True, capture_output=True, timeout=600, **given)  # type: ignore[call-overload]
+    for _ in range(5):
+        original.step()
+    assert json.loads(other.stdout) == {"losses": original.losses[-5:], "manifest": state.manifest().to_json().decode()}
+
+
+def test_entries_have_paths_classes_and_layouts() -> None:
+    made = full()
+    made.step()
+    entries = {entry.path: entry for entry in made.inventory().manifest().entries}
+    weight = entries["model/parameters/features.0.weight"]
+    assert weight.layout == clone.Layout("float32", (8, 1, 3, 3), (9, 1, 3, 1), "cpu")
+    assert (weight.placement, weight.length) == (clone.Placement.REPLICATED, 288)
+    assert entries["model/buffers/features.1.running_mean"].placement is clone.Placement.PER_RANK
+    assert entries["model/buffers/scratch"].length == 8
+    assert entries["model/gradients/head.bias"].placement is clone.Placement.PER_RANK
+    assert entries["optimizer/state/0.0/momentum_buffer"].placement is clone.Placement.REPLICATED
+    assert entries["ema/buffers/n_averaged"].layout.dtype == "int64"
+    assert entries["generators/process/torch/cpu"].placement is clone.Placement.PER_RANK
+    for values in ("scheduler/state", "scaler/state", "loader/state", "counters", "flags", "generators/named/numpy"):
+        assert entries[values].layout.dtype == "value"
+
+
+def test_the_digest_is_xxh3_of_the_bytes() -> None:
+    made = job()
+    entries = {entry.path: entry.digest for entry in made.inventory().manifest().entries}
+    bias = made.model.get_parameter("head.bias").detach().numpy()
+    assert entries["model/parameters/head.bias"] == xxhash.xxh3_128_hexdigest(bias.tobytes())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in clone.KINDS if kind not in ("model", "scheduler")])
+def test_f55_what_one_kind_left_out_would_lose_is_seen(kind: str) -> None:
+    """Loads all but one kind: the digests of that kind's entries, and no others, differ afterwards."""
+    original, other = full(1), full(2)
+    for _ in range(3):
+        original.step()
+    with original.inventory(**{kind: None}).capture() as capture:
+        whole = original.inventory().manifest()
+        other.inventory(**{kind: None}).load(capture)
+        differing = other.inventory().manifest().differences(whole)
+    assert differing != []
+    assert {path.partition("/")[0] for path in differing} == {kind}
+
+
+@pytest.mark.parametrize("path", ["buffers", "gradients", "eval", "extra"])
+def test_f55_what_one_part_of_the_model_left_out_would_lose_is_seen(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, for parts of the model that no caller can leave out."""
+
+    def changed(number: int) -> Job:
+        made = job(number=number)
+        made.model.add_module("noted", Noted())
+        return made
+
+    def without(made: Job) -> clone.Inventory:
+        state = made.inventory()
+        kept = [component for component in state._components if component.path != ("model", path)]
+        monkeypatch.setattr(state, "_components", kept)
+        return state
+
+    original, other = changed(1), changed(2)
+    original.step()
+    original.model.get_submodule("features.1").eval()
+    noted = original.model.get_submodule("noted")
+    assert isinstance(noted, Noted)
+    noted.note = ("seen", 3)
+    with without(original).capture() as capture:
+        whole = original.inventory().manifest()
+        without(other).load(capture)
+    differing = other.inventory().manifest().differences(whole)
+    assert differing != []
+    assert all(f"{entry}/".startswith(f"model/{path}/") for entry in differing)
+    with original.inventory().capture() as capture:
+        other.inventory().load(capture)
+    assert other.model.get_submodule("features.1").training is False
+    assert other.model.get_submodule("features.0").training is True
+
+
+class Noted(nn.Module):
+    """A module with state beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.note: tuple[str, int] = ("", 0)
+
+    def get_extra_state(self) -> tuple[str, int]:
+        return self.note
+
+    def set_extra_state(self, state: tuple[str, int]) -> None:
+        self.note = state
+
+
+@pytest.mark.parametrize(
+    "draw", [torch.randperm, np.random.permutation, lambda n: random.sample(range(n), n)], ids=["torch", "numpy", "python"]
+)
+def test_the_process_s_generators_go_on_from_where_they_were(draw: Callable[[int], Any]) -> None:
+    made = job()
+    with made.inventory().capture() as capture:
+        drawn = list(draw(50))
+        seed(9)
+        assert list(draw(50)) != drawn
+        made.inventory().load(capture)
+        assert list(draw(50)) == drawn
+
+
+def test_flags_are_carried() -> None:
+    made = job()
+    state = made.inventory()
+    threads = torch.get_num_threads()
+    with state.capture() as capture:
+        try:
+            torch.set_num_threads(threads + 1)
+            torch.set_autocast_dtype("cpu", torch.float16)
+            torch.set_float32_matmul_precision("medium")
+            assert capture.manifest.differences(state.manifest()) == ["flags"]
+        finally:
+            state.load(capture)
+    assert torch.get_num_threads() == threads
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def test_tensors_that_are_alike_stay_where_they_lie() -> None:
+    """What shares its storage with somebody must go on doing so: loading writes in place."""
+    original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
+    original.step()
+    other.step()
+
+    def places(made: Job) -> list[int]:
+        states = [value for state in made.optimizer.state.values() for value in state.values()]
+        return [tensor.data_ptr() for tensor in (*made.model.parameters(), *made.model.buffers(), *states)]
+
+    before = places(other)
+    with original.inventory().capture() as capture:
+        other.inventory().load(capture)
+    assert places(other) == before
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(2, 3, 4)[:, :, ::2],
+        torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        torch.tensor([1 + 2j]).conj(),
+        torch.empty(0, 3),
+        torch.tensor(True),
+        torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T,
+    ],
+    ids=["gaps", "channels-last", "conjugate", "empty", "scalar", "transposed"],
+)
+def test_any_layout_is_carried(tensor: torch.Tensor) -> None:
+    original, other = job(), job()
+    original.counters, other.counters = {"x": tensor}, {}  # type: ignore[dict-item]
+    with original.inventory().capture() as capture:
+        other.inventory().load(capture)
+        # Once more, over what is there by now; and back to where it came from.
+        other.inventory().load(capture)
+        original.inventory().load(capture)
+    arrived: Any = other.counters["x"]
+    assert arrived.dtype == tensor.dtype
+    assert torch.equal(arrived, tensor)
+
+
+def test_wrappers_are_looked_through(tmp_path: Path) -> None:
+    made = job()
+    plain = made.inventory().manifest()
+    assert made.inventory(model=torch.compile(made.model, backend="eager")).manifest() == plain
+    with single_rank(tmp_path):
+        wrapped = nn.parallel.DistributedDataParallel(made.model)
+        assert made.inventory(model=wrapped).manifest().differences(plain) == []
+
+
+def test_several_of_a_kind_have_names() -> None:
+    one, two = job(number=1), job(number=2)
+    both = one.inventory(model={"g": one.model, "d": two.model}, optimizer={"g": one.optimizer, "d": two.optimizer})
+    paths = {entry.path for entry in both.manifest().entries}
+    assert {"model/g/parameters/head.bias", "model/d/parameters/head.bias", "optimizer/d/groups"} <= paths
+
+
+def test_sharded_tensors_are_classed_and_loaded(tmp_path: Path) -> None:
+    with single_rank(tmp_path):
+        mesh = init_device_mesh("cpu", (1,))
+        made = []
+        for number in (1, 2):
+            seed(number)
+            model = nn.Linear(4, 3)
+            fully_shard(model, mesh=mesh)
+            made.append(Job(model, torch.optim.AdamW(model.parameters(), lr=0.1)))
+        original, other = made
+        original.model(torch.ones(2, 4)).sum().backward()
+        original.optimizer.step()
+        with original.inventory().capture() as capture:
+            other.inventory().load(capture)
+        placements = {entry.path: entry.placement for entry in capture.manifest.entries}
+        assert placements["model/parameters/weight"] is placements["optimizer/state/0.0/exp_avg"] is clone.Placement.SHARDED
+        for one in made:
+            one.optimizer.zero_grad()
+            one.model(torch.ones(2, 4)).sum().backward()
+            one.optimizer.step()
+        assert other.inventory().manifest() == original.inventory().manifest()
+
+
+@contextlib.contextmanager
+def single_rank(place: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=(place / "store").as_uri(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
