@@ -68,6 +68,7 @@ VARIABLES: list[tuple[dict[str, str], list[str]]] = [
     ({"FOREBAY_KEEP": "maybe"}, ["$FOREBAY_KEEP", "maybe"]),
     ({"FOREBAY_SOURCE": "nowhere"}, ["$FOREBAY_SOURCE", "nowhere"]),
     ({"FOREBAY_TIER": "tier"}, ["$FOREBAY_TIER", "tier=200G"]),
+    ({"FOREBAY_RAM": "16"}, ["$FOREBAY_RAM", "'16'", "200G or 1.5TiB"]),
     ({"FOREBAY_FRESHNESS": "often"}, ["$FOREBAY_FRESHNESS", "often", "ttl=SECONDS"]),
     ({"FOREBAY_CONFIG": "/nowhere/config.toml"}, ["$FOREBAY_CONFIG", "/nowhere/config.toml", "unset"]),
     ({"FOREBAY_SITE_CONFIG": "/nowhere/site.toml"}, ["$FOREBAY_SITE_CONFIG", "/nowhere/site.toml", "unset"]),
@@ -88,6 +89,24 @@ def test_command_lines(desk: Desk, words: tuple[str, ...], names: list[str]) -> 
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_without_meaning(desk: Desk, size: str) -> None:
     named(desk.refuse("run", "--tier", f"tier={size}", *PROGRAM), ["--tier", f"tier={size}", "200G or 1.5TiB"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_f13_ram_without_meaning(desk: Desk, size: str) -> None:
+    named(desk.refuse(*RUN, f"--ram={size}", *PROGRAM), ["--ram"] if not size else ["--ram", size, "200G or 1.5TiB"])
+
+
+def test_f13_ram_that_can_not_be(desk: Desk) -> None:
+    on_disk = {"FOREBAY_RUNTIME_DIR": "/var/tmp/forebay-nowhere"}  # noqa: S108
+    names = ["--ram: /var/tmp/forebay-nowhere is on ", "not in memory", "FOREBAY_RUNTIME_DIR", str(MEMORY)]
+    named(desk.refuse(*RUN, "--ram", "1M", *PROGRAM, env=on_disk), names)
+    in_memory = {"FOREBAY_RUNTIME_DIR": str(MEMORY / desk.root.name)}
+    named(desk.refuse(*RUN, "--ram", "1000T", *PROGRAM, env=in_memory), ["--ram: 1000 TiB do not fit into", "give less"])
+    tiers = []
+    for number in range(8):
+        (desk.root / f"t{number}").mkdir()
+        tiers += ["--tier", f"t{number}=1M"]
+    named(desk.refuse("run", "--source", "source", *tiers, "--ram", "1M", *PROGRAM, env=in_memory), ["--ram: with RAM", "9 tiers", "8"])
 
 
 @pytest.mark.parametrize(("tier", "names"), TIERS, ids=[tier for tier, _ in TIERS])

@@ -34,10 +34,13 @@ def test_defaults(desk: Desk) -> None:
 
 
 def test_the_file_is_read_and_says_so(desk: Desk) -> None:
-    path = write(desk, f'source = ["{desk.source}"]\ntier = ["{desk.tier}=1.5M"]\nfreshness = "immutable"\nquiet = true\n')
+    path = write(desk, f'source = ["{desk.source}"]\ntier = ["{desk.tier}=1.5M"]\nfreshness = "immutable"\nquiet = true\nram = "1M"\n')
     settings = shown(desk)
+    assert settings["ram"] == ('"1048576B"', f"ram in {path}")
     assert settings["freshness"] == ('"immutable"', f"freshness in {path}")
     assert settings["tier"] == (f'["{desk.tier}=1572864B"]', f"tier in {path}")
+    # That one needs another directory.
+    path.write_text(path.read_text().replace('ram = "1M"\n', ""))
     done = desk.type("run", "--", "cat", "source/file")
     assert (done.returncode, done.stdout, done.stderr) == (0, "content", "")
     (record,) = desk.records()
@@ -71,6 +74,8 @@ BAD_FILES = [
     ('source = ["relative"]\n', "absolute"),
     ('tier = ["relative=1G"]\n', "absolute"),
     ('tier = ["/x"]\n', "/x=200G"),
+    ('ram = "lots"\n', "'lots'"),
+    ("ram = 16\n", ":1: "),
     ("keep = maybe\n", ":1: "),
     ("[run]\nkeep = true\n", "unknown field `run`"),
 ]

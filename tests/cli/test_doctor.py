@@ -36,6 +36,21 @@ def test_it_explains_what_a_run_would_do(desk: Desk) -> None:
     assert not list(desk.runtime.iterdir())
 
 
+def test_f13_ram_is_explained_and_not_made(desk: Desk) -> None:
+    env = {"FOREBAY_RUNTIME_DIR": f"/dev/shm/{desk.root.name}"}  # noqa: S108
+    words = ["doctor", "--source", "source", "--tier", "tier=1G", "--ram", "1M"]
+    done = desk.type(*words, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tiers       RAM (tmpfs), up to 1 MiB; asked for by --ram" in done.stdout
+    assert "go when its last run ends" in done.stdout
+    assert f"            {desk.tier} (" in done.stdout
+    assert not Path(env["FOREBAY_RUNTIME_DIR"]).exists()
+    told = json.loads(desk.type(*words, "--json", env=env).stdout)
+    assert [tier["ram"] for tier in told["tiers"]] == [True, False]
+    assert told["settings"]["ram"] == {"value": "1048576B", "origin": "--ram"}
+    assert 0 < told["memory_free_bytes"] <= told["memory_bytes"]
+
+
 def test_json_says_the_same(desk: Desk) -> None:
     for number in range(10):
         (desk.source / str(number)).write_bytes(os.urandom(100_000))

@@ -50,6 +50,33 @@ needs_memory_groups = pytest.mark.skipif(MEMORY_GROUPS is None, reason="needs ro
 needs_bindfs = pytest.mark.skipif(shutil.which("bindfs") is None, reason="needs bindfs")
 
 
+@contextmanager
+def memory_limit(place: Place, mebibytes: int) -> Iterator[Path]:
+    """A control group of that much memory."""
+    groups, file = MEMORY_GROUPS or (Path("/"), "")
+    group = groups / place.root.name
+    group.mkdir()
+    try:
+        (group / file).write_text(str(mebibytes << 20))
+        yield group
+    finally:
+        # What ended a moment ago is in it a little longer.
+        wait_until(lambda: _is_removed(group), "an empty control group")
+
+
+def _is_removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def within(group: Path) -> list[str]:
+    """What to put before a command so that it runs in the control group."""
+    return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+
+
 def grow(source: Path) -> None:
     """Fills a source."""
     for name, content in CORPUS.items():

@@ -2,14 +2,15 @@
 //! says; it never waits for the source.
 
 mod adopt;
+mod evict;
 mod fresh;
 mod publish;
 mod records;
+mod speed;
 mod status;
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -19,13 +20,16 @@ use std::{
 };
 
 use forebay_contract::{Control, Identity, index::split};
-use forebay_policy::fill_first::{self, Action, CopyId, FillFirst, Refusal};
+use forebay_policy::{
+    fill_first::{self, Action, CopyId, FillFirst},
+    speed::{Sample, Speed},
+};
 use forebay_store::Tier;
 
 use crate::{
     adopter::Batch,
     clock::{boot_ms, boot_ns, unix_s},
-    config::AgentConfig,
+    config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
@@ -58,6 +62,13 @@ pub(crate) enum Event {
     Swept(Swept),
     /// Copies of earlier runs.
     Adopted(Batch),
+    /// Copies of a tier that was set aside have been read again.
+    ReadAgain {
+        /// The tier.
+        tier: usize,
+        /// How long that took.
+        samples: Vec<Sample>,
+    },
     /// A command asks something.
     Asked {
         /// What.
@@ -77,12 +88,16 @@ pub(crate) enum Event {
 /// A tier and what is kept about it.
 #[derive(Debug)]
 struct TierState {
-    dir: PathBuf,
-    quota_bytes: u64,
+    setting: TierSetting,
     tier: Arc<Tier>,
     files: u64,
     faults: u32,
     off: Option<String>,
+    /// Of its copies what was removed since memory grew short.
+    given_back: evict::Evicted,
+    speed: Speed,
+    /// How often it was set aside for being slow.
+    set_aside: u64,
 }
 
 /// A run that is served.
@@ -134,6 +149,8 @@ pub(crate) struct Clerk {
     control: Control<'static>,
     policy: FillFirst,
     tiers: Vec<TierState>,
+    /// `None` where no tier lies in memory.
+    memory: Option<evict::MemoryWatch>,
     copier: Copier,
     sweeps: Sender<SweepRequest>,
     events: Sender<Event>,
@@ -184,16 +201,19 @@ impl Clerk {
             events,
             log,
         } = parts;
+        let memory = evict::MemoryWatch::over(tiers.iter().map(|tier| tier.is_memory()));
         let tiers = tiers
             .into_iter()
             .zip(&config.tiers)
             .map(|(tier, setting)| TierState {
-                dir: setting.dir.clone(),
-                quota_bytes: setting.bytes,
+                setting: setting.clone(),
                 tier,
                 files: 0,
                 faults: 0,
                 off: None,
+                given_back: evict::Evicted::default(),
+                speed: Speed::default(),
+                set_aside: 0,
             })
             .collect();
         let started_at = boot_ns();
@@ -205,6 +225,7 @@ impl Clerk {
             pages,
             policy,
             tiers,
+            memory,
             copier,
             sweeps,
             events,
@@ -263,6 +284,8 @@ impl Clerk {
             }
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
+                self.watch_memory();
+                self.retry_slow_tiers();
                 self.answer_void();
                 self.ask_for_sweeps();
                 self.end_if_drained();
@@ -281,6 +304,7 @@ impl Clerk {
             } => self.copied(number, outcome, read_bytes),
             Event::Swept(swept) => self.swept(&swept),
             Event::Adopted(batch) => self.adopted(batch),
+            Event::ReadAgain { tier, samples } => self.read_again(tier, &samples),
             Event::Asked { request, run, reply } => {
                 let joins = matches!(request, Request::Join { .. });
                 let answer = self.answer(request, run);
@@ -426,12 +450,13 @@ impl Clerk {
         let tier = match fill_first::step(&mut self.policy, offer) {
             Action::Place { tier, .. } => tier.0,
             Action::Refuse { reason, .. } => {
-                self.not_copied(handed.run, refusal_name(reason));
+                self.not_copied(handed.run, status::refusal_name(reason));
                 self.publish_room();
                 return;
             }
             Action::Nothing => return,
         };
+        let sampled = self.is_sample_due(tier);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
         let job = Job {
@@ -439,6 +464,7 @@ impl Clerk {
             copy,
             tier: Arc::clone(&state.tier),
             identity,
+            sampled,
             opened: Opened {
                 source: handed.source,
                 pid: handed.pid,
@@ -551,16 +577,6 @@ impl Clerk {
         for state in &self.tiers {
             state.tier.give_up_lease();
         }
-    }
-}
-
-const fn refusal_name(reason: Refusal) -> &'static str {
-    match reason {
-        Refusal::Off => "tier_off",
-        Refusal::TooLarge => "larger_than_every_tier",
-        Refusal::Quota => "quota_used_up",
-        Refusal::Floor => "free_space_floor",
-        Refusal::BackingOff => "tier_was_full",
-        Refusal::InFlight => "in_flight",
+        self.remove_ram();
     }
 }

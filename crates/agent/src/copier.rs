@@ -11,7 +11,10 @@ use std::{
 };
 
 use forebay_contract::Identity;
-use forebay_policy::wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake};
+use forebay_policy::{
+    speed::Sample,
+    wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake},
+};
 use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
 
 use crate::{
@@ -33,6 +36,8 @@ pub(crate) struct Job {
     pub(crate) tier: Arc<Tier>,
     pub(crate) identity: Identity,
     pub(crate) opened: Opened,
+    /// Whether the speed of its tier is to be measured with it.
+    pub(crate) sampled: bool,
 }
 
 /// A program's descriptor of a source file, and our duplicate of it.
@@ -51,8 +56,8 @@ type Newer = Arc<Mutex<HashMap<u64, (Opened, Option<Reader>)>>>;
 /// How a copy ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Whole, to be published.
-    Whole(Finished),
+    /// Whole, to be published; and what was measured with it.
+    Whole(Finished, Option<Sample>),
     /// Its reader left most of it unread.
     GivenUp,
     /// Something failed; what was written has been removed.
@@ -363,7 +368,18 @@ impl Following {
             Ask::Server
         };
         Some(match writer.finish(&self.job.opened.source, ask) {
-            Ok(finished) => Outcome::Whole(finished),
+            Ok(finished) => {
+                let Job {
+                    tier,
+                    copy,
+                    opened,
+                    sampled,
+                    ..
+                } = &self.job;
+                // What keeps a copy from being read again shows when programs open it.
+                let sample = sampled.then(|| forebay_store::sample(tier, *copy, &opened.source).ok());
+                Outcome::Whole(finished, sample.flatten())
+            }
             Err(error) => Outcome::Failed(error),
         })
     }

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use forebay_policy::pressure::Memory;
 use serde::{Deserialize, Serialize};
+
+use crate::config::label;
 
 /// Freshness of a run, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,8 +104,32 @@ pub struct Status {
     pub runs: u64,
     /// Tiers, top first.
     pub tiers: Vec<TierStatus>,
+    /// The memory that copies count in, as it was seen last; `None` where no tier lies in memory.
+    #[serde(default)]
+    pub memory: Option<MemoryStatus>,
     /// CPU time of the agent so far, in milliseconds.
     pub cpu_ms: u64,
+}
+
+/// Memory as an agent sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// The least limit that holds, in bytes.
+    pub limit_bytes: u64,
+    /// Of it what is free, or as good as.
+    pub free_bytes: u64,
+    /// Copies are given back when less is free.
+    pub floor_bytes: u64,
+}
+
+impl From<Memory> for MemoryStatus {
+    fn from(memory: Memory) -> Self {
+        Self {
+            limit_bytes: memory.limit_bytes,
+            free_bytes: memory.free_bytes,
+            floor_bytes: memory.floor_bytes(),
+        }
+    }
 }
 
 /// A tier's state.
@@ -110,6 +137,9 @@ pub struct Status {
 pub struct TierStatus {
     /// Its directory.
     pub dir: PathBuf,
+    /// Whether it lies in memory with its agent.
+    #[serde(default)]
+    pub ram: bool,
     /// Quota in bytes.
     pub quota_bytes: u64,
     /// Bytes of copies.
@@ -118,4 +148,20 @@ pub struct TierStatus {
     pub files: u64,
     /// Why it is switched off, if it is.
     pub off: Option<String>,
+    /// How often it was set aside since it was slower than the source.
+    #[serde(default)]
+    pub set_aside: u64,
+    /// Copies that were removed since memory grew short.
+    #[serde(default)]
+    pub given_back_files: u64,
+    /// Bytes of those.
+    #[serde(default)]
+    pub given_back_bytes: u64,
+}
+
+impl TierStatus {
+    /// What people call it.
+    pub fn label(&self) -> String {
+        label(&self.dir, self.ram)
+    }
 }

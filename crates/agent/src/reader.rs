@@ -2,7 +2,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -160,6 +164,34 @@ impl Writers {
             }
         }
     }
+}
+
+/// Copies below `objects` that processes of this user have open or mapped, as far as they can be looked into.
+pub(crate) fn open_copies(objects: &Path) -> HashSet<u64> {
+    let below = [objects.as_os_str().as_bytes(), b"/"].concat();
+    let copy_of = |name: &[u8]| copy_of(name.strip_prefix(below.as_slice())?);
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let mut open = HashSet::new();
+    for pid in numbers_in("/proc").into_iter().filter(|pid| *pid != own) {
+        for number in numbers_in(&format!("/proc/{pid}/fd")) {
+            let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
+            open.extend(link.ok().and_then(|name| copy_of(name.to_bytes())));
+        }
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let names = maps.split(|byte| *byte == b'\n').filter_map(|line| {
+            let at = line.iter().position(|byte| *byte == b'/')?;
+            line.get(at..)
+        });
+        open.extend(names.filter_map(copy_of));
+    }
+    open
+}
+
+/// The copy that `XX/ID` below a tier's objects is.
+fn copy_of(name: &[u8]) -> Option<u64> {
+    let name = std::str::from_utf8(name).ok()?;
+    let (_, id) = name.split_once('/')?;
+    u64::from_str_radix(id, 16).ok()
 }
 
 /// Names of a directory in /proc that are numbers.

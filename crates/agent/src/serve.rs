@@ -24,6 +24,7 @@ use crate::{
     log::Log,
     pages::Pages,
     private_dir::private_dir,
+    ram,
     receiver::{self, DescriptorBudget},
     shared::raise_descriptor_limit,
     sweeper,
@@ -64,7 +65,17 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     }
     let uid = rustix::process::geteuid().as_raw();
     let mut tiers = Vec::new();
+    let reaped = ram::reap(&config.dir);
+    if reaped.removed > 0 {
+        log.line(&format!(
+            "{} bytes that dead agents left in memory were removed",
+            reaped.removed_bytes
+        ));
+    }
     for setting in &config.tiers {
+        if setting.ram {
+            private_dir(&setting.dir)?;
+        }
         let quota_inodes = (setting.bytes / INODE_BYTES).max(1024);
         let tier = TierConfig {
             dir: setting.dir.clone(),
@@ -108,7 +119,7 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
 }
 
 /// Takes the lock of the agent's directory; it is let go when the process ends.
-fn lock(dir: &Path) -> Result<OwnedFd, AgentError> {
+pub(crate) fn lock(dir: &Path) -> Result<OwnedFd, AgentError> {
     let path = dir.join("lock");
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| io_error("open", &path)(e.into()))?;

@@ -84,6 +84,9 @@ pub struct Choices {
     /// [default: the scheduler's scratch, else the largest local disk]
     #[arg(long, value_name = "DIR=SIZE")]
     pub tier: Vec<OsString>,
+    /// The most bytes of copies to keep in memory, above all other tiers, such as 16G; they go when the last run ends [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub ram: Option<OsString>,
     /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default: ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,

@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::{AgentError, Connection, private_dir, protocol::Request};
+use forebay_agent::{
+    AgentError, Connection, private_dir,
+    protocol::{Request, Status},
+    ram,
+};
 use forebay_store::StoreError;
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, openat},
@@ -49,6 +53,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     }
     if named.is_empty() {
         dirs.extend(tiers::everywhere(&config, environment, &mounts, &state_dir));
+        dirs.extend(ram::tiers_in(&runtime_dir));
     }
     let dirs = tiers::distinct(dirs);
     for dir in &dirs {
@@ -125,10 +130,8 @@ impl Report {
     /// Asks an agent to end if it holds one of the tiers that are meant (all, if none is named), and adds its tiers.
     fn stop(&mut self, agent: &Path, named: &[PathBuf], dirs: &mut Vec<PathBuf>) {
         let Some(mut connection) = connect(agent) else { return };
-        let tiers: Vec<PathBuf> = connection
-            .status()
-            .map(|status| status.tiers.into_iter().map(|tier| tier.dir).collect())
-            .unwrap_or_default();
+        let status = connection.status().unwrap_or_default();
+        let tiers: Vec<PathBuf> = status.tiers.iter().map(|tier| tier.dir.clone()).collect();
         let is_meant = |tier: &PathBuf| named.iter().any(|dir| dir.canonicalize().is_ok_and(|dir| dir == *tier));
         if !named.is_empty() && !tiers.iter().any(is_meant) {
             return;
@@ -138,12 +141,26 @@ impl Report {
         }
         match connection.ask(&Request::Stop) {
             // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it is in use.
-            Ok(_) => drop(lock_when_free(agent, END_DEADLINE)),
+            Ok(_) => {
+                drop(lock_when_free(agent, END_DEADLINE));
+                self.count_ram(&status);
+            }
             // The tier itself says that it is in use.
             Err(AgentError::Refused { .. }) => {}
             // One that was just ending by itself closes the connection; its lock tells.
             Err(_) if lock_when_free(agent, END_DEADLINE).is_some() => {}
             Err(error) => self.lines.push(format!("an agent does not answer: {error}")),
+        }
+    }
+
+    /// What lay in memory went with its agent.
+    fn count_ram(&mut self, ended: &Status) {
+        for tier in ended.tiers.iter().filter(|tier| tier.ram) {
+            self.files += tier.files;
+            self.bytes += tier.used_bytes;
+            let files = text::counted(tier.files, "copy", "copies");
+            self.lines
+                .push(format!("{}: {files} removed, {} freed", tier.label(), text::bytes(tier.used_bytes)));
         }
     }
 

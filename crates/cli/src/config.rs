@@ -88,6 +88,8 @@ pub struct Config {
     pub sources: Setting<Vec<PathBuf>>,
     /// Tiers; none: they are found.
     pub tiers: Setting<Vec<TierWish>>,
+    /// Bytes of the tier in memory; `None`: there is none.
+    pub ram: Setting<Option<u64>>,
     /// Freshness.
     pub freshness: Setting<RunFreshness>,
     /// Keep the agent.
@@ -119,6 +121,7 @@ pub fn is_off(environment: &Environment) -> Result<bool, Refusal> {
 struct Layer {
     sources: Option<Setting<Vec<PathBuf>>>,
     tiers: Option<Setting<Vec<TierWish>>>,
+    ram: Option<Setting<u64>>,
     freshness: Option<Setting<RunFreshness>>,
     keep: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
@@ -180,6 +183,7 @@ impl Config {
         for layer in typed.into_iter().chain(written) {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
+            of.ram = of.ram.or(layer.ram);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
             of.record = of.record.or(layer.record);
@@ -194,6 +198,7 @@ impl Config {
         Ok(Self {
             sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
             tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
+            ram: optional(of.ram),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
@@ -236,10 +241,12 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let choices = &flags.choices;
     let source = Origin::Flag("--source");
     let tier = Origin::Flag("--tier");
+    let ram = Origin::Flag("--ram");
     let freshness = Origin::Flag("--freshness");
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
         tiers: list(&choices.tier, &tier, |text| parse_tier(&tier, environment, text))?,
+        ram: choices.ram.as_deref().map(|text| parse_ram(&ram, text)).transpose()?,
         freshness: choices
             .freshness
             .as_deref()
@@ -278,12 +285,14 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     };
     let source = Origin::Environment(env::SOURCE);
     let tier = Origin::Environment(env::TIER);
+    let ram = Origin::Environment(env::RAM);
     let freshness = Origin::Environment(env::FRESHNESS);
     Ok(Layer {
         sources: list(&pieces(env::SOURCE), &source, |dir| {
             source_dir(&source, environment, Path::new(dir))
         })?,
         tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
+        ram: environment.get(env::RAM).map(|text| parse_ram(&ram, text)).transpose()?,
         freshness: environment
             .get(env::FRESHNESS)
             .map(|text| parse_freshness(&freshness, text))
@@ -355,6 +364,13 @@ fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Resul
     })
 }
 
+fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
+    Ok(Setting {
+        value: parse_size(&origin.to_string(), &text.to_string_lossy())?,
+        origin: origin.clone(),
+    })
+}
+
 fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
     let text = text.to_string_lossy();
     let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
@@ -422,6 +438,7 @@ fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBu
 struct File {
     source: Option<Vec<String>>,
     tier: Option<Vec<String>>,
+    ram: Option<String>,
     freshness: Option<String>,
     keep: Option<bool>,
     record: Option<PathBuf>,
@@ -470,6 +487,7 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
             absolute("source", Path::new(dir))
         })?,
         tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
+        ram: file.ram.map(|text| parse_ram(&origin("ram"), OsStr::new(&text))).transpose()?,
         freshness: file
             .freshness
             .map(|text| parse_freshness(&origin("freshness"), OsStr::new(&text)))

@@ -7,7 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::{Connection, protocol::Status};
+use forebay_agent::{
+    Connection,
+    memory::{Found, Gauge},
+    protocol::Status,
+};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
@@ -17,8 +21,7 @@ use crate::{
     environment::Environment,
     library,
     measure::{Comparison, Measured, measure},
-    memory::memory_limit,
-    mounts::{Mounts, reach},
+    mounts::reach,
     plan::Plan,
     program::{Cover, Program},
     record::settings,
@@ -43,7 +46,7 @@ struct Findings {
     kernel: Kernel,
     gain: Result<Measured, String>,
     is_off: bool,
-    memory: (u64, &'static str),
+    memory: Found,
 }
 
 /// What of the kernel matters here.
@@ -85,7 +88,12 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
         Err(why.clone())
     } else {
         let places = places_to_read(&plan, &args.program, environment);
-        let tier = plan.tiers.first().map(|tier| tier.setting.dir.clone()).unwrap_or_default();
+        // One in memory is made when its agent starts.
+        let tier = plan
+            .tiers
+            .first()
+            .and_then(|tier| tier.setting.dir.ancestors().find(|dir| dir.is_dir()));
+        let tier = tier.map(Path::to_owned).unwrap_or_default();
         measure(&Comparison { places, tier }, &exe)
     };
     let agent = Connection::open(&plan.request().agent.dir)
@@ -98,7 +106,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
         kernel: Kernel::look(),
         gain,
         is_off: is_off(environment)?,
-        memory: memory_limit(&Mounts::read()),
+        memory: Gauge::find().look(),
         plan,
     };
     let status = match &findings.program {
@@ -193,7 +201,7 @@ impl Findings {
             let setting = &tier.setting;
             let words = format!(
                 "{} ({}), up to {}; {}",
-                setting.dir.display(),
+                setting.label(),
                 tier.fs_type,
                 text::bytes(setting.bytes),
                 tier.why
@@ -242,7 +250,9 @@ impl Findings {
                 &format!("net.core.somaxconn is {backlog}: when many workers open files at once, some will not be copied"),
             );
         }
-        row("memory", &format!("{}, {}", text::bytes(self.memory.0), self.memory.1));
+        let Found { memory, what } = self.memory;
+        let (limit, free) = (text::bytes(memory.limit_bytes), text::bytes(memory.free_bytes));
+        row("memory", &format!("{limit}, {what}; {free} free"));
     }
 
     fn gain_rows(&self, row: &mut dyn FnMut(&str, &str)) {
@@ -284,7 +294,7 @@ impl Findings {
             "",
             &format!(
                 "what fits into memory ({}) may be in the page cache already; the server's cache helps the source here",
-                text::bytes(self.memory.0)
+                text::bytes(self.memory.memory.limit_bytes)
             ),
         );
     }
@@ -304,7 +314,7 @@ impl Findings {
             "spellings": plan.sources.spellings.iter().map(|spelling| path(&spelling.path)).collect::<Vec<_>>(),
             "notes": plan.sources.notes,
             "tiers": plan.tiers.iter().map(|tier| json!({
-                "dir": path(&tier.setting.dir), "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
+                "dir": path(&tier.setting.dir), "ram": tier.setting.ram, "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
                 "note": tier.note,
             })).collect::<Vec<_>>(),
             "agent": self.agent,
@@ -318,7 +328,8 @@ impl Findings {
             "library": path(&plan.library),
             "preloaded": self.others.iter().map(|other| path(other)).collect::<Vec<_>>(),
             "kernel": { "release": self.kernel.release, "somaxconn": self.kernel.backlog, "descriptors": self.kernel.descriptors },
-            "memory_bytes": self.memory.0,
+            "memory_bytes": self.memory.memory.limit_bytes,
+            "memory_free_bytes": self.memory.memory.free_bytes,
             "gain": match &self.gain {
                 Ok(measured) => json!({
                     "files": measured.files, "bytes": measured.bytes, "source_seconds": measured.source.as_secs_f64(),

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_agent::ram;
 use forebay_store::{Adopted, AdoptedCopy, Secret};
 use rustix::process::geteuid;
 use serde_json::json;
@@ -33,13 +34,16 @@ pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
     let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
     let named = tiers::directories_of(&args.tier, environment)?;
+    let in_ram = tiers::distinct(ram::tiers_in(&runtime_dir));
     let dirs = tiers::distinct(if named.is_empty() {
-        tiers::everywhere(&config, environment, &mounts, &state_dir)
+        let mut all = tiers::everywhere(&config, environment, &mounts, &state_dir);
+        all.extend(in_ram.iter().cloned());
+        all
     } else {
         named
     });
     let below: Vec<PathBuf> = args.below.iter().map(|path| environment.make_absolute(path)).collect();
-    let mut listing = Listing::new(args, &below);
+    let mut listing = Listing::new(args, &below, &in_ram);
     if let Some(secret) = Secret::load(&state_dir).map_err(Refusal::bad_input)? {
         for dir in &dirs {
             let mut each = |found: Adopted<'_>| listing.take(dir, &found);
@@ -63,6 +67,8 @@ struct Sum {
 struct Listing<'a> {
     args: &'a LsArgs,
     below: &'a [PathBuf],
+    /// Tiers in memory.
+    in_ram: &'a [PathBuf],
     /// By tier, then by directory of the source.
     sums: BTreeMap<(PathBuf, PathBuf), Sum>,
     tiers: BTreeSet<PathBuf>,
@@ -71,10 +77,11 @@ struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    fn new(args: &'a LsArgs, below: &'a [PathBuf]) -> Self {
+    fn new(args: &'a LsArgs, below: &'a [PathBuf], in_ram: &'a [PathBuf]) -> Self {
         Self {
             args,
             below,
+            in_ram,
             sums: BTreeMap::new(),
             tiers: BTreeSet::new(),
             lines: String::new(),
@@ -120,7 +127,13 @@ impl<'a> Listing<'a> {
         let tiers = self
             .tiers
             .iter()
-            .map(|dir| dir.display().to_string())
+            .map(|dir| {
+                if self.in_ram.contains(dir) {
+                    format!("RAM ({})", dir.display())
+                } else {
+                    dir.display().to_string()
+                }
+            })
             .collect::<Vec<_>>()
             .join(", ");
         let files = text::counted(self.all.files, "file", "files");

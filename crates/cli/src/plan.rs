@@ -12,7 +12,7 @@ use crate::{
     environment::Environment,
     library,
     mounts::Mounts,
-    places,
+    places, ram,
     refusal::Refusal,
     sources::Sources,
     text,
@@ -70,8 +70,16 @@ impl Plan {
         } else if plan.tiers.is_empty() {
             match tiers::find(environment, &plan.sources, &mounts, &plan.state_dir.value) {
                 Ok(tier) => plan.tiers.push(tier),
+                Err(why) if plan.config.ram.value.is_some() => plan.sources.notes.push(format!("{why}: copies lie in memory only")),
                 Err(why) => plan.idle = Some(format!("{why} (--tier DIR=SIZE names one)")),
             }
+        }
+        if let (None, Some(value)) = (&plan.idle, plan.config.ram.value) {
+            let wish = Setting {
+                value,
+                origin: plan.config.ram.origin.clone(),
+            };
+            ram::put_above(&mut plan.tiers, &wish, &plan.runtime_dir.value, &mounts)?;
         }
         Ok(plan)
     }
@@ -106,7 +114,7 @@ impl Plan {
         );
         let tiers = named_few(self.tiers.iter().map(|tier| {
             let setting = &tier.setting;
-            format!("{} (up to {}; {})", setting.dir.display(), text::bytes(setting.bytes), tier.why)
+            format!("{} (up to {}; {})", setting.label(), text::bytes(setting.bytes), tier.why)
         }));
         format!("{sources} from {tiers}, {}", freshness_text(self.config.freshness.value))
     }

@@ -67,7 +67,7 @@ impl Report<'_> {
             .collect();
         let tiers = self.plan.tiers.iter().zip(&self.counts.tiers).map(|(tier, answered)| {
             json!({
-                "dir": tier.setting.dir.to_string_lossy(), "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type,
+                "dir": tier.setting.dir.to_string_lossy(), "ram": tier.setting.ram, "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type,
                 "why": tier.why, "opens": answered.opens, "bytes": answered.bytes,
             })
         });
@@ -113,6 +113,7 @@ pub fn settings(config: &Config) -> Value {
     json!({
         "source": { "value": paths(&config.sources.value), "origin": config.sources.origin.to_string() },
         "tier": { "value": tiers, "origin": config.tiers.origin.to_string() },
+        "ram": { "value": config.ram.value.map(|bytes| format!("{bytes}B")), "origin": config.ram.origin.to_string() },
         "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },
         "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
         "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },

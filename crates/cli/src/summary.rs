@@ -190,7 +190,7 @@ fn opens(out: &mut String, report: &Report<'_>, derived: &Derived) {
             "  {:<21}{opens}, {} of files ({})",
             "from tier:",
             text::bytes(answered.bytes),
-            tier.setting.dir.display()
+            tier.setting.label()
         );
     }
     let handed = report.counts.of(Counter::HandedOverBytes);
@@ -259,7 +259,21 @@ fn agent(out: &mut String, report: &Report<'_>) {
     }
     for tier in &status.tiers {
         if let Some(why) = &tier.off {
-            let _ = writeln!(out, "  {:<21}{}: {why}", "tier off:", tier.dir.display());
+            let _ = writeln!(out, "  {:<21}{}: {why}", "tier off:", tier.label());
+        }
+        if tier.off.is_none() && tier.set_aside > 0 {
+            let times = text::counted(tier.set_aside, "time", "times");
+            let _ = writeln!(
+                out,
+                "  {:<21}{}: {times}, while it was slower than the source",
+                "tier set aside:",
+                tier.label()
+            );
+        }
+        if tier.given_back_files > 0 {
+            let files = text::counted(tier.given_back_files, "copy", "copies");
+            let (bytes, label) = (text::bytes(tier.given_back_bytes), tier.label());
+            let _ = writeln!(out, "  {:<21}{files}, {bytes} ({label}): memory grew short", "given back:");
         }
     }
 }

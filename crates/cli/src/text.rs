@@ -129,7 +129,7 @@ pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize)
 pub fn why_not_copied(key: &str) -> String {
     match key {
         "changed_meanwhile" => "changed while it was copied",
-        "free_space_floor" => "too little free space on the tier's disk",
+        "free_space_floor" => "too little free space on the tier's disk, or memory",
         "in_flight" => "is being copied",
         "index_full" => "no memory for more names of copies",
         "larger_than_every_tier" => "larger than every tier",

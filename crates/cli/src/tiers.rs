@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::TierSetting;
+use forebay_agent::{TierSetting, memory::Gauge};
 use forebay_contract::TIERS_MAX;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat, statvfs},
@@ -17,7 +17,6 @@ use rustix::{
 use crate::{
     config::{Config, Origin, Setting, TierWish},
     environment::Environment,
-    memory::memory_limit,
     mounts::{Kind, Mounts},
     refusal::Refusal,
     sources::{Source, Sources},
@@ -113,12 +112,12 @@ pub fn named(wish: &Setting<Vec<TierWish>>, sources: &[Source], mounts: &Mounts)
         .filter(|tier| tier.note.is_some())
         .map(|tier| tier.setting.bytes)
         .sum();
-    let (limit, what) = memory_limit(mounts);
-    if in_memory > limit {
-        let (asked, limit) = (text::bytes(in_memory), text::bytes(limit));
+    let found = Gauge::find().look();
+    if in_memory > found.memory.limit_bytes {
+        let (asked, limit) = (text::bytes(in_memory), text::bytes(found.memory.limit_bytes));
         let line = format!(
-            "{}: {asked} in memory are more than {what}, {limit}; give less, or a directory on a disk",
-            wish.origin
+            "{}: {asked} in memory are more than {}, {limit}; give less, or a directory on a disk",
+            wish.origin, found.what
         );
         return Err(Refusal::bad_input(line));
     }
@@ -173,9 +172,8 @@ fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) 
         ));
     }
     let note = (kind == Kind::Memory).then(|| format!("{shown} is in memory: its copies count against this job's memory"));
-    let setting = TierSetting { dir, bytes: tier.bytes };
     Ok(Chosen {
-        setting,
+        setting: TierSetting::kept(dir, tier.bytes),
         fs_type,
         why: format!("named by {origin}"),
         note,
@@ -352,7 +350,7 @@ fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
         text::bytes(total)
     );
     Some(Chosen {
-        setting: TierSetting { dir, bytes },
+        setting: TierSetting::kept(dir, bytes),
         fs_type,
         why,
         note: None,

@@ -33,7 +33,9 @@ pub fn known(state_dir: &Path) -> Vec<UsedTier> {
 
 /// Remembers the tiers of a run.
 pub fn remember(state_dir: &Path, tiers: &[Chosen], were_found: bool) {
-    let used = tiers.iter().map(|tier| UsedTier {
+    // What lies in memory goes with its agent.
+    let kept = tiers.iter().filter(|tier| !tier.setting.ram);
+    let used = kept.map(|tier| UsedTier {
         dir: tier.setting.dir.clone(),
         bytes: tier.setting.bytes,
         was_found: were_found,

@@ -18,6 +18,8 @@ pub const SITE_CONFIG: &str = "FOREBAY_SITE_CONFIG";
 pub const SOURCE: &str = "FOREBAY_SOURCE";
 /// Tiers `DIR=SIZE`, separated by `:`; as `--tier`.
 pub const TIER: &str = "FOREBAY_TIER";
+/// Memory for copies; as `--ram`.
+pub const RAM: &str = "FOREBAY_RAM";
 /// Freshness; as `--freshness`.
 pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
 /// `1` keeps the agent after the last run; as `--keep`.

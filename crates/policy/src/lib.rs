@@ -5,7 +5,8 @@
 //!
 //! Where to start: [`fill_first::step`] decides which tier takes a copy (Monarch's placement: top tier first, then the next, no
 //! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up. [`wake::follow`] decides how far a copy may follow its
-//! reader.
+//! reader. [`pressure::Pressure`] decides how much memory copies give
+//! back, and [`eviction::choose`] which. [`speed::Speed`] decides when a tier is too slow to be of use.
 //!
 //! For a job that knows its order: [`order::Order`] says which rank uses which sample when, [`residency::Residency`] what lies in which
 //! node's memory, [`schedule::Scheduler`] which read comes next, [`models`] how long that takes, and [`bounds`] what no policy can beat.
@@ -14,13 +15,16 @@
 #![forbid(unsafe_code)]
 
 pub mod bounds;
+pub mod eviction;
 pub mod fill_first;
 pub mod ids;
 pub mod models;
 pub mod order;
+pub mod pressure;
 pub mod residency;
 pub mod retention;
 pub mod schedule;
+pub mod speed;
 pub mod wake;
 
 pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};

@@ -21,6 +21,7 @@ mod reap;
 mod root;
 mod secret;
 mod source;
+mod speed;
 pub mod testing;
 mod tier;
 
@@ -31,4 +32,5 @@ pub use reap::{CleanReport, Known, Leftovers, ReapReport, RootReport, clean, cle
 pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
 pub use source::{Ask, Source, SourceFile, SourceStat};
+pub use speed::{read_again, sample};
 pub use tier::{FreeFloor, Room, Tier, TierConfig};

@@ -10,6 +10,9 @@ pub const SCATTERED_PIECE_BYTES: usize = 16 << 10;
 /// the processor's cache between the read and the write.
 pub const COPY_BUFFER_BYTES: usize = 256 << 10;
 
+/// Of a copy and its source so much is read to compare their speed.
+pub const TIMED_BYTES_MAX: u64 = 1 << 20;
+
 /// How often in a row a call is repeated that was interrupted before it did anything. A call that a signal interrupts is worth
 /// repeating; one that is interrupted for ever must not spin.
 pub const INTERRUPTIONS_MAX: u32 = 100;

@@ -32,6 +32,8 @@ pub trait Source {
     fn stat(&self, ask: Ask) -> Result<SourceStat>;
     /// Reads some bytes at `offset`; 0 at the end. The file offset of the descriptor, which a program shares, is left alone.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;
+    /// Has this machine's kernel forget the first `bytes` of it, so that the next read asks the server.
+    fn forget_pages(&self, bytes: u64) -> Result<()>;
 }
 
 /// A source file by its descriptor.
@@ -84,6 +86,10 @@ impl Source for SourceFile {
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
         rustix::io::pread(&self.0, bytes, offset)
+    }
+
+    fn forget_pages(&self, bytes: u64) -> Result<()> {
+        rustix::fs::fadvise(&self.0, 0, std::num::NonZeroU64::new(bytes), rustix::fs::Advice::DontNeed)
     }
 }
 

@@ -88,6 +88,10 @@ impl Source for MemorySource {
         bytes[..read].copy_from_slice(&from[..read]);
         Ok(read)
     }
+
+    fn forget_pages(&self, _: u64) -> disk::Result<()> {
+        Ok(())
+    }
 }
 
 fn entries(disk: &dyn Disk, folder: Folder) -> Vec<Vec<u8>> {
@@ -148,6 +152,7 @@ fn files(disk: &dyn Disk) {
     assert_eq!(by_file, disk.stat(OBJECT).expect("by name too"));
     assert_eq!((by_file.mode & 0o7777, by_file.identity.size), (0o400, 11));
     let reader = disk.open_read(OBJECT).expect("it can be opened again");
+    reader.forget_pages().expect("a reader can have its pages forgotten");
     assert!(
         reader.write_at(b"x", 0).is_err() && reader.truncate(0).is_err(),
         "a reader cannot write"

@@ -27,8 +27,9 @@ impl Clerk {
         self.flight_of_file.remove(&(flight.identity.dev, flight.identity.ino));
         self.tally(flight.run, |tally| tally.source_bytes_read += read_bytes);
         let reason = match outcome {
-            Outcome::Whole(finished) => match self.publish(&flight, &finished) {
+            Outcome::Whole(finished, sample) => match self.publish(&flight, &finished) {
                 Ok(()) => {
+                    self.sampled(flight.tier, sample);
                     fill_first::step(&mut self.policy, fill_first::Event::Published { copy: CopyId(number) });
                     self.publish_names(&flight, &finished);
                     return;
@@ -252,7 +253,7 @@ impl Clerk {
         }
         let Some(state) = self.tiers.get_mut(tier) else { return };
         state.faults += 1;
-        if state.faults >= TIER_FAULTS_MAX && state.off.is_none() {
+        if state.faults == TIER_FAULTS_MAX {
             state.off = Some(error.to_string());
             self.log.line(&format!("tier {tier} is switched off: {error}"));
             self.control.set_tier_off(tier, true);

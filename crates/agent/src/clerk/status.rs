@@ -1,6 +1,6 @@
 //! What is counted, for whom, and the room that doors are told of.
 
-use forebay_policy::{TierIndex, fill_first};
+use forebay_policy::{Refusal, TierIndex, fill_first};
 use forebay_store::Leftovers;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -43,13 +43,18 @@ impl Clerk {
                 .iter()
                 .enumerate()
                 .map(|(number, tier)| TierStatus {
-                    dir: tier.dir.clone(),
-                    quota_bytes: tier.quota_bytes,
+                    dir: tier.setting.dir.clone(),
+                    ram: tier.setting.ram,
+                    quota_bytes: tier.setting.bytes,
                     used_bytes: self.policy.used_bytes(TierIndex(number)),
                     files: tier.files,
                     off: tier.off.clone(),
+                    set_aside: tier.set_aside,
+                    given_back_files: tier.given_back.files,
+                    given_back_bytes: tier.given_back.bytes,
                 })
                 .collect(),
+            memory: self.memory.as_ref().map(|watch| watch.seen().into()),
             cpu_ms: cpu.tv_sec as u64 * 1000 + cpu.tv_nsec as u64 / 1_000_000,
             ..tally.clone()
         }
@@ -60,20 +65,26 @@ impl Clerk {
         for number in 0..self.tiers.len() {
             self.count_leftovers(number);
         }
-        for (number, state) in self.tiers.iter().enumerate() {
-            if state.off.is_some() {
-                continue;
-            }
-            if let Ok(room) = state.tier.room() {
-                let event = fill_first::Event::Room {
-                    tier: TierIndex(number),
-                    bytes: room.bytes,
-                    inodes: room.inodes,
-                };
-                fill_first::step(&mut self.policy, event);
+        for number in 0..self.tiers.len() {
+            if !self.is_in_memory(number) {
+                self.observe_room_of(number);
             }
         }
+        self.watch_memory();
         self.publish_room();
+    }
+
+    /// The same of one tier.
+    pub(super) fn observe_room_of(&mut self, number: usize) {
+        let state = self.tiers.get(number).filter(|state| state.off.is_none());
+        if let Some(Ok(room)) = state.map(|state| state.tier.room()) {
+            let event = fill_first::Event::Room {
+                tier: TierIndex(number),
+                bytes: room.bytes.min(self.spare_memory(number)),
+                inodes: room.inodes,
+            };
+            fill_first::step(&mut self.policy, event);
+        }
     }
 
     /// Tells policy what of removed copies still takes room.
@@ -89,5 +100,17 @@ impl Clerk {
     /// Tells doors the size of the largest file that is worth a hand-over.
     pub(super) fn publish_room(&self) {
         self.control.set_room_hint(self.policy.room_hint(boot_ms()));
+    }
+}
+
+/// Why nothing was copied.
+pub(super) const fn refusal_name(reason: Refusal) -> &'static str {
+    match reason {
+        Refusal::Off => "tier_off",
+        Refusal::TooLarge => "larger_than_every_tier",
+        Refusal::Quota => "quota_used_up",
+        Refusal::Floor => "free_space_floor",
+        Refusal::BackingOff => "tier_was_full",
+        Refusal::InFlight => "in_flight",
     }
 }

@@ -56,12 +56,7 @@ impl Lines<'_> {
         let mut lines = Vec::new();
         for (at, tier) in self.agent.status.tiers.iter().enumerate() {
             let (now, then) = (self.agent.counts.tier(at), self.earlier.counts.tier(at));
-            lines.push(self.row(
-                &tier.dir.display().to_string(),
-                now.opens,
-                then.opens,
-                Some((now.bytes, then.bytes)),
-            ));
+            lines.push(self.row(&tier.label(), now.opens, then.opens, Some((now.bytes, then.bytes))));
         }
         lines
     }
@@ -104,11 +99,12 @@ impl Lines<'_> {
                 let (used, quota) = (text::bytes(tier.used_bytes), text::bytes(tier.quota_bytes));
                 let share = text::percent(tier.used_bytes, tier.quota_bytes);
                 let files = text::counted(tier.files, "copy", "copies");
-                format!(
-                    "  {:<16}{files}, {used} of {quota} ({share}) in {}{off}",
-                    "filled:",
-                    tier.dir.display()
-                )
+                let back = match tier.given_back_bytes {
+                    0 => String::new(),
+                    bytes => format!("; {} given back, since memory grew short", text::bytes(bytes)),
+                };
+                let label = tier.label();
+                format!("  {:<16}{files}, {used} of {quota} ({share}) in {label}{back}{off}", "filled:")
             })
             .collect();
         let rate = text::bytes(self.a_second(status.bytes_copied, before.bytes_copied));

@@ -205,6 +205,10 @@ impl DiskFile for FailingFile {
         self.plan.run(|| self.inner.set_read_only())
     }
 
+    fn forget_pages(&self) -> Result<()> {
+        self.plan.run(|| self.inner.forget_pages())
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         let Self { inner, plan } = *self;
         plan.run(|| inner.close())

@@ -383,6 +383,10 @@ impl DiskFile for MemoryFile {
         Ok(())
     }
 
+    fn forget_pages(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }

@@ -213,6 +213,8 @@ pub trait DiskFile: Send + Sync + Debug {
     fn truncate(&self, size: u64) -> Result<()>;
     /// Makes it readable by its owner and by nobody else, and writable by nobody.
     fn set_read_only(&self) -> Result<()>;
+    /// Writes what is not written yet and has the kernel forget its pages, so that the next read asks the disk.
+    fn forget_pages(&self) -> Result<()>;
     /// Closes it and tells what the file system had kept back until then (some tell a lack of room only here).
     fn close(self: Box<Self>) -> Result<()>;
     /// The kernel's descriptor, where there is one.

@@ -256,6 +256,12 @@ impl DiskFile for RealFile {
         rustix::fs::fchmod(&self.0, Mode::RUSR)
     }
 
+    fn forget_pages(&self) -> Result<()> {
+        // Pages that are not written yet can't be forgotten.
+        rustix::fs::fdatasync(&self.0)?;
+        rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         close(self.0)
     }

@@ -128,6 +128,11 @@ impl DiskFile for ThrottledFile {
         self.inner.set_read_only()
     }
 
+    fn forget_pages(&self) -> Result<()> {
+        self.throttle.wait(0);
+        self.inner.forget_pages()
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.throttle.wait(0);
         self.inner.close()

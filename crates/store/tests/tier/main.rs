@@ -4,4 +4,5 @@ mod catalogue;
 mod common;
 mod life;
 mod security;
+mod speed;
 mod sweep;

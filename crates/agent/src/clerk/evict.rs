@@ -1,0 +1,131 @@
+//! Copies that go while nothing is wrong with them: given back where memory grows short (F13). What is open stays: a program reads it, and
+//! removing it would free nothing.
+
+use forebay_contract::run::use_stamp;
+use forebay_policy::{
+    TierIndex,
+    eviction::{self, Candidate},
+    pressure::{Memory, Pressure},
+};
+
+use crate::{
+    clock::{boot_ms, boot_ns},
+    memory::Gauge,
+    ram,
+    reader::open_copies,
+};
+
+use super::Clerk;
+
+/// What is watched so that copies in memory never starve the program.
+#[derive(Debug)]
+pub(super) struct MemoryWatch {
+    gauge: Gauge,
+    seen: Memory,
+    pressure: Pressure,
+}
+
+impl MemoryWatch {
+    /// `None` where no tier lies in memory.
+    pub(super) fn over(mut tiers: impl Iterator<Item = bool>) -> Option<Self> {
+        let gauge = tiers.any(|is_memory| is_memory).then(Gauge::find)?;
+        Some(Self {
+            seen: gauge.look().memory,
+            gauge,
+            pressure: Pressure::default(),
+        })
+    }
+
+    /// As it was seen last.
+    pub(super) const fn seen(&self) -> Memory {
+        self.seen
+    }
+}
+
+/// What was removed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Evicted {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+impl Clerk {
+    /// Looks at the memory that copies count in, and gives back what is asked for, from the lowest tier in memory up.
+    pub(super) fn watch_memory(&mut self) {
+        let tiers: Vec<usize> = (0..self.tiers.len()).rev().filter(|number| self.is_in_memory(*number)).collect();
+        let Some(watch) = &mut self.memory else { return };
+        watch.seen = watch.gauge.look().memory;
+        let held = tiers.iter().map(|number| self.policy.used_bytes(TierIndex(*number))).sum();
+        let mut due = watch.pressure.give_back(&watch.seen, held, boot_ms());
+        for number in tiers {
+            if due > 0 {
+                let given = self.evict(number, due, 0);
+                due = due.saturating_sub(given.bytes);
+                self.note_given_back(number, given);
+            }
+            // At once: until the next look copies may take no more than what this one has shown.
+            self.observe_room_of(number);
+        }
+        self.publish_room();
+    }
+
+    fn note_given_back(&mut self, tier: usize, given: Evicted) {
+        let Some(state) = self.tiers.get_mut(tier).filter(|_| given.files > 0) else {
+            return;
+        };
+        if state.given_back.files == 0 {
+            self.log.line(&format!("memory grows short: copies of tier {tier} are given back"));
+        }
+        state.given_back.files += given.files;
+        state.given_back.bytes += given.bytes;
+    }
+
+    /// Removes published copies of a tier until `bytes` are freed or there are no more that may go: see [`eviction::choose`].
+    pub(super) fn evict(&mut self, tier: usize, bytes: u64, idle_s: u32) -> Evicted {
+        let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
+            return Evicted::default();
+        };
+        let open = open_copies(&objects);
+        let index = self.pages.index();
+        let of_tier = |number: u32| {
+            let record = index.record(number).filter(|record| record.is_kept() && record.tier() == tier)?;
+            Some(Candidate {
+                record: number,
+                copy: record.copy(),
+                directory: record.directory(),
+                bytes: record.size(),
+                is_open: open.contains(&record.copy()),
+            })
+        };
+        let candidates = (0..self.pages.writer_ref().records()).filter_map(of_tier).collect();
+        let now = use_stamp(self.started_at, boot_ns());
+        let unused_s = |directory| now.saturating_sub(self.control.directory_stamp(directory));
+        let chosen = eviction::choose(candidates, unused_s, idle_s, bytes);
+        for gone in &chosen {
+            self.drop_copy_of(gone.record);
+        }
+        Evicted {
+            files: chosen.len() as u64,
+            bytes: chosen.iter().map(|gone| gone.bytes).sum(),
+        }
+    }
+
+    /// What of a tier's file system may be used: where it lies in memory, no more than memory has to spare.
+    pub(super) fn spare_memory(&self, tier: usize) -> u64 {
+        let watch = self.memory.as_ref().filter(|_| self.is_in_memory(tier));
+        watch.map_or(u64::MAX, |watch| watch.seen.room_bytes())
+    }
+
+    pub(super) fn is_in_memory(&self, tier: usize) -> bool {
+        self.tiers.get(tier).is_some_and(|state| state.tier.is_memory())
+    }
+
+    /// Removes what lies in memory with this agent; the last thing that it does.
+    pub(super) fn remove_ram(&self) {
+        for setting in self.config.tiers.iter().filter(|setting| setting.ram) {
+            if let Err(error) = ram::remove(&setting.dir) {
+                self.log.line(&format!("copies in memory could not be removed: {error}"));
+            }
+        }
+    }
+}

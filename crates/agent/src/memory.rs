@@ -1,0 +1,215 @@
+//! How much memory this process may use, and how much of that is free: files of a tier in memory count against it (fault F13).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use forebay_policy::pressure::Memory;
+
+/// Where the machine says how much some task waited for memory.
+const MACHINE_PRESSURE: &str = "/proc/pressure/memory";
+
+/// Which kind of control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// A control group that this process is in, or one above it.
+#[derive(Clone, Debug)]
+struct Group {
+    dir: PathBuf,
+    version: Version,
+}
+
+/// Where memory is told of. Control groups are looked up once, figures each time.
+#[derive(Clone, Debug, Default)]
+pub struct Gauge {
+    /// The innermost first.
+    groups: Vec<Group>,
+}
+
+/// What was found, and what of it is the limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The least of the machine's memory and all groups' limits, and the least that is free of any of them.
+    pub memory: Memory,
+    /// Which of them the limit is, in words.
+    pub what: &'static str,
+}
+
+impl Gauge {
+    /// Of this process.
+    pub fn find() -> Self {
+        let text = |file| fs::read_to_string(file).unwrap_or_default();
+        Self::of(&text("/proc/self/mountinfo"), &text("/proc/self/cgroup"))
+    }
+
+    fn of(mountinfo: &str, own_groups: &str) -> Self {
+        let groups = mountinfo.lines().filter_map(|line| groups_of(line, own_groups)).flatten();
+        Self { groups: groups.collect() }
+    }
+
+    /// Looks now.
+    pub fn look(&self) -> Found {
+        let mut found = machine();
+        for group in &self.groups {
+            let Some((limit, free)) = group.limit_and_free() else { continue };
+            found.memory.free_bytes = found.memory.free_bytes.min(free);
+            if limit < found.memory.limit_bytes {
+                found.memory.limit_bytes = limit;
+                found.what = "this job's memory limit";
+            }
+        }
+        let own = self.groups.iter().find_map(|group| stalled(&group.dir.join("memory.pressure")));
+        found.memory.stalled_percent = own.or_else(|| stalled(Path::new(MACHINE_PRESSURE))).unwrap_or(0.0);
+        found
+    }
+}
+
+fn machine() -> Found {
+    let info = rustix::system::sysinfo();
+    let total = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = figure(&text, "MemAvailable:").map_or(total, |kib| kib.saturating_mul(1024));
+    let memory = Memory {
+        limit_bytes: total,
+        free_bytes: available.min(total),
+        stalled_percent: 0.0,
+    };
+    Found {
+        memory,
+        what: "this machine's memory",
+    }
+}
+
+/// The groups that a line of mountinfo leads to, `36 35 0:30 /root /point options - type source options`: this process's, and all above.
+fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut front = front.split(' ').skip(3);
+    let (root, point) = (front.next()?, Path::new(front.next()?));
+    let mut back = back.split(' ');
+    let (version, controller) = match (back.next()?, back.nth(1)?) {
+        ("cgroup2", _) => (Version::V2, ""),
+        ("cgroup", options) if options.split(',').any(|option| option == "memory") => (Version::V1, "memory"),
+        _ => return None,
+    };
+    let own = own_groups.lines().find_map(|line| group_of(line, controller))?;
+    // In a container the mount shows a part of the tree, and the path may lie outside it: then the mount's own top is what holds.
+    let below = Path::new(own).strip_prefix(root).unwrap_or(Path::new(""));
+    let below: PathBuf = below
+        .components()
+        .filter(|part| matches!(part, std::path::Component::Normal(_)))
+        .collect();
+    let all = below.ancestors().map(|part| Group {
+        dir: point.join(part),
+        version,
+    });
+    Some(all.collect())
+}
+
+/// The path in a line `ID:CONTROLLERS:PATH`, if it is about `controller`.
+fn group_of<'a>(line: &'a str, controller: &str) -> Option<&'a str> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next()?, fields.next()?);
+    controllers.split(',').any(|name| name == controller).then_some(path)
+}
+
+impl Group {
+    /// Its limit, and what is free of it: what is used does not count as far as it is clean pages of files. `None`: it has no limit.
+    fn limit_and_free(&self) -> Option<(u64, u64)> {
+        let number = |file: &str| fs::read_to_string(self.dir.join(file)).ok()?.trim().parse::<u64>().ok();
+        let (limit, used, [pages, dirty]) = match self.version {
+            // `max` is no number, and so no limit. Above `high` a group is slowed down until it has given back.
+            Version::V2 => {
+                let limits = ["memory.max", "memory.high"].map(number);
+                let names = [["inactive_file", "active_file"], ["file_dirty", "file_writeback"]];
+                (limits.into_iter().flatten().min()?, number("memory.current")?, names)
+            }
+            Version::V1 => {
+                let names = [["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"]];
+                (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, names)
+            }
+        };
+        let stat = fs::read_to_string(self.dir.join("memory.stat")).unwrap_or_default();
+        let sum = |names: [&str; 2]| names.iter().filter_map(|name| figure(&stat, name)).sum::<u64>();
+        let clean = sum(pages).saturating_sub(sum(dirty));
+        Some((limit, limit.saturating_sub(used.saturating_sub(clean))))
+    }
+}
+
+/// The number in the line `NAME NUMBER...`.
+fn figure(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().map(str::split_ascii_whitespace);
+    lines.find_map(|mut words| (words.next()? == name).then(|| words.next()?.parse().ok())?)
+}
+
+/// `some avg10=1.23 ...`: the share of the last ten seconds in which some task waited, in percent.
+fn stalled(file: &Path) -> Option<f64> {
+    let text = fs::read_to_string(file).ok()?;
+    let some = text.lines().find_map(|line| line.strip_prefix("some avg10="))?;
+    some.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(dir).unwrap();
+        for (name, text) in files {
+            fs::write(dir.join(name), text).unwrap();
+        }
+    }
+
+    #[test]
+    fn f13_the_strictest_group_above_holds() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        write(&at(""), &[("memory.max", "max\n")]);
+        write(&at("job"), &[("memory.max", "10000\n"), ("memory.current", "9000\n")]);
+        let stat = "anon 1000\nfile 7000\nshmem 5000\ninactive_file 500\nactive_file 1500\nfile_dirty 100\n";
+        let pressure = "some avg10=12.50 avg60=1.00 avg300=0.10 total=99\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=9\n";
+        let step = [("memory.max", "20000\n"), ("memory.high", "19000\n"), ("memory.current", "19000\n")];
+        write(&at("job/step"), &step);
+        write(&at("job/step"), &[("memory.stat", stat), ("memory.pressure", pressure)]);
+        let mountinfo = format!("30 1 0:26 / {} rw shared:4 - cgroup2 cgroup2 rw\n", top.path().display());
+        let found = Gauge::of(&mountinfo, "3:cpu:/x\n0::/job/step\n").look();
+        let Memory {
+            limit_bytes,
+            free_bytes,
+            stalled_percent,
+        } = found.memory;
+        assert_eq!((limit_bytes, found.what), (10_000, "this job's memory limit"));
+        assert_eq!(free_bytes, 1_000, "the job's; of the step's 1,900 are clean pages of files");
+        assert!((stalled_percent - 12.5).abs() < 1e-9);
+        write(&at("job"), &[("memory.current", "1000\n")]);
+        assert_eq!(Gauge::of(&mountinfo, "0::/job/step\n").look().memory.free_bytes, 1_900);
+        let elsewhere = Gauge::of(&mountinfo, "0::/elsewhere/in/the/tree\n").look();
+        assert_eq!(elsewhere.what, "this machine's memory");
+    }
+
+    #[test]
+    fn f13_the_first_version_of_groups_is_read_too() {
+        let top = tempfile::tempdir().unwrap();
+        let stat = "inactive_file 9\ntotal_inactive_file 200\ntotal_active_file 100\ntotal_dirty 50\n";
+        let files = [
+            ("memory.limit_in_bytes", "4096\n"),
+            ("memory.usage_in_bytes", "4000\n"),
+            ("memory.stat", stat),
+        ];
+        write(&top.path().join("job"), &files);
+        let point = top.path().display();
+        let mountinfo = format!("31 1 0:27 / {point}/cpu rw - cgroup cgroup rw,cpu\n32 1 0:28 / {point} rw - cgroup cgroup rw,memory\n");
+        let memory = Gauge::of(&mountinfo, "4:memory:/job\n1:cpu:/\n").look().memory;
+        assert_eq!((memory.limit_bytes, memory.free_bytes), (4096, 346));
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let memory = Gauge::find().look().memory;
+        assert!(memory.limit_bytes > 1 << 20 && memory.free_bytes <= memory.limit_bytes);
+    }
+}

@@ -1,0 +1,129 @@
+//! How much of the job's memory copies may take, and how much is given back when it grows short.
+//!
+//! Memory that copies take is the job's: where it runs out the kernel kills, and what it kills is the program. So some of it always stays
+//! free, and is not ours. Copies are placed while twice as much is free, and given back when less is: between the two nothing moves.
+
+/// What is known of the memory that copies count in.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// All that may be taken by whatever counts in it, in bytes.
+    pub limit_bytes: u64,
+    /// Of it what is free, or would be as soon as it is needed (clean pages of files).
+    pub free_bytes: u64,
+    /// Part of the last ten seconds in which something had to wait for memory, in percent.
+    pub stalled_percent: f64,
+}
+
+/// Of a limit one in this many stays free,
+const FLOOR_PART: u64 = 16;
+/// within these bounds: less than a fifth of a second's growth of a program would be of no use, more would be waste.
+const FLOOR_MIN_BYTES: u64 = 16 << 20;
+const FLOOR_MAX_BYTES: u64 = 2 << 30;
+/// From so much waiting on memory is short, whatever seems free.
+pub const STALLED_PERCENT: f64 = 10.0;
+/// What is waited away is seen late (an average of ten seconds), so it is answered slowly:
+pub const STALL_PAUSE_MS: u64 = 2_000;
+/// one in this many of the bytes of copies each time.
+const STALL_PART: u64 = 8;
+
+impl Memory {
+    /// What stays free of it, in bytes.
+    pub fn floor_bytes(&self) -> u64 {
+        (self.limit_bytes / FLOOR_PART).clamp(FLOOR_MIN_BYTES, FLOOR_MAX_BYTES)
+    }
+
+    /// Bytes that new copies may take now.
+    pub fn room_bytes(&self) -> u64 {
+        if self.is_stalled() {
+            0
+        } else {
+            self.free_bytes.saturating_sub(2 * self.floor_bytes())
+        }
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled_percent >= STALLED_PERCENT
+    }
+}
+
+/// What is remembered between looks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pressure {
+    answered_ms: Option<u64>,
+}
+
+impl Pressure {
+    /// Bytes of copies to give back now, of the `held` bytes that there are; `now_ms` on any clock that does not run backwards.
+    pub fn give_back(&mut self, memory: &Memory, held: u64, now_ms: u64) -> u64 {
+        let floor = memory.floor_bytes();
+        if memory.free_bytes < floor {
+            return (2 * floor - memory.free_bytes).min(held);
+        }
+        let is_due = self.answered_ms.is_none_or(|at| now_ms.saturating_sub(at) >= STALL_PAUSE_MS);
+        if memory.is_stalled() && is_due {
+            self.answered_ms = Some(now_ms);
+            return held.div_ceil(STALL_PART);
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn memory(limit_mib: u64, free_mib: u64) -> Memory {
+        Memory {
+            limit_bytes: limit_mib << 20,
+            free_bytes: free_mib << 20,
+            stalled_percent: 0.0,
+        }
+    }
+
+    #[test]
+    fn f13_between_the_floor_and_twice_the_floor_nothing_moves() {
+        let held = 100 << 20;
+        for (free, room, back) in [(100, 60, 0), (40, 0, 0), (20, 0, 0), (19, 0, 21), (0, 0, 40)] {
+            let memory = memory(320, free);
+            assert_eq!(memory.room_bytes() >> 20, room, "{free} MiB free");
+            assert_eq!(Pressure::default().give_back(&memory, held, 0) >> 20, back, "{free} MiB free");
+        }
+    }
+
+    #[test]
+    fn f13_waiting_for_memory_is_answered_step_by_step() {
+        let stalled = Memory {
+            stalled_percent: STALLED_PERCENT,
+            ..memory(1 << 20, 1 << 19)
+        };
+        let mut pressure = Pressure::default();
+        assert_eq!(stalled.room_bytes(), 0);
+        assert_eq!(pressure.give_back(&stalled, 80, 5), 10);
+        assert_eq!(pressure.give_back(&stalled, 70, 5 + STALL_PAUSE_MS - 1), 0);
+        assert_eq!(pressure.give_back(&stalled, 1, 5 + STALL_PAUSE_MS), 1);
+    }
+
+    proptest! {
+        /// A program grows by less than the floor between two looks; copies grow by the room. Nothing is ever killed.
+        #[test]
+        fn f13_memory_never_runs_out(limit_mib in 64u64..1 << 20, growth in proptest::collection::vec((0.0f64..1.0, any::<bool>()), 1..100)) {
+            let limit = limit_mib << 20;
+            let (mut program, mut copies) = (0u64, 0u64);
+            let mut pressure = Pressure::default();
+            for (at, (part, places)) in growth.into_iter().enumerate() {
+                let seen = Memory { limit_bytes: limit, free_bytes: limit - program - copies, stalled_percent: 0.0 };
+                let back = pressure.give_back(&seen, copies, at as u64);
+                prop_assert!(back <= copies);
+                copies -= back;
+                if places {
+                    copies += seen.room_bytes();
+                }
+                // All that the program can take before the next look; or, where there are no copies, all that there is.
+                let most = if copies == 0 { limit - program } else { seen.floor_bytes().saturating_sub(1) };
+                program += ((most as f64 * part) as u64).min(limit - program);
+                prop_assert!(program + copies <= limit, "{program} + {copies} of {limit}");
+            }
+        }
+    }
+}

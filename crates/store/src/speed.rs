@@ -1,0 +1,74 @@
+//! How long reads take that no cache answers (F12). What follows from that, [`forebay_policy::speed`] decides.
+
+use std::time::Instant;
+
+use forebay_policy::speed::Sample;
+use rustix::io::Errno;
+
+use crate::disk::uninterrupted;
+use crate::error::StoreError;
+use crate::limits::{READ_PIECE_BYTES, TIMED_BYTES_MAX};
+use crate::source::Source;
+use crate::tier::Tier;
+
+/// Reads the beginning of a copy, and where that was slow as much of its source. Both are read from where they lie, and from no cache, as
+/// far as their file systems let go of pages.
+pub fn sample(tier: &Tier, copy: u64, source: &dyn Source) -> Result<Sample, StoreError> {
+    let (bytes, tier_us) = time_copy(tier, copy)?;
+    let source_us = if Sample::is_suspicious(bytes, tier_us) {
+        time_source(source, bytes).ok()
+    } else {
+        None
+    };
+    Ok(Sample {
+        copy,
+        bytes,
+        tier_us,
+        source_us,
+    })
+}
+
+/// Reads the copy of an earlier sample again; the source's time stays what it was.
+pub fn read_again(tier: &Tier, earlier: &Sample) -> Result<Sample, StoreError> {
+    let (bytes, tier_us) = time_copy(tier, earlier.copy)?;
+    Ok(Sample {
+        bytes,
+        tier_us,
+        ..*earlier
+    })
+}
+
+fn time_copy(tier: &Tier, copy: u64) -> Result<(u64, u64), StoreError> {
+    let failed = |operation| {
+        let path = tier.copy_path(copy);
+        move |errno| StoreError::tier(&path, operation, errno)
+    };
+    let file = tier.open_copy(copy)?;
+    uninterrupted(|| file.forget_pages()).map_err(failed("write back"))?;
+    drop(file);
+    let begun = Instant::now();
+    let file = tier.open_copy(copy)?;
+    let bytes = read(|bytes, offset| file.read_at(bytes, offset), TIMED_BYTES_MAX).map_err(failed("read"))?;
+    Ok((bytes, begun.elapsed().as_micros() as u64))
+}
+
+fn time_source(source: &dyn Source, bytes: u64) -> Result<u64, Errno> {
+    uninterrupted(|| source.forget_pages(bytes))?;
+    let begun = Instant::now();
+    read(|bytes, offset| source.read_at(bytes, offset), bytes)?;
+    Ok(begun.elapsed().as_micros() as u64)
+}
+
+/// Reads up to `most` bytes from the beginning; how many there were is the answer.
+fn read(read_at: impl Fn(&mut [u8], u64) -> Result<usize, Errno>, most: u64) -> Result<u64, Errno> {
+    let mut piece = vec![0; READ_PIECE_BYTES.min(most as usize)];
+    let mut done = 0;
+    while done < most {
+        let wanted = piece.len().min((most - done) as usize);
+        match uninterrupted(|| read_at(&mut piece[..wanted], done))? {
+            0 => break,
+            read => done += read as u64,
+        }
+    }
+    Ok(done)
+}
