@@ -69,6 +69,7 @@ VARIABLES: list[tuple[dict[str, str], list[str]]] = [
     ({"FOREBAY_SOURCE": "nowhere"}, ["$FOREBAY_SOURCE", "nowhere"]),
     ({"FOREBAY_TIER": "tier"}, ["$FOREBAY_TIER", "tier=200G"]),
     ({"FOREBAY_RAM": "16"}, ["$FOREBAY_RAM", "'16'", "200G or 1.5TiB"]),
+    ({"FOREBAY_POLICY": "mru"}, ["$FOREBAY_POLICY", "'mru'", "fill_first, lru or lru=SECONDS"]),
     ({"FOREBAY_FRESHNESS": "often"}, ["$FOREBAY_FRESHNESS", "often", "ttl=SECONDS"]),
     ({"FOREBAY_CONFIG": "/nowhere/config.toml"}, ["$FOREBAY_CONFIG", "/nowhere/config.toml", "unset"]),
     ({"FOREBAY_SITE_CONFIG": "/nowhere/site.toml"}, ["$FOREBAY_SITE_CONFIG", "/nowhere/site.toml", "unset"]),
@@ -164,6 +165,11 @@ def test_f13_a_tier_in_memory_is_told(desk: Desk) -> None:
 @pytest.mark.parametrize(("source", "names"), SOURCES, ids=[source for source, _ in SOURCES])
 def test_sources(desk: Desk, source: str, names: list[str]) -> None:
     named(desk.refuse("run", "--source", source, "--tier", "tier=64M", *PROGRAM), ["--source", *names])
+
+
+@pytest.mark.parametrize("policy", ["LRU", "lru=", "lru=0", "lru=-1", "lru=1.5", "lru=soon", "fill_first=1", "fifo"])
+def test_policies(desk: Desk, policy: str) -> None:
+    named(desk.refuse(*RUN, "--policy", policy, *PROGRAM), ["--policy", "fill_first, lru or lru=SECONDS"])
 
 
 @pytest.mark.parametrize("freshness", FRESHNESS)

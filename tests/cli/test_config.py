@@ -29,6 +29,7 @@ def test_defaults(desk: Desk) -> None:
     settings = shown(desk)
     assert settings["freshness"] == ('"ttl=60"', "default")
     assert settings["keep"] == settings["quiet"] == ("false", "default")
+    assert settings["policy"] == ('"fill_first"', "default")
     assert settings["runtime_dir"] == (f'"{desk.runtime}"', "$FOREBAY_RUNTIME_DIR")
     assert settings["state_dir"] == (f'"{desk.home}/.local/state/forebay"', "default")
 
@@ -75,6 +76,7 @@ BAD_FILES = [
     ('tier = ["relative=1G"]\n', "absolute"),
     ('tier = ["/x"]\n', "/x=200G"),
     ('ram = "lots"\n', "'lots'"),
+    ('policy = "fifo"\n', "'fifo'"),
     ("ram = 16\n", ":1: "),
     ("keep = maybe\n", ":1: "),
     ("[run]\nkeep = true\n", "unknown field `run`"),

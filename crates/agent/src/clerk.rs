@@ -95,6 +95,8 @@ struct TierState {
     off: Option<String>,
     /// Of its copies what was removed since memory grew short.
     given_back: evict::Evicted,
+    /// Of its copies what was removed to make room for others.
+    replaced: evict::Evicted,
     speed: Speed,
     /// How often it was set aside for being slow.
     set_aside: u64,
@@ -114,6 +116,8 @@ struct DirectoryState {
     names: u32,
     /// When its next sweep is due, boot time; 0: it has nothing to validate yet.
     due_at: u64,
+    /// When its copies were used in earlier runs, seconds since 1970; 0: that is not known.
+    used_before_unix_s: i64,
     /// A program found its names out of time.
     wanted: bool,
     sweeping: bool,
@@ -151,6 +155,8 @@ pub(crate) struct Clerk {
     tiers: Vec<TierState>,
     /// `None` where no tier lies in memory.
     memory: Option<evict::MemoryWatch>,
+    /// There was nothing to make room with; it is looked for again then.
+    no_victims_until: Option<Instant>,
     copier: Copier,
     sweeps: Sender<SweepRequest>,
     events: Sender<Event>,
@@ -212,6 +218,7 @@ impl Clerk {
                 faults: 0,
                 off: None,
                 given_back: evict::Evicted::default(),
+                replaced: evict::Evicted::default(),
                 speed: Speed::default(),
                 set_aside: 0,
             })
@@ -226,6 +233,7 @@ impl Clerk {
             policy,
             tiers,
             memory,
+            no_victims_until: None,
             copier,
             sweeps,
             events,
@@ -447,7 +455,7 @@ impl Clerk {
             size: identity.size,
             now_ms: boot_ms(),
         };
-        let tier = match fill_first::step(&mut self.policy, offer) {
+        let tier = match self.place(offer, identity.size) {
             Action::Place { tier, .. } => tier.0,
             Action::Refuse { reason, .. } => {
                 self.not_copied(handed.run, status::refusal_name(reason));

@@ -57,13 +57,27 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// Tiers, top first.
     pub tiers: Vec<TierSetting>,
+    /// What makes room where a file does not fit.
+    #[serde(default)]
+    pub policy: Policy,
     /// Stay after the last run has ended.
     pub keep: bool,
 }
 
+/// What makes room where a file does not fit into any tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// Nothing: what was copied first stays.
+    #[default]
+    FillFirst,
+    /// Copies of the directory that was used longest ago, unless that is less than so many seconds.
+    Lru(u32),
+}
+
 impl AgentConfig {
     /// The configuration of the agent for these tiers. Its directory's name is a digest of the tiers, so that runs with the same tiers meet.
-    pub fn for_tiers(runtime_dir: &Path, state_dir: &Path, tiers: &[TierSetting], keep: bool) -> Self {
+    pub fn for_tiers(runtime_dir: &Path, state_dir: &Path, tiers: &[TierSetting], policy: Policy, keep: bool) -> Self {
         let mut digest = 0;
         for tier in tiers {
             // No absolute path is called so.
@@ -81,6 +95,7 @@ impl AgentConfig {
             tiers: tiers.collect(),
             dir,
             state_dir: state_dir.to_owned(),
+            policy,
             keep,
         }
     }
@@ -92,7 +107,8 @@ mod tests {
 
     #[test]
     fn runs_meet_whatever_sizes_they_ask_for_but_only_with_the_same_tiers() {
-        let config = |tiers: &[TierSetting]| AgentConfig::for_tiers(Path::new("/run"), Path::new("/state"), tiers, false);
+        let config =
+            |tiers: &[TierSetting]| AgentConfig::for_tiers(Path::new("/run"), Path::new("/state"), tiers, Policy::default(), false);
         let disk = TierSetting::kept("/scratch".into(), 10);
         let both = config(&[TierSetting::in_ram(1), disk.clone()]);
         assert_eq!(both.dir, config(&[TierSetting::in_ram(2), disk.clone()]).dir);

@@ -31,7 +31,7 @@ pub mod shared;
 mod sweeper;
 
 pub use client::{Connection, JoinedRun, RunRequest};
-pub use config::{AgentConfig, TierSetting};
+pub use config::{AgentConfig, Policy, TierSetting};
 pub use error::AgentError;
 pub use private_dir::{private_dir, private_dir_all};
 pub use serve::serve;

@@ -151,6 +151,12 @@ pub struct TierStatus {
     /// How often it was set aside since it was slower than the source.
     #[serde(default)]
     pub set_aside: u64,
+    /// Copies that were removed to make room for others (`--policy lru`).
+    #[serde(default)]
+    pub replaced_files: u64,
+    /// Bytes of those.
+    #[serde(default)]
+    pub replaced_bytes: u64,
     /// Copies that were removed since memory grew short.
     #[serde(default)]
     pub given_back_files: u64,

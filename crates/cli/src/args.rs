@@ -87,6 +87,10 @@ pub struct Choices {
     /// The most bytes of copies to keep in memory, above all other tiers, such as 16G; they go when the last run ends [default: none]
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<OsString>,
+    /// What makes room when the tiers are full: fill_first (nothing), lru or lru=SECONDS (copies of directories that were not used for so long)
+    /// [default: fill_first]
+    #[arg(long, value_name = "HOW")]
+    pub policy: Option<OsString>,
     /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default: ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,

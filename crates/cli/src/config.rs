@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::protocol::RunFreshness;
+use forebay_agent::{Policy, protocol::RunFreshness};
 use forebay_contract::env;
 use serde::Deserialize;
 
@@ -21,6 +21,8 @@ use crate::{
 
 /// Freshness unless told otherwise: seconds.
 const TTL_DEFAULT_S: u64 = 60;
+/// With `lru`, copies of a directory that was used within this time stay, in seconds: no longer is a directory swept that is not used.
+const LRU_IDLE_DEFAULT_S: u32 = 600;
 /// Longest freshness in seconds: ten years. Who wants more means `immutable`.
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 /// Where launchers tell a process its number in the job.
@@ -90,6 +92,8 @@ pub struct Config {
     pub tiers: Setting<Vec<TierWish>>,
     /// Bytes of the tier in memory; `None`: there is none.
     pub ram: Setting<Option<u64>>,
+    /// What makes room.
+    pub policy: Setting<Policy>,
     /// Freshness.
     pub freshness: Setting<RunFreshness>,
     /// Keep the agent.
@@ -122,6 +126,7 @@ struct Layer {
     sources: Option<Setting<Vec<PathBuf>>>,
     tiers: Option<Setting<Vec<TierWish>>>,
     ram: Option<Setting<u64>>,
+    policy: Option<Setting<Policy>>,
     freshness: Option<Setting<RunFreshness>>,
     keep: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
@@ -184,6 +189,7 @@ impl Config {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
             of.ram = of.ram.or(layer.ram);
+            of.policy = of.policy.or(layer.policy);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
             of.record = of.record.or(layer.record);
@@ -199,6 +205,7 @@ impl Config {
             sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
             tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
             ram: optional(of.ram),
+            policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
@@ -242,11 +249,13 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let source = Origin::Flag("--source");
     let tier = Origin::Flag("--tier");
     let ram = Origin::Flag("--ram");
+    let policy = Origin::Flag("--policy");
     let freshness = Origin::Flag("--freshness");
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
         tiers: list(&choices.tier, &tier, |text| parse_tier(&tier, environment, text))?,
         ram: choices.ram.as_deref().map(|text| parse_ram(&ram, text)).transpose()?,
+        policy: choices.policy.as_deref().map(|text| parse_policy(&policy, text)).transpose()?,
         freshness: choices
             .freshness
             .as_deref()
@@ -286,6 +295,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     let source = Origin::Environment(env::SOURCE);
     let tier = Origin::Environment(env::TIER);
     let ram = Origin::Environment(env::RAM);
+    let policy = Origin::Environment(env::POLICY);
     let freshness = Origin::Environment(env::FRESHNESS);
     Ok(Layer {
         sources: list(&pieces(env::SOURCE), &source, |dir| {
@@ -293,6 +303,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
         })?,
         tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
         ram: environment.get(env::RAM).map(|text| parse_ram(&ram, text)).transpose()?,
+        policy: environment.get(env::POLICY).map(|text| parse_policy(&policy, text)).transpose()?,
         freshness: environment
             .get(env::FRESHNESS)
             .map(|text| parse_freshness(&freshness, text))
@@ -371,6 +382,33 @@ fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
     })
 }
 
+fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<Policy>, Refusal> {
+    let text = text.to_string_lossy();
+    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {why}; write fill_first, lru or lru=SECONDS"));
+    let value = match text.split_once('=') {
+        None if text == "fill_first" => Policy::FillFirst,
+        None if text == "lru" => Policy::Lru(LRU_IDLE_DEFAULT_S),
+        Some(("lru", seconds)) => match seconds.parse() {
+            Ok(0) => return Err(refuse("lru=0 would remove what is being used".into())),
+            Ok(seconds) => Policy::Lru(seconds),
+            Err(_) => return Err(refuse(format!("'{seconds}' is no number of seconds"))),
+        },
+        _ => return Err(refuse(format!("'{text}' is no policy"))),
+    };
+    Ok(Setting {
+        value,
+        origin: origin.clone(),
+    })
+}
+
+/// As it is written.
+pub fn policy_text(policy: Policy) -> String {
+    match policy {
+        Policy::FillFirst => "fill_first".into(),
+        Policy::Lru(seconds) => format!("lru={seconds}"),
+    }
+}
+
 fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
     let text = text.to_string_lossy();
     let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
@@ -439,6 +477,7 @@ struct File {
     source: Option<Vec<String>>,
     tier: Option<Vec<String>>,
     ram: Option<String>,
+    policy: Option<String>,
     freshness: Option<String>,
     keep: Option<bool>,
     record: Option<PathBuf>,
@@ -488,6 +527,10 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
         })?,
         tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
         ram: file.ram.map(|text| parse_ram(&origin("ram"), OsStr::new(&text))).transpose()?,
+        policy: file
+            .policy
+            .map(|text| parse_policy(&origin("policy"), OsStr::new(&text)))
+            .transpose()?,
         freshness: file
             .freshness
             .map(|text| parse_freshness(&origin("freshness"), OsStr::new(&text)))

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::DoctorArgs,
-    config::{Config, Flags, freshness_text, is_off},
+    config::{Config, Flags, freshness_text, is_off, policy_text},
     environment::Environment,
     library,
     measure::{Comparison, Measured, measure},
@@ -156,6 +156,8 @@ impl Findings {
         }
         self.source_rows(&mut row);
         self.tier_rows(&mut row);
+        let policy = &self.plan.config.policy;
+        row("policy", &format!("{} ({})", policy_text(policy.value), policy.origin));
         let freshness = &self.plan.config.freshness;
         row("freshness", &format!("{} ({})", freshness_text(freshness.value), freshness.origin));
         match &self.program {

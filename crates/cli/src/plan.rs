@@ -98,7 +98,13 @@ impl Plan {
     pub fn request(&self) -> RunRequest {
         let tiers: Vec<TierSetting> = self.tiers.iter().map(|tier| tier.setting.clone()).collect();
         RunRequest {
-            agent: AgentConfig::for_tiers(&self.runtime_dir.value, &self.state_dir.value, &tiers, self.config.keep.value),
+            agent: AgentConfig::for_tiers(
+                &self.runtime_dir.value,
+                &self.state_dir.value,
+                &tiers,
+                self.config.policy.value,
+                self.config.keep.value,
+            ),
             sources: self.sources.spellings.clone(),
             freshness: self.config.freshness.value,
         }

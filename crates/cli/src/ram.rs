@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_agent::{
-    AgentConfig, TierSetting,
+    AgentConfig, Policy, TierSetting,
     memory::{Found, Gauge},
     ram,
 };
@@ -34,7 +34,7 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
         .into_iter()
         .chain(tiers.iter().map(|tier| tier.setting.clone()));
     // Of all that is decided there only the place of this one matters here.
-    let decided = AgentConfig::for_tiers(runtime_dir, Path::new(""), &settings.collect::<Vec<_>>(), false).tiers;
+    let decided = AgentConfig::for_tiers(runtime_dir, Path::new(""), &settings.collect::<Vec<_>>(), Policy::default(), false).tiers;
     let Some(setting) = decided.into_iter().next() else { return Ok(()) };
     let place = setting.dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let (kind, fs_type) = kind_of(place, mounts);

@@ -270,6 +270,15 @@ fn agent(out: &mut String, report: &Report<'_>) {
                 tier.label()
             );
         }
+        if tier.replaced_files > 0 {
+            let files = text::counted(tier.replaced_files, "copy", "copies");
+            let (bytes, label) = (text::bytes(tier.replaced_bytes), tier.label());
+            let _ = writeln!(
+                out,
+                "  {:<21}{files}, {bytes} ({label}): not used for long, removed for others",
+                "replaced:"
+            );
+        }
         if tier.given_back_files > 0 {
             let files = text::counted(tier.given_back_files, "copy", "copies");
             let (bytes, label) = (text::bytes(tier.given_back_bytes), tier.label());

@@ -20,6 +20,8 @@ pub const SOURCE: &str = "FOREBAY_SOURCE";
 pub const TIER: &str = "FOREBAY_TIER";
 /// Memory for copies; as `--ram`.
 pub const RAM: &str = "FOREBAY_RAM";
+/// What makes room when the tiers are full; as `--policy`.
+pub const POLICY: &str = "FOREBAY_POLICY";
 /// Freshness; as `--freshness`.
 pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
 /// `1` keeps the agent after the last run; as `--keep`.

@@ -339,8 +339,11 @@ impl Clerk {
             checked_at: 0,
         };
         // Without room it stays in the tier, counted, for a later run.
-        if !self.index_has_no_room() {
-            self.insert_new(&found.dir, entry);
+        if !self.index_has_no_room() && self.insert_new(&found.dir, entry) {
+            let number = self.directories.get(&*found.dir).copied().unwrap_or(u32::MAX);
+            if let Some(state) = self.directory_states.get_mut(number as usize) {
+                state.used_before_unix_s = state.used_before_unix_s.max(found.last_used_unix_s);
+            }
         }
     }
 

@@ -1,15 +1,20 @@
-//! Copies that go while nothing is wrong with them: given back where memory grows short (F13). What is open stays: a program reads it, and
-//! removing it would free nothing.
+//! Copies that go while nothing is wrong with them: given back where memory grows short (F13), or, with the policy `lru`, to make room for
+//! others. Which ones, [`eviction::choose`] decides.
+
+use std::time::Instant;
 
 use forebay_contract::run::use_stamp;
 use forebay_policy::{
     TierIndex,
     eviction::{self, Candidate},
+    fill_first::{self, Action, Refusal},
     pressure::{Memory, Pressure},
 };
 
 use crate::{
-    clock::{boot_ms, boot_ns},
+    clock::{boot_ms, boot_ns, unix_s},
+    config::Policy,
+    limits::{NO_VICTIMS_PAUSE, REPLACED_PART},
     memory::Gauge,
     ram,
     reader::open_copies,
@@ -98,8 +103,17 @@ impl Clerk {
             })
         };
         let candidates = (0..self.pages.writer_ref().records()).filter_map(of_tier).collect();
-        let now = use_stamp(self.started_at, boot_ns());
-        let unused_s = |directory| now.saturating_sub(self.control.directory_stamp(directory));
+        let (now, now_unix_s) = (use_stamp(self.started_at, boot_ns()), unix_s());
+        let unused_s = |directory| {
+            let used_before = self
+                .directory_states
+                .get(directory as usize)
+                .map_or(0, |state| state.used_before_unix_s);
+            match self.control.directory_stamp(directory) {
+                0 if used_before > 0 => u32::try_from(now_unix_s.saturating_sub(used_before).max(0)).unwrap_or(u32::MAX),
+                stamp => now.saturating_sub(stamp),
+            }
+        };
         let chosen = eviction::choose(candidates, unused_s, idle_s, bytes);
         for gone in &chosen {
             self.drop_copy_of(gone.record);
@@ -108,6 +122,56 @@ impl Clerk {
             files: chosen.len() as u64,
             bytes: chosen.iter().map(|gone| gone.bytes).sum(),
         }
+    }
+
+    /// Offers a file of `size` bytes to policy, and once more where room was made for it.
+    pub(super) fn place(&mut self, offer: fill_first::Event, size: u64) -> Action {
+        match fill_first::step(&mut self.policy, offer) {
+            Action::Refuse {
+                reason: Refusal::Quota | Refusal::Floor,
+                ..
+            } if self.make_room(size) => fill_first::step(&mut self.policy, offer),
+            answer => answer,
+        }
+    }
+
+    /// With `lru`, removes copies that were not used for long so that a file of `size` bytes fits into some tier, the top one if it can be;
+    /// tells whether there is a point in offering it again.
+    fn make_room(&mut self, size: u64) -> bool {
+        let Policy::Lru(idle_s) = self.config.policy else { return false };
+        if !self.may_make_room() {
+            return false;
+        }
+        for number in 0..self.tiers.len() {
+            let quota = match self.tiers.get(number) {
+                Some(state) if state.off.is_none() && size <= state.setting.bytes => state.setting.bytes,
+                _ => continue,
+            };
+            // Each time all names are looked through, so it is worth it for more than one file.
+            let freed = self.evict(number, size.max(quota / REPLACED_PART), idle_s);
+            if let Some(state) = self.tiers.get_mut(number) {
+                state.replaced.files += freed.files;
+                state.replaced.bytes += freed.bytes;
+            }
+            if freed.files > 0 && freed.bytes >= size {
+                return true;
+            }
+        }
+        self.no_victims_until = Some(Instant::now() + NO_VICTIMS_PAUSE);
+        false
+    }
+
+    fn may_make_room(&self) -> bool {
+        matches!(self.config.policy, Policy::Lru(_)) && self.no_victims_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// The size of the largest file for which room could be made.
+    pub(super) fn room_to_make(&self) -> u64 {
+        if !self.may_make_room() {
+            return 0;
+        }
+        let usable = self.tiers.iter().filter(|state| state.off.is_none());
+        usable.map(|state| state.setting.bytes).max().unwrap_or(0)
     }
 
     /// What of a tier's file system may be used: where it lies in memory, no more than memory has to spare.

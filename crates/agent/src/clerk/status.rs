@@ -50,6 +50,8 @@ impl Clerk {
                     files: tier.files,
                     off: tier.off.clone(),
                     set_aside: tier.set_aside,
+                    replaced_files: tier.replaced.files,
+                    replaced_bytes: tier.replaced.bytes,
                     given_back_files: tier.given_back.files,
                     given_back_bytes: tier.given_back.bytes,
                 })
@@ -99,7 +101,8 @@ impl Clerk {
 
     /// Tells doors the size of the largest file that is worth a hand-over.
     pub(super) fn publish_room(&self) {
-        self.control.set_room_hint(self.policy.room_hint(boot_ms()));
+        self.control
+            .set_room_hint(self.policy.room_hint(boot_ms()).max(self.room_to_make()));
     }
 }
 

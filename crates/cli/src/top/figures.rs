@@ -99,12 +99,19 @@ impl Lines<'_> {
                 let (used, quota) = (text::bytes(tier.used_bytes), text::bytes(tier.quota_bytes));
                 let share = text::percent(tier.used_bytes, tier.quota_bytes);
                 let files = text::counted(tier.files, "copy", "copies");
+                let replaced = match tier.replaced_bytes {
+                    0 => String::new(),
+                    bytes => format!("; {} removed for others", text::bytes(bytes)),
+                };
                 let back = match tier.given_back_bytes {
                     0 => String::new(),
                     bytes => format!("; {} given back, since memory grew short", text::bytes(bytes)),
                 };
                 let label = tier.label();
-                format!("  {:<16}{files}, {used} of {quota} ({share}) in {label}{back}{off}", "filled:")
+                format!(
+                    "  {:<16}{files}, {used} of {quota} ({share}) in {label}{replaced}{back}{off}",
+                    "filled:"
+                )
             })
             .collect();
         let rate = text::bytes(self.a_second(status.bytes_copied, before.bytes_copied));
