@@ -27,6 +27,7 @@ sbatch       slurm-client      Slurm jobs
 munged       munge             Slurm jobs
 mkfs.ext4    e2fsprogs         small file systems
 /usr/bin/python3 python3       programs of other users
+chromium-headless-shell chromium-headless-shell pages in a browser
 "
 
 missing() {

@@ -36,6 +36,8 @@ COMMAND_LINES: list[tuple[tuple[str, ...], list[str]]] = [
     (("ls", "--tier", "nowhere"), ["--tier", "nowhere", "no directory"]),
     (("top", "-n", "0"), ["--interval", "between 0.1 and 3600"]),
     (("top", "-n", "nan"), ["--interval", "between 0.1 and 3600"]),
+    (("report", "--ouput", "x.html"), ["--ouput", "--output"]),
+    (("report", "one", "two"), ["two", "--help"]),
     (("completion",), ["SHELL", "--help"]),
     (("completion", "tsch"), ["tsch", "bash, elvish, fish, powershell, zsh"]),
     (("man", "nowhere"), ["nowhere", "that you can write"]),

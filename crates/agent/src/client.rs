@@ -34,9 +34,14 @@ pub struct Connection {
 impl Connection {
     /// Connects to the agent that has its directory at `dir`.
     pub fn open(dir: &Path) -> Result<Self, AgentError> {
+        Self::open_for(dir, REPLY_DEADLINE)
+    }
+
+    /// As [`Self::open`], for who waits no longer than this for each answer.
+    pub fn open_for(dir: &Path, deadline: Duration) -> Result<Self, AgentError> {
         let path = dir.join("control.sock");
         let stream = UnixStream::connect(&path).map_err(io_error("connect to", &path))?;
-        stream.set_read_timeout(Some(REPLY_DEADLINE)).map_err(io_error("set up", &path))?;
+        stream.set_read_timeout(Some(deadline)).map_err(io_error("set up", &path))?;
         Ok(Self {
             stream: BufReader::new(stream),
         })
@@ -124,6 +129,11 @@ impl JoinedRun {
     /// Path of the run page, for the door.
     pub fn page_path(&self) -> &Path {
         &self.page_path
+    }
+
+    /// The agent's directory.
+    pub fn agent_dir(&self) -> &Path {
+        self.page_path.parent().unwrap_or(&self.page_path)
     }
 
     /// The run page: settings and counters.

@@ -74,8 +74,9 @@ pub enum Reply {
     },
 }
 
-/// What the agent has done.
+/// What the agent has done. It is part of a run's record, which a later version may read: what is not there is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// Hand-overs received.
     pub handed_over: u64,

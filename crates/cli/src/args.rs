@@ -46,6 +46,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// List what is cached: by source directory, or each file
     Ls(LsArgs),
+    /// Write a page about a run: epochs, throughput by tier, cache fill, what was saved and what was not, and why
+    Report(ReportArgs),
     /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why
     Top(TopArgs),
     /// Copy directories to the tiers ahead of a job
@@ -229,6 +231,23 @@ pub struct LsArgs {
     /// Only what lies below these source directories
     #[arg(value_name = "SOURCE")]
     pub below: Vec<PathBuf>,
+}
+
+/// `forebay report`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "\
+A run's id is the name of its record without .json; records are in the directory `runs` of the state directory, which `forebay config show` \
+names. The page is one file that fetches nothing."
+)]
+pub struct ReportArgs {
+    /// The run: its record, or its id [default: the last run]
+    #[arg(value_name = "RUN")]
+    pub run: Option<PathBuf>,
+    /// The page to write
+    #[arg(long, short, value_name = "FILE", default_value = "forebay-report.html")]
+    pub output: PathBuf,
 }
 
 /// `forebay top`.

@@ -19,6 +19,7 @@ pub mod library;
 pub mod ls;
 pub mod measure;
 pub mod mounts;
+pub mod page;
 pub mod places;
 pub mod plan;
 pub mod planner;
@@ -29,6 +30,7 @@ pub mod ram;
 pub mod read_all;
 pub mod record;
 pub mod refusal;
+pub mod report;
 pub mod run;
 pub mod show;
 pub mod size;
@@ -36,6 +38,7 @@ pub mod sources;
 pub mod summary;
 pub mod text;
 pub mod tiers;
+pub mod timeline;
 pub mod top;
 pub mod used;
 pub mod warm;
@@ -77,6 +80,7 @@ fn answer() -> Result<u8, Refusal> {
         Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Ls(args) => Ok(print(&ls::ls(&args, &environment)?)),
+        Command::Report(args) => Ok(print(&report::report(&args, &environment)?)),
         Command::Top(args) => top::top(&args, &environment).map(|()| 0),
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),
         Command::ReadAll(args) => Ok(read_all::main(&args)),

@@ -22,10 +22,11 @@ use crate::{
     refusal::Refusal,
     summary::{Counts, Derived},
     text::timestamp,
+    timeline::{Files, Timeline, epochs},
 };
 
 /// Version of the record. It changes when a key changes its meaning or goes; new keys do not change it.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 /// Records kept in the state directory.
 const KEPT: usize = 100;
 
@@ -48,6 +49,10 @@ pub struct Report<'a> {
     pub counts: Counts,
     /// What the agent did for this run, if it lived to the end.
     pub agent: Option<Status>,
+    /// How often files were opened.
+    pub files: Files,
+    /// What had been counted when.
+    pub timeline: Timeline,
 }
 
 impl Report<'_> {
@@ -96,6 +101,9 @@ impl Report<'_> {
             "agent": self.agent,
             "not_covered": not_covered.into_iter().collect::<Vec<_>>(),
             "derived": self.derived(),
+            "files": self.files,
+            "epochs": epochs::find(&self.timeline, &self.files),
+            "timeline": self.timeline,
         })
     }
 }
@@ -163,7 +171,7 @@ pub fn write(report: &Report<'_>) -> Result<PathBuf, String> {
         write_private(file, &text).map_err(|error| format!("{}: {error}", file.display()))?;
         return Ok(file.clone());
     }
-    let dir = report.plan.state_dir.value.join("runs");
+    let dir = dir(&report.plan.state_dir.value);
     private_dir_all(&dir).map_err(|error| error.to_string())?;
     // Names sort by time. The host is in them since homes are shared.
     let time = timestamp(report.started).replace([':', '-'], "");
@@ -173,11 +181,22 @@ pub fn write(report: &Report<'_>) -> Result<PathBuf, String> {
     Ok(file)
 }
 
-fn forget_oldest(dir: &Path) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
+/// Where records are that were not asked for elsewhere.
+pub fn dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("runs")
+}
+
+/// The records in a directory, oldest first.
+pub fn list(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten();
     let mut files: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     files.sort();
+    files
+}
+
+fn forget_oldest(dir: &Path) {
+    let files = list(dir);
     let many = files.len().saturating_sub(KEPT);
     for file in files.iter().take(many) {
         // Another run may have done it.

@@ -22,6 +22,7 @@ use crate::{
     record::{self, Report},
     refusal::Refusal,
     summary::{self, Counts},
+    timeline::{self, Files},
 };
 
 /// How often a run that settles looks.
@@ -119,22 +120,25 @@ impl Job<'_> {
             plan.say(format_args!("{name}: {}", self.program.cover));
         }
         let (started, clock) = (SystemTime::now(), Instant::now());
-        let ended = Launch {
+        let launch = Launch {
             path: &self.program.path,
             words: self.words,
             environment: &set,
-        }
-        .run()?;
+        };
+        let (ended, mut timeline) = timeline::watch(&joined, plan.tiers.len(), clock, || launch.run());
+        let ended = ended?;
         if self.settles {
             wait_for_copies(&mut joined);
         }
         let elapsed = clock.elapsed();
         let counts = Counts::read(&joined.page(), plan.tiers.len());
+        let files = Files::read(&joined.page(), &mut Vec::new());
         let agent = joined.leave();
-        if let Err(error) = &agent {
-            plan.say(format_args!(
+        match &agent {
+            Ok(status) => timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes)),
+            Err(error) => plan.say(format_args!(
                 "the agent was gone before the program's end ({error}); from then on the source was read"
-            ));
+            )),
         }
         let report = Report {
             plan,
@@ -145,6 +149,8 @@ impl Job<'_> {
             elapsed,
             counts,
             agent: agent.ok(),
+            files,
+            timeline,
         };
         let written = record::write(&report);
         if !plan.config.quiet.value {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use forebay_agent::protocol::Status;
 use forebay_contract::{Counter, Run};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     child::{Ended, signal_name},
@@ -37,7 +37,7 @@ pub(crate) const PASSED: &[Counter] = &[
 ];
 
 /// What a tier answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
     /// Opens.
     pub opens: u64,
@@ -90,6 +90,11 @@ impl Counts {
         self.tiers.get(at).copied().unwrap_or_default()
     }
 
+    /// Opens for reading under the sources. A process that was ended in between may have counted one and not the other.
+    pub fn source_opens(&self) -> u64 {
+        self.of(Counter::SourceOpens).max(self.tiers.iter().map(|tier| tier.opens).sum())
+    }
+
     /// One counter.
     pub fn of(&self, counter: Counter) -> u64 {
         self.totals.get(counter as usize).copied().unwrap_or(0)
@@ -97,7 +102,7 @@ impl Counts {
 }
 
 /// What follows from the counts.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Derived {
     /// Opens for reading under the sources.
     pub source_opens: u64,
@@ -120,8 +125,7 @@ impl Derived {
     /// From what doors and agent counted.
     pub fn from(counts: &Counts, agent: Option<&Status>) -> Self {
         let tier_opens: u64 = counts.tiers.iter().map(|tier| tier.opens).sum();
-        // A process that was ended in between may have counted one and not the other.
-        let source_opens = counts.of(Counter::SourceOpens).max(tier_opens);
+        let source_opens = counts.source_opens();
         // What is in flight may be other runs' as well.
         let first_opens = agent
             .map_or(0, |status| status.files_copied + status.in_flight)
@@ -193,14 +197,9 @@ fn opens(out: &mut String, report: &Report<'_>, derived: &Derived) {
             tier.setting.label()
         );
     }
-    let handed = report.counts.of(Counter::HandedOverBytes);
+    let bytes = report.counts.of(Counter::FromSourceBytes);
     let opens = text::counted(derived.from_source_opens, "open", "opens");
-    let _ = writeln!(
-        out,
-        "  {:<21}{opens}, {} of files handed to the agent",
-        "from the source:",
-        text::bytes(handed)
-    );
+    let _ = writeln!(out, "  {:<21}{opens}, {} of files", "from the source:", text::bytes(bytes));
     let _ = writeln!(
         out,
         "  {:<21}{} of {} ({}); the most possible was {}: all but the first of each file",

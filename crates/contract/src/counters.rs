@@ -77,6 +77,8 @@ counters! {
     SourceStats = "source_stats",
     /// of these, answered on this node
     StatsSaved = "stats_saved",
+    /// bytes of the files that the source answered
+    FromSourceBytes = "from_source_bytes",
 }
 
 /// The order of the counters is the order of the page.

@@ -16,6 +16,7 @@ mod identity;
 pub mod index;
 mod layout;
 pub mod message;
+mod opens;
 pub mod region;
 pub mod run;
 mod writer;
@@ -25,13 +26,14 @@ pub use counters::Counter;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};
+pub use opens::Opens;
 pub use region::Region;
 pub use run::Run;
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 2;
+pub const CONTRACT_VERSION: u32 = 3;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -10,6 +10,7 @@ use crate::{
     control::Freshness,
     counters::{COUNT, Counter},
     layout::layout,
+    opens::{self, Opens},
     region::{Plain, Region},
 };
 
@@ -24,8 +25,9 @@ pub const AGENT_DIR_BYTES_MAX: usize = 480;
 const SHARDS: u64 = 16;
 const SHARD_BYTES: u64 = 512;
 const COUNTERS_AT: u64 = 40_960;
+const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
 /// Length of the run page in bytes.
-pub const RUN_BYTES: usize = (COUNTERS_AT + SHARDS * SHARD_BYTES) as usize;
+pub const RUN_BYTES: usize = (OPENS_AT + opens::BYTES) as usize;
 
 const _: () = assert!((COUNT + 2 * TIERS_MAX) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
@@ -35,7 +37,8 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(Header: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
         roots, root),
     layout!(Root: dev, len, path),
-    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, RUN_BYTES as u64],
+    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, RUN_BYTES as u64],
+    opens::LAYOUT,
 ];
 
 /// A source as a program may spell it.
@@ -222,6 +225,12 @@ impl<'a> Run<'a> {
     pub fn hits(&self, tier: usize) -> (u64, u64) {
         let at = (COUNT + 2 * tier.min(TIERS_MAX - 1)) as u64;
         (self.sum(at), self.sum(at + 1))
+    }
+
+    /// Which files were opened, and how often.
+    #[inline]
+    pub const fn opens(&self) -> Opens<'a> {
+        Opens::at(self.region, OPENS_AT)
     }
 
     #[inline]

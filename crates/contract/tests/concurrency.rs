@@ -1,5 +1,6 @@
 //! Doors read while the agent writes: what a door finds is whole, is of the name that was asked for, and never goes back.
 
+mod entries;
 mod memory;
 
 use std::{
@@ -11,8 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entries::entry;
 use forebay_contract::{Control, Index, IndexLayout, IndexWriter, Region, Tier, control::CONTROL_BYTES};
-use memory::{entry, region};
+use memory::region;
 
 const NAMES: u64 = 400;
 const GENERATIONS_MAX: usize = 64;

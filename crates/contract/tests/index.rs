@@ -1,14 +1,16 @@
 //! The index at the size that is promised, growth, object paths, and when a copy may stand in.
 
+mod entries;
 mod memory;
 
 use std::{collections::HashSet, fs, path::Path};
 
+use entries::entry;
 use forebay_contract::{
     Control, Counter, Freshness, Identity, Index, IndexFull, IndexLayout, IndexWriter, Tier, control::CONTROL_BYTES, index::split,
     object_path,
 };
-use memory::{entry, region};
+use memory::region;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -163,7 +165,7 @@ fn a_replaced_or_dead_record_is_still_known_by_its_copy() {
         "another device"
     );
     assert!(
-        view.find_copy(TIER_DEV, old.copy_ino, memory::time(1, 1)).is_none(),
+        view.find_copy(TIER_DEV, old.copy_ino, entries::time(1, 1)).is_none(),
         "the inode is another file's now"
     );
 }

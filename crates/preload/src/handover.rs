@@ -15,13 +15,22 @@ use crate::{
 
 const SOCKET: &[u8] = b"/door.sock";
 
-/// Offers a file that the program has just opened for reading, because of `miss`. `opened_at` is a time before that open.
+/// Counts a file that the program has just opened for reading from the source, because of `miss`, and offers it if the agent should see it.
+/// `opened_at` is a time before that open.
 pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
     let Serving { door, control } = serving;
     let Ok((kind, size)) = sys::type_and_size(fd) else {
         return;
     };
-    if kind != libc::S_IFREG {
+    let is_regular = kind == libc::S_IFREG;
+    if is_regular {
+        door.count(Counter::FromSourceBytes, size);
+        door.note_open(path);
+    }
+    if !miss.is_news() {
+        return;
+    }
+    if !is_regular {
         return door.count(Counter::NotRegular, 1);
     }
     if size > control.room_hint() && !miss.is_news_of_copy() {

@@ -154,6 +154,7 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
     }
     let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;
     serving.door.count_hit(found.record.tier(), found.record.size());
+    serving.door.note_open(spelled);
     found.stamp(serving, now);
     Ok(fd)
 }

@@ -108,7 +108,7 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
         serving.door.count(reason, 1);
     }
     let fd = real();
-    if fd >= 0 && miss.is_news() {
+    if fd >= 0 {
         handover::offer(serving, miss, spelled, fd, flags, now);
     }
     fd

@@ -131,6 +131,12 @@ impl Door {
         self.run.count_hit(self.shard, tier, bytes);
     }
 
+    /// Counts that the file with this spelled name was opened for reading.
+    #[inline]
+    pub(crate) fn note_open(&self, spelled: &[u8]) {
+        self.run.opens().note(spelled);
+    }
+
     /// Whether an agent did not answer a moment ago.
     pub(crate) fn agent_is_away(&self, now: u64) -> bool {
         now < self.agent_retry_at.load(Relaxed)

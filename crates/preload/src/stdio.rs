@@ -118,9 +118,7 @@ impl Request<'_> {
             serving.door.count(reason, 1);
         }
         let stream = self.pass();
-        if miss.is_news()
-            && let Some(fd) = descriptor_of(stream)
-        {
+        if let Some(fd) = descriptor_of(stream) {
             handover::offer(serving, miss, spelled, fd, flags, now);
         }
         stream

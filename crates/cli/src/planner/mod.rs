@@ -9,7 +9,6 @@ pub mod input;
 pub mod json;
 pub mod keys;
 pub mod page;
-pub mod plots;
 pub mod reuse;
 pub mod table;
 pub mod units;

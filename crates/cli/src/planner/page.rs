@@ -1,34 +1,20 @@
-//! The answer as a page: one HTML file with everything in it, readable in light and dark.
-
-use std::fmt::Write as _;
+//! The answer as a page.
 
 use forebay_sim::Step;
-use plotters::style::RGBColor;
 
 use super::{
     Answer,
     compare::{Row, Sweep},
-    plots::{self, Frame, LIMIT, Line, SERIES, Spread},
     table,
 };
-
-/// The colours of `plots`, in light and in dark.
-const STYLE: &str = include_str!("page.css");
+use crate::page::{
+    Page,
+    plots::{self, Frame, LIMIT, Line, SERIES, Spread},
+};
 
 /// The page.
 pub fn html(answer: &Answer) -> String {
-    let mut out = String::new();
-    let _ = write!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>Forebay plan</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>Forebay plan</h1>\n<p class=\"advice\">{}</p>\n<ul>\n",
-        escaped(&answer.advice)
-    );
-    for fact in table::facts(answer) {
-        let _ = writeln!(out, "<li>{}</li>", escaped(&fact));
-    }
-    out.push_str("</ul>\n");
+    let mut page = Page::new("Forebay plan", &answer.advice, table::facts(answer));
     let comparison = &answer.comparison;
     for (title, words, rows) in [
         (
@@ -47,44 +33,31 @@ pub fn html(answer: &Answer) -> String {
             &comparison.loaders,
         ),
     ] {
-        let _ = write!(out, "<h2>{title}</h2>\n<p>{words}</p>\n");
-        rows_table(&mut out, rows.iter().map(|row| (row.label.clone(), row)), answer.factor);
+        page.section(title, words);
+        rows_table(&mut page, rows.iter().map(|row| (row.label.clone(), row)), answer.factor);
     }
-    what_if(&mut out, answer);
-    imbalance(&mut out, &comparison.loaders);
-    breakdown(&mut out, &comparison.loaders);
-    reuse(&mut out, answer);
-    threads(&mut out, answer);
-    out.push_str("</body>\n</html>\n");
-    out
+    what_if(&mut page, answer);
+    imbalance(&mut page, &comparison.loaders);
+    breakdown(&mut page, &comparison.loaders);
+    reuse(&mut page, answer);
+    threads(&mut page, answer);
+    page.end()
 }
 
-fn rows_table<'a>(out: &mut String, rows: impl Iterator<Item = (String, &'a Row)>, factor: u32) {
-    out.push_str("<div class=\"wide\"><table>\n<tr><th></th>");
-    for head in table::HEADS {
-        let _ = write!(out, "<th>{head}</th>");
-    }
-    out.push_str("</tr>\n");
-    for (label, row) in rows {
-        let _ = write!(out, "<tr><th>{}</th>", escaped(&label));
-        for cell in table::row(row, factor) {
-            let _ = write!(out, "<td>{}</td>", escaped(&cell));
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</table></div>\n");
+fn rows_table<'a>(page: &mut Page, rows: impl Iterator<Item = (String, &'a Row)>, factor: u32) {
+    page.table(table::HEADS, rows.map(|(label, row)| (label, table::row(row, factor))));
 }
 
 /// Sweeps: source bytes and epoch time.
-fn what_if(out: &mut String, answer: &Answer) {
-    out.push_str("<h2>What if</h2>\n");
+fn what_if(page: &mut Page, answer: &Answer) {
+    page.section("What if", "");
     for sweep in &answer.comparison.sweeps {
         let (title, x_label) = match sweep.key {
             "cluster.cache" => ("Cache size", "caches of all nodes (% of the data)"),
             "cluster.nodes" => ("Nodes", "nodes, each with the same cache"),
             _ => ("Window", "window (steps read ahead)"),
         };
-        let _ = writeln!(out, "<h3>{title}</h3>");
+        page.part(title);
         let mut source = lines_of(sweep, percent_from_source);
         if sweep.key == "cluster.cache" {
             source.push(bound_line(sweep));
@@ -99,21 +72,16 @@ fn what_if(out: &mut String, answer: &Answer) {
             ),
             ..Frame::new(x_label, "read from the source (% of the data)")
         };
-        legend(out, source.iter().map(|line| (line.name.as_str(), line.colour)));
-        figure(
-            out,
-            &[
-                plots::lines(&whole, &source, None),
-                plots::lines(&Frame::new(x_label, "epoch time (s)"), &time, None),
-            ],
-        );
+        page.legend(source.iter().map(|line| (line.name.as_str(), line.colour)));
+        page.figures(&[
+            plots::lines(&whole, &source, &[]),
+            plots::lines(&Frame::new(x_label, "epoch time (s)"), &time, &[]),
+        ]);
         let rows = sweep.points.iter().flat_map(|(value, rows)| {
             rows.iter()
                 .map(|row| (format!("{}: {}", table::point(sweep, *value), row.label), row))
         });
-        out.push_str("<details><summary>Figures</summary>\n");
-        rows_table(out, rows, answer.factor);
-        out.push_str("</details>\n");
+        page.details("Figures", |page| rows_table(page, rows, answer.factor));
     }
 }
 
@@ -160,11 +128,12 @@ fn bound_line(sweep: &Sweep) -> Line {
 }
 
 /// The paper's Figure 8.
-fn imbalance(out: &mut String, loaders: &[Row]) {
-    out.push_str(
-        "<h2>Imbalance and step time</h2>\n<p>Left: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
+fn imbalance(page: &mut Page, loaders: &[Row]) {
+    page.section(
+        "Imbalance and step time",
+        "Left: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
          others (imbalanced), and in which all waited alike (stalled). Right: time of a step: the box from the 25th to the 75th percentile, \
-         the median in it, whiskers from the 1st to the 99th. As the Lobster paper's Figure 8.</p>\n",
+         the median in it, whiskers from the 1st to the 99th. As the Lobster paper's Figure 8.",
     );
     let names: Vec<String> = loaders.iter().map(|row| row.label.clone()).collect();
     let share = |steps: u32, row: &Row| 100.0 * f64::from(steps) / f64::from(row.warm.iterations.max(1));
@@ -173,18 +142,15 @@ fn imbalance(out: &mut String, loaders: &[Row]) {
         .map(|row| vec![share(row.warm.imbalanced, row), share(row.warm.stalled, row)])
         .collect();
     let spreads: Vec<Spread> = loaders.iter().map(|row| spread(&row.outcome.step_times_s)).collect();
-    legend(out, ["imbalanced", "stalled"].into_iter().zip(SERIES));
+    page.legend(["imbalanced", "stalled"].into_iter().zip(SERIES));
     let steps = Frame {
         y_end: Some(105.0),
         ..Frame::new("loader", "steps (%)")
     };
-    figure(
-        out,
-        &[
-            plots::bars(&steps, &names, &stacks),
-            plots::boxes(&Frame::new("loader", "time of a step (ms)"), &names, &spreads),
-        ],
-    );
+    page.figures(&[
+        plots::bars(&steps, &names, &stacks, &SERIES),
+        plots::boxes(&Frame::new("loader", "time of a step (ms)"), &names, &spreads),
+    ]);
 }
 
 /// In milliseconds.
@@ -198,14 +164,14 @@ fn spread(times_s: &[f32]) -> Spread {
 }
 
 /// The paper's Figure 3, for the loader with most imbalance and for the last one, ours.
-fn breakdown(out: &mut String, loaders: &[Row]) {
-    out.push_str(
-        "<h2>Steps by GPU</h2>\n<p>What each GPU does in the first eight, the middle eight and the last eight steps of the last epoch: it waits for \
+fn breakdown(page: &mut Page, loaders: &[Row]) {
+    page.section(
+        "Steps by GPU",
+        "What each GPU does in the first eight, the middle eight and the last eight steps of the last epoch: it waits for \
          its own batch, then for the slowest GPU's, then trains. Shown are the GPU of the first node that waits longest for its own batches, the \
-         one that waits least, and one of the second node, if there is one. As the Lobster paper's Figure 3.</p>\n",
+         one that waits least, and one of the second node, if there is one. As the Lobster paper's Figure 3.",
     );
-    legend(
-        out,
+    page.legend(
         ["waits for its own batch", "waits for other GPUs", "trains"]
             .into_iter()
             .zip(SERIES),
@@ -226,10 +192,10 @@ fn breakdown(out: &mut String, loaders: &[Row]) {
         .flat_map(|(_, _, parts)| [parts.iter().sum::<f64>()]);
     let y_end = longest.fold(0.0, f64::max) * 1.05;
     for row in shown {
-        let _ = writeln!(out, "<h3>{}</h3>", escaped(&row.label));
+        page.part(&row.label);
         let ranks = ranks_shown(row);
         let svgs: Vec<String> = ranks.iter().map(|rank| steps_of(row, *rank, y_end)).collect();
-        figure(out, &svgs);
+        page.figures(&svgs);
     }
 }
 
@@ -288,18 +254,18 @@ fn steps_of(row: &Row, rank: u32, y_end: f64) -> String {
         y_end: Some(y_end),
         ..Frame::new(&format!("step (node {node}, GPU {gpu})"), "time (ms)")
     };
-    plots::bars(&frame, &names, &stacks)
+    plots::bars(&frame, &names, &stacks, &SERIES)
 }
 
 /// The paper's Figure 4.
-fn reuse(out: &mut String, answer: &Answer) {
+fn reuse(page: &mut Page, answer: &Answer) {
     let reuse = &answer.reuse;
-    let _ = write!(
-        out,
-        "<h2>Reuse distances</h2>\n<p>Steps between two uses of a sample at the first node, over three epochs; the line stands at an epoch's end. \
-         {:.0} % of the uses come at least an epoch's length after the one before. As the Lobster paper's Figure 4.</p>\n",
+    let words = format!(
+        "Steps between two uses of a sample at the first node, over three epochs; the line stands at an epoch's end. \
+         {:.0} % of the uses come at least an epoch's length after the one before. As the Lobster paper's Figure 4.",
         100.0 * reuse.share_from(reuse.epoch_steps)
     );
+    page.section("Reuse distances", &words);
     let all: u64 = reuse.counts.iter().sum();
     let used = reuse.counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
     #[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
@@ -310,19 +276,16 @@ fn reuse(out: &mut String, answer: &Answer) {
         .map(|count| 100.0 * *count as f64 / all.max(1) as f64)
         .collect();
     let frame = Frame::new("reuse distance (steps)", "uses (%)");
-    figure(
-        out,
-        &[plots::histogram(
-            &frame,
-            f64::from(reuse.bin_steps),
-            &heights,
-            Some(f64::from(reuse.epoch_steps)),
-        )],
-    );
+    page.figures(&[plots::histogram(
+        &frame,
+        f64::from(reuse.bin_steps),
+        &heights,
+        Some(f64::from(reuse.epoch_steps)),
+    )]);
 }
 
 /// The paper's Figure 6: as measured, or as the file has it.
-fn threads(out: &mut String, answer: &Answer) {
+fn threads(page: &mut Page, answer: &Answer) {
     let preprocessing = &answer.input.scenario.preprocessing;
     let measured = answer
         .input
@@ -345,67 +308,16 @@ fn threads(out: &mut String, answer: &Answer) {
     } else {
         return;
     };
-    let _ = write!(
-        out,
-        "<h2>Preprocessing by threads</h2>\n<p>Throughput of a node, {words}; the line stands at {} threads, past which it no longer gains. As the \
-         Lobster paper's Figure 6.</p>\n",
+    let words = format!(
+        "Throughput of a node, {words}; the line stands at {} threads, past which it no longer gains. As the Lobster paper's Figure 6.",
         preprocessing.saturates_at
     );
+    page.section("Preprocessing by threads", &words);
     let line = Line {
         name: "throughput".into(),
         colour: SERIES[0],
         points,
     };
     let frame = Frame::new("preprocessing threads", "throughput (samples/s)");
-    figure(out, &[plots::lines(&frame, &[line], Some(f64::from(preprocessing.saturates_at)))]);
-}
-
-fn figure(out: &mut String, svgs: &[String]) {
-    out.push_str("<div class=\"plots\">\n");
-    for svg in svgs {
-        // In place, at the width that the page has for it.
-        let _ = writeln!(out, "<figure>{svg}</figure>");
-    }
-    out.push_str("</div>\n");
-}
-
-fn legend<'a>(out: &mut String, names: impl Iterator<Item = (&'a str, RGBColor)>) {
-    out.push_str("<p class=\"legend\">");
-    for (name, RGBColor(red, green, blue)) in names {
-        let _ = write!(
-            out,
-            "<span><svg width=\"12\" height=\"12\"><rect width=\"12\" height=\"12\" fill=\"#{red:02X}{green:02X}{blue:02X}\"/></svg> {}</span> ",
-            escaped(name)
-        );
-    }
-    out.push_str("</p>\n");
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_colour_has_its_rule_in_dark() {
-        for colour in SERIES {
-            let name = format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2);
-            let (_, dark) = STYLE.split_once("prefers-color-scheme: dark").unwrap();
-            assert!(
-                dark.contains(&format!("[fill=\"{name}\"]")) && dark.contains(&format!("[stroke=\"{name}\"]")),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn text_is_escaped() {
-        assert_eq!(escaped("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
-    }
+    page.figures(&[plots::lines(&frame, &[line], &[f64::from(preprocessing.saturates_at)])]);
 }

@@ -62,7 +62,7 @@ impl Lines<'_> {
     }
 
     fn source(&self) -> String {
-        let bytes = |agent: &Agent| agent.counts.of(Counter::HandedOverBytes);
+        let bytes = |agent: &Agent| agent.counts.of(Counter::FromSourceBytes);
         self.row(
             "the source",
             self.agent.from_source(),

@@ -10,6 +10,8 @@ use plotters::{
     prelude::*,
 };
 
+pub use plotters::style::RGBColor;
+
 /// Roles of colours, in order of use. The page's style sheet has one rule for each.
 pub const SERIES: [RGBColor; 7] = [
     RGBColor(0x33, 0x77, 0xBB),
@@ -29,6 +31,8 @@ const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 const TEXT_PX: u32 = 17;
 /// Marks on an axis, about.
 const MARKS: u32 = 6;
+/// A line of more points has no dot at each.
+const DOTS_MAX: usize = 40;
 
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
@@ -126,34 +130,65 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Lines over a common axis, which begins at zero. `mark`: a place on the horizontal axis to point out.
-pub fn lines(frame: &Frame, lines: &[Line], mark: Option<f64>) -> String {
+/// Lines over a common axis, which begins at zero. `marks`: places on the horizontal axis to point out.
+pub fn lines(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x_end = most(points().map(|point| point.0));
     let y_end = frame.y_end.unwrap_or_else(|| most(points().map(|point| point.1)) * 1.05);
     draw(frame, Axis::numbers(x_end * 1.02), y_end, |chart| {
-        if let Some(mark) = mark {
-            chart.draw_series([PathElement::new(vec![(mark, 0.0), (mark, y_end)], AXIS)])?;
-        }
+        point_out(chart, marks, y_end)?;
         // The first one lies on top.
         for line in lines.iter().rev() {
             let colour = line.colour;
             chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?;
-            chart.draw_series(line.points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
+            let dots = if line.points.len() <= DOTS_MAX {
+                line.points.as_slice()
+            } else {
+                &[]
+            };
+            chart.draw_series(dots.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         }
         Ok(())
     })
 }
 
-/// Bars side by side, the parts of each one upon the other; `names` below them.
-pub fn bars(frame: &Frame, names: &[String], stacks: &[Vec<f64>]) -> String {
+/// Areas one upon the other, the first one lowest: of each line the heights that it adds, at the same places as the others. `marks` as for [`lines`].
+pub fn areas(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
+    let mut edges: Vec<Vec<(f64, f64)>> = Vec::new();
+    for line in lines {
+        let below = edges.last();
+        let height = |at: usize| below.and_then(|edge| edge.get(at)).map_or(0.0, |point| point.1);
+        edges.push(line.points.iter().enumerate().map(|(at, (x, y))| (*x, y + height(at))).collect());
+    }
+    let points = || edges.iter().flatten();
+    let x_end = most(points().map(|point| point.0));
+    let y_end = frame.y_end.unwrap_or_else(|| most(points().map(|point| point.1)) * 1.05);
+    draw(frame, Axis::numbers(x_end * 1.02), y_end, |chart| {
+        // Each covers those above it down to the axis, so the highest one comes first.
+        for (line, edge) in lines.iter().zip(&edges).rev() {
+            if let (Some(first), Some(last)) = (edge.first(), edge.last()) {
+                let outline: Vec<(f64, f64)> = edge.iter().copied().chain([(last.0, 0.0), (first.0, 0.0)]).collect();
+                chart.draw_series([Polygon::new(outline, line.colour.filled())])?;
+            }
+        }
+        point_out(chart, marks, y_end)
+    })
+}
+
+fn point_out(chart: &mut Chart<'_, '_>, marks: &[f64], y_end: f64) -> Drawn {
+    chart.draw_series(marks.iter().map(|mark| PathElement::new(vec![(*mark, 0.0), (*mark, y_end)], AXIS)))?;
+    Ok(())
+}
+
+/// Bars side by side, the parts of each one upon the other, a colour for each part; `names` below them.
+pub fn bars(frame: &Frame, names: &[String], stacks: &[Vec<f64>], colours: &[RGBColor]) -> String {
     let y_end = frame
         .y_end
         .unwrap_or_else(|| most(stacks.iter().map(|stack| stack.iter().sum())) * 1.05);
     draw(frame, Axis::names(names), y_end, |chart| {
         for (at, stack) in stacks.iter().enumerate() {
             let (left, mut bottom) = (place(at), 0.0);
-            for (part, colour) in stack.iter().zip(SERIES) {
+            for (part, colour) in stack.iter().zip(colours) {
                 let bar = [(left + 0.15, bottom), (left + 0.85, bottom + part)];
                 chart.draw_series([Rectangle::new(bar, colour.filled())])?;
                 bottom += part;
@@ -249,8 +284,9 @@ fn draw(frame: &Frame, across: Axis, y_end: f64, inside: impl FnOnce(&mut Chart<
     let drawn = || -> Drawn {
         let root = SVGBackend::with_string(&mut svg, frame.size).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
-            .margin_top(10)
-            .margin_right(14)
+            .margin_top(14)
+            .margin_left(6)
+            .margin_right(26)
             .x_label_area_size(3 * TEXT_PX)
             .y_label_area_size(5 * TEXT_PX)
             .build_cartesian_2d(across, Axis::numbers(y_end))?;
@@ -299,16 +335,44 @@ mod tests {
             points: vec![(0.0, 100.0), (50.0, 50.0)],
         };
         let svgs = [
-            lines(&frame, &[line], Some(6.0)),
-            bars(&frame, &names, &[vec![1.0, 2.0], vec![0.5, 0.0]]),
+            lines(&frame, std::slice::from_ref(&line), &[6.0]),
+            areas(&frame, &[line.clone(), line], &[25.0]),
+            bars(&frame, &names, &[vec![1.0, 2.0], vec![0.5, 0.0]], &SERIES),
             histogram(&frame, 10.0, &[0.0, 3.0, 1.0], None),
             boxes(&frame, &names, &[[1.0, 2.0, 3.0, 4.0, 5.0], [1.0; 5]]),
-            lines(&frame, &[], None),
+            lines(&frame, &[], &[]),
+            areas(&frame, &[], &[]),
         ];
         for svg in &svgs {
             assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
             assert!(svg.contains("cache (% of data)") && svg.contains("&lt;of&gt;"), "{svg}");
         }
-        assert!(svgs[1].contains("two") && svgs[1].matches("#EE7733").count() >= 1);
+        assert!(svgs[2].contains("two") && svgs[2].matches("#EE7733").count() >= 1);
+    }
+
+    #[test]
+    fn areas_stand_one_upon_the_other() {
+        let line = |colour, height| Line {
+            name: String::new(),
+            colour,
+            points: vec![(0.0, height), (10.0, height)],
+        };
+        let frame = Frame {
+            y_end: Some(10.0),
+            ..Frame::new("time (s)", "bytes (MiB)")
+        };
+        let svg = areas(&frame, &[line(SERIES[0], 2.0), line(SERIES[1], 5.0)], &[]);
+        // The upper one is drawn first, at seven tenths of the height.
+        let tops: Vec<i32> = svg
+            .split("<polygon ")
+            .skip(1)
+            .map(|shape| {
+                let points = shape.split_once("points=\"").unwrap().1;
+                points.split([',', ' ']).nth(1).unwrap().parse().unwrap()
+            })
+            .collect();
+        assert_eq!(tops.len(), 2);
+        assert!(tops[0] < tops[1], "{tops:?}");
+        assert!(svg.find("#EE7733").unwrap() < svg.find("#3377BB").unwrap());
     }
 }

@@ -1,0 +1,104 @@
+"""`forebay report`: which run it is about, and what of the record it needs; how its page looks is seen in test_pages.py."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import support
+from tests.cli.conftest import Desk
+from tests.cli.test_pages import EPOCHS
+
+
+def reported(desk: Desk, *words: str | Path) -> str:
+    done = desk.type("report", *words)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return (desk.root / "forebay-report.html").read_text()
+
+
+def test_the_course_of_a_run_is_in_its_record(desk: Desk) -> None:
+    for number in range(30):
+        (desk.source / f"{number}").write_bytes(bytes(10_000))
+    (desk.source / "file").unlink()
+    support.settle(desk.source)
+    assert desk.run("-q", "--freshness", "immutable", "--", sys.executable, "-c", EPOCHS).returncode == 0
+    (record,) = desk.records()
+    files, timeline, epochs = record["files"], record["timeline"], record["epochs"]
+    assert (files["opened"], files["one_in"], files["opens_median"], files["even_share"]) == (30, 1, 3, 1)
+    # At least the first and the last look, in order, each figure for each of them; nothing that is counted goes back.
+    looks = len(timeline["seconds"])
+    assert 2 <= looks <= 256
+    for figures in (
+        timeline["seconds"],
+        timeline["source_opens"],
+        timeline["files"],
+        timeline["tiers"][0]["opens"],
+        timeline["tiers"][0]["bytes"],
+    ):
+        assert len(figures) == looks
+        assert figures == sorted(figures)
+    assert timeline["source_opens"][-1] == record["counters"]["source_opens"] == 90
+    assert timeline["tiers"][0]["opens"][-1] == record["tiers"][0]["opens"] == 60
+    assert timeline["from_source_bytes"][-1] == record["counters"]["from_source_bytes"] == 300_000
+    assert timeline["tiers"][0]["used_bytes"][-1] == 300_000
+    assert timeline["seconds"][-1] <= record["seconds"] + 0.001
+    assert [(epoch["first"], epoch["last"], epoch["whole"]) for epoch in epochs] == [(1, 1, True), (2, 2, True), (3, 3, True)]
+    assert sum(epoch["source_opens"] for epoch in epochs) == 90
+
+
+def test_any_run_can_be_named(desk: Desk) -> None:
+    for status in (3, 4):
+        desk.run("-q", "--", "sh", "-c", f"exit {status}")
+    first, last = sorted(desk.home.glob(".local/state/forebay/runs/*.json"))
+    assert "exit 4" in reported(desk)
+    assert "exit 3" in reported(desk, first.stem)
+    assert "exit 3" in reported(desk, first)
+    assert "exit 4" in reported(desk, last.stem)
+    assert stat.S_IMODE((desk.root / "forebay-report.html").stat().st_mode) == 0o600
+
+
+def test_what_is_in_the_command_is_only_text(desk: Desk) -> None:
+    desk.run("-q", "--", "true", "</ul><script>alert(1)</script>")
+    page = reported(desk)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_record_of_an_earlier_version_has_no_times(desk: Desk) -> None:
+    desk.run("-q", "--record", "record.json", "--", "true")
+    record: dict[str, Any] = json.loads((desk.root / "record.json").read_text())
+    for key in ("timeline", "files", "epochs"):
+        del record[key]
+    (desk.root / "record.json").write_text(json.dumps(record))
+    page = reported(desk, "record.json")
+    assert "The record has no times" in page
+    assert "<figure>" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("{", "no record of a run"), ("{}", "missing field `schema`"), ('{"schema": 1}', "missing field"), ('{"schema": 9}', "version 9")],
+)
+def test_what_is_no_record_is_refused(desk: Desk, text: str, named: str) -> None:
+    (desk.root / "x.json").write_text(text)
+    line = desk.refuse("report", "x.json")
+    assert str(desk.root / "x.json") in line
+    assert named in line
+
+
+def test_a_run_that_is_not_there_is_refused(desk: Desk) -> None:
+    assert "no run is recorded in" in desk.refuse("report")
+    desk.run("-q", "--", "true")
+    (path,) = desk.home.glob(".local/state/forebay/runs/*.json")
+    line = desk.refuse("report", "20200101T000000.000Z-x-1")
+    assert "no run of that id" in line
+    assert path.stem in line
+
+
+def test_a_page_that_can_t_be_written_is_refused(desk: Desk) -> None:
+    desk.run("-q", "--", "true")
+    assert "--output" in desk.refuse("report", "--output", "nowhere/page.html")
+    assert "--output" in desk.refuse("report", "--output", "tier")
