@@ -31,6 +31,7 @@ use crate::{
     clock::{boot_ms, boot_ns, unix_s},
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
+    counts::Counts,
     limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
@@ -171,6 +172,8 @@ pub(crate) struct Clerk {
     next_run: u64,
     next_flight: u64,
     total: Status,
+    /// What doors had counted in runs that have ended.
+    doors_of_ended: Counts,
     sweep_budgets: fresh::Budgets,
     void_answered: u64,
     /// Looks at directories' inodes that are under way.
@@ -249,6 +252,7 @@ impl Clerk {
             next_run: started_at,
             next_flight: 0,
             total: Status::default(),
+            doors_of_ended: Counts::none(config.tiers.len()),
             sweep_budgets: fresh::Budgets::new(Instant::now()),
             void_answered: 0,
             looks: 0,
@@ -510,6 +514,7 @@ impl Clerk {
                 keep,
             } => self.join(version, sources, freshness, keep),
             Request::Status => Reply::Status(self.status(run)),
+            Request::Totals => Reply::Totals(self.totals()),
             Request::Leave => {
                 let status = self.status(run);
                 if let Some(run) = run {
@@ -554,7 +559,11 @@ impl Clerk {
     }
 
     fn leave(&mut self, run: u64) {
-        self.runs.remove(&run);
+        if self.runs.remove(&run).is_some()
+            && let Some(counts) = self.counted_in(run)
+        {
+            self.doors_of_ended.add(&counts);
+        }
         if self.runs.is_empty() {
             self.draining_since = Some(Instant::now());
             self.pace_adoption();

@@ -16,6 +16,7 @@ use forebay_contract::{
 
 use crate::{
     config::AgentConfig,
+    counts::Totals,
     error::{AgentError, io_error},
     private_dir::private_dir_all,
     protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
@@ -67,6 +68,14 @@ impl Connection {
     pub fn status(&mut self) -> Result<Status, AgentError> {
         match self.ask(&Request::Status)? {
             Reply::Status(status) => Ok(status),
+            other => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+
+    /// What the agent and the doors of all its runs have done since it started.
+    pub fn totals(&mut self) -> Result<Totals, AgentError> {
+        match self.ask(&Request::Totals)? {
+            Reply::Totals(totals) => Ok(totals),
             other => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }

@@ -15,6 +15,7 @@ mod clock;
 pub mod config;
 mod control;
 mod copier;
+mod counts;
 mod error;
 mod limits;
 mod log;
@@ -32,6 +33,7 @@ mod sweeper;
 
 pub use client::{Connection, JoinedRun, RunRequest};
 pub use config::{AgentConfig, Policy, TierSetting};
+pub use counts::{Answered, Counts, Totals};
 pub use error::AgentError;
 pub use private_dir::{private_dir, private_dir_all};
 pub use serve::serve;

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use forebay_policy::pressure::Memory;
 use serde::{Deserialize, Serialize};
 
-use crate::config::label;
+use crate::{config::label, counts::Totals};
 
 /// Freshness of a run, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,8 @@ pub enum Request {
     },
     /// What has been done for this connection's run (or, without one, in all), with all that was handed over before.
     Status,
+    /// What the agent and the doors of all its runs have done since it started.
+    Totals,
     /// The run has ended; the reply is its last status.
     Leave,
     /// End now: no run may be left (`clean` asks it).
@@ -65,6 +67,8 @@ pub enum Reply {
     },
     /// Status.
     Status(Status),
+    /// Totals.
+    Totals(Totals),
     /// The agent ends.
     Stopping,
     /// The request can't be carried out.

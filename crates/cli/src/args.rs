@@ -46,6 +46,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// List what is cached: by source directory, or each file
     Ls(LsArgs),
+    /// Print what the agents have done as metrics for Prometheus, or write them into a file for its node_exporter
+    Metrics(MetricsArgs),
     /// Write a page about a run: epochs, throughput by tier, cache fill, what was saved and what was not, and why
     Report(ReportArgs),
     /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why
@@ -233,6 +235,23 @@ pub struct LsArgs {
     pub below: Vec<PathBuf>,
 }
 
+/// `forebay metrics`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "\
+The textfile collector of node_exporter reads files whose names end in .prom. The file is replaced in one step and can be read by everybody: it holds \
+no path and no command line. docs/guides.md names each metric; docs/grafana.json is a board for Grafana."
+)]
+pub struct MetricsArgs {
+    /// Write them into this file
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+    /// Write the file again and again, after so many seconds each time, until it is ended
+    #[arg(long, value_name = "SECONDS", requires = "write", value_parser = interval)]
+    pub every: Option<f64>,
+}
+
 /// `forebay report`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
@@ -393,6 +412,9 @@ fn one_line(error: &clap::Error) -> String {
                 hint => hint,
             };
             format!("there is no command '{command}'{mend}")
+        }
+        ErrorKind::MissingRequiredArgument if argument.contains("--write") => {
+            "--every SECONDS says how often a file is written; name it by --write FILE".into()
         }
         ErrorKind::MissingRequiredArgument if argument.contains("<DIR>") => {
             "no directory was given: forebay profile [OPTIONS] DIR...".into()

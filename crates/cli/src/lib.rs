@@ -18,6 +18,7 @@ pub mod environment;
 pub mod library;
 pub mod ls;
 pub mod measure;
+pub mod metrics;
 pub mod mounts;
 pub mod page;
 pub mod places;
@@ -80,6 +81,7 @@ fn answer() -> Result<u8, Refusal> {
         Command::Doctor(args) => doctor::doctor(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Clean(args) => clean::clean(&args, &environment).map(|(text, status)| print(&text).max(status)),
         Command::Ls(args) => Ok(print(&ls::ls(&args, &environment)?)),
+        Command::Metrics(args) => metrics::metrics(&args, &environment).map(|text| print(&text)),
         Command::Report(args) => Ok(print(&report::report(&args, &environment)?)),
         Command::Top(args) => top::top(&args, &environment).map(|()| 0),
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),

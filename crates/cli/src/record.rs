@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
     io::{self, Write},
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use forebay_agent::{private_dir_all, protocol::Status};
+use forebay_agent::{Counts, private_dir_all, protocol::Status};
 use forebay_contract::Counter;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ use crate::{
     plan::Plan,
     program::Program,
     refusal::Refusal,
-    summary::{Counts, Derived},
+    summary::Derived,
     text::timestamp,
     timeline::{Files, Timeline, epochs},
 };
@@ -208,8 +208,13 @@ fn is_stream(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_fifo())
 }
 
-/// Writes a file of mode 0600 in one step: whoever reads it sees all or the one before. A device or pipe is written to.
+/// Writes a file of mode 0600 in one step.
 pub fn write_private(file: &Path, text: &[u8]) -> io::Result<()> {
+    write_whole(file, text, 0o600)
+}
+
+/// Writes a file of this mode in one step: whoever reads it sees all or the one before. A device or pipe is written to.
+pub fn write_whole(file: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     if is_stream(file) {
         return OpenOptions::new().write(true).open(file)?.write_all(text);
     }
@@ -220,7 +225,10 @@ pub fn write_private(file: &Path, text: &[u8]) -> io::Result<()> {
     // A left-over of an earlier process of this number.
     let _ = fs::remove_file(&partial);
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
-    out.write_all(text).and_then(|()| fs::rename(&partial, file)).inspect_err(|_| {
-        let _ = fs::remove_file(&partial);
-    })
+    out.write_all(text)
+        .and_then(|()| out.set_permissions(Permissions::from_mode(mode)))
+        .and_then(|()| fs::rename(&partial, file))
+        .inspect_err(|_| {
+            let _ = fs::remove_file(&partial);
+        })
 }

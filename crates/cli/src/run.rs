@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use forebay_agent::{JoinedRun, protocol::Status};
+use forebay_agent::{Counts, JoinedRun, protocol::Status};
 use forebay_contract::{Counter, env};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     program::{Cover, Program},
     record::{self, Report},
     refusal::Refusal,
-    summary::{self, Counts},
+    summary,
     timeline::{self, Files},
 };
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use forebay_agent::protocol::Status;
-use forebay_contract::{Counter, Run};
+use forebay_agent::{Counts, protocol::Status};
+use forebay_contract::Counter;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -36,71 +36,6 @@ pub(crate) const PASSED: &[Counter] = &[
     Counter::NoPage,
 ];
 
-/// What a tier answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answered {
-    /// Opens.
-    pub opens: u64,
-    /// Sizes of the files that were opened, in bytes.
-    pub bytes: u64,
-}
-
-/// What doors counted in a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    totals: Vec<u64>,
-    /// For each tier, top first.
-    pub tiers: Vec<Answered>,
-}
-
-impl Counts {
-    /// Reads the run page.
-    pub fn read(page: &Run<'_>, tiers: usize) -> Self {
-        let answered = |tier| {
-            let (opens, bytes) = page.hits(tier);
-            Answered { opens, bytes }
-        };
-        Self {
-            totals: Counter::ALL.iter().map(|counter| page.total(*counter)).collect(),
-            tiers: (0..tiers).map(answered).collect(),
-        }
-    }
-
-    /// Of no run yet.
-    pub fn none(tiers: usize) -> Self {
-        Self {
-            totals: vec![0; Counter::ALL.len()],
-            tiers: vec![Answered::default(); tiers],
-        }
-    }
-
-    /// Adds those of another run of the same agent.
-    pub fn add(&mut self, other: &Self) {
-        for (sum, more) in self.totals.iter_mut().zip(&other.totals) {
-            *sum += more;
-        }
-        for (sum, more) in self.tiers.iter_mut().zip(&other.tiers) {
-            sum.opens += more.opens;
-            sum.bytes += more.bytes;
-        }
-    }
-
-    /// What a tier answered, 0 being the top.
-    pub fn tier(&self, at: usize) -> Answered {
-        self.tiers.get(at).copied().unwrap_or_default()
-    }
-
-    /// Opens for reading under the sources. A process that was ended in between may have counted one and not the other.
-    pub fn source_opens(&self) -> u64 {
-        self.of(Counter::SourceOpens).max(self.tiers.iter().map(|tier| tier.opens).sum())
-    }
-
-    /// One counter.
-    pub fn of(&self, counter: Counter) -> u64 {
-        self.totals.get(counter as usize).copied().unwrap_or(0)
-    }
-}
-
 /// What follows from the counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Derived {
@@ -124,7 +59,7 @@ pub struct Derived {
 impl Derived {
     /// From what doors and agent counted.
     pub fn from(counts: &Counts, agent: Option<&Status>) -> Self {
-        let tier_opens: u64 = counts.tiers.iter().map(|tier| tier.opens).sum();
+        let tier_opens = counts.tier_opens();
         let source_opens = counts.source_opens();
         // What is in flight may be other runs' as well.
         let first_opens = agent

@@ -1,12 +1,15 @@
 //! What is counted, for whom, and the room that doors are told of.
 
+use forebay_contract::Run;
 use forebay_policy::{Refusal, TierIndex, fill_first};
 use forebay_store::Leftovers;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     clock::boot_ms,
+    counts::{Counts, Totals},
     protocol::{Status, TierStatus},
+    shared::SharedFile,
 };
 
 use super::Clerk;
@@ -60,6 +63,24 @@ impl Clerk {
             cpu_ms: cpu.tv_sec as u64 * 1000 + cpu.tv_nsec as u64 / 1_000_000,
             ..tally.clone()
         }
+    }
+
+    /// All that was done since the agent started: what doors counted is added up when their run ends, so that no sum goes back then.
+    pub(super) fn totals(&self) -> Totals {
+        let mut doors = self.doors_of_ended.clone();
+        for counts in self.runs.keys().filter_map(|run| self.counted_in(*run)) {
+            doors.add(&counts);
+        }
+        Totals {
+            status: self.status(None),
+            doors,
+        }
+    }
+
+    /// What doors have counted in a run; `None` before its command has made the page.
+    pub(super) fn counted_in(&self, run: u64) -> Option<Counts> {
+        let page = SharedFile::open(&self.config.dir.join(format!("run.{run}"))).ok()?;
+        Some(Counts::read(&Run::open(page.region())?, self.tiers.len()))
     }
 
     /// Tells policy what the file systems of the tiers have left.

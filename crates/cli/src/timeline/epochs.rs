@@ -3,10 +3,10 @@
 //! The n-th open of a file belongs to the n-th epoch. So an epoch is over when as many opens have been made as there are files, and there are epochs
 //! at all only where nearly all files were opened equally often.
 
+use forebay_agent::Answered;
 use serde::{Deserialize, Serialize};
 
 use super::{Files, Moment, Timeline};
-use crate::summary::Answered;
 
 /// Share of the files that must have been opened equally often.
 pub const EVEN_SHARE_MIN: f64 = 0.9;

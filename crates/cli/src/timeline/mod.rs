@@ -7,10 +7,9 @@ mod watch;
 
 use std::time::Duration;
 
+use forebay_agent::Counts;
 use forebay_contract::Run;
 use serde::{Deserialize, Serialize};
-
-use crate::summary::Counts;
 
 pub use epochs::Epochs;
 pub use watch::watch;

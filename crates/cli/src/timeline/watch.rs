@@ -7,11 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::{Connection, JoinedRun};
+use forebay_agent::{Connection, Counts, JoinedRun};
 use forebay_contract::Run;
 
 use super::{Files, Moment, PAUSE_MIN, Timeline};
-use crate::summary::Counts;
 
 /// An agent that has not answered by then is not asked again for this look.
 const ANSWER_MAX: Duration = Duration::from_secs(1);

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::{Connection, protocol::Status, shared::SharedFile};
-use forebay_contract::{Counter, Run};
+use forebay_agent::{Connection, Counts, protocol::Status, shared::SharedFile};
+use forebay_contract::Run;
 
 use crate::{
     args::TopArgs,
@@ -21,7 +21,6 @@ use crate::{
     mounts::Mounts,
     places,
     refusal::Refusal,
-    summary::Counts,
 };
 
 /// What was seen at one moment.
@@ -79,8 +78,7 @@ impl Agent {
 
     /// Opens under the sources that the source answered.
     pub fn from_source(&self) -> u64 {
-        let by_tiers: u64 = self.counts.tiers.iter().map(|tier| tier.opens).sum();
-        self.counts.of(Counter::SourceOpens).saturating_sub(by_tiers)
+        self.counts.from_source_opens()
     }
 }
 
