@@ -26,6 +26,11 @@ slurmd       slurmd            Slurm jobs
 sbatch       slurm-client      Slurm jobs
 munged       munge             Slurm jobs
 mkfs.ext4    e2fsprogs         small file systems
+mkfs.xfs     xfsprogs          file systems of many kinds
+eatmydata    eatmydata         other preloaded libraries
+fakeroot     fakeroot          other preloaded libraries
+faketime     faketime          other preloaded libraries
+jeprof       libjemalloc-dev   other preloaded libraries
 /usr/bin/python3 python3       programs of other users
 chromium-headless-shell chromium-headless-shell pages in a browser
 "

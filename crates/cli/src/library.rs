@@ -20,6 +20,10 @@ use crate::{
 const NAME: &str = "libforebay_preload.so";
 /// The loader's variable.
 pub const LD_PRELOAD: &str = "LD_PRELOAD";
+/// AddressSanitizer's variable.
+pub const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
+/// AddressSanitizer's runtime ends every program that loads another library before it, unless this option is off.
+const ASAN_ORDER: &str = "verify_asan_link_order";
 
 /// Finds the library: where it was named, else where it lies from the command that runs (`exe`): beside it, as installed, or as
 /// built by a developer.
@@ -105,6 +109,21 @@ pub fn with_library(environment: &Environment, library: &Path) -> OsString {
     value
 }
 
+/// `ASAN_OPTIONS` with which a program that is built with AddressSanitizer starts behind our library; `None` where its order is spoken of
+/// already. The check is there for libraries that allocate or bring an allocator, and ours does neither.
+pub fn asan_options(environment: &Environment) -> Option<OsString> {
+    let mut value = environment.get(ASAN_OPTIONS).unwrap_or_default().to_owned();
+    if value.to_string_lossy().contains(ASAN_ORDER) {
+        return None;
+    }
+    if !value.is_empty() {
+        value.push(":");
+    }
+    value.push(ASAN_ORDER);
+    value.push("=0");
+    Some(value)
+}
+
 /// What else is preloaded.
 pub fn others(environment: &Environment) -> Vec<PathBuf> {
     let all = entries(environment.get(LD_PRELOAD).unwrap_or_default());
@@ -143,6 +162,14 @@ mod tests {
         assert_eq!(with(&nested), nested);
         let others = others(&Environment::of([(LD_PRELOAD, nested.as_str())]));
         assert_eq!(others, [Path::new("/x.so")]);
+    }
+
+    #[test]
+    fn options_of_the_address_sanitizer_are_kept() {
+        let with = |value: &str| asan_options(&Environment::of([(ASAN_OPTIONS, value)])).map(|value| value.into_string().unwrap());
+        assert_eq!(with("").unwrap(), "verify_asan_link_order=0");
+        assert_eq!(with("exitcode=3").unwrap(), "exitcode=3:verify_asan_link_order=0");
+        assert_eq!(with("exitcode=3:verify_asan_link_order=1"), None);
     }
 
     #[test]

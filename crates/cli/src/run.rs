@@ -16,7 +16,7 @@ use crate::{
     child::{self, Ended, Launch},
     config::{Config, Flags, is_off},
     environment::Environment,
-    library::{self, LD_PRELOAD},
+    library::{self, ASAN_OPTIONS, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
     record::{self, Report},
@@ -111,10 +111,10 @@ impl Job<'_> {
             plan.say(note);
         }
         let mut set = vec![(env::RUN, joined.page_path().as_os_str().to_owned())];
-        match self.program.cover {
-            // Its loader would complain on the program's standard error.
-            Cover::Foreign => {}
-            _ => set.push((LD_PRELOAD, library::with_library(environment, &library))),
+        // The loader of a foreign program would complain on the program's standard error.
+        if self.program.cover != Cover::Foreign {
+            set.push((LD_PRELOAD, library::with_library(environment, &library)));
+            set.extend(library::asan_options(environment).map(|options| (ASAN_OPTIONS, options)));
         }
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));

@@ -6,6 +6,7 @@
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     marker::PhantomData,
+    mem::MaybeUninit,
     ptr,
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
 };
@@ -64,6 +65,10 @@ macro_rules! next {
         /// Looks all of them up; once, when the library starts.
         pub(crate) fn resolve_all() {
             $($constant.resolve();)+
+            // A library that makes programs believe in another time must not make copies stand in for longer.
+            if !is_of_libc(CLOCK_GETTIME.at.load(Relaxed)) {
+                CLOCK_GETTIME.at.store(ptr::null_mut(), Relaxed);
+            }
         }
     };
 }
@@ -197,13 +202,35 @@ pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_
     as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
 }
 
-/// `CLOCK_BOOTTIME` in nanoseconds. Through libc, which asks no kernel for it.
+/// Whether a function lies in libc itself, and not in another library that was preloaded.
+fn is_of_libc(function: *mut c_void) -> bool {
+    unsafe extern "C" {
+        fn dladdr(address: *const c_void, info: *mut libc::Dl_info) -> c_int;
+        fn __errno_location() -> *mut c_int;
+    }
+    let object_of = |address: *const c_void| {
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: any address may be asked for; room for the answer, which is plain numbers.
+        unsafe {
+            dladdr(address, info.as_mut_ptr());
+            info.assume_init().dli_fbase
+        }
+    };
+    let libc = object_of(__errno_location as *const c_void);
+    !libc.is_null() && object_of(function) == libc
+}
+
+/// `CLOCK_BOOTTIME` in nanoseconds. Through libc where that can be had, which asks no kernel for it.
 #[inline]
 pub(crate) fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     if let Some(clock_gettime) = CLOCK_GETTIME.known() {
         // SAFETY: room for the answer.
         unsafe { clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    } else {
+        let arguments = [sys::word(libc::CLOCK_BOOTTIME), &raw mut time as usize, 0, 0, 0, 0];
+        // SAFETY: room for the answer.
+        let _ = unsafe { sys::call(libc::SYS_clock_gettime, arguments) };
     }
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
