@@ -53,7 +53,7 @@ counters! {
     Stale = "pass_stale",
     /// changed by a program on this node since it was copied
     Tombstoned = "pass_tombstoned",
-    /// the source was asked and is no longer what was copied (freshness on_open)
+    /// the source was asked and is no longer what was copied (freshness on_open), or may no longer be read by this process
     SourceChanged = "pass_source_changed",
     /// the copy could not be opened, or was not the file that it had been
     CopyGone = "pass_copy_gone",

@@ -11,8 +11,9 @@
 //! A question about a name (`stat`, `access`) goes the same way: `hooks` -> `status` -> `lookup` -> what the index knows of the source.
 //!
 //! `state` what is mapped, and whether we are on | `real` the next definitions of what is hooked | `sys` raw system calls |
-//! `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a descriptor back to the source, for `stat`
-//! (what a redirected descriptor says of itself) and `attributes` (changes through one) | `path` paths on the stack.
+//! `rights` whether the process may still read | `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a
+//! descriptor back to the source, for `stat` (what a redirected descriptor says of itself) and `attributes` (changes through one) |
+//! `path` paths on the stack.
 #![no_std]
 #![deny(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used)]
 
@@ -26,6 +27,7 @@ mod names;
 mod open;
 mod path;
 mod real;
+mod rights;
 mod stat;
 mod state;
 mod status;

@@ -8,7 +8,7 @@ use forebay_contract::{
     object_path,
 };
 
-use crate::{path::PathBuffer, state::Serving, sys};
+use crate::{path::PathBuffer, rights, state::Serving, sys};
 
 /// Why no copy was opened.
 #[derive(Clone, Copy)]
@@ -150,6 +150,9 @@ impl Found {
 pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
     let found = find(serving, spelled, now)?;
     if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
+        return Err(Miss::Because(Counter::SourceChanged));
+    }
+    if !rights::may_read(&found.attributes().ok_or(Miss::Unknown)?, path) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
     let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;

@@ -11,7 +11,7 @@ use forebay_contract::{Counter, FileTime, Freshness, Identity};
 use crate::{
     lookup::{self, Found, ObjectPath, identity_of},
     path::PathBuffer,
-    real,
+    real, rights,
     stat::{disguise, disguise_x, is_descriptor, put, put_x},
     state::{self, Serving},
     sys,
@@ -65,8 +65,8 @@ impl Question {
                     true
                 })
             }
-            // Who may read the copy is who could read the source.
-            Self::Access(mode) => sys::access(copy, mode).is_ok(),
+            // Who may read the copy is who could read the source, but for a group that was left since.
+            Self::Access(mode) => sys::access(copy, mode).is_ok() && found.attributes().is_some_and(|source| rights::mode_lets(&source)),
             Self::Other => false,
         }
     }
