@@ -12,6 +12,7 @@ use forebay_agent::{
     memory::{Found, Gauge},
     protocol::Status,
 };
+use forebay_store::Lack;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
@@ -25,8 +26,8 @@ use crate::{
     plan::Plan,
     program::{Cover, Program},
     record::settings,
-    refusal::Refusal,
-    text,
+    refusal::{EXIT_BAD_INPUT, Refusal},
+    text, tiers,
 };
 
 /// Version of the JSON.
@@ -44,6 +45,8 @@ struct Findings {
     others: Vec<PathBuf>,
     agent: Option<Status>,
     kernel: Kernel,
+    /// What the file system of each tier lacks.
+    lacks: Vec<Option<Lack>>,
     gain: Result<Measured, String>,
     is_off: bool,
     memory: Found,
@@ -104,6 +107,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
         others: library::others(environment),
         agent,
         kernel: Kernel::look(),
+        lacks: plan.tiers.iter().map(|tier| tiers::lack(&tier.setting.dir)).collect(),
         gain,
         is_off: is_off(environment)?,
         memory: Gauge::find().look(),
@@ -111,9 +115,10 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
     };
     let status = match &findings.program {
         Some(Err(refusal)) => refusal.status,
+        _ if findings.lacks.iter().any(Option::is_some) => EXIT_BAD_INPUT,
         Some(Ok(Program {
             cover: Cover::Breaks(_), ..
-        })) => 2,
+        })) => EXIT_BAD_INPUT,
         _ => 0,
     };
     let out = if args.json {
@@ -210,6 +215,12 @@ impl Findings {
             );
             row(if at == 0 { "tiers" } else { "" }, &words);
             tier.note.iter().for_each(|note| row("", note));
+            if let Some(Some(lack)) = self.lacks.get(at) {
+                row(
+                    "",
+                    &format!("can't hold copies: its file system {lack}; name a directory on another one"),
+                );
+            }
         }
         if self.plan.tiers.is_empty() {
             row("tiers", "none");
@@ -315,9 +326,9 @@ impl Findings {
             })).collect::<Vec<_>>(),
             "spellings": plan.sources.spellings.iter().map(|spelling| path(&spelling.path)).collect::<Vec<_>>(),
             "notes": plan.sources.notes,
-            "tiers": plan.tiers.iter().map(|tier| json!({
+            "tiers": plan.tiers.iter().zip(&self.lacks).map(|(tier, lack)| json!({
                 "dir": path(&tier.setting.dir), "ram": tier.setting.ram, "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
-                "note": tier.note,
+                "note": tier.note, "lack": lack.map(|lack| lack.to_string()),
             })).collect::<Vec<_>>(),
             "agent": self.agent,
             "program": self.program.as_ref().map(|program| match program {

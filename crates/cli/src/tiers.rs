@@ -9,6 +9,7 @@ use std::{
 
 use forebay_agent::{TierSetting, memory::Gauge};
 use forebay_contract::TIERS_MAX;
+use forebay_store::Lack;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat, statvfs},
     process::geteuid,
@@ -183,32 +184,46 @@ fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) 
 /// A tier where nobody named one: the scheduler's local directory, else the largest local disk. `Err` says in words why there is none.
 pub fn find(environment: &Environment, sources: &Sources, mounts: &Mounts, state_dir: &Path) -> Result<Chosen, String> {
     let usable = |dir: &Path| usable(dir, &sources.found, mounts);
+    let mut passed_over = None;
+    let mut is_fit = |tier: &Chosen| match lack(&tier.setting.dir) {
+        None => true,
+        Some(lack) => {
+            passed_over.get_or_insert(format!("; {} was passed over: its file system {lack}", tier.setting.dir.display()));
+            false
+        }
+    };
     for (variable, dir) in announced(environment) {
-        if let Some(mut tier) = usable(&dir) {
+        if let Some(mut tier) = usable(&dir).filter(&mut is_fit) {
             tier.why = format!("${variable}, {}", tier.why);
             return Ok(recall(state_dir, tier));
         }
     }
-    let mut best: Option<(u64, Chosen)> = None;
+    let mut found: Vec<(u64, Chosen)> = Vec::new();
     for dir in places(environment, mounts) {
         let Some(tier) = usable(&dir) else { continue };
         let dev = fs::metadata(&dir).map_or(0, |meta| meta.dev());
         // Of several directories of one file system the first is the best, though a few bytes may have come free meanwhile.
-        let better = best
-            .as_ref()
-            .is_none_or(|(of, other)| *of != dev && other.setting.bytes < tier.setting.bytes);
-        if better {
-            best = Some((dev, tier));
+        if found.iter().all(|(of, _)| *of != dev) {
+            found.push((dev, tier));
         }
     }
-    let Some((_, mut tier)) = best else {
+    // The largest; of equal ones the first.
+    found.sort_by_key(|(_, tier)| std::cmp::Reverse(tier.setting.bytes));
+    let Some(mut tier) = found.into_iter().map(|(_, tier)| tier).find(is_fit) else {
         return Err(format!(
-            "no local disk was found that can be written and has {} to spare above {FLOOR_PERCENT} % kept free",
-            text::bytes(FOUND_BYTES_MIN)
+            "no local disk was found that can be written and has {} to spare above {FLOOR_PERCENT} % kept free{}",
+            text::bytes(FOUND_BYTES_MIN),
+            passed_over.unwrap_or_default()
         ));
     };
     tier.why = format!("the largest local disk, {}", tier.why);
     Ok(recall(state_dir, tier))
+}
+
+/// What the file system of a directory lacks to hold a tier, if anything; tried where there is no tier yet. Where it can't be tried, the
+/// run itself says why.
+pub fn lack(dir: &Path) -> Option<Lack> {
+    forebay_store::probe(dir, geteuid().as_raw()).ok().flatten()
 }
 
 /// Every directory in which copies of earlier runs may lie: what would be found today, or could have been.

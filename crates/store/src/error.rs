@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::probe::Lack;
+
 /// What went wrong, where, in which operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -62,6 +64,14 @@ pub enum StoreError {
         path: PathBuf,
         /// Why.
         why: String,
+    },
+    /// The directory's file system lacks what a tier needs.
+    #[error("{} can't hold copies: its file system {lack}; name a directory on another one, such as ext4 or xfs", path.display())]
+    Unfit {
+        /// The tier's directory.
+        path: PathBuf,
+        /// What it lacks.
+        lack: Lack,
     },
     /// Another process holds the lease of the tier.
     #[error("{} is in use{}", path.display(), holder.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
@@ -125,7 +135,7 @@ impl StoreError {
                 *source,
                 Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN | Errno::EXIST
             ),
-            Self::Damaged { .. } | Self::NotPrivate { .. } => true,
+            Self::Damaged { .. } | Self::NotPrivate { .. } | Self::Unfit { .. } => true,
             _ => false,
         }
     }

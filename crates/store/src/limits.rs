@@ -48,6 +48,12 @@ pub const LEASE_ATTEMPTS_MAX: u32 = 4;
 /// Pause between them.
 pub const LEASE_PAUSE: std::time::Duration = std::time::Duration::from_millis(5);
 
+/// How often `clean` looks whether a file that was closed and removed is gone from a file system that hides such files,
+pub const HIDDEN_ATTEMPTS_MAX: u32 = 250;
+
+/// and the pause between two looks.
+pub const HIDDEN_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 const _: () = assert!(RECORD_BYTES_MAX > 2 * PATH_BYTES_MAX + NAME_BYTES_MAX);
 const _: () = assert!(READ_PIECE_BYTES > 4 * RECORD_BYTES_MAX);
 

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use crate::disk::{Disk, Folder, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
+use crate::limits;
 use crate::root;
 use crate::tier::{Shared, Tier, guard, holder};
 
@@ -255,9 +256,24 @@ pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError>
             Err(_) => report.left += 1,
         }
     }
-    uninterrupted(|| disk.list(Folder::Root, &mut |_| report.left += 1)).map_err(failed("list"))?;
+    // Its file is open as long as it is held, and a file system may keep that in view.
     drop(lease);
+    for attempt in 0..=limits::HIDDEN_ATTEMPTS_MAX {
+        let (mut left, mut hidden) = (0, 0);
+        let mut count = |entry: &[u8]| if is_hidden(entry) { hidden += 1 } else { left += 1 };
+        uninterrupted(|| disk.list(Folder::Root, &mut count)).map_err(failed("list"))?;
+        if hidden == 0 || attempt == limits::HIDDEN_ATTEMPTS_MAX {
+            report.left += left + hidden;
+            break;
+        }
+        std::thread::sleep(limits::HIDDEN_PAUSE);
+    }
     Ok(report)
+}
+
+/// What NFS and FUSE rename a removed file to until nobody has it open; it goes by itself a moment after.
+fn is_hidden(entry: &[u8]) -> bool {
+    entry.starts_with(b".nfs") || entry.starts_with(b".fuse_hidden")
 }
 
 /// Calls `each` with every entry of every part of `objects`: the copy it is, or `None` for what is none of ours.

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::disk::Name;
 use crate::error::StoreError;
+use crate::probe::Lack;
 
 /// This boot of the machine: copies written in another one may have lost what was never synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +49,52 @@ pub(crate) fn open_or_make(dir: &Path, uid: u32) -> Result<OwnedFd, StoreError> 
     let dir_fd = open_dir(dir)?;
     let path = root_path(dir, uid);
     let name = format!("forebay-{uid}");
-    match rustix::fs::mkdirat(&dir_fd, &name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(StoreError::tier(&path, "create", errno)),
+    let is_new = make(&dir_fd, &name, &path)?;
+    let opened = open_checked(&dir_fd, &name, &path, uid);
+    if is_new && opened.is_err() && is_open_to_others(&dir_fd, &name) {
+        let _ = rustix::fs::unlinkat(&dir_fd, &name, AtFlags::REMOVEDIR);
+        return Err(forgets_permissions(dir));
     }
-    open_checked(&dir_fd, &name, &path, uid)?.ok_or_else(|| StoreError::tier(&path, "open", Errno::NOENT))
+    opened?.ok_or_else(|| StoreError::tier(&path, "open", Errno::NOENT))
+}
+
+/// Calls `with` with a private directory of a name of its own in `dir`, which is removed afterwards; `with` leaves it empty.
+pub(crate) fn with_temporary<T>(dir: &Path, uid: u32, with: impl FnOnce(OwnedFd) -> T) -> Result<T, StoreError> {
+    let dir_fd = open_dir(dir)?;
+    let name = format!("forebay-{uid}.trial-{:08x}", crate::secret::random_u32());
+    let path = dir.join(&name);
+    if !make(&dir_fd, &name, &path)? {
+        return Err(StoreError::tier(&path, "create", Errno::EXIST));
+    }
+    let answer = match open_checked(&dir_fd, &name, &path, uid) {
+        Err(_) if is_open_to_others(&dir_fd, &name) => Err(forgets_permissions(dir)),
+        Ok(None) => Err(StoreError::tier(&path, "open", Errno::NOENT)),
+        Ok(Some(fd)) => Ok(with(fd)),
+        Err(error) => Err(error),
+    };
+    let _ = rustix::fs::unlinkat(&dir_fd, &name, AtFlags::REMOVEDIR);
+    answer
+}
+
+/// Makes a directory for its owner alone; whether it was not there before.
+fn make(dir: &OwnedFd, name: &str, path: &Path) -> Result<bool, StoreError> {
+    match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(errno) => Err(StoreError::tier(path, "create", errno)),
+    }
+}
+
+/// Whether what was made for its owner alone grants others something.
+fn is_open_to_others(dir: &OwnedFd, name: &str) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_mode & 0o077 != 0)
+}
+
+fn forgets_permissions(dir: &Path) -> StoreError {
+    StoreError::Unfit {
+        path: dir.to_owned(),
+        lack: Lack::Permissions,
+    }
 }
 
 /// Opens the private root in `dir`, if there is one.

@@ -7,7 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
 use rustix::rand::GetRandomFlags;
+use zeroize::Zeroizing;
 
 use crate::disk::uninterrupted;
 use crate::error::StoreError;
@@ -15,38 +17,54 @@ use crate::error::StoreError;
 const SECRET_BYTES: usize = 32;
 const FILE_NAME: &str = "secret";
 
-/// 32 random bytes of one user.
-pub struct Secret([u8; SECRET_BYTES]);
+/// 32 bytes that are never printed, and wiped when they are dropped (S7). In a box: a value that is moved leaves its bytes where it was.
+#[derive(Clone)]
+pub(crate) struct Key(Box<Zeroizing<[u8; SECRET_BYTES]>>);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Secret(..)")
+        formatter.write_str("Key(..)")
     }
 }
 
-impl Drop for Secret {
-    fn drop(&mut self) {
-        self.0.fill(0);
-        std::hint::black_box(&self.0);
+impl Key {
+    /// A key that `fill` writes.
+    fn filled(fill: impl FnOnce(&mut [u8; SECRET_BYTES])) -> Self {
+        let mut key = Self(Box::default());
+        fill(&mut key.0);
+        key
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8; SECRET_BYTES] {
+        &self.0
+    }
+
+    /// A key that comes from this one, for one purpose.
+    pub(crate) fn derive(&self, purpose: &[u8]) -> Self {
+        Self::filled(|bytes| blake3::Hasher::new_keyed(self.bytes()).update(purpose).finalize_xof().fill(bytes))
     }
 }
+
+/// 32 random bytes of one user.
+#[derive(Debug)]
+pub struct Secret(Key);
 
 impl Secret {
     /// A secret that nobody keeps: what is tagged with it is adopted by no later run.
     pub fn ephemeral() -> Self {
-        let mut bytes = [0; SECRET_BYTES];
-        fill_random(&mut bytes);
-        Self(bytes)
+        Self(Key::filled(|bytes| fill_random(bytes)))
     }
 
     /// A given secret, for tests.
     pub fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
-        Self(bytes)
+        Self(Key::filled(|key| *key = bytes))
     }
 
     /// The secret kept in the state directory `state`, which is made (0700) with the directories above it where it is missing. What
     /// others could have written or read is refused.
     pub fn load_or_create(state: &Path) -> Result<Self, StoreError> {
+        leave_no_core();
         let path = state.join(FILE_NAME);
         let failed = |operation| {
             move |source| StoreError::Secret {
@@ -77,6 +95,7 @@ impl Secret {
 
     /// The secret kept in the state directory `state`, if there is one. Nothing is made.
     pub fn load(state: &Path) -> Result<Option<Self>, StoreError> {
+        leave_no_core();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(state, flags, Mode::empty()) {
             Ok(dir) => read(&dir, &state.join(FILE_NAME)),
@@ -105,7 +124,7 @@ impl Secret {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, &temporary, flags, Mode::RUSR | Mode::WUSR)?;
         let written = rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)
-            .and_then(|()| uninterrupted(|| rustix::io::write(&fd, &self.0)))
+            .and_then(|()| uninterrupted(|| rustix::io::write(&fd, self.0.bytes())))
             .and_then(|count| if count == SECRET_BYTES { Ok(()) } else { Err(Errno::IO) })
             // The secret outlives a power loss, unlike copies: else all tiers would start clean after one.
             .and_then(|()| rustix::fs::fsync(&fd))
@@ -117,9 +136,19 @@ impl Secret {
     }
 
     /// A key for one purpose.
-    pub(crate) fn key(&self, purpose: &[u8]) -> [u8; 32] {
-        *blake3::keyed_hash(&self.0, purpose).as_bytes()
+    pub(crate) fn key(&self, purpose: &[u8]) -> Key {
+        self.0.derive(purpose)
     }
+}
+
+/// From now on this process leaves no core file: the secret would be found in it.
+fn leave_no_core() {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    // A limit can always be lowered.
+    let _ = rustix::process::setrlimit(Resource::Core, none);
 }
 
 fn read(dir: &OwnedFd, path: &Path) -> Result<Option<Secret>, StoreError> {
@@ -146,12 +175,13 @@ fn read(dir: &OwnedFd, path: &Path) -> Result<Option<Secret>, StoreError> {
     if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
         return Err(refused("others could have read or written it: remove it, and a new one is made"));
     }
-    let mut bytes = [0; SECRET_BYTES];
-    let count = uninterrupted(|| rustix::io::pread(&fd, &mut bytes, 0)).map_err(failed)?;
+    let mut count = Ok(0);
+    let key = Key::filled(|bytes| count = uninterrupted(|| rustix::io::pread(&fd, &mut *bytes, 0)));
+    let count = count.map_err(failed)?;
     if count != SECRET_BYTES || stat.st_size != SECRET_BYTES as i64 {
         return Err(refused("it has not the size of a secret: remove it, and a new one is made"));
     }
-    Ok(Some(Secret(bytes)))
+    Ok(Some(Secret(key)))
 }
 
 fn make_dirs(path: &Path) -> Result<(), Errno> {
@@ -167,6 +197,13 @@ fn make_dirs(path: &Path) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// A random number from the kernel.
+pub(crate) fn random_u32() -> u32 {
+    let mut bytes = [0; 4];
+    fill_random(&mut bytes);
+    u32::from_ne_bytes(bytes)
 }
 
 /// Random bytes from the kernel.

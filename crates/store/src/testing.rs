@@ -164,7 +164,15 @@ fn files(disk: &dyn Disk) {
         disk::read_full_at(&*reader, &mut bytes, 0).expect("what is open stays readable"),
         11
     );
-    assert!(entries(disk, Folder::Shard(0xef)).is_empty());
+    assert!(!entries(disk, Folder::Shard(0xef)).contains(&b"0123456789abcdef".to_vec()));
+    drop(reader);
+    // Some file systems (NFS, FUSE) give what is removed and open another name, which goes a moment after it was closed.
+    for _ in 0..crate::limits::HIDDEN_ATTEMPTS_MAX {
+        if entries(disk, Folder::Shard(0xef)).is_empty() {
+            break;
+        }
+        std::thread::sleep(crate::limits::HIDDEN_PAUSE);
+    }
     disk.remove_dir(Folder::Shard(0xef)).expect("an empty shard can be removed");
     disk.remove_dir(Folder::Objects).expect("empty objects can be removed");
 }

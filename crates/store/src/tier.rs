@@ -14,6 +14,7 @@ use crate::copy::CopyWriter;
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
+use crate::probe::{self, Lack};
 use crate::root::{self, BootId};
 use crate::secret::{self, Secret};
 
@@ -165,19 +166,34 @@ impl Tier {
         let path = std::path::absolute(&path).unwrap_or(path);
         let fd = root::open_or_make(&config.dir, uid)?;
         let disk = RealDisk::new(fd).map_err(|errno| StoreError::tier(&path, "open", errno))?;
-        Self::open_on(Arc::new(disk), path, config, secret, BootId::current())
+        let dir = config.dir.clone();
+        Self::open_on(Arc::new(disk), path, config, secret, BootId::current()).inspect_err(|error| {
+            if matches!(error, StoreError::Unfit { .. }) {
+                // A root in which there will be no copies is in the way only.
+                let _ = crate::reap::clean(&dir, uid);
+            }
+        })
     }
 
     /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and [`Tier::objects_path`].
     pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, config: TierConfig, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
+        let dir = config.dir.clone();
+        let unfit = |lack| StoreError::Unfit { path: dir.clone(), lack };
         let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
             Errno::WOULDBLOCK => StoreError::InUse {
                 path: root.clone(),
                 holder: holder(&*disk),
             },
+            errno if probe::is_unsupported(errno) => unfit(Lack::Locks),
             errno => StoreError::tier(&root, "lease", errno),
         })?;
-        check_format(&*disk, &root)?;
+        if !has_format(&*disk, &root)? {
+            match probe::lack(&*disk, u64::from(secret::random_u32())) {
+                Ok(None) => write_format(&*disk, &root)?,
+                Ok(Some(lack)) => return Err(unfit(lack)),
+                Err(errno) => return Err(StoreError::tier(&root, "try", errno)),
+            }
+        }
         let failed = |operation| {
             let root = &root;
             move |errno| StoreError::tier(root, operation, errno)
@@ -209,7 +225,7 @@ impl Tier {
             dev,
             is_memory: matches!(fs_magic, TMPFS_MAGIC | RAMFS_MAGIC),
             ids: Mutex::new(Ids {
-                incarnations: vec![random_u32()],
+                incarnations: vec![secret::random_u32()],
                 counter: 0,
             }),
         })
@@ -295,7 +311,7 @@ impl Tier {
     pub fn next_id(&self) -> u64 {
         let mut ids = guard(&self.ids);
         if ids.counter == u32::MAX {
-            ids.incarnations.push(random_u32());
+            ids.incarnations.push(secret::random_u32());
             ids.counter = 0;
         }
         ids.counter += 1;
@@ -464,12 +480,6 @@ impl Tier {
     }
 }
 
-fn random_u32() -> u32 {
-    let mut bytes = [0; 4];
-    secret::fill_random(&mut bytes);
-    u32::from_ne_bytes(bytes)
-}
-
 /// The process that wrote its number into the lease.
 pub(crate) fn holder(disk: &dyn Disk) -> Option<u32> {
     let mut text = [0; 16];
@@ -478,23 +488,21 @@ pub(crate) fn holder(disk: &dyn Disk) -> Option<u32> {
     std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
 }
 
-/// Writes FORMAT into a new tier; refuses a tier of another version. FORMAT is whole before anything else is made, so that one cut
-/// short by a crash is of a tier that was still empty.
-fn check_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
-    let failed = |operation| move |errno| StoreError::tier(&root.join("FORMAT"), operation, errno);
-    let mut found = Vec::new();
-    match uninterrupted(|| disk.open_read(Name::Format)) {
-        Ok(file) => {
-            found.resize(4 * FORMAT.len(), 0);
-            let read = disk::read_full_at(&*file, &mut found, 0).map_err(failed("read"))?;
-            found.truncate(read);
-        }
-        Err(Errno::NOENT) => {}
-        Err(errno) => return Err(failed("open")(errno)),
-    }
-    if found == FORMAT {
-        return Ok(());
-    }
+fn format_error(root: &Path, operation: &'static str) -> impl Fn(Errno) -> StoreError {
+    let path = root.join("FORMAT");
+    move |errno| StoreError::tier(&path, operation, errno)
+}
+
+/// Whether the tier was made, and its file system found fit; one of another version is refused. FORMAT is written first and whole, so one
+/// that was cut short by a crash is of a tier that was still empty.
+fn has_format(disk: &dyn Disk, root: &Path) -> Result<bool, StoreError> {
+    let mut found = vec![0; 4 * FORMAT.len()];
+    let file = match uninterrupted(|| disk.open_read(Name::Format)) {
+        Err(Errno::NOENT) => return Ok(false),
+        answer => answer.map_err(format_error(root, "open"))?,
+    };
+    let read = disk::read_full_at(&*file, &mut found, 0).map_err(format_error(root, "read"))?;
+    found.truncate(read);
     if !FORMAT.starts_with(&found) {
         let found = String::from_utf8_lossy(&found).trim_end().to_owned();
         return Err(StoreError::UnknownFormat {
@@ -502,12 +510,16 @@ fn check_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
             found,
         });
     }
+    Ok(found == FORMAT)
+}
+
+fn write_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
     match uninterrupted(|| disk.remove(Name::Format)) {
         Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(failed("remove")(errno)),
+        Err(errno) => return Err(format_error(root, "remove")(errno)),
     }
-    let file = uninterrupted(|| disk.create(Name::Format)).map_err(failed("create"))?;
+    let file = uninterrupted(|| disk.create(Name::Format)).map_err(format_error(root, "create"))?;
     disk::write_all_at(&*file, FORMAT, 0)
         .and_then(|()| disk::close(file))
-        .map_err(failed("write"))
+        .map_err(format_error(root, "write"))
 }

@@ -1,10 +1,10 @@
 //! One suite over every disk.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_store::disk::{FailingDisk, Fault, FaultKind, MemoryDisk, RealDisk, Throttle, ThrottledDisk, When};
+use forebay_store::disk::{self, Disk, FailingDisk, Fault, FaultKind, MemoryDisk, Name, RealDisk, Throttle, ThrottledDisk, When};
 use forebay_store::testing::disk_conformance;
 use rustix::fs::{Mode, OFlags};
 
@@ -12,15 +12,48 @@ fn directory(path: &Path) -> OwnedFd {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("the directory opens")
 }
 
+/// The kernel's own file system in memory, where there is one, and whatever the temporary directory is on; or what is named, which is
+/// how `tests/faults/test_f16_odd_file_systems.py` has others tried.
+fn directories() -> Vec<PathBuf> {
+    match std::env::var_os("FOREBAY_TEST_DIRECTORIES") {
+        Some(named) => std::env::split_paths(&named).collect(),
+        None => [std::env::temp_dir(), "/dev/shm".into()]
+            .into_iter()
+            .filter(|dir| dir.is_dir())
+            .collect(),
+    }
+}
+
 #[test]
 fn f16_the_real_disk_conforms_with_and_without_openat2() {
-    // The kernel's own file system in memory, where there is one, and whatever the temporary directory is on.
-    for parent in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|parent| parent.is_dir()) {
-        let dir = tempfile::tempdir_in(parent).expect("a temporary directory");
-        disk_conformance(&RealDisk::new(directory(dir.path())).expect("a disk"));
-        let dir = tempfile::tempdir_in(parent).expect("a temporary directory");
+    for parent in directories() {
+        println!("{}", parent.display());
+        let dir = tempfile::tempdir_in(&parent).expect("a temporary directory");
+        let disk = RealDisk::new(directory(dir.path())).expect("a disk");
+        disk_conformance(&disk);
+        large_offsets(&disk);
+        let dir = tempfile::tempdir_in(&parent).expect("a temporary directory");
         disk_conformance(&RealDisk::without_openat2(directory(dir.path())).expect("a disk"));
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(
+            forebay_store::probe(dir.path(), uid).expect("it can be tried"),
+            None,
+            "what conforms lacks nothing"
+        );
     }
+}
+
+/// Beyond what 31 and 32 bits hold; the file has a hole before.
+fn large_offsets(disk: &dyn Disk) {
+    let file = disk.create(Name::Catalogue).expect("a file can be made");
+    for offset in [(1 << 31) - 2, (1 << 32) - 2] {
+        disk::write_all_at(&*file, b"over", offset).expect("it can be written");
+        assert_eq!(file.stat().expect("it has a stat").identity.size, offset + 4);
+        let mut bytes = [1; 8];
+        assert_eq!(disk::read_full_at(&*file, &mut bytes, offset - 2).expect("it can be read"), 6);
+        assert_eq!(&bytes[..6], b"\0\0over");
+    }
+    disk.remove(Name::Catalogue).expect("it can be removed");
 }
 
 #[test]

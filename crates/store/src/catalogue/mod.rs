@@ -22,7 +22,7 @@ use crate::disk::{DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
 use crate::root::BootId;
-use crate::secret::Secret;
+use crate::secret::{Key, Secret};
 use crate::tier::Shared;
 pub use adoption::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Adoption};
 pub use listing::list;
@@ -67,7 +67,7 @@ pub(crate) struct Catalogue {
     shared: Arc<Shared>,
     boot: BootId,
     /// From the secret and the root; each log's key comes from this and its salt.
-    root_key: [u8; 32],
+    root_key: Key,
     log: Mutex<Option<Log>>,
 }
 
@@ -116,7 +116,7 @@ impl Interned {
 }
 
 impl Catalogue {
-    pub(crate) fn new(shared: Arc<Shared>, boot: BootId, root_key: [u8; 32]) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, boot: BootId, root_key: Key) -> Self {
         Self {
             shared,
             boot,
@@ -332,12 +332,12 @@ impl Catalogue {
 }
 
 /// What the keys of all logs of a root come from.
-pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> [u8; 32] {
+pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> Key {
     secret.key(format!("forebay catalogue 1, root {root_ino}").as_bytes())
 }
 
-fn log_key(root_key: &[u8; 32], salt: &[u8]) -> TagKey {
-    TagKey::new(*blake3::keyed_hash(root_key, salt).as_bytes())
+fn log_key(root_key: &Key, salt: &[u8]) -> TagKey {
+    TagKey::new(root_key.derive(salt))
 }
 
 /// What a written batch changes.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
+use crate::secret::Key;
 
 /// First bytes of a catalogue; what follows them are [`SALT_BYTES`] random bytes of this log alone.
 pub(super) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
@@ -151,23 +152,17 @@ impl<'a> EntryRecord<'a> {
 }
 
 /// The key of one log's tags.
-#[derive(Clone)]
-pub(super) struct TagKey([u8; 32]);
-
-impl std::fmt::Debug for TagKey {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("TagKey(..)")
-    }
-}
+#[derive(Clone, Debug)]
+pub(super) struct TagKey(Key);
 
 impl TagKey {
-    pub(super) fn new(key: [u8; 32]) -> Self {
+    pub(super) fn new(key: Key) -> Self {
         Self(key)
     }
 
     /// A tag holds for one place in one log: records cannot be moved, repeated or brought from an older log.
     fn tag(&self, offset: u64, payload: &[u8]) -> [u8; TAG_BYTES] {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(self.0.bytes());
         hasher.update(&offset.to_le_bytes()).update(payload);
         let mut tag = [0; TAG_BYTES];
         hasher.finalize_xof().fill(&mut tag);

@@ -191,11 +191,13 @@ fn s7_the_secret_is_kept_by_its_user_alone_and_never_printed() {
     let file = state.join("secret");
     assert_eq!(fs::metadata(&file).expect("there").mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(&state).expect("listed").count(), 1, "no temporary file stays");
-    assert!(made.iter().all(|secret| format!("{secret:?}") == "Secret(..)"));
+    assert!(made.iter().all(|secret| format!("{secret:?}") == "Secret(Key(..))"));
     // All eight were the same: what one tagged, the others read.
     let tier_dir = temporary();
     for (index, secret) in made.iter().enumerate() {
         let tier = Tier::open(config(tier_dir.path()), secret, uid()).expect("opens");
+        let shown = format!("{tier:?}");
+        assert!(shown.contains("root_key: Key(..)"), "{shown}");
         assert_eq!(adopt(&tier).expect("adopted").0.len(), index);
         publish(&tier, &[b'a' + index as u8], &MemorySource::new(1, b"x")).expect("published");
     }

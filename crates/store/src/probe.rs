@@ -1,0 +1,202 @@
+//! What a tier needs of its file system, tried out before the tier is made (F16).
+//!
+//! Odd file systems refuse little: they forget permissions, grant a lock twice, or number a file anew each time it is opened. Later on
+//! that would be copies that others can read, or that no door ever accepts. What is tried is what the other modules rely on, no more.
+
+use std::fmt;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use crate::disk::{self, Disk, Folder, Name, RealDisk, uninterrupted, write_all_at};
+use crate::error::StoreError;
+use crate::root;
+use crate::secret;
+
+/// What the trial file holds.
+const CONTENT: &[u8] = b"forebay tries what this file system does\n";
+
+/// What a file system lacks to hold a tier; as words: "its file system ...".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lack {
+    /// Nobody would know that an agent uses the tier.
+    Locks,
+    /// Others could read copies.
+    Permissions,
+    /// A door takes a copy for another file, and reads the source.
+    Identity,
+    /// What a program reads would be gone when its copy is removed.
+    Unlinked,
+    /// The catalogue could not be renewed.
+    Rename,
+    /// Copies of earlier runs would not be found, or not be removed.
+    Names,
+    /// Reads would be wrong.
+    Content,
+    /// Nothing could be left free for others.
+    Size,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Locks => "locks no files (flock)",
+            Self::Permissions => "keeps no permissions, so that others could read copies",
+            Self::Identity => "gives a file another inode number or time once it is closed",
+            Self::Unlinked => "does not keep what is open once its name is removed",
+            Self::Rename => "can't put a file in another's place",
+            Self::Names => "lists files by other names than they were given",
+            Self::Content => "does not give back what was written",
+            Self::Size => "does not say how large it is",
+        })
+    }
+}
+
+/// An operation that a file system does not have, in the words of several of them.
+pub(crate) fn is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::INVAL | Errno::PERM)
+}
+
+/// What the file system of a tier without copies lacks, if anything. The caller holds its lease; `id` names a copy that nobody has.
+///
+/// # Errors
+/// What says nothing about the file system's abilities: no room, a failing device.
+pub(crate) fn lack(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
+    let found = try_all(disk, id);
+    // What can't be removed now is of no tier's catalogue, and is reaped.
+    for name in [Name::Object(id), Name::CatalogueNew] {
+        let _ = uninterrupted(|| disk.remove(name));
+    }
+    for folder in [Folder::Shard(id as u8), Folder::Objects] {
+        let _ = uninterrupted(|| disk.remove_dir(folder));
+    }
+    found
+}
+
+fn try_all(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
+    // Least first: where one is missing, the next ones would mislead.
+    for attempt in [locks, size, copies, renames] {
+        if let Some(lack) = attempt(disk, id)? {
+            return Ok(Some(lack));
+        }
+    }
+    Ok(None)
+}
+
+fn locks(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
+    match uninterrupted(|| disk.lock()) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Ok(_) => Ok(Some(Lack::Locks)),
+        Err(errno) if is_unsupported(errno) => Ok(Some(Lack::Locks)),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn size(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
+    let room = uninterrupted(|| disk.room())?;
+    Ok((room.total_bytes == 0).then_some(Lack::Size))
+}
+
+/// The life of a copy: made read-only and written all the same, closed, found again by its name, removed while it is read.
+fn copies(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
+    let (name, shard) = (Name::Object(id), id as u8);
+    for folder in [Folder::Objects, Folder::Shard(shard)] {
+        match uninterrupted(|| disk.make_dir(folder)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    let file = match uninterrupted(|| disk.create(name)) {
+        Err(Errno::ACCESS | Errno::PERM) => return Ok(Some(Lack::Permissions)),
+        answer => answer?,
+    };
+    write_all_at(&*file, CONTENT, 0)?;
+    let is_private = |mode: u32| mode & 0o7777 == name.mode();
+    if !is_private(uninterrupted(|| file.stat())?.mode) {
+        // A umask may have taken the owner's right to read; and where modes can't be changed they are not kept.
+        match uninterrupted(|| file.set_read_only()) {
+            Err(errno) if !is_unsupported(errno) => return Err(errno),
+            _ => {}
+        }
+    }
+    let made = uninterrupted(|| file.stat())?;
+    if !is_private(made.mode) {
+        return Ok(Some(Lack::Permissions));
+    }
+    disk::close(file)?;
+    let reader = uninterrupted(|| disk.open_read(name))?;
+    let (opened, named) = (uninterrupted(|| reader.stat())?, uninterrupted(|| disk.stat(name))?);
+    if opened.identity != made.identity || named.identity != made.identity {
+        return Ok(Some(Lack::Identity));
+    }
+    let mut listed = (None, None);
+    let mut find_shard = |entry: &[u8]| listed.0 = listed.0.or(Folder::parse_shard(entry).filter(|found| *found == shard));
+    uninterrupted(|| disk.list(Folder::Objects, &mut find_shard))?;
+    let mut find_copy = |entry: &[u8]| listed.1 = listed.1.or(Name::parse_object(shard, entry).filter(|found| *found == id));
+    uninterrupted(|| disk.list(Folder::Shard(shard), &mut find_copy))?;
+    if listed != (Some(shard), Some(id)) {
+        return Ok(Some(Lack::Names));
+    }
+    uninterrupted(|| disk.remove(name))?;
+    // Read only now: what was read before would come from memory.
+    let mut bytes = [0; CONTENT.len() + 1];
+    match disk::read_full_at(&*reader, &mut bytes, 0) {
+        Ok(read) => Ok((&bytes[..read] != CONTENT).then_some(Lack::Content)),
+        Err(Errno::STALE | Errno::NOENT) => Ok(Some(Lack::Unlinked)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// FORMAT, which is yet to be written, is what is replaced.
+fn renames(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
+    match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let file = uninterrupted(|| disk.create(Name::CatalogueNew))?;
+    disk::close(file)?;
+    match uninterrupted(|| disk.rename(Name::CatalogueNew, Name::Format)) {
+        Err(errno) if is_unsupported(errno) => return Ok(Some(Lack::Rename)),
+        answer => answer?,
+    }
+    // The name must lead to it now, and the other nowhere.
+    let is_gone = match uninterrupted(|| disk.stat(Name::CatalogueNew)) {
+        Err(Errno::NOENT) => true,
+        answer => answer.map(|_| false)?,
+    };
+    match uninterrupted(|| disk.remove(Name::Format)) {
+        Ok(()) => Ok((!is_gone).then_some(Lack::Rename)),
+        Err(Errno::NOENT) => Ok(Some(Lack::Rename)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What the file system of the directory `dir` lacks to hold a tier of the user `uid`, if anything. A tier that is there was tried when
+/// it was made. Nothing is left behind.
+///
+/// # Errors
+/// Where it can't be tried: `dir` can't be used, is full, or its device fails.
+pub fn probe(dir: &Path, uid: u32) -> Result<Option<Lack>, StoreError> {
+    let failed = |errno| StoreError::tier(dir, "try", errno);
+    if let Some(fd) = root::open_existing(dir, uid)? {
+        let disk = RealDisk::new(fd).map_err(failed)?;
+        if uninterrupted(|| disk.stat(Name::Format)).is_ok() {
+            return Ok(None);
+        }
+    }
+    let tried = root::with_temporary(dir, uid, |fd| {
+        let disk = RealDisk::new(fd)?;
+        let _lease = match uninterrupted(|| disk.lock()) {
+            Err(errno) if is_unsupported(errno) => return Ok(Some(Lack::Locks)),
+            answer => answer?,
+        };
+        let found = lack(&disk, u64::from(secret::random_u32()));
+        let _ = uninterrupted(|| disk.remove(Name::Lease));
+        found
+    });
+    match tried {
+        Err(StoreError::Unfit { lack, .. }) => Ok(Some(lack)),
+        answer => answer?.map_err(failed),
+    }
+}
