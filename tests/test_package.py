@@ -98,6 +98,36 @@ def test_the_command_finds_its_library(installed: Installed, tmp_path: Path) -> 
     assert run.stdout.strip().split(":")[-1] == str(installed.prefix / LIBRARY)
 
 
+def test_programs_run_by_it(installed: Installed, tmp_path: Path) -> None:
+    """Without options, whatever file systems this machine has; and with a source."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("from the source\n")
+    (tmp_path / "tier").mkdir()
+    alone = installed.run("forebay", "run", "--tier", f"{tmp_path / 'tier'}=1M", "--", "true")
+    assert alone.returncode == 0, alone.stderr
+    where: list[str | Path] = ["--source", tmp_path / "source", "--tier", f"{tmp_path / 'tier'}=1M"]
+    served = installed.run("forebay", "run", *where, "--", "cat", tmp_path / "source/file")
+    assert (served.returncode, served.stdout) == (0, "from the source\n")
+    assert "1 open under the sources" in served.stderr
+    assert installed.run("forebay", "clean", "--tier", tmp_path / "tier").returncode == 0
+
+
+def glibc_floor(binary: Path) -> tuple[int, ...]:
+    """The oldest glibc that has all that a binary asks for; what it can do without (weak) does not count."""
+    symbols = subprocess.run(["objdump", "-T", binary], capture_output=True, text=True, check=True).stdout
+    needed = [line for line in symbols.splitlines() if "*UND*" in line and not re.search(r"^\w+ +w ", line)]
+    return max(tuple(map(int, found.split("."))) for found in re.findall(r"\(GLIBC_([\d.]+)\)", "\n".join(needed)))
+
+
+def test_it_runs_on_every_glibc_that_the_readme_names(installed: Installed) -> None:
+    assert "-linux_" in installed.wheel.name, "its name promises no glibc"
+    stated = re.search(r"glibc (\d+)\.(\d+) or later", (ROOT / "README.md").read_text())
+    assert stated
+    (native,) = installed.prefix.glob("lib*/python*/site-packages/forebay/_core*.so")
+    for part in ("bin/forebay", LIBRARY, native):
+        assert (2, 2) < glibc_floor(installed.prefix / part) <= tuple(map(int, stated.groups())), part
+
+
 def test_a_lost_library_is_named_before_anything_runs(installed: Installed, tmp_path: Path) -> None:
     library, aside = installed.prefix / LIBRARY, tmp_path / "aside"
     (tmp_path / "source").mkdir()
