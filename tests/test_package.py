@@ -123,7 +123,7 @@ def test_it_runs_on_every_glibc_that_the_readme_names(installed: Installed) -> N
     assert "-linux_" in installed.wheel.name, "its name promises no glibc"
     stated = re.search(r"glibc (\d+)\.(\d+) or later", (ROOT / "README.md").read_text())
     assert stated
-    (native,) = installed.prefix.glob("lib*/python*/site-packages/forebay/_core*.so")
+    (native,) = installed.prefix.glob("lib/python*/site-packages/forebay/_core*.so")
     for part in ("bin/forebay", LIBRARY, native):
         assert (2, 2) < glibc_floor(installed.prefix / part) <= tuple(map(int, stated.groups())), part
 
