@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _skipped: list[str] = []
 
@@ -11,6 +12,11 @@ _skipped: list[str] = []
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+# A busy machine stands still for seconds; and CI tries what was tried before.
+settings.register_profile("forebay", deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("forebay")
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -57,6 +57,10 @@ def memory_limit(place: Place, mebibytes: int) -> Iterator[Path]:
     group = groups / place.root.name
     group.mkdir()
     try:
+        # What does not fit is not to be found elsewhere.
+        for name in ("memory.swappiness", "memory.swap.max"):
+            with suppress(OSError):
+                (group / name).write_text("0")
         (group / file).write_text(str(mebibytes << 20))
         yield group
     finally:
@@ -70,6 +74,14 @@ def _is_removed(group: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended. (Its parent may not have looked yet.)"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def within(group: Path) -> list[str]:

@@ -3,13 +3,13 @@
 import itertools
 import time
 
-from tests.faults.harness import needs_root, needs_strace, traced
-from tests.support import Place, is_copy, read, settle, wait_until
+from tests.faults.harness import disk, needs_root, needs_strace, traced
+from tests.support import PROGRAM_S, Place, is_copy, read, settle, wait_until
 
 pytestmark = [needs_root, needs_strace]
 
 # Enough for one every now and then as long as anybody would wait.
-FILES = 400
+FILES = 2000
 CONTENT = b"read from the source"
 
 
@@ -20,22 +20,24 @@ def test_f12_a_tier_that_turns_slow_is_set_aside_and_taken_back(place: Place) ->
     settle(place.source)
     # What is opened in the tier, and nothing else: the source is handed over.
     slow = ["-e", "trace=openat2", "-e", "inject=openat2:delay_enter=100000"]
-    with place.worker() as worker:
+    with disk(place), place.worker() as worker:
         unread = itertools.cycle(paths)
 
         def is_off() -> bool:
-            # It is measured with copies that are made anyway, once a second at the most.
-            assert read(worker, next(unread)) == CONTENT
+            now = place.status()
+            # One at a time: it is measured with copies that are made anyway, once a second at the most.
+            if not now["in_flight"]:
+                assert read(worker, next(unread)) == CONTENT
             time.sleep(0.1)
-            return "slower than the source" in (place.status()["tiers"][0]["off"] or "")
+            return "slower than the source" in (now["tiers"][0]["off"] or "")
 
         with traced(place, place.agent_pid(), *slow):
-            wait_until(is_off, "a tier that is set aside")
+            wait_until(is_off, "a tier that is set aside", PROGRAM_S)
             copied = place.idle()["files_copied"]
             assert copied
-            assert not is_copy(worker, paths[0])
-        wait_until(lambda: place.status()["tiers"][0]["off"] is None, "a tier that is taken back")
-        assert is_copy(worker, paths[0])
+            assert not any(is_copy(worker, path) for path in paths[:5])
+        wait_until(lambda: place.status()["tiers"][0]["off"] is None, "a tier that is taken back", PROGRAM_S)
+        assert any(is_copy(worker, path) for path in paths[:5])
         assert place.status()["files_copied"] == copied
         assert place.status()["tiers"][0]["set_aside"] == 1
     assert worker.ran

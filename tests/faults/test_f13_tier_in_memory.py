@@ -130,7 +130,10 @@ def test_f13_ram_stays_with_an_agent_that_is_kept_and_clean_gives_it_back(place:
 def test_f13_what_a_killed_agent_leaves_in_memory_is_reaped_by_the_next(place: Place) -> None:
     with worker_with(place, [f"{place.tier}=64M"], "--ram", "16M") as worker:
         warm(place, worker, place.source / SMALL[0])
-        os.kill(place.agent_pid(), signal.SIGKILL)
+        agent = place.agent_pid()
+        os.kill(agent, signal.SIGKILL)
+        # Until then it holds its lock.
+        wait_until(lambda: is_gone(agent), "an agent that is killed")
         # The copy is there still, and so is its record: programs go on.
         assert read(worker, place.source / SMALL[0]) == CORPUS[SMALL[0]]
     assert len(in_ram(place)) == 1

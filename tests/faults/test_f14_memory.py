@@ -9,6 +9,7 @@ import pytest
 from tests.faults.harness import (
     CORPUS,
     SMALL,
+    is_gone,
     memory_limit,
     needs_memory_groups,
     needs_root,
@@ -16,7 +17,7 @@ from tests.faults.harness import (
     within,
     worker_with,
 )
-from tests.support import Place, is_copy, read, settle, wait_until, warm
+from tests.support import PROGRAM_S, Place, is_copy, read, settle, wait_until, warm
 
 pytestmark = [needs_root, needs_memory_groups]
 
@@ -35,14 +36,6 @@ def resident_max(pid: int) -> int:
     """The most memory that a process has had at a time, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended. (Its parent may not have looked yet.)"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_f14_a_copy_needs_no_more_memory_than_its_buffers(place: Place) -> None:
@@ -65,7 +58,7 @@ def test_f14_a_copy_needs_no_more_memory_than_its_buffers(place: Place) -> None:
                 return is_copy(worker, path)
 
             for path in large:
-                wait_until(partial(is_copied, path), "a copy of a large file")
+                wait_until(partial(is_copied, path), "a copy of a large file", PROGRAM_S)
             assert resident_max(place.agent_pid()) < AGENT_BYTES_MAX
             assert kills(group) == 0
         place.stop()

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import fcntl
+import gc
 import json
 import os
 import resource
@@ -140,6 +141,8 @@ def test_f54_a_copy_that_there_is_no_memory_for_is_refused_with_its_size() -> No
     made = job()
     made.ema = {"large": torch.zeros(1 << 20)}
     state = made.inventory()
+    # What earlier tests have left.
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
@@ -148,7 +151,7 @@ def test_f54_a_copy_that_there_is_no_memory_for_is_refused_with_its_size() -> No
             state.capture()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
     state.capture().close()
 
 

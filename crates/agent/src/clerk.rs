@@ -32,7 +32,10 @@ use crate::{
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
-    limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
+    limits::{
+        BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SAMPLED_BYTES_MAX, SETTLED_AFTER, TICK,
+        WRITERS_BEFORE_START,
+    },
     log::Log,
     mounts::Mounts,
     pages::Pages,
@@ -156,6 +159,7 @@ pub(crate) struct Clerk {
     tiers: Vec<TierState>,
     /// `None` where no tier lies in memory.
     memory: Option<evict::MemoryWatch>,
+    open_looks: evict::Looks,
     /// There was nothing to make room with; it is looked for again then.
     no_victims_until: Option<Instant>,
     copier: Copier,
@@ -236,6 +240,7 @@ impl Clerk {
             policy,
             tiers,
             memory,
+            open_looks: evict::Looks::default(),
             no_victims_until: None,
             copier,
             sweeps,
@@ -468,7 +473,7 @@ impl Clerk {
             }
             Action::Nothing => return,
         };
-        let sampled = self.is_sample_due(tier);
+        let sampled = identity.size <= SAMPLED_BYTES_MAX && self.is_sample_due(tier);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
         let job = Job {

@@ -5,7 +5,11 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
     os::fd::AsFd,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::Sender,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -60,6 +64,8 @@ pub(crate) enum Outcome {
     Whole(Finished, Option<Sample>),
     /// Its reader left most of it unread.
     GivenUp,
+    /// It was to lie in memory, of which there is too little left.
+    MemoryShort,
     /// Something failed; what was written has been removed.
     Failed(StoreError),
 }
@@ -123,6 +129,8 @@ pub(crate) struct Copier {
     large: Arc<Queue>,
     followed: Followed,
     newer: Newer,
+    /// Copies in memory that are being made are given up.
+    memory_short: Arc<AtomicBool>,
 }
 
 impl Copier {
@@ -133,14 +141,16 @@ impl Copier {
             large: Queue::new(1),
             followed: Followed::default(),
             newer: Newer::default(),
+            memory_short: Arc::default(),
         };
         for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
             for number in 0..count {
                 let (queue, events) = (Arc::clone(queue), events.clone());
                 let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
+                let memory_short = Arc::clone(&copier.memory_short);
                 thread::Builder::new()
                     .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &events, &followed, &newer))
+                    .spawn(move || work(&queue, &events, &followed, &newer, &memory_short))
                     .map_err(io_error("start a thread", std::path::Path::new(name)))?;
             }
         }
@@ -179,6 +189,11 @@ impl Copier {
     pub(crate) fn opened_again(&self, number: u64, size: u64, opened: Opened) {
         let reader = self.reader_of(size > SMALL_BYTES_MAX, &opened);
         self.newer().insert(number, (opened, reader));
+    }
+
+    /// Whether there is too little memory left for copies in it that are being made: they are given up when they are looked at next.
+    pub(crate) fn set_memory_short(&self, is_short: bool) {
+        self.memory_short.store(is_short, Relaxed);
     }
 
     /// The copy has ended.
@@ -244,12 +259,18 @@ impl Queue {
     }
 }
 
-fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer) {
+fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, memory_short: &AtomicBool) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
-            match following.look(&mut buffer, followed, newer) {
+            let is_short = following.job.tier.is_memory() && memory_short.load(Relaxed);
+            let outcome = if is_short {
+                Some(Outcome::MemoryShort)
+            } else {
+                following.look(&mut buffer, followed, newer)
+            };
+            match outcome {
                 Some(outcome) => {
                     let (number, read_bytes) = (following.job.number, following.read_bytes);
                     // The descriptor goes before the news: who waits for the copy may then unmount the source.

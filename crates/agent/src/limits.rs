@@ -67,6 +67,10 @@ pub(crate) const BRING_MAX: Duration = Duration::from_secs(600);
 pub(crate) const REPLACED_PART: u64 = 64;
 /// and where there was nothing to free it looks again after this time.
 pub(crate) const NO_VICTIMS_PAUSE: Duration = Duration::from_secs(5);
+/// How long the clerk waits to know which copies are open.
+pub(crate) const LOOK_MAX: Duration = Duration::from_secs(2);
+/// The largest copy with which a tier's speed is measured: it is written out first.
+pub(crate) const SAMPLED_BYTES_MAX: u64 = 16 << 20;
 /// Errors of a tier after which it is switched off.
 pub(crate) const TIER_FAULTS_MAX: u32 = 3;
 /// How long no copy is begun after the index had no room for one.

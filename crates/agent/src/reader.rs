@@ -168,6 +168,8 @@ impl Writers {
 
 /// Copies below `objects` that processes of this user have open or mapped, as far as they can be looked into.
 pub(crate) fn open_copies(objects: &Path) -> HashSet<u64> {
+    // The kernel tells of names without links.
+    let objects = objects.canonicalize().unwrap_or_else(|_| objects.to_owned());
     let below = [objects.as_os_str().as_bytes(), b"/"].concat();
     let copy_of = |name: &[u8]| copy_of(name.strip_prefix(below.as_slice())?);
     let own = rustix::process::getpid().as_raw_nonzero().get();

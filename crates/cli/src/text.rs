@@ -134,6 +134,7 @@ pub fn why_not_copied(key: &str) -> String {
         "index_full" => "no memory for more names of copies",
         "larger_than_every_tier" => "larger than every tier",
         "malformed" => "a message that could not be read",
+        "memory_short" => "memory grew short",
         "mostly_unread" => "mostly left unread",
         "not_regular" => "not a regular file",
         "open_for_writing" => "open for writing",

@@ -125,12 +125,13 @@ impl Speed {
         self.samples.iter().copied().collect()
     }
 
-    /// Takes what a retry has measured: the tier's times are new, the source's those of before. Copies that are gone are left out.
+    /// Takes what a retry has measured: the tier's times are new, the source's those of before. Copies that are gone are left out; where
+    /// too few are left to tell, the tier is taken back, and measured anew.
     pub fn retried(&mut self, samples: &[Sample]) -> Verdict {
         let Some((_, pause_ms)) = self.aside else { return Verdict::Same };
         let slower = samples.iter().filter(|sample| sample.is_slower()).count();
         // What was slow has to show more than that it is not always slow.
-        if samples.len() < SAMPLES / 2 || slower > SAMPLES - SLOWER_MIN {
+        if samples.len() >= SAMPLES / 2 && slower > SAMPLES - SLOWER_MIN {
             return Verdict::Same;
         }
         self.aside = None;
@@ -216,7 +217,11 @@ mod tests {
         let pauses: Vec<u64> = tries.windows(2).map(|pair| (pair[1] - pair[0]) / 1000).collect();
         assert_eq!(pauses[..7], [20, 40, 80, 160, 320, 600, 600]);
         let fast = [sample(FAST, 1_000); SAMPLES];
-        assert_eq!(speed.retried(&fast[..3]), Verdict::Same, "too few copies are left to tell");
+        assert_eq!(
+            speed.clone().retried(&[sample(SLOW, 1_000); 3]),
+            Verdict::TakeBack,
+            "too few copies are left to tell"
+        );
         assert_eq!(speed.retried(&fast), Verdict::TakeBack);
         assert!(!speed.is_aside() && speed.is_due(now_ms + 3_600_000));
     }

@@ -43,6 +43,11 @@ fn is_of_right_class(attributes: &Attributes) -> bool {
     attributes.mode & bit != 0
 }
 
+/// Whether the process acts as the user and the group that it belongs to; `access` asks for the latter.
+pub(crate) fn is_one_user() -> bool {
+    number(libc::SYS_getuid) == number(libc::SYS_geteuid) && number(libc::SYS_getgid) == number(libc::SYS_getegid)
+}
+
 fn is_in_group(group: gid_t) -> Option<bool> {
     if number(libc::SYS_getegid) == group {
         return Some(true);

@@ -66,7 +66,10 @@ impl Question {
                 })
             }
             // Who may read the copy is who could read the source, but for a group that was left since.
-            Self::Access(mode) => sys::access(copy, mode).is_ok() && found.attributes().is_some_and(|source| rights::mode_lets(&source)),
+            Self::Access(mode) => {
+                let lets = |source| rights::mode_lets(&source);
+                rights::is_one_user() && sys::access(copy, mode).is_ok() && found.attributes().is_some_and(lets)
+            }
             Self::Other => false,
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::disk::{Disk, Folder, Name, RealDisk, uninterrupted};
+use crate::disk::{self, Disk, Folder, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
 use crate::root;
@@ -245,7 +245,7 @@ pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError>
     })
     .map_err(failed("list"))?;
     for folder in (0..=u8::MAX).map(Folder::Shard).chain([Folder::Objects]) {
-        match uninterrupted(|| disk.remove_dir(folder)) {
+        match remove_folder(disk, folder) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(_) => report.left += 1,
         }
@@ -269,6 +269,23 @@ pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError>
         std::thread::sleep(limits::HIDDEN_PAUSE);
     }
     Ok(report)
+}
+
+/// Removes a directory, once what is only hidden in it has gone.
+fn remove_folder(disk: &dyn Disk, folder: Folder) -> disk::Result<()> {
+    for _ in 0..limits::HIDDEN_ATTEMPTS_MAX {
+        match uninterrupted(|| disk.remove_dir(folder)) {
+            Err(Errno::NOTEMPTY) => {}
+            answer => return answer,
+        }
+        let mut is_only_hidden = true;
+        uninterrupted(|| disk.list(folder, &mut |entry| is_only_hidden &= is_hidden(entry)))?;
+        if !is_only_hidden {
+            break;
+        }
+        std::thread::sleep(limits::HIDDEN_PAUSE);
+    }
+    uninterrupted(|| disk.remove_dir(folder))
 }
 
 /// What NFS and FUSE rename a removed file to until nobody has it open; it goes by itself a moment after.

@@ -1,7 +1,17 @@
 //! Copies that go while nothing is wrong with them: given back where memory grows short (F13), or, with the policy `lru`, to make room for
 //! others. Which ones, [`eviction::choose`] decides.
 
-use std::time::Instant;
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::channel,
+    },
+    thread,
+    time::Instant,
+};
 
 use forebay_contract::run::use_stamp;
 use forebay_policy::{
@@ -14,7 +24,7 @@ use forebay_policy::{
 use crate::{
     clock::{boot_ms, boot_ns, unix_s},
     config::Policy,
-    limits::{NO_VICTIMS_PAUSE, REPLACED_PART},
+    limits::{LOOK_MAX, NO_VICTIMS_PAUSE, REPLACED_PART},
     memory::Gauge,
     ram,
     reader::open_copies,
@@ -47,6 +57,34 @@ impl MemoryWatch {
     }
 }
 
+/// Looks at what all processes have open. One of them may be stuck in a source that hangs, with its memory locked, and whoever asks for its
+/// mappings waits with it: that is never the clerk.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    is_out: Arc<AtomicBool>,
+}
+
+impl Looks {
+    /// Copies below `objects` that are open or mapped; `None` where that can't be known now.
+    fn open_copies(&self, objects: PathBuf) -> Option<HashSet<u64>> {
+        if self.is_out.swap(true, Relaxed) {
+            return None;
+        }
+        let (is_out, (tell, told)) = (Arc::clone(&self.is_out), channel());
+        let look = move || {
+            let open = open_copies(&objects);
+            is_out.store(false, Relaxed);
+            // Nobody waits any more where it took too long.
+            let _ = tell.send(open);
+        };
+        if thread::Builder::new().name("look".into()).spawn(look).is_err() {
+            self.is_out.store(false, Relaxed);
+            return None;
+        }
+        told.recv_timeout(LOOK_MAX).ok()
+    }
+}
+
 /// What was removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Evicted {
@@ -71,6 +109,7 @@ impl Clerk {
             // At once: until the next look copies may take no more than what this one has shown.
             self.observe_room_of(number);
         }
+        self.copier.set_memory_short(due > 0);
         self.publish_room();
     }
 
@@ -90,7 +129,9 @@ impl Clerk {
         let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
             return Evicted::default();
         };
-        let open = open_copies(&objects);
+        let Some(open) = self.open_looks.open_copies(objects) else {
+            return Evicted::default();
+        };
         let index = self.pages.index();
         let of_tier = |number: u32| {
             let record = index.record(number).filter(|record| record.is_kept() && record.tier() == tier)?;

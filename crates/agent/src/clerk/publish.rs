@@ -37,6 +37,7 @@ impl Clerk {
                 Err(reason) => reason,
             },
             Outcome::GivenUp => "mostly_unread",
+            Outcome::MemoryShort => "memory_short",
             Outcome::Failed(error) => self.blame(&flight, &error),
         };
         fill_first::step(&mut self.policy, fill_first::Event::Dropped { copy: CopyId(number) });
