@@ -12,6 +12,7 @@ from tests.faults.harness import (
     CORPUS,
     SMALL,
     command_words,
+    is_gone,
     memory_limit,
     needs_memory_groups,
     needs_root,
