@@ -32,10 +32,7 @@ use crate::{
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
-    limits::{
-        BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SAMPLED_BYTES_MAX, SETTLED_AFTER, TICK,
-        WRITERS_BEFORE_START,
-    },
+    limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
     pages::Pages,
@@ -159,9 +156,7 @@ pub(crate) struct Clerk {
     tiers: Vec<TierState>,
     /// `None` where no tier lies in memory.
     memory: Option<evict::MemoryWatch>,
-    open_looks: evict::Looks,
-    /// There was nothing to make room with; it is looked for again then.
-    no_victims_until: Option<Instant>,
+    eviction: evict::Eviction,
     copier: Copier,
     sweeps: Sender<SweepRequest>,
     events: Sender<Event>,
@@ -240,8 +235,7 @@ impl Clerk {
             policy,
             tiers,
             memory,
-            open_looks: evict::Looks::default(),
-            no_victims_until: None,
+            eviction: evict::Eviction::default(),
             copier,
             sweeps,
             events,
@@ -473,7 +467,7 @@ impl Clerk {
             }
             Action::Nothing => return,
         };
-        let sampled = identity.size <= SAMPLED_BYTES_MAX && self.is_sample_due(tier);
+        let sampled = self.is_sample_due(tier, identity.size);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
         let job = Job {

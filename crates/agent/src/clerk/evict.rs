@@ -57,14 +57,16 @@ impl MemoryWatch {
     }
 }
 
-/// Looks at what all processes have open. One of them may be stuck in a source that hangs, with its memory locked, and whoever asks for its
+/// What is remembered between evictions, and the look at what all processes have open. One of them may be stuck in a source that hangs, with its memory locked, and whoever asks for its
 /// mappings waits with it: that is never the clerk.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct Eviction {
     is_out: Arc<AtomicBool>,
+    /// There was nothing to make room with; it is looked for again then.
+    no_victims_until: Option<Instant>,
 }
 
-impl Looks {
+impl Eviction {
     /// Copies below `objects` that are open or mapped; `None` where that can't be known now.
     fn open_copies(&self, objects: PathBuf) -> Option<HashSet<u64>> {
         if self.is_out.swap(true, Relaxed) {
@@ -129,7 +131,7 @@ impl Clerk {
         let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
             return Evicted::default();
         };
-        let Some(open) = self.open_looks.open_copies(objects) else {
+        let Some(open) = self.eviction.open_copies(objects) else {
             return Evicted::default();
         };
         let index = self.pages.index();
@@ -198,12 +200,12 @@ impl Clerk {
                 return true;
             }
         }
-        self.no_victims_until = Some(Instant::now() + NO_VICTIMS_PAUSE);
+        self.eviction.no_victims_until = Some(Instant::now() + NO_VICTIMS_PAUSE);
         false
     }
 
     fn may_make_room(&self) -> bool {
-        matches!(self.config.policy, Policy::Lru(_)) && self.no_victims_until.is_none_or(|until| Instant::now() >= until)
+        matches!(self.config.policy, Policy::Lru(_)) && self.eviction.no_victims_until.is_none_or(|until| Instant::now() >= until)
     }
 
     /// The size of the largest file for which room could be made.

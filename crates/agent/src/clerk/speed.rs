@@ -7,16 +7,19 @@ use forebay_policy::{
     speed::{Sample, Verdict},
 };
 
-use crate::{clock::boot_ms, limits::TIER_FAULTS_MAX};
+use crate::{
+    clock::boot_ms,
+    limits::{SAMPLED_BYTES_MAX, TIER_FAULTS_MAX},
+};
 
 use super::{Clerk, Event};
 
 impl Clerk {
-    /// Whether the speed of a tier is to be measured with its next copy.
-    pub(super) fn is_sample_due(&mut self, tier: usize) -> bool {
+    /// Whether the speed of a tier is to be measured with its next copy, which has `size` bytes.
+    pub(super) fn is_sample_due(&mut self, tier: usize, size: u64) -> bool {
         let Some(state) = self.tiers.get_mut(tier) else { return false };
         // Nothing that lies in memory is slow.
-        !state.tier.is_memory() && state.speed.is_due(boot_ms())
+        !state.tier.is_memory() && size <= SAMPLED_BYTES_MAX && state.speed.is_due(boot_ms())
     }
 
     /// Takes what was measured with a copy.
