@@ -57,8 +57,8 @@ impl MemoryWatch {
     }
 }
 
-/// What is remembered between evictions, and the look at what all processes have open. One of them may be stuck in a source that hangs, with its memory locked, and whoever asks for its
-/// mappings waits with it: that is never the clerk.
+/// What is remembered between evictions, and the look at what all processes have open. One of them may be stuck in a source that hangs,
+/// with its memory locked, and whoever asks for its mappings waits with it: that is never the clerk.
 #[derive(Debug, Default)]
 pub(super) struct Eviction {
     is_out: Arc<AtomicBool>,
