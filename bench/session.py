@@ -219,7 +219,7 @@ def hand_over_hand(
 
     It reads every other turn in the first directory and what is between in the second, and then, from cold caches again, the other way
     round. So each file is read once by each name, and what drifts meets both alike. Two processes would not do: of two
-    that are alike in all but their number, one can take a tenth more processor time than the other as long as they live.
+    that were alike in all but their number, one took a tenth more processor time than the other in each of six epochs.
 
     `apart`: what the source saw is told of each directory, and a turn begins when all copies are made. Else what it saw of both is told
     with the first.

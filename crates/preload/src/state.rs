@@ -30,7 +30,8 @@ const ELSEWHERE: u8 = 2;
 /// Passing: the agent's pages could not be mapped.
 const BLIND: u8 = 3;
 
-/// Indices that a process can have mapped at once. Each is twice as large as the one before, so it never comes to that.
+/// Indices that a process can have mapped at once. Where copies are only added each is twice as large as the one before, so it never comes to
+/// that; where they are replaced all the time (`lru`) it can, and then the process reads the source.
 const INDICES_MAX: usize = 64;
 /// After a failure that will repeat itself (no agent, no index), the next try.
 const RETRY_NS: u64 = 1_000_000_000;
