@@ -87,7 +87,7 @@ pub(crate) const ADOPT_AT_ONCE: u64 = 1 << 16;
 /// Of such a tier so much is verified at once after a reboot.
 pub(crate) const VERIFY_AT_ONCE_BYTES: u64 = 64 << 20;
 /// Part of one processor's time that adoption may take while a run is there.
-pub(crate) const ADOPT_SHARE: f64 = 0.015;
+pub(crate) const ADOPT_SHARE: f64 = 0.0075;
 /// Bytes a second that it may read of the tier meanwhile.
 pub(crate) const ADOPT_BYTES_PER_S: u64 = 8_000_000;
 /// How long the first run's start may wait for a tier that is adopted at once, so that its first opens find what there is.
