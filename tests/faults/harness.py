@@ -303,17 +303,17 @@ def traced(place: Place, pid: int, *words: str) -> Iterator[Trace]:
             strace.kill()
 
 
-def agent_settings(place: Place, *, keep: bool = True) -> bytes:
+def agent_settings(place: Place, **more: object) -> bytes:
     """What an agent of this place is told on its standard input. Some run must have been here before."""
     (directory,) = [path for path in place.runtime.iterdir() if path.is_dir() and (path / "lock").exists()]
     tiers = [{"dir": str(place.tier), "bytes": 256 << 20}]
-    return json.dumps({"dir": str(directory), "state_dir": str(place.root / "state"), "tiers": tiers, "keep": keep}).encode()
+    return json.dumps({"dir": str(directory), "state_dir": str(place.root / "state"), "tiers": tiers, "keep": True, **more}).encode()
 
 
 @contextmanager
-def agent_under(place: Place, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that these words start, before any run joins it."""
-    settings = agent_settings(place)
+def agent_under(place: Place, *words: str, **more: object) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that these words start, before any run joins it; with these settings beside the usual ones."""
+    settings = agent_settings(place, **more)
     with subprocess.Popen(
         [*words, str(support.command()), "agent"], env=place.environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import support
-from tests.faults.harness import CORPUS, SMALL, needs_root, tmpfs
+from tests.faults.harness import CORPUS, SMALL, agent_under, needs_root, tmpfs
 from tests.support import Place, is_copy, read, settle, wait_until
 
 MANY = 600
@@ -125,6 +125,62 @@ def test_s09_shared_memory_that_has_no_room_for_a_larger_index(place: Place) -> 
         assert is_copy(worker, paths[0])
         assert read(worker, paths[0]) == b"0"
         assert place.agent_pid() == agent
+
+
+# Reads files; gives how many of them were copies.
+READ = """
+copies = 0
+for number, path in enumerate(paths):
+    with open(path, "rb") as file:
+        copies += "/objects/" in os.readlink(f"/proc/self/fd/{file.fileno()}")
+        assert file.read(4) == number.to_bytes(4, "little")
+copies
+"""
+# The indices that a process has mapped, with what the kernel says of their names.
+MAPPED = "{line.split(maxsplit=5)[5].strip() for line in open('/proc/self/maps') if '/index.' in line}"
+# A descriptor of a copy that was dropped long ago, asked by a program that was started since.
+CHILD = "import os, sys; print(os.fstat(int(sys.argv[1])).st_ino)"
+# More than a door has places for mappings, of indices with room for as few files as there can be.
+GENERATIONS = 10
+INDEX_SPARE = 1024
+
+
+def test_s09_copies_that_come_and_go_leave_nothing_in_shared_memory(place: Place) -> None:
+    """Copies are lost, and made again, until the index was replaced more often than a process can map. One that lives on finds them all."""
+    paths = sow(place, 500, 64)
+    place.run("true")
+    place.stop()
+
+    def index() -> Path:
+        (file,) = place.runtime.glob("*/index.*")
+        return file
+
+    with agent_under(place, index_spare=INDEX_SPARE, policy={"lru": 600}):
+        wait_until(place.agents, "the agent")
+        with place.worker() as worker:
+
+            def are_copies() -> bool:
+                return bool(worker.do(READ, paths=[str(path) for path in paths]) == len(paths))
+
+            wait_until(are_copies, "copies of all")
+            support.hold_copy(worker, paths[0], "held")
+            (catalogue,) = place.tier.glob("forebay-*/catalogue")
+            with catalogue.open() as first_catalogue:
+                while int(index().suffix[1:]) < GENERATIONS:
+                    for copy in place.objects():
+                        copy.unlink()
+                    wait_until(are_copies, "copies of all, once more")
+                    assert worker.do(MAPPED) == {str(index())}
+                wait_until(lambda: os.fstat(first_catalogue.fileno()).st_nlink == 0, "a catalogue without what is dead")
+            # The first index is gone, and what it knew of what is still open is not.
+            source = paths[0].stat()
+            assert tuple(worker.do("os.fstat(held)"))[:3] == tuple(source)[:3]
+            start = "subprocess.run([sys.executable, '-E', '-c', child, str(held)], pass_fds=[held], capture_output=True, check=True)"
+            assert int(worker.do(f"import subprocess\n{start}.stdout", child=CHILD)) == source.st_ino
+            assert index().stat().st_blocks * 512 < 8 << 20
+        place.stop()
+    with place.adopted() as status:
+        assert status["adopted"] == len(paths)
 
 
 @needs_root

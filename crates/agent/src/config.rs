@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::ram;
+use crate::{limits::INDEX_SPARE, ram};
 
 /// A tier: a directory on a local disk, or in memory, and how much of it may be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,13 @@ pub struct AgentConfig {
     pub policy: Policy,
     /// Stay after the last run has ended.
     pub keep: bool,
+    /// Files that the shared index has room for beside those that it is made for.
+    #[serde(default = "index_spare")]
+    pub index_spare: u64,
+}
+
+const fn index_spare() -> u64 {
+    INDEX_SPARE
 }
 
 /// What makes room where a file does not fit into any tier.
@@ -97,6 +104,7 @@ impl AgentConfig {
             state_dir: state_dir.to_owned(),
             policy,
             keep,
+            index_spare: INDEX_SPARE,
         }
     }
 }

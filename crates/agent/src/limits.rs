@@ -75,8 +75,8 @@ pub(crate) const SAMPLED_BYTES_MAX: u64 = 16 << 20;
 pub(crate) const TIER_FAULTS_MAX: u32 = 3;
 /// How long no copy is begun after the index had no room for one.
 pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(60);
-/// Records in the first index.
-pub(crate) const FIRST_RECORDS: u64 = 1 << 16;
+/// Files that an index has room for beside those that it is made for; so many copies at least are published before the next is made.
+pub(crate) const INDEX_SPARE: u64 = 1 << 16;
 /// Memory for the index is taken in steps of this many bytes.
 pub(crate) const BACKED_STEP_BYTES: u64 = 1 << 20;
 /// Adopted copies that are brought to the clerk in one message.
@@ -92,6 +92,8 @@ pub(crate) const ADOPT_SHARE: f64 = 0.0075;
 pub(crate) const ADOPT_BYTES_PER_S: u64 = 8_000_000;
 /// How long the first run's start may wait for a tier that is adopted at once, so that its first opens find what there is.
 pub(crate) const ADOPTED_BEFORE_START_MAX: Duration = Duration::from_millis(150);
+/// How long no catalogue is rewritten after one was.
+pub(crate) const COMPACT_PAUSE: Duration = Duration::from_secs(10);
 /// Leftovers of dead agents that one start removes.
 pub(crate) const REAP_MAX: u64 = 1_000_000;
 /// Longest request on the control socket in bytes.

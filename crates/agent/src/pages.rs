@@ -1,18 +1,19 @@
 //! The memory shared with doors: the control page, and the index through its generations.
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use forebay_contract::{
-    Control, Entry, INSERTION_BYTES_MAX, Index, IndexFull, IndexLayout, IndexWriter, Region, Tier, control::CONTROL_BYTES,
+    Control, Entry, INSERTION_BYTES_MAX, Index, IndexFull, IndexLayout, IndexWriter, Record, Region, Tier, control::CONTROL_BYTES,
 };
 use rustix::fs;
 
 use crate::{
     error::{AgentError, io_error},
-    limits::{BACKED_STEP_BYTES, FIRST_RECORDS},
+    limits::BACKED_STEP_BYTES,
     shared::SharedFile,
 };
 
@@ -65,24 +66,28 @@ pub(crate) struct Pages {
     control: Control<'static>,
     tiers: Vec<Tier>,
     seed: u64,
+    /// Files for which each index has room beside those that it is made for.
+    spare: u64,
     writer: IndexWriter<'static>,
     // After the writer, which points into it.
     current: Arc<IndexFile>,
     backed: Backed,
 }
 
+/// Tells, when the index grows, which copies processes have open: the records of those that were dropped stay for as long.
+pub(crate) type OpenCopies<'a> = &'a dyn Fn() -> HashSet<u64>;
+
 impl Pages {
     /// Makes both files in the agent's directory, removing what a dead agent left there.
-    /// There is room for `expected` files before the index has to grow, which takes memory for both at once.
-    pub(crate) fn create(dir: &Path, tiers: Vec<Tier>, expected: u64) -> Result<Self, AgentError> {
+    /// There is room for `expected` files, or `spare` ones, before the index has to grow, which takes memory for both at once.
+    pub(crate) fn create(dir: &Path, tiers: Vec<Tier>, expected: u64, spare: u64) -> Result<Self, AgentError> {
         remove_old(dir);
         let control_path = dir.join("control");
         let control = SharedFile::create(&control_path, CONTROL_BYTES)
             .map_err(io_error("make", &control_path))?
             .leak();
         let seed = random_u64(&control_path)?;
-        let records = FIRST_RECORDS.max(expected + expected / 8);
-        let layout = IndexLayout::with_room(records, FIRST_RECORDS / 4, records * 32);
+        let layout = IndexLayout::for_files(expected + expected / 8, spare);
         let (current, writer) = new_index(dir, &layout, 1, seed, &tiers)?;
         let control = Control::create(control).ok_or(AgentError::TooLarge { what: "the control page" })?;
         control.set_generation(1);
@@ -91,6 +96,7 @@ impl Pages {
             control,
             tiers,
             seed,
+            spare,
             writer,
             current,
             backed: Backed::default(),
@@ -124,12 +130,12 @@ impl Pages {
     }
 
     /// Publishes an entry, growing the index if it is full. Record numbers are new after growth: the second value says so.
-    pub(crate) fn insert(&mut self, entry: &Entry<'_>) -> Result<(u32, bool), NoRoom> {
+    pub(crate) fn insert(&mut self, entry: &Entry<'_>, open: OpenCopies<'_>) -> Result<(u32, bool), NoRoom> {
         self.ensure()?;
         if let Ok(number) = self.writer.insert(entry) {
             return Ok((number, false));
         }
-        self.grow().map_err(NoRoom::as_it_was)?;
+        self.grow(open).map_err(NoRoom::as_it_was)?;
         let number = self
             .writer
             .insert(entry)
@@ -138,12 +144,12 @@ impl Pages {
     }
 
     /// Adds a directory, growing the index if it is full; the second value as for [`Self::insert`].
-    pub(crate) fn add_directory(&mut self, path: &[u8]) -> Result<(u32, bool), NoRoom> {
+    pub(crate) fn add_directory(&mut self, path: &[u8], open: OpenCopies<'_>) -> Result<(u32, bool), NoRoom> {
         self.ensure()?;
         if let Ok(number) = self.writer.add_directory(path, 0, 0) {
             return Ok((number, false));
         }
-        self.grow().map_err(NoRoom::as_it_was)?;
+        self.grow(open).map_err(NoRoom::as_it_was)?;
         let added = self.writer.add_directory(path, 0, 0);
         let number = added.map_err(|IndexFull| NoRoom::grown_in_vain("one more directory"))?;
         Ok((number, true))
@@ -154,17 +160,22 @@ impl Pages {
         self.backed.ensure(&self.current, &self.writer, [0; 4]).map_err(NoRoom::as_it_was)
     }
 
-    fn grow(&mut self) -> Result<(), AgentError> {
+    /// Puts a new index in the place of the one that is full.
+    fn grow(&mut self, open: OpenCopies<'_>) -> Result<(), AgentError> {
+        let has_dropped = self.writer.records() > self.writer.live();
+        let open = if has_dropped { open() } else { HashSet::new() };
+        let still_open = |record: &Record| open.contains(&record.copy());
         let generation = self.control.generation() + 1;
-        let (file, mut writer) = new_index(&self.dir, &self.writer.next_layout(), generation, self.seed, &self.tiers)?;
+        let (layout, filled) = self.writer.next_layout(self.spare, still_open);
+        let (file, mut writer) = new_index(&self.dir, &layout, generation, self.seed, &self.tiers)?;
         let mut backed = Backed::default();
-        backed.ensure(&file, &writer, self.writer.parts().map(|part| part.1))?;
+        backed.ensure(&file, &writer, filled)?;
         self.writer
-            .copy_into(&mut writer)
+            .copy_into(&mut writer, still_open)
             .map_err(|IndexFull| AgentError::TooLarge { what: "a larger index" })?;
         self.control.set_generation(generation);
         self.writer = writer;
-        // Doors keep their mapping of the old one until they look again; so may the sweeper.
+        // The sweeper may be reading the old one; doors map the new one when they next look, and the old one's memory is free when the last has.
         self.current = file;
         self.backed = backed;
         Ok(())
@@ -245,39 +256,52 @@ fn random_u64(path: &Path) -> Result<u64, AgentError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use forebay_contract::{Attributes, FileTime, Identity};
 
     use super::*;
 
+    const SPARE: u64 = 1024;
+
+    fn pages(dir: &Path) -> (Pages, u32) {
+        let tier = Tier::new(1, b"/tier/objects").expect("short enough");
+        let mut pages = Pages::create(dir, vec![tier], 0, SPARE).expect("made");
+        let (directory, _) = pages.add_directory(b"/source", &HashSet::new).expect("room");
+        (pages, directory)
+    }
+
+    fn entry(directory: u32, number: u32, owner: u32, name: &str) -> Entry<'_> {
+        Entry {
+            directory,
+            name: name.as_bytes(),
+            identity: Identity {
+                ino: u64::from(number) + 1,
+                ..Identity::default()
+            },
+            attributes: Attributes {
+                uid: owner,
+                ..Attributes::default()
+            },
+            copy: u64::from(number),
+            tier: 0,
+            copy_ino: u64::from(number) + 1,
+            copy_ctime: FileTime::default(),
+            plain: true,
+            inserted_at: 1,
+            checked_at: 1,
+        }
+    }
+
     #[test]
     fn s9_a_table_that_is_full_for_good_refuses_and_serves_on() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let tier = Tier::new(1, b"/tier/objects").expect("short enough");
-        let mut pages = Pages::create(dir.path(), vec![tier], 0).expect("made");
-        let (directory, _) = pages.add_directory(b"/source").expect("room");
+        let (mut pages, directory) = pages(dir.path());
         // Each file of another owner: what files have in common is kept in a table of its own.
         let mut insert = |number: u32, owner: u32| {
             let name = number.to_string();
-            let entry = Entry {
-                directory,
-                name: name.as_bytes(),
-                identity: Identity {
-                    ino: u64::from(number) + 1,
-                    ..Identity::default()
-                },
-                attributes: Attributes {
-                    uid: owner,
-                    ..Attributes::default()
-                },
-                copy: u64::from(number),
-                tier: 0,
-                copy_ino: u64::from(number) + 1,
-                copy_ctime: FileTime::default(),
-                plain: true,
-                inserted_at: 1,
-                checked_at: 1,
-            };
-            pages.insert(&entry).map(|(_, grown)| grown)
+            let inserted = pages.insert(&entry(directory, number, owner, &name), &HashSet::new);
+            inserted.map(|(_, grown)| grown)
         };
         let full = (0..10_000).find(|number| insert(*number, *number).is_err()).expect("a bound");
         assert!(full >= 4096);
@@ -287,5 +311,41 @@ mod tests {
             assert!(pages.index().find(format!("/source/{number}").as_bytes()).is_some(), "{number}");
         }
         assert!(pages.index().find(format!("/source/{full}").as_bytes()).is_none());
+    }
+
+    #[test]
+    fn p8_copies_that_come_and_go_leave_one_index_of_their_size() {
+        const LIVE: u32 = 100;
+        const CHURN: u32 = 40 * SPARE as u32;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (mut pages, directory) = pages(dir.path());
+        // A process holds one of the copies that were dropped.
+        let held = || HashSet::from([7]);
+        for number in 0..CHURN {
+            let name = number.to_string();
+            pages.insert(&entry(directory, number, 0, &name), &held).expect("room");
+            if let Some(old) = number.checked_sub(LIVE) {
+                let path = format!("/source/{old}");
+                let (gone, _) = pages.index().find_kept(path.as_bytes()).expect("it is there");
+                pages.writer().kill(gone);
+            }
+        }
+        assert!(pages.control().generation() > 30);
+        let files: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").map(Result::unwrap).collect();
+        let indices = files
+            .iter()
+            .filter(|file| file.file_name().as_encoded_bytes().starts_with(b"index."));
+        let bytes: Vec<u64> = indices.map(|file| file.metadata().expect("there").blocks() * 512).collect();
+        assert!(bytes.len() == 1 && bytes[0] < 8 << 20, "{bytes:?}");
+        for number in CHURN - LIVE..CHURN {
+            assert!(pages.index().find(format!("/source/{number}").as_bytes()).is_some(), "{number}");
+        }
+        let of_copy = |number: u64| pages.index().find_copy(1, number + 1, FileTime::default());
+        assert_eq!(
+            of_copy(7).map(|(_, record)| record.is_kept()),
+            Some(false),
+            "its descriptor leads back"
+        );
+        assert!(of_copy(8).is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd},
         unix::ffi::OsStrExt,
     },
-    path::Path,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -166,12 +166,13 @@ impl Writers {
     }
 }
 
-/// Copies below `objects` that processes of this user have open or mapped, as far as they can be looked into.
-pub(crate) fn open_copies(objects: &Path) -> HashSet<u64> {
+/// Copies below these directories of objects, removed ones too, that processes of this user have open or mapped, as far as they can be looked
+/// into.
+pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
     // The kernel tells of names without links.
-    let objects = objects.canonicalize().unwrap_or_else(|_| objects.to_owned());
-    let below = [objects.as_os_str().as_bytes(), b"/"].concat();
-    let copy_of = |name: &[u8]| copy_of(name.strip_prefix(below.as_slice())?);
+    let objects = objects.iter().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
+    let below: Vec<Vec<u8>> = objects.map(|dir| [dir.as_os_str().as_bytes(), b"/"].concat()).collect();
+    let copy_of = |name: &[u8]| below.iter().find_map(|below| copy_of(name.strip_prefix(below.as_slice())?));
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut open = HashSet::new();
     for pid in numbers_in("/proc").into_iter().filter(|pid| *pid != own) {
@@ -191,7 +192,7 @@ pub(crate) fn open_copies(objects: &Path) -> HashSet<u64> {
 
 /// The copy that `XX/ID` below a tier's objects is.
 fn copy_of(name: &[u8]) -> Option<u64> {
-    let name = std::str::from_utf8(name).ok()?;
+    let name = std::str::from_utf8(name.strip_suffix(b" (deleted)").unwrap_or(name)).ok()?;
     let (_, id) = name.split_once('/')?;
     u64::from_str_radix(id, 16).ok()
 }

@@ -94,7 +94,9 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     })?;
     let expected = tiers.iter().map(|tier| tier.expected_copies()).sum();
     // Where memory is short for all of them, a smaller index serves some.
-    let pages = Pages::create(&config.dir, in_index.clone(), expected).or_else(|_| Pages::create(&config.dir, in_index, 0))?;
+    let spare = config.index_spare;
+    let pages =
+        Pages::create(&config.dir, in_index.clone(), expected, spare).or_else(|_| Pages::create(&config.dir, in_index, 0, spare))?;
     let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();

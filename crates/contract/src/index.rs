@@ -374,7 +374,7 @@ impl<'a> Index<'a> {
     /// A record whose copy is the file with this device, inode and ctime, whether it may still be served or not: the
     /// descriptor that asks may have been opened long ago.
     #[inline]
-    pub fn find_copy(&self, dev: u64, ino: u64, ctime: FileTime) -> Option<&'a Record> {
+    pub fn find_copy(&self, dev: u64, ino: u64, ctime: FileTime) -> Option<(u32, &'a Record)> {
         let tier = self.tiers().iter().position(|tier| tier.dev == dev)?;
         let hash = hash_pair(self.header.seed, tier_key(tier), ino);
         let same_device = |record: &Record| self.tiers().get(record.tier()).is_some_and(|t| t.dev == dev);
@@ -382,7 +382,6 @@ impl<'a> Index<'a> {
         self.probe(self.header.inode_slots_at, hash, |_, r| {
             r.copy_ino == ino && r.copy_ctime() == ctime && same_device(r)
         })
-        .map(|found| found.1)
     }
 
     #[inline]

@@ -5,7 +5,7 @@
 //! write ([`IndexWriter`]) say so. What must not be here: system calls (the callers map the memory), policy, I/O.
 //!
 //! Start with [`index`] (path -> copy), then [`control`] (tombstones, validity), [`run`] (settings and counters of one run)
-//! and [`message`] (the hand-over of a descriptor).
+//! and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself.
 #![no_std]
 
 pub mod control;
@@ -15,6 +15,7 @@ mod hash;
 mod identity;
 pub mod index;
 mod layout;
+pub mod mappings;
 pub mod message;
 mod opens;
 pub mod region;
@@ -26,6 +27,7 @@ pub use counters::Counter;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};
+pub use mappings::{Mappings, Reading};
 pub use opens::Opens;
 pub use region::Region;
 pub use run::Run;

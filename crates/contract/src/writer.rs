@@ -16,6 +16,10 @@ use crate::{
 };
 
 const CLASSES: u64 = 4096;
+/// Room for names that an index has for each file that it is made for, in bytes,
+const NAME_BYTES: u64 = 32;
+/// and files for which it has one directory.
+const DIRECTORY_FILES: u64 = 4;
 /// What one insertion uses of any part at most: a whole path.
 pub const INSERTION_BYTES_MAX: u64 = PATH_BYTES_MAX as u64 + 1;
 
@@ -29,6 +33,11 @@ pub struct IndexLayout {
 }
 
 impl IndexLayout {
+    /// Room for so many files, as data sets have them.
+    pub fn for_files(files: u64, spare: u64) -> Self {
+        Self::with_room(files.max(spare), spare / DIRECTORY_FILES, files.max(spare) * NAME_BYTES)
+    }
+
     /// Room for this many records and directories and this many bytes of names (each below 2^32).
     pub fn with_room(records: u64, directories: u64, names: u64) -> Self {
         let bound = |n: u64| n.clamp(1024, u64::from(u32::MAX) - 1);
@@ -183,22 +192,44 @@ impl<'a> IndexWriter<'a> {
     /// [`INSERTION_BYTES_MAX`] more of each, which must be backed by memory beforehand.
     pub const fn parts(&self) -> [(u64, u64); 4] {
         let header = self.index.header;
+        let [records, directories, classes, names] =
+            bytes_of_parts(self.records as u64, self.directories as u64, self.classes as u64, self.names as u64);
         [
-            (header.records_at, self.records as u64 * size_of::<Record>() as u64),
-            (header.directories_at, self.directories as u64 * size_of::<Directory>() as u64),
-            (header.classes_at, self.classes as u64 * size_of::<Class>() as u64),
-            (header.names_at, self.names as u64),
+            (header.records_at, records),
+            (header.directories_at, directories),
+            (header.classes_at, classes),
+            (header.names_at, names),
         ]
     }
 
-    /// A layout with at least twice the live contents' room, for the next generation.
-    pub fn next_layout(&self) -> IndexLayout {
-        let names = u64::from(self.names) * u64::from(self.live.max(1)) / u64::from(self.records.max(1));
-        IndexLayout::with_room(
-            u64::from(self.live) * 2 + 4096,
-            u64::from(self.directories) * 2 + 4096,
-            names * 2 + (1 << 20),
-        )
+    /// The layout of the next generation: twice the room of what [`Self::copy_into`] will bring along, and for `spare` files more. And how many
+    /// bytes of each of its [`Self::parts`] that will fill.
+    ///
+    /// So a generation takes at least as many new records as it was begun with, and copying costs each of them the same, however many
+    /// there are; where records die as fast as new ones come, the size follows what lives, and not all that ever was.
+    pub fn next_layout(&self, spare: u64, still_open: impl Fn(&Record) -> bool) -> (IndexLayout, [u64; 4]) {
+        let paths = (0..self.directories).filter_map(|number| self.index.directory(number));
+        let mut names: u64 = paths.map(|directory| u64::from(directory.path_len)).sum();
+        let mut records = 0;
+        for record in self.to_bring(&still_open) {
+            names += u64::from(record.name_len);
+            records += 1;
+        }
+        let (directories, classes) = (u64::from(self.directories), u64::from(self.classes));
+        let layout = IndexLayout::with_room(
+            records * 2 + spare,
+            directories * 2 + spare / DIRECTORY_FILES,
+            names * 2 + spare * NAME_BYTES,
+        );
+        (layout, bytes_of_parts(records, directories, classes, names))
+    }
+
+    /// What lives on in the next generation: records that are kept, and those of copies that were dropped while a process had them open,
+    /// since a descriptor leads back to its source for as long as it is there.
+    fn to_bring(&self, still_open: &impl Fn(&Record) -> bool) -> impl Iterator<Item = &'a Record> {
+        (0..self.records)
+            .filter_map(|number| self.index.record(number))
+            .filter(|record| record.is_kept() || still_open(record))
     }
 
     /// Adds a spelled directory (no final slash); its number is the same in every later generation.
@@ -325,11 +356,11 @@ impl<'a> IndexWriter<'a> {
         }
     }
 
-    /// Writes all directories and the kept records into a new, larger index.
+    /// Writes all directories, the kept records and those of dropped copies that are `still_open` into a new index.
     ///
     /// # Errors
     /// [`IndexFull`]: the new one is too small as well.
-    pub fn copy_into(&self, next: &mut IndexWriter<'_>) -> Result<(), IndexFull> {
+    pub fn copy_into(&self, next: &mut IndexWriter<'_>, still_open: impl Fn(&Record) -> bool) -> Result<(), IndexFull> {
         for number in 0..self.directories {
             let directory = self.index.directory(number).ok_or(IndexFull)?;
             let path = self.index.directory_path(directory).ok_or(IndexFull)?;
@@ -337,15 +368,13 @@ impl<'a> IndexWriter<'a> {
             next.set_swept(same, directory.swept_at());
             next.set_way_checked(same, directory.way_checked_at());
         }
-        for number in 0..self.records {
-            let record = self.index.record(number).ok_or(IndexFull)?;
-            if !record.is_kept() {
-                continue;
-            }
+        // In their order: of the records of one name all but the last are dead.
+        for record in self.to_bring(&still_open) {
             let entry = self.entry(record).ok_or(IndexFull)?;
-            let live = record.is_live();
             let copied = next.insert(&entry)?;
-            if !live {
+            if !record.is_kept() {
+                next.kill(copied);
+            } else if !record.is_live() {
                 next.detach(copied);
             }
         }
@@ -441,6 +470,16 @@ impl<'a> IndexWriter<'a> {
         self.names += name.len() as u32;
         Ok(at)
     }
+}
+
+/// Bytes of the parts that fill from their start.
+const fn bytes_of_parts(records: u64, directories: u64, classes: u64, names: u64) -> [u64; 4] {
+    [
+        records * size_of::<Record>() as u64,
+        directories * size_of::<Directory>() as u64,
+        classes * size_of::<Class>() as u64,
+        names,
+    ]
 }
 
 fn record_of(entry: &Entry<'_>, class: u32, name_at: u32) -> Record {

@@ -17,6 +17,7 @@ use forebay_contract::{Control, Index, IndexLayout, IndexWriter, Region, Tier, c
 use memory::region;
 
 const NAMES: u64 = 400;
+const SPARE: u64 = 4096;
 const GENERATIONS_MAX: usize = 64;
 const GENERATIONS_MIN: u64 = 3;
 const FOUND_MIN: u64 = 1000;
@@ -54,8 +55,8 @@ fn write(control: Control<'static>, mut writer: IndexWriter<'static>, found: &At
             let entry = entry(0, name.as_bytes(), number, version);
             let inserted = writer.insert(&entry).unwrap_or_else(|_| {
                 generation += 1;
-                let mut next = fresh(&writer.next_layout(), generation);
-                writer.copy_into(&mut next).expect("twice the room");
+                let mut next = fresh(&writer.next_layout(SPARE, |_| false).0, generation);
+                writer.copy_into(&mut next, |_| false).expect("twice the room");
                 writer = next;
                 control.set_generation(generation);
                 writer.insert(&entry).expect("room again")
@@ -101,7 +102,7 @@ fn read(control: Control<'static>, done: &AtomicBool, found: &AtomicU64) {
         let back = index
             .find_copy(TIER_DEV, want.copy_ino, want.copy_ctime)
             .expect("a copy that was found by name is known by its inode");
-        assert_eq!(back.copy(), want.copy);
+        assert_eq!(back.1.copy(), want.copy);
         let newest = &mut newest[number as usize];
         assert!(version >= *newest, "{name} went back from version {newest} to {version}");
         *newest = version;

@@ -7,14 +7,15 @@ use std::{collections::HashSet, fs, path::Path};
 
 use entries::entry;
 use forebay_contract::{
-    Control, Counter, Freshness, Identity, Index, IndexFull, IndexLayout, IndexWriter, Tier, control::CONTROL_BYTES, index::split,
-    object_path,
+    Control, Counter, Entry, Freshness, Identity, Index, IndexFull, IndexLayout, IndexWriter, Record, Tier, control::CONTROL_BYTES,
+    index::split, object_path,
 };
 use memory::region;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 const TIER_DEV: u64 = 99;
+const SPARE: u64 = 4096;
 
 fn writer(layout: &IndexLayout, generation: u64) -> IndexWriter<'static> {
     let tier = Tier::new(TIER_DEV, b"/scratch/objects").expect("short");
@@ -60,7 +61,7 @@ fn assert_holds(index: &Index<'_>, number: u64, version: u64) {
     let back = index
         .find_copy(TIER_DEV, want.copy_ino, want.copy_ctime)
         .expect("a copy is found by its inode");
-    assert_eq!(back.copy(), want.copy);
+    assert_eq!(back.1.copy(), want.copy);
 }
 
 #[test]
@@ -96,9 +97,9 @@ fn holds_1_300_000_entries_and_confuses_none() {
     }
     assert!(full.insert(&entry(0, b"one more", FILES + 1, 0)).is_err(), "full, and says so");
 
-    let layout = full.next_layout();
+    let (layout, _) = full.next_layout(SPARE, |_| false);
     let mut next = writer(&layout, 2);
-    full.copy_into(&mut next).expect("twice the room");
+    full.copy_into(&mut next, |_| false).expect("twice the room");
     assert_eq!(next.live(), full.live());
     let index = next.index();
     for number in (0..FILES).step_by(7) {
@@ -125,8 +126,8 @@ fn growth_keeps_what_is_kept_and_drops_what_is_dead() {
     old.insert(&entry(30, file_name(30).as_bytes(), 30, 5)).expect("room");
     assert_eq!(old.live(), 299);
 
-    let mut new = writer(&old.next_layout(), 2);
-    old.copy_into(&mut new).expect("twice the room");
+    let mut new = writer(&old.next_layout(SPARE, |_| false).0, 2);
+    old.copy_into(&mut new, |_| false).expect("twice the room");
     let index = new.index();
     assert_eq!(index.generation(), 2);
     assert_eq!(index.directory(3).map(forebay_contract::Directory::swept_at), Some(77));
@@ -155,7 +156,7 @@ fn a_replaced_or_dead_record_is_still_known_by_its_copy() {
     assert!(view.find(b"/src/x").is_none());
     for version in [0, 1] {
         let gone = entry(0, b"x", 1, version);
-        let record = view
+        let (_, record) = view
             .find_copy(TIER_DEV, gone.copy_ino, gone.copy_ctime)
             .expect("a descriptor may still be open");
         assert_eq!(view.identity(record), Some(gone.identity));
@@ -168,6 +169,70 @@ fn a_replaced_or_dead_record_is_still_known_by_its_copy() {
         view.find_copy(TIER_DEV, old.copy_ino, entries::time(1, 1)).is_none(),
         "the inode is another file's now"
     );
+}
+
+#[test]
+fn a_copy_that_was_dropped_lives_on_in_a_new_index_while_it_is_open() {
+    let mut old = writer(&IndexLayout::with_room(1024, 1024, 1 << 16), 1);
+    old.add_directory(b"/src", 7, 1).expect("room");
+    let versions = [0, 1, 2].map(|version| entry(0, b"x", 1, version));
+    for version in &versions {
+        old.insert(version).expect("room");
+    }
+    let gone = old.insert(&entry(0, b"gone", 2, 0)).expect("room");
+    old.kill(gone);
+    // Of the first version a descriptor is open.
+    let is_open = |record: &Record| record.copy() == versions[0].copy;
+    let (layout, filled) = old.next_layout(SPARE, is_open);
+    let mut new = writer(&layout, 2);
+    old.copy_into(&mut new, is_open).expect("twice the room");
+    assert_eq!((new.records(), new.live()), (2, 1));
+    assert!(new.parts().iter().zip(filled).all(|(part, most)| part.1 <= most));
+    let index = new.index();
+    assert_eq!(index.find(b"/src/x").expect("it lives").1.copy(), versions[2].copy);
+    assert!(index.find_kept(b"/src/gone").is_none());
+    let found = |version: usize| {
+        let Entry { copy_ino, copy_ctime, .. } = versions[version];
+        index.find_copy(TIER_DEV, copy_ino, copy_ctime)
+    };
+    let (_, record) = found(0).expect("it is open");
+    assert_eq!(index.identity(record), Some(versions[0].identity));
+    assert!(!record.is_kept() && found(1).is_none() && found(2).is_some());
+}
+
+#[test]
+fn an_index_of_copies_that_come_and_go_stays_as_large_as_what_lives() {
+    const LIVE: u64 = 500;
+    const ROUNDS: u64 = 60;
+    let mut now = writer(&IndexLayout::for_files(0, SPARE), 1);
+    // What never goes are directories.
+    let long = "d".repeat(200);
+    let directories: Vec<u32> = (0..20)
+        .map(|number| now.add_directory(format!("/{long}/{number}").as_bytes(), 7, number).expect("room"))
+        .collect();
+    let (mut generations, mut since) = (1, 0);
+    for number in 0..ROUNDS * SPARE {
+        let name = file_name(number);
+        let directory = directories[(number % 20) as usize];
+        let entry = entry(directory, name.as_bytes(), number, 0);
+        if now.insert(&entry).is_err() {
+            assert!(since >= SPARE, "{since} new names, and full");
+            let (layout, _) = now.next_layout(SPARE, |_| false);
+            assert!(layout.file_bytes() < 3 << 20, "{layout:?}");
+            generations += 1;
+            let mut next = writer(&layout, generations);
+            now.copy_into(&mut next, |_| false).expect("twice the room");
+            (now, since) = (next, 0);
+            now.insert(&entry).expect("room again");
+        }
+        since += 1;
+        if let Some(old) = number.checked_sub(LIVE) {
+            let path = format!("/{long}/{}/{}", old % 20, file_name(old));
+            let (gone, _) = now.index().find_kept(path.as_bytes()).expect("it is there still");
+            now.kill(gone);
+        }
+    }
+    assert!(u64::from(now.live()) == LIVE && generations >= ROUNDS * 2 / 3, "{generations}");
 }
 
 #[test]

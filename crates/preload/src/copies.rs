@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_int};
 
-use forebay_contract::{Index, Record};
+use forebay_contract::{Attributes, Identity, Reading, Record};
 
 use crate::{
     lookup::{ctime, mtime},
@@ -12,11 +12,10 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// A copy, and the index that knows it.
-#[derive(Clone, Copy)]
+/// A copy, by its record in an index that knows it.
 pub(crate) struct Copy {
-    pub(crate) index: Index<'static>,
-    pub(crate) record: &'static Record,
+    reading: Reading,
+    number: u32,
 }
 
 /// Type and permissions of each copy: almost no other file has these, so few are looked up in vain.
@@ -29,9 +28,9 @@ pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
     }
     // A copy that was dropped while it is open has lost its name, which changes its ctime; nothing has ever changed its contents.
     let changed = if stat.st_nlink == 0 { mtime(stat) } else { ctime(stat) };
-    serving.indices().find_map(|index| {
-        let record = index.find_copy(stat.st_dev, stat.st_ino, changed)?;
-        Some(Copy { index, record })
+    serving.read_all().find_map(|reading| {
+        let (number, _) = reading.index().find_copy(stat.st_dev, stat.st_ino, changed)?;
+        Some(Copy { reading, number })
     })
 }
 
@@ -51,18 +50,38 @@ pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Cop
 }
 
 impl Copy {
+    fn record(&self) -> Option<&Record> {
+        self.reading.index().record(self.number)
+    }
+
     /// Where the source was opened.
     pub(crate) fn source_path<'a>(&self, buffer: &'a mut PathBuffer) -> Option<&'a CStr> {
-        let directory = self.index.directory(self.record.directory())?;
-        buffer.push(self.index.directory_path(directory)?)?;
+        let (index, record) = (self.reading.index(), self.record()?);
+        let directory = index.directory(record.directory())?;
+        buffer.push(index.directory_path(directory)?)?;
         buffer.push(b"/")?;
-        buffer.push(self.index.record_name(self.record)?)?;
+        buffer.push(index.record_name(record)?)?;
         Some(buffer.c_str())
+    }
+
+    /// The version of the source that it holds.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.reading.index().identity(self.record()?)
+    }
+
+    /// What else the source said of itself when the copy was made.
+    pub(crate) fn attributes(&self) -> Option<Attributes> {
+        self.reading.index().attributes(self.record()?)
+    }
+
+    /// When its name was last known to lead to this version.
+    pub(crate) fn checked_at(&self) -> Option<u64> {
+        self.record().map(Record::checked_at)
     }
 
     /// Device and inode of the source.
     pub(crate) fn source_inode(&self) -> Option<(u64, u64)> {
-        self.index.identity(self.record).map(|identity| (identity.dev, identity.ino))
+        self.identity().map(|identity| (identity.dev, identity.ino))
     }
 
     /// What the source's name leads to, if that is still the same file.

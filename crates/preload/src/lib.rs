@@ -2,7 +2,8 @@
 //!
 //! This code lives in strangers' processes: in forked and vforked children, in signal handlers, before constructors, after
 //! destructors. So: no allocation, no lock, no thread, no thread-local storage, no destructor, no panic path (the link fails if one is
-//! left, see [`panic`]), no state for each descriptor. What it keeps are a few mappings, published once and never taken away.
+//! left, see [`panic`]), no state for each descriptor. What it keeps are a few mappings, published once; only an index that was replaced, and in which
+//! nobody reads, is taken away.
 //! Any failure of ours becomes the call that the program asked for, and is counted with its reason.
 //!
 //! Life of an open: `hooks` (C ABI) -> `open` (which kind is it? a path under a source?) -> `lookup` (a copy that may stand in?) ->

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_int};
 
 use forebay_contract::{
-    Attributes, Counter, FileTime, Freshness, Identity, Index, Record, Tier,
+    Attributes, Counter, FileTime, Freshness, Identity, Index, Reading, Record, Tier,
     index::{TIER_PATH_BYTES_MAX, split},
     object_path,
 };
@@ -67,24 +67,25 @@ pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer
 
 /// A copy that may stand in for its source.
 #[derive(Clone, Copy)]
-pub(crate) struct Found {
-    index: Index<'static>,
-    pub(crate) record: &'static Record,
+pub(crate) struct Found<'a> {
+    index: Index<'a>,
+    pub(crate) record: &'a Record,
     /// The version of the source that it holds.
     pub(crate) identity: Identity,
-    tier: &'static Tier,
+    tier: &'a Tier,
 }
 
 /// Room for the path of a copy.
 pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
 
-/// The copy that may stand in for `spelled` now, but for the question to the source that `on_open` adds.
+/// The copy that may stand in for `spelled` now, as the current index ([`Serving::read`]) has it, but for the question to the source that
+/// `on_open` adds.
 ///
 /// # Errors
 /// Why there is none.
 #[inline]
-pub(crate) fn find(serving: Serving, spelled: &[u8], now: u64) -> Result<Found, Miss> {
-    let index = serving.index().ok_or(Miss::Because(Counter::NoPage))?;
+pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a Reading>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
+    let index = reading.ok_or(Miss::Because(Counter::NoPage))?.index();
     let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
     let directory = index.directory(record.directory()).ok_or(Miss::Unknown)?;
     let identity = index.identity(record).ok_or(Miss::Unknown)?;
@@ -105,7 +106,7 @@ pub(crate) fn find(serving: Serving, spelled: &[u8], now: u64) -> Result<Found, 
     })
 }
 
-impl Found {
+impl Found<'_> {
     /// What the source says of itself beyond its identity.
     pub(crate) fn attributes(&self) -> Option<Attributes> {
         self.index.attributes(self.record)
@@ -148,7 +149,8 @@ impl Found {
 /// # Errors
 /// Why the source is to be opened instead.
 pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
-    let found = find(serving, spelled, now)?;
+    let reading = serving.read();
+    let found = find(serving, reading.as_ref(), spelled, now)?;
     if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
         return Err(Miss::Because(Counter::SourceChanged));
     }

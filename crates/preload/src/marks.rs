@@ -94,7 +94,8 @@ fn stat_directory(dirfd: c_int, path: &[u8]) -> Option<libc::stat> {
 /// The file that the index has a copy of under this name.
 #[inline(never)]
 fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
-    let index = serving.index()?;
+    let reading = serving.read()?;
+    let index = reading.index();
     let mut buffer = PathBuffer::new();
     let spelled = lookup::spell(dirfd, path, &mut buffer).ok()?;
     let (_, record) = index.find(spelled)?;

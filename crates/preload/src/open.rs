@@ -131,7 +131,7 @@ fn odd(serving: Serving, dirfd: c_int, path: &CStr, real: &dyn Fn() -> c_int) ->
 #[inline(never)]
 fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
     if let Some(copy) = copies::of_name(serving, dirfd, path) {
-        return reopen(serving, copy, flags);
+        return reopen(serving, &copy, flags);
     }
     let place = concerned(serving, dirfd, path);
     if let Some(place) = &place {
@@ -168,7 +168,7 @@ pub(crate) fn opened_for_writing(serving: Serving, place: Option<&Place<'_>>, fd
 }
 
 /// A copy's descriptor is opened again by name, for writing: the source is opened instead, if it is still the same file.
-fn reopen(serving: Serving, copy: Copy, flags: c_int) -> c_int {
+fn reopen(serving: Serving, copy: &Copy, flags: c_int) -> c_int {
     let mark = || {
         if let Some((dev, ino)) = copy.source_inode() {
             serving.control.mark_file(dev, ino, real::now());

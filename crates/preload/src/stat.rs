@@ -32,7 +32,7 @@ pub(crate) unsafe fn disguise(stat: *mut libc::stat) {
 
 #[inline(never)]
 fn disguise_copy(stat: &mut libc::stat) {
-    let source = state::serving().and_then(|serving| source_of(serving, copies::find(serving, stat)?));
+    let source = state::serving().and_then(|serving| source_of(serving, &copies::find(serving, stat)?));
     if let Some((identity, attributes)) = source {
         put(stat, &identity, &attributes);
     }
@@ -55,17 +55,17 @@ pub(crate) fn put(stat: &mut libc::stat, identity: &Identity, attributes: &Attri
 
 /// What the source says of itself, as the index has it; where the file was changed through a door since, as the source has it, as long
 /// as that may be the same bytes.
-fn source_of(serving: Serving, copy: Copy) -> Option<(Identity, Attributes)> {
-    let identity = copy.index.identity(copy.record)?;
+fn source_of(serving: Serving, copy: &Copy) -> Option<(Identity, Attributes)> {
+    let identity = copy.identity()?;
     let marked_at = serving.control.file_marked_at(identity.dev, identity.ino);
     if marked_at != 0
-        && marked_at >= copy.record.checked_at()
+        && marked_at >= copy.checked_at()?
         && let Some(stat) = copy.stat_source()
         && stat.st_size as u64 == identity.size
     {
         return Some((identity_of(&stat), attributes_of(&stat)));
     }
-    Some((identity, copy.index.attributes(copy.record)?))
+    Some((identity, copy.attributes()?))
 }
 
 fn attributes_of(stat: &libc::stat) -> Attributes {
@@ -95,7 +95,7 @@ pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
 #[inline(never)]
 fn disguise_copy_x(fd: c_int, statx: &mut libc::statx) {
     // Not by what the call has filled in, which is what its mask asked for.
-    let source = state::serving().and_then(|serving| source_of(serving, copies::of_descriptor(serving, fd)?));
+    let source = state::serving().and_then(|serving| source_of(serving, &copies::of_descriptor(serving, fd)?));
     if let Some((identity, attributes)) = source {
         put_x(statx, &identity, &attributes);
     }

@@ -1,20 +1,19 @@
 //! What a process knows: whether the door is on, and the mappings of the run's and the agent's pages.
 //!
 //! Written by the constructor, before anybody reads it, but for two things: the index of a newer generation is mapped by whoever
-//! needs it first, and a process that moves to another root or mount namespace switches itself to passing.
+//! needs it first, who also unmaps the older ones, and a process that moves to another root or mount namespace switches itself to passing.
 
 use core::{
     cell::UnsafeCell,
     ffi::{CStr, c_char},
     mem::MaybeUninit,
-    ptr::{self, NonNull},
     sync::atomic::{
-        AtomicPtr, AtomicU8, AtomicU64, AtomicUsize,
+        AtomicU8, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
 
-use forebay_contract::{Control, Counter, Index, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
+use forebay_contract::{Control, Counter, Index, Mappings, Reading, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
 
 use crate::{
     path::{Digits, ShortBuffer},
@@ -30,41 +29,20 @@ const ELSEWHERE: u8 = 2;
 /// Passing: the agent's pages could not be mapped.
 const BLIND: u8 = 3;
 
-/// Indices that a process can have mapped at once. Where copies are only added each is twice as large as the one before, so it never comes to
-/// that; where they are replaced all the time (`lru`) it can, and then the process reads the source.
-const INDICES_MAX: usize = 64;
+/// How often it is looked for the index that is current while the agent puts one in the place of another.
+const INDEX_TRIES_MAX: u32 = 4;
 /// After a failure that will repeat itself (no agent, no index), the next try.
 const RETRY_NS: u64 = 1_000_000_000;
 
 static PHASE: AtomicU8 = AtomicU8::new(INERT);
 static DOOR: Place<Door> = Place(UnsafeCell::new(MaybeUninit::uninit()));
-static INDICES: [MappedIndex; INDICES_MAX] = [const { MappedIndex::new() }; INDICES_MAX];
+static INDICES: Mappings = Mappings::new();
 
 /// Room for a value that is written once, before [`PHASE`] says that it may be read.
 struct Place<T>(UnsafeCell<MaybeUninit<T>>);
 
 // SAFETY: written by the constructor alone, before PHASE is stored with Release; only read afterwards.
 unsafe impl<T: Sync> Sync for Place<T> {}
-
-struct MappedIndex {
-    base: AtomicPtr<u8>,
-    len: AtomicUsize,
-}
-
-impl MappedIndex {
-    const fn new() -> Self {
-        Self {
-            base: AtomicPtr::new(ptr::null_mut()),
-            len: AtomicUsize::new(0),
-        }
-    }
-
-    fn open(&self) -> Option<Index<'static>> {
-        let base = NonNull::new(self.base.load(Acquire))?;
-        // SAFETY: a mapping of this length, which is never taken away.
-        Index::open(unsafe { Region::new(base, self.len.load(Relaxed)) })
-    }
-}
 
 /// What a serving process works with.
 pub(crate) struct Door {
@@ -150,61 +128,60 @@ impl Door {
 }
 
 impl Serving {
-    /// The current index.
+    /// The current index, which stays for as long as it is being read.
     #[inline]
-    pub(crate) fn index(&self) -> Option<Index<'static>> {
-        let generation = self.control.generation();
-        let mapped = INDICES.get(generation as usize % INDICES_MAX)?;
-        match mapped.open() {
-            Some(index) => (index.generation() == generation).then_some(index),
-            None => self.map_index(generation, mapped),
-        }
+    pub(crate) fn read(&self) -> Option<Reading> {
+        INDICES.read(self.control.generation()).or_else(|| self.read_new())
     }
 
-    /// Every index that this process has mapped. A descriptor may be of a copy that only an older one speaks of.
-    pub(crate) fn indices(self) -> impl Iterator<Item = Index<'static>> {
-        self.index();
-        let newest = self.control.generation() as usize;
-        (0..INDICES_MAX)
-            .filter_map(move |age| INDICES.get(newest.wrapping_sub(age) % INDICES_MAX))
-            .filter_map(MappedIndex::open)
+    /// Every index that this process has mapped, the current one first. A descriptor may be of a copy that only an older one speaks of.
+    pub(crate) fn read_all(self) -> impl Iterator<Item = Reading> {
+        self.read();
+        INDICES.read_all(self.control.generation())
     }
 
+    /// The current index, mapped now.
     #[cold]
     #[inline(never)]
-    fn map_index(&self, generation: u64, place: &'static MappedIndex) -> Option<Index<'static>> {
+    fn read_new(&self) -> Option<Reading> {
         let now = real::now();
         if now < self.door.index_retry_at.load(Relaxed) {
             return None;
         }
-        let Some((base, len)) = self.map_generation(generation) else {
-            self.door.index_retry_at.store(now + RETRY_NS, Relaxed);
-            return None;
-        };
-        // Every thread that gets here has mapped the same file, whose length never changes; the first one's mapping is kept.
-        place.len.store(len, Relaxed);
-        if place
-            .base
-            .compare_exchange(ptr::null_mut(), base.as_ptr(), Release, Relaxed)
-            .is_err()
-        {
-            sys::unmap(base, len);
+        for _ in 0..INDEX_TRIES_MAX {
+            let generation = self.control.generation();
+            if let Some(reading) = INDICES.read(generation) {
+                return Some(reading);
+            }
+            if let Some(region) = self.map_generation(generation) {
+                for older in INDICES.take_older(generation) {
+                    sys::unmap(older.base(), older.len());
+                }
+                // SAFETY: the mapping of a moment ago, which only `take_older` gives back.
+                if !unsafe { INDICES.keep(region) } {
+                    sys::unmap(region.base(), region.len());
+                }
+            } else if self.control.generation() == generation {
+                break;
+            }
         }
-        place.open().filter(|index| index.generation() == generation)
+        self.door.index_retry_at.store(now + RETRY_NS, Relaxed);
+        None
     }
 
-    fn map_generation(&self, generation: u64) -> Option<(NonNull<u8>, usize)> {
+    fn map_generation(&self, generation: u64) -> Option<Region<'static>> {
         let mut path = ShortBuffer::new();
         path.push(self.door.run.agent_dir())?;
         path.push(b"/index.")?;
         path.push(Digits::of(generation).bytes())?;
         let (base, len) = sys::map_file(path.c_str(), 1, false)?;
         // SAFETY: the mapping of a moment ago.
-        let index = Index::open(unsafe { Region::new(base, len) }).filter(|index| index.generation() == generation);
-        if index.is_none() {
+        let region = unsafe { Region::new(base, len) };
+        let is_it = Index::open(region).is_some_and(|index| index.generation() == generation);
+        if !is_it {
             sys::unmap(base, len);
         }
-        index.map(|_| (base, len))
+        is_it.then_some(region)
     }
 }
 

@@ -38,7 +38,7 @@ enum Question {
 
 impl Question {
     /// Asks the copy, and answers for the source.
-    fn ask(self, found: &Found, copy: &CStr) -> bool {
+    fn ask(self, found: &Found<'_>, copy: &CStr) -> bool {
         match self {
             Self::Stat(out) => {
                 // It is the program's memory. If it is bad the kernel says so, now and to the program's own call.
@@ -121,7 +121,8 @@ fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags:
         return false;
     }
     let now = real::now();
-    let Ok(found) = lookup::find(serving, spelled, now) else {
+    let reading = serving.read();
+    let Ok(found) = lookup::find(serving, reading.as_ref(), spelled, now) else {
         return false;
     };
     // What is known is what the name leads to. That is what it is, too, where it was seen to lead there without a link; a file that

@@ -160,9 +160,9 @@ pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(N
     mapped
 }
 
-/// Takes away a mapping that nobody has seen.
+/// Takes away a mapping in which nobody reads.
 pub(crate) fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: callers give back what `map_file` gave them and nobody else has.
+    // SAFETY: callers give back what `map_file` gave them and nobody else has, or has any more.
     let _ = unsafe { call(libc::SYS_munmap, [base.as_ptr() as usize, len, 0, 0, 0, 0]) };
 }
 

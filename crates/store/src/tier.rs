@@ -106,6 +106,12 @@ impl Shared {
         self.path_of(Name::Object(id))
     }
 
+    /// Does what only the holder of the lease may do; `None` once it was given up.
+    pub(crate) fn while_leased<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let lease = guard(&self.lease);
+        lease.is_some().then(act)
+    }
+
     /// Removes the file of a copy; that there is none is well.
     pub(crate) fn remove_object(&self, id: u64) -> Result<(), StoreError> {
         match uninterrupted(|| self.disk.remove(Name::Object(id))) {
@@ -461,16 +467,22 @@ impl Tier {
         Ok(())
     }
 
-    /// Rewrites the catalogue when dead records outnumber live ones; tells whether it did. Publishing waits meanwhile.
+    /// Whether dead records outnumber live ones in the catalogue, and it is not being rewritten.
+    pub fn compaction_is_due(&self) -> Result<bool, StoreError> {
+        self.catalogue.compaction_is_due()
+    }
+
+    /// Rewrites the catalogue when that is due; tells whether it was.
     pub fn compact_if_due(&self) -> Result<bool, StoreError> {
-        let due = self.catalogue.compaction_is_due()?;
+        let due = self.compaction_is_due()?;
         if due {
             self.compact()?;
         }
         Ok(due)
     }
 
-    /// Rewrites the catalogue without dead records.
+    /// Rewrites the catalogue without dead records. On a thread of its own it stands in nobody's way: copies may be published and removed
+    /// meanwhile.
     pub fn compact(&self) -> Result<(), StoreError> {
         self.catalogue.compact()
     }

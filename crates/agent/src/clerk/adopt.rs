@@ -8,6 +8,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, mpsc::Sender},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,10 +18,11 @@ use forebay_policy::{Action, CopyId, TierIndex, fill_first, retention};
 use crate::{
     adopter::{self, Batch, Demand, Found, FoundAlias, Stage},
     clock::{boot_ns, thread_cpu, unix_s},
-    limits::{ADOPT_AT_ONCE, ADOPTED_BEFORE_START_MAX},
+    limits::{ADOPT_AT_ONCE, ADOPTED_BEFORE_START_MAX, COMPACT_PAUSE, COPY_NICE},
     mounts::MountSource,
     protocol::Reply,
     receiver::Handed,
+    shared::set_thread_nice,
 };
 
 use super::Clerk;
@@ -43,6 +45,8 @@ pub(super) struct Adoption {
     devices: Vec<u64>,
     /// Where the source that was asked for last is mounted.
     device: Option<(Arc<MountSource>, u64)>,
+    /// No catalogue is rewritten before that.
+    compact_after: Option<Instant>,
 }
 
 /// A tier that is being adopted.
@@ -412,6 +416,31 @@ impl Clerk {
             self.remove_uncounted(tier, copy);
         }
         placed
+    }
+
+    /// Has catalogues rewritten, beside, most of which is dead: where copies come and go they would grow as long as the run lasts.
+    pub(super) fn compact_catalogues(&mut self) {
+        let now = Instant::now();
+        let is_early = self.adoption.compact_after.is_some_and(|after| now < after);
+        // Adoption reads the catalogue as it was.
+        if is_early || self.adoption.is_running() || !self.adoption.begun {
+            return;
+        }
+        for state in self.tiers.iter().filter(|state| state.off.is_none()) {
+            if !state.tier.compaction_is_due().unwrap_or(false) {
+                continue;
+            }
+            self.adoption.compact_after = Some(now + COMPACT_PAUSE);
+            let (tier, log) = (Arc::clone(&state.tier), self.log.clone());
+            let compact = move || {
+                set_thread_nice(COPY_NICE);
+                if let Err(error) = tier.compact() {
+                    log.line(&format!("the catalogue could not be compacted: {error}"));
+                }
+            };
+            // Without a thread it is tried again later, at the latest when the agent ends.
+            let _ = thread::Builder::new().name("compactor".into()).spawn(compact);
+        }
     }
 
     /// Writes which directories were used, so that what nobody uses is found in later runs; then tidies the catalogues.

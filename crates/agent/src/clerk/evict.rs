@@ -30,7 +30,7 @@ use crate::{
     reader::open_copies,
 };
 
-use super::Clerk;
+use super::{Clerk, TierState};
 
 /// What is watched so that copies in memory never starve the program.
 #[derive(Debug)]
@@ -67,8 +67,8 @@ pub(super) struct Eviction {
 }
 
 impl Eviction {
-    /// Copies below `objects` that are open or mapped; `None` where that can't be known now.
-    fn open_copies(&self, objects: PathBuf) -> Option<HashSet<u64>> {
+    /// Copies below `objects`, removed ones too, that are open or mapped; `None` where that can't be known now.
+    fn open_copies(&self, objects: Vec<PathBuf>) -> Option<HashSet<u64>> {
         if self.is_out.swap(true, Relaxed) {
             return None;
         }
@@ -84,6 +84,12 @@ impl Eviction {
             return None;
         }
         told.recv_timeout(LOOK_MAX).ok()
+    }
+
+    /// The same of all tiers; none where that can't be known now.
+    pub(super) fn open_in(&self, tiers: &[TierState]) -> HashSet<u64> {
+        let objects = tiers.iter().map(|state| state.tier.objects_path().to_owned()).collect();
+        self.open_copies(objects).unwrap_or_default()
     }
 }
 
@@ -131,7 +137,7 @@ impl Clerk {
         let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
             return Evicted::default();
         };
-        let Some(open) = self.eviction.open_copies(objects) else {
+        let Some(open) = self.eviction.open_copies(vec![objects]) else {
             return Evicted::default();
         };
         let index = self.pages.index();

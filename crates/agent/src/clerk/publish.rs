@@ -183,7 +183,8 @@ impl Clerk {
             // An open that missed is a use too.
             self.control.stamp_directory(directory, use_stamp(self.started_at, checked_at));
         }
-        let (number, grown) = self.pages.insert(&Entry { directory, ..entry })?;
+        let (eviction, tiers) = (&self.eviction, &self.tiers);
+        let (number, grown) = self.pages.insert(&Entry { directory, ..entry }, &|| eviction.open_in(tiers))?;
         self.note_record(number, directory, grown);
         if checked_at != 0 {
             self.schedule_first_sweep(directory, checked_at);
@@ -196,7 +197,8 @@ impl Clerk {
         if let Some(number) = self.directories.get(path) {
             return Ok(*number);
         }
-        let (number, grown) = self.pages.add_directory(path)?;
+        let (eviction, tiers) = (&self.eviction, &self.tiers);
+        let (number, grown) = self.pages.add_directory(path, &|| eviction.open_in(tiers))?;
         if grown {
             let records = self.pages.writer_ref().records();
             self.names.rebuild(&self.pages.index(), records);

@@ -94,6 +94,7 @@ impl Clerk {
             }
         }
         self.watch_memory();
+        self.compact_catalogues();
         self.publish_room();
     }
 

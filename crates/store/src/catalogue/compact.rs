@@ -2,15 +2,32 @@
 //! with one rename, after it was read back (F9).
 
 use std::collections::HashSet;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 
-use super::record::{self, Batch, Frames, Record};
+use super::record::{self, Batch, EntryRecord, Frames, Record, TagKey};
 use super::scan::Scan;
 use super::{Catalogue, Log};
 use crate::disk::{self, DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
+
+/// The log as it was when its rewriting began. What is written behind it meanwhile is brought along in the end.
+struct Before {
+    file: Box<dyn DiskFile>,
+    key: TagKey,
+    end: u64,
+    /// While it lives the log is being rewritten.
+    compaction: Arc<()>,
+}
+
+/// The new log while it has no name yet.
+struct Rewritten {
+    file: Box<dyn DiskFile>,
+    key: TagKey,
+    scan: Scan,
+}
 
 impl Catalogue {
     /// Whether dead records outnumber live ones.
@@ -18,49 +35,120 @@ impl Catalogue {
         self.with_log(|slot, _| {
             Ok(slot
                 .as_ref()
-                .is_some_and(|log| log.dead > log.live && log.dead >= limits::COMPACTION_DEAD_MIN))
+                .is_some_and(|log| log.dead > log.live && log.dead >= limits::COMPACTION_DEAD_MIN && !log.is_compacting()))
         })
     }
 
-    /// Rewrites the log.
+    /// Rewrites the log. Copies may be published and removed meanwhile: who does waits only while the last of that is brought along. Where the
+    /// log is being rewritten already, or the lease was given up, nothing is done.
     pub(crate) fn compact(&self) -> Result<(), StoreError> {
         // So that removals which are only in mind are in the log that is read.
         self.removed(&[])?;
-        self.with_log(|slot, _| {
-            let Some(old) = slot.take() else { return Ok(()) };
-            // Whatever fails from here on: `slot` is empty, and the next use reads whichever log has the name.
-            let new = self
-                .rewrite(&old)
-                .map_err(|errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno))?;
-            uninterrupted(|| self.shared.disk.rename(Name::CatalogueNew, Name::Catalogue)).map_err(self.error("replace"))?;
+        let Some(before) = self.begin_compaction()? else { return Ok(()) };
+        let rewritten = self.rewrite(&before);
+        let failed = |errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno);
+        let replaced = self.with_log(|slot, _| {
+            // One that was opened anew meanwhile is another one.
+            let is_the_same = |log: &&Log| Weak::ptr_eq(&log.compaction, &Arc::downgrade(&before.compaction));
+            let Some(log) = slot.as_ref().filter(is_the_same) else {
+                return Ok(());
+            };
+            let mut rewritten = rewritten.map_err(failed)?;
+            self.bring_along(log, before.end, &mut rewritten).map_err(failed)?;
+            let replace = || uninterrupted(|| self.shared.disk.rename(Name::CatalogueNew, Name::Catalogue));
+            // Without the lease the name is another process's.
+            let Some(replaced) = self.shared.while_leased(replace) else {
+                return Ok(());
+            };
+            // If that fails, the next use reads whichever log has the name.
+            *slot = None;
+            replaced.map_err(self.error("replace"))?;
+            let Rewritten { file, key, scan } = rewritten;
+            let mut new = Log::new(file, key, scan);
+            new.first_scan = None;
             *slot = Some(new);
             Ok(())
+        });
+        if replaced.is_err() {
+            // It is of no use, and may take the room that was lacking.
+            let _ = self.shared.while_leased(|| self.shared.disk.remove(Name::CatalogueNew));
+        }
+        replaced
+    }
+
+    fn begin_compaction(&self) -> Result<Option<Before>, StoreError> {
+        self.with_log(|slot, _| {
+            let Some(log) = slot.as_mut().filter(|log| !log.is_compacting()) else {
+                return Ok(None);
+            };
+            let file = uninterrupted(|| self.shared.disk.open_read(Name::Catalogue)).map_err(self.error("open"))?;
+            let compaction = Arc::new(());
+            log.compaction = Arc::downgrade(&compaction);
+            Ok(Some(Before {
+                file,
+                key: log.key.clone(),
+                end: log.end,
+                compaction,
+            }))
         })
     }
 
-    fn rewrite(&self, old: &Log) -> disk::Result<Log> {
-        let scan = Scan::of(&*old.file, &old.key, self.boot)?;
+    fn rewrite(&self, old: &Before) -> disk::Result<Rewritten> {
+        let scan = Scan::of(&*old.file, &old.key, self.boot, old.end)?;
         let header = record::new_header();
         let key = self.key_of(&header[record::MAGIC.len()..]);
         let disk = &self.shared.disk;
-        match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno),
-        }
-        let file = uninterrupted(|| disk.create(Name::CatalogueNew))?;
+        let make = || {
+            match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            uninterrupted(|| disk.create(Name::CatalogueNew))
+        };
+        let file = self.shared.while_leased(make).unwrap_or(Err(Errno::NOLCK))?;
         disk::write_all_at(&*file, &header, 0)?;
         let mut batch = Batch::new(&key, header.len() as u64);
         self.copy_live(old, &scan, &mut batch, &*file)?;
-        let written = Scan::of(&*file, &key, self.boot)?;
+        let written = Scan::of(&*file, &key, self.boot, batch.end())?;
         if written.live() != scan.live() || written.torn_bytes != 0 {
             return Err(Errno::IO);
         }
-        let mut log = Log::new(file, key, written);
-        log.first_scan = None;
-        Ok(log)
+        Ok(Rewritten { file, key, scan: written })
     }
 
-    fn copy_live(&self, old: &Log, scan: &Scan, batch: &mut Batch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
+    /// Adds what was written to the old log behind `from`.
+    fn bring_along(&self, old: &Log, from: u64, new: &mut Rewritten) -> disk::Result<()> {
+        let Rewritten { file, key, scan } = new;
+        let mut batch = Batch::new(key, scan.end);
+        let mut frames = Frames::behind(&*old.file, &old.key, old.end, from);
+        while let Some(record) = frames.next()? {
+            if !scan.boot_is_current {
+                scan.add(&mut batch, &Record::Boot { id: self.boot.0 }, self.boot);
+            }
+            match record {
+                // All of it is of this boot.
+                Record::Boot { .. } => continue,
+                Record::Entry(EntryRecord { dir: id, .. }) | Record::Alias { dir: id, .. } | Record::Used { dir: id, .. } => {
+                    // A directory in which nothing was live was left out.
+                    if let Some(path) = old.dirs.bytes_of(id).filter(|_| scan.dirs.bytes_of(id).is_none()) {
+                        scan.add(&mut batch, &Record::Dir { id, path }, self.boot);
+                    }
+                }
+                Record::Dir { .. } | Record::Mount { .. } | Record::Removed { .. } | Record::Verified { .. } => {}
+            }
+            scan.add(&mut batch, &record, self.boot);
+            flush_when_large(&mut batch, &**file)?;
+        }
+        if frames.end() != old.end {
+            return Err(Errno::IO);
+        }
+        batch.flush(&**file)?;
+        scan.end = batch.end();
+        scan.sort();
+        Ok(())
+    }
+
+    fn copy_live(&self, old: &Before, scan: &Scan, batch: &mut Batch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
         let dirs = live_dirs(old, scan)?;
         let mut boot_written = None;
         let mut boot = None;
@@ -107,7 +195,7 @@ impl Catalogue {
 }
 
 /// The directories that something live is in.
-fn live_dirs(old: &Log, scan: &Scan) -> disk::Result<HashSet<u32>> {
+fn live_dirs(old: &Before, scan: &Scan) -> disk::Result<HashSet<u32>> {
     let mut dirs = HashSet::new();
     let mut frames = Frames::new(&*old.file, &old.key, scan.end);
     while let Some(record) = frames.next()? {

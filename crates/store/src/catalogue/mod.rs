@@ -13,7 +13,7 @@ mod scan;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use forebay_contract::{Attributes, Identity};
 use rustix::io::Errno;
@@ -88,6 +88,8 @@ struct Log {
     pending: Vec<u64>,
     /// What was found at opening, until adoption takes it.
     first_scan: Option<Box<Scan>>,
+    /// Lives while it is being rewritten.
+    compaction: Weak<()>,
 }
 
 /// Byte strings that records refer to by number.
@@ -364,7 +366,12 @@ impl Log {
             dead: scan.dead(),
             pending: Vec::new(),
             first_scan: Some(Box::new(scan)),
+            compaction: Weak::new(),
         }
+    }
+
+    fn is_compacting(&self) -> bool {
+        self.compaction.strong_count() > 0
     }
 
     /// The number of a directory, its record added to the batch where it is new.

@@ -251,6 +251,14 @@ impl<'f> Frames<'f> {
         }
     }
 
+    /// To read the records behind `from`, where one ends.
+    pub(super) fn behind(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64, from: u64) -> Self {
+        Self {
+            window_offset: from,
+            ..Self::new(file, key, upto)
+        }
+    }
+
     /// To read records here and there, `piece` bytes at once.
     pub(super) fn scattered(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64, piece: usize) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::Interned;
-use super::record::{self, Frames, Record, TagKey};
+use super::record::{self, Batch, Frames, Record, TagKey};
 use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
 use crate::root::BootId;
@@ -80,16 +80,17 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Reads the log without noting where records lie.
-    pub(super) fn of(file: &dyn DiskFile, key: &TagKey, boot: BootId) -> disk::Result<Self> {
-        Self::read(file, key, boot, &mut |_, _, _| {})
+    /// Reads the log up to an offset, without noting where records lie.
+    pub(super) fn of(file: &dyn DiskFile, key: &TagKey, boot: BootId, upto: u64) -> disk::Result<Self> {
+        Self::read(file, key, boot, upto, &mut |_, _, _| {})
     }
 
     /// Reads the log for adoption, and calls `rest` after each piece of it.
     pub(super) fn with_places(file: &dyn DiskFile, key: &TagKey, boot: BootId, rest: &mut dyn FnMut()) -> disk::Result<Self> {
         let mut places = Places::default();
         let mut next_rest = 0;
-        let mut scan = Self::read(file, key, boot, &mut |at, record, boot| {
+        let size = uninterrupted(|| file.stat())?.identity.size;
+        let mut scan = Self::read(file, key, boot, size, &mut |at, record, boot| {
             places.note(at, record, boot);
             if at >= next_rest {
                 rest();
@@ -100,8 +101,13 @@ impl Scan {
         Ok(scan)
     }
 
-    fn read(file: &dyn DiskFile, key: &TagKey, boot: BootId, each: &mut dyn FnMut(u64, &Record<'_>, BootId)) -> disk::Result<Self> {
-        let size = uninterrupted(|| file.stat())?.identity.size;
+    fn read(
+        file: &dyn DiskFile,
+        key: &TagKey,
+        boot: BootId,
+        size: u64,
+        each: &mut dyn FnMut(u64, &Record<'_>, BootId),
+    ) -> disk::Result<Self> {
         let mut scan = Self::default();
         let mut frames = Frames::new(file, key, size);
         let mut at = frames.end();
@@ -112,11 +118,22 @@ impl Scan {
         }
         scan.end = frames.end();
         scan.torn_bytes = size.saturating_sub(scan.end);
-        for ids in [&mut scan.removed, &mut scan.verified] {
+        scan.sort();
+        Ok(scan)
+    }
+
+    /// To be called after the last record was taken.
+    pub(super) fn sort(&mut self) {
+        for ids in [&mut self.removed, &mut self.verified] {
             ids.sort_unstable();
             ids.dedup();
         }
-        Ok(scan)
+    }
+
+    /// Writes a record behind what was read, and takes it.
+    pub(super) fn add(&mut self, batch: &mut Batch<'_>, record: &Record<'_>, boot: BootId) {
+        batch.push(record);
+        self.take(record, boot);
     }
 
     fn take(&mut self, record: &Record<'_>, boot: BootId) {

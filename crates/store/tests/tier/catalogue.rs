@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 
 use forebay_store::disk::{MemoryDisk, Name};
 use forebay_store::testing::MemorySource;
@@ -254,6 +256,87 @@ fn the_log_is_rewritten_when_dead_records_outnumber_live_ones() {
         copies.values().map(|kept| kept.id).collect::<BTreeSet<_>>(),
         BTreeSet::from([kept, later])
     );
+}
+
+#[test]
+fn what_is_published_and_removed_while_the_log_is_rewritten_is_in_the_new_one() {
+    const MEANWHILE_MIN: u64 = 200;
+    let disk = memory();
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    let source = MemorySource::new(1, b"");
+    // A directory in which nothing lives is left out of the new log, and may be needed again.
+    let dirs: [&[u8]; 3] = [b"/pfs/lives", b"/pfs/dies", b"/pfs/comes"];
+    let publish = |name: u64, dir: usize| {
+        let id = tier.next_id();
+        let finished = copy(&tier, id, &source).expect("copied");
+        let name = name.to_string();
+        let entry = Entry {
+            dir: dirs[dir],
+            ..entry(id, name.as_bytes(), &source, &finished)
+        };
+        tier.publish(&entry).expect("published");
+        id
+    };
+    let mut model = BTreeMap::new();
+    for name in 0..300 {
+        model.insert(name.to_string().into_bytes(), (publish(name, 0), dirs[0].to_vec()));
+        tier.remove(publish(name, 1)).expect("removed");
+    }
+    let rewritten = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let mut name = 300;
+    thread::scope(|scope| {
+        let compactor = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                tier.compact().expect("rewritten");
+                rewritten.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // On a slow machine for longer: several rewritings have begun and ended meanwhile.
+        while (name < 300 + MEANWHILE_MIN || rewritten.load(Ordering::Relaxed) < 3) && !compactor.is_finished() {
+            name += 1;
+            let dir = (name % 3) as usize;
+            let id = publish(name, dir);
+            model.insert(name.to_string().into_bytes(), (id, dirs[dir].to_vec()));
+            tier.publish_alias(id, dirs[(dir + 1) % 3], b"alias").expect("published");
+            if name % 2 == 0 {
+                let (_, (gone, _)) = model.pop_first().expect("there are some");
+                tier.remove(gone).expect("removed");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    drop(tier);
+    let (copies, aliases, report) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let found: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = copies
+        .iter()
+        .map(|(name, kept)| (name.clone(), (kept.id, kept.dir.clone())))
+        .collect();
+    assert_eq!(found, model);
+    assert_eq!((report.torn_bytes, report.missing), (0, 0));
+    let of_alias = |id: &u64| aliases.iter().filter(|alias| alias.0 == *id).count();
+    assert!(
+        model
+            .iter()
+            .all(|(name, (id, _))| of_alias(id) == usize::from(number_of(name) >= 301))
+    );
+}
+
+fn number_of(name: &[u8]) -> u64 {
+    std::str::from_utf8(name).expect("digits").parse().expect("digits")
+}
+
+#[test]
+fn a_log_is_not_rewritten_after_the_lease_was_given_up() {
+    let disk = memory();
+    let all = five_copies(&disk);
+    let tier = open_on(disk.clone(), BOOT).expect("opens");
+    tier.remove(all[b"a".as_slice()].id).expect("removed");
+    let before = log_bytes(&disk);
+    tier.give_up_lease();
+    assert!(tier.compact().is_err());
+    assert_eq!(log_bytes(&disk), before, "it is another process's now");
+    assert!(!disk.names().contains(&Name::CatalogueNew));
 }
 
 #[derive(Clone, Debug)]
