@@ -152,6 +152,23 @@ def test_f13_more_ram_than_the_job_has_is_refused(place: Place) -> None:
     assert list(place.runtime.iterdir()) == []
 
 
+def test_f13_what_another_run_was_promised_is_not_given_twice(place: Place) -> None:
+    other = place.root / "other"
+    other.mkdir()
+    with memory_limit(place, 192) as group:
+        with worker_with(place, [f"{place.tier}=64M"], "--ram", "100M", before=within(group)):
+            line = refusal(place, group, [f"{other}=64M"], "--ram", "50M")
+            assert line.startswith("forebay: --ram: 50 MiB do not fit: of this job's memory limit, 192 MiB, ")
+            assert "100 MiB are promised to other runs' RAM, and 32 MiB stay free for the job; " in line
+            # Who joins the agent itself is asked for no more room.
+            again = command_words(place, ["true"], place.record_path(), [f"{place.tier}=64M"], "--ram", "100M")
+            subprocess.run([*within(group), *again], env=place.environment(), capture_output=True, check=True)
+        place.stop()
+        alone = command_words(place, ["true"], place.record_path(), [f"{other}=64M"], "--ram", "50M")
+        subprocess.run([*within(group), *alone], env=place.environment(), capture_output=True, check=True)
+        place.stop()
+
+
 def test_f13_ram_is_given_back_before_the_job_runs_out_of_memory(place: Place) -> None:
     """The program takes all memory that there is, step by step. Nothing is killed; what it has open stays; what it reads is right."""
     content = {f"m{n:02}": bytes([n]) * (1 << 20) for n in range(48)}

@@ -1,9 +1,9 @@
 //! `--ram SIZE`: a tier in memory above all others, for as long as its agent lives. It must fit into what the job's limit leaves now.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use forebay_agent::{
-    AgentConfig, Policy, TierSetting,
+    AgentConfig, Connection, Policy, TierSetting,
     memory::{Found, Gauge},
     ram,
 };
@@ -17,6 +17,9 @@ use crate::{
     text,
     tiers::{Chosen, kind_of},
 };
+
+/// An agent that does not say within this time what it has promised, has promised nothing.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Puts the tier above `tiers`; `runtime_dir` is where agents have their directories, which need not be there yet.
 ///
@@ -64,7 +67,7 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
 
 /// Whether so many bytes fit, `beside` others that were named in memory; `Err` says in words why not.
 fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(), String> {
-    let left = left_bytes(runtime_dir);
+    let (left, promised) = (left_bytes(runtime_dir), promised_bytes(runtime_dir));
     let room = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
     let size = room.f_blocks.saturating_mul(room.f_frsize);
     if bytes > size {
@@ -77,7 +80,8 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
     }
     let Found { memory, what } = Gauge::find().look();
     let floor = 2 * memory.floor_bytes();
-    let most = memory.free_bytes.saturating_add(left).saturating_sub(beside).saturating_sub(floor);
+    let spoken_for = beside.saturating_add(promised).saturating_add(floor);
+    let most = memory.free_bytes.saturating_add(left).saturating_sub(spoken_for);
     if bytes <= most {
         return Ok(());
     }
@@ -86,16 +90,31 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
         text::bytes(memory.limit_bytes),
         text::bytes(memory.free_bytes)
     );
+    let others = match promised {
+        0 => String::new(),
+        promised => format!(", {} are promised to other runs' RAM", text::bytes(promised)),
+    };
     // In words that can be typed again.
     let mend = match most >> 20 {
         0 => "leave it out".into(),
         mebibytes => format!("give at most {mebibytes}M"),
     };
     Err(format!(
-        "{} do not fit: {of}, and {} stay free for the job; {mend}",
+        "{} do not fit: {of}{others}, and {} stay free for the job; {mend}",
         text::bytes(bytes),
         text::bytes(floor)
     ))
+}
+
+/// What agents that stand may still take of memory for copies: each looks at what is free, and none at what the others are about to take.
+fn promised_bytes(runtime_dir: &Path) -> u64 {
+    let living = ram::tiers_in(runtime_dir).into_iter().filter(|tier| ram::is_live(tier));
+    let promised = |tier: &Path| {
+        let told = Connection::open_for(tier.parent()?, ANSWER_MAX).ok()?.totals().ok()?;
+        let in_ram = told.status.tiers.into_iter().filter(|tier| tier.ram);
+        Some(in_ram.map(|tier| tier.quota_bytes.saturating_sub(tier.used_bytes)).sum::<u64>())
+    };
+    living.filter_map(|tier| promised(&tier)).sum()
 }
 
 /// What agents that were killed hold in memory: the next one gives it back when it starts, or takes it over.

@@ -32,12 +32,13 @@ impl Memory {
         (self.limit_bytes / FLOOR_PART).clamp(FLOOR_MIN_BYTES, FLOOR_MAX_BYTES)
     }
 
-    /// Bytes that new copies may take now.
-    pub fn room_bytes(&self) -> u64 {
+    /// Bytes that new copies may take now in each of so many tiers: they fill at the same time, and none sees before the next look what the
+    /// others take. What one of them leaves is shared out again then.
+    pub fn room_bytes_each(&self, tiers: u64) -> u64 {
         if self.is_stalled() {
             0
         } else {
-            self.free_bytes.saturating_sub(2 * self.floor_bytes())
+            self.free_bytes.saturating_sub(2 * self.floor_bytes()) / tiers.max(1)
         }
     }
 
@@ -86,7 +87,8 @@ mod tests {
         let held = 100 << 20;
         for (free, room, back) in [(100, 60, 0), (40, 0, 0), (20, 0, 0), (19, 0, 21), (0, 0, 40)] {
             let memory = memory(320, free);
-            assert_eq!(memory.room_bytes() >> 20, room, "{free} MiB free");
+            assert_eq!(memory.room_bytes_each(1) >> 20, room, "{free} MiB free");
+            assert_eq!(memory.room_bytes_each(4) >> 20, room / 4, "{free} MiB free");
             assert_eq!(Pressure::default().give_back(&memory, held, 0) >> 20, back, "{free} MiB free");
         }
     }
@@ -98,7 +100,7 @@ mod tests {
             ..memory(1 << 20, 1 << 19)
         };
         let mut pressure = Pressure::default();
-        assert_eq!(stalled.room_bytes(), 0);
+        assert_eq!(stalled.room_bytes_each(1), 0);
         assert_eq!(pressure.give_back(&stalled, 80, 5), 10);
         assert_eq!(pressure.give_back(&stalled, 70, 5 + STALL_PAUSE_MS - 1), 0);
         assert_eq!(pressure.give_back(&stalled, 1, 5 + STALL_PAUSE_MS), 1);
@@ -107,7 +109,11 @@ mod tests {
     proptest! {
         /// A program grows by less than the floor between two looks; copies grow by the room. Nothing is ever killed.
         #[test]
-        fn f13_memory_never_runs_out(limit_mib in 64u64..1 << 20, growth in proptest::collection::vec((0.0f64..1.0, any::<bool>()), 1..100)) {
+        fn f13_memory_never_runs_out(
+            limit_mib in 64u64..1 << 20,
+            tiers in 1u64..5,
+            growth in proptest::collection::vec((0.0f64..1.0, any::<bool>()), 1..100),
+        ) {
             let limit = limit_mib << 20;
             let (mut program, mut copies) = (0u64, 0u64);
             let mut pressure = Pressure::default();
@@ -117,7 +123,7 @@ mod tests {
                 prop_assert!(back <= copies);
                 copies -= back;
                 if places {
-                    copies += seen.room_bytes();
+                    copies += tiers * seen.room_bytes_each(tiers);
                 }
                 // All that the program can take before the next look; or, where there are no copies, all that there is.
                 let most = if copies == 0 { limit - program } else { seen.floor_bytes().saturating_sub(1) };

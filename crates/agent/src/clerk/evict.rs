@@ -223,10 +223,11 @@ impl Clerk {
         usable.map(|state| state.setting.bytes).max().unwrap_or(0)
     }
 
-    /// What of a tier's file system may be used: where it lies in memory, no more than memory has to spare.
+    /// What of a tier's file system may be used: where it lies in memory, no more than its share of what memory has to spare.
     pub(super) fn spare_memory(&self, tier: usize) -> u64 {
         let watch = self.memory.as_ref().filter(|_| self.is_in_memory(tier));
-        watch.map_or(u64::MAX, |watch| watch.seen.room_bytes())
+        let sharing = self.tiers.iter().filter(|state| state.off.is_none() && state.tier.is_memory());
+        watch.map_or(u64::MAX, |watch| watch.seen.room_bytes_each(sharing.count() as u64))
     }
 
     pub(super) fn is_in_memory(&self, tier: usize) -> bool {
