@@ -25,6 +25,10 @@ pub const STALLED_PERCENT: f64 = 10.0;
 pub const STALL_PAUSE_MS: u64 = 2_000;
 /// one in this many of the bytes of copies each time.
 const STALL_PART: u64 = 8;
+/// After a look for copies to give back that found none, all being open, the next one; each further such look doubles it up to here.
+pub const FRUITLESS_PAUSE_FIRST_MS: u64 = 400;
+/// Longest such pause.
+pub const FRUITLESS_PAUSE_MAX_MS: u64 = 6_400;
 
 impl Memory {
     /// What stays free of it, in bytes.
@@ -51,6 +55,8 @@ impl Memory {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pressure {
     answered_ms: Option<u64>,
+    /// The last look that found nothing, and the pause after it.
+    fruitless: Option<(u64, u64)>,
 }
 
 impl Pressure {
@@ -66,6 +72,18 @@ impl Pressure {
             return held.div_ceil(STALL_PART);
         }
         0
+    }
+
+    /// Whether it is time to look for copies to give back. Each look goes through all names and all processes, in a moment in which the machine
+    /// has little to spare.
+    pub fn is_look_due(&self, now_ms: u64) -> bool {
+        self.fruitless.is_none_or(|(at, pause_ms)| now_ms.saturating_sub(at) >= pause_ms)
+    }
+
+    /// Says how many bytes a look has given back.
+    pub fn looked(&mut self, given_bytes: u64, now_ms: u64) {
+        let pause_ms = self.fruitless.map_or(FRUITLESS_PAUSE_FIRST_MS, |(_, last_ms)| last_ms * 2);
+        self.fruitless = (given_bytes == 0).then_some((now_ms, pause_ms.min(FRUITLESS_PAUSE_MAX_MS)));
     }
 }
 
@@ -104,6 +122,24 @@ mod tests {
         assert_eq!(pressure.give_back(&stalled, 80, 5), 10);
         assert_eq!(pressure.give_back(&stalled, 70, 5 + STALL_PAUSE_MS - 1), 0);
         assert_eq!(pressure.give_back(&stalled, 1, 5 + STALL_PAUSE_MS), 1);
+    }
+
+    #[test]
+    fn f13_where_all_copies_are_open_looks_become_rare_and_are_back_with_the_first_that_is_not() {
+        let mut pressure = Pressure::default();
+        let looks = |pressure: &mut Pressure, from_ms: u64, given: u64| {
+            let mut looks = 0;
+            for now_ms in (from_ms..from_ms + 60_000).step_by(200) {
+                if pressure.is_look_due(now_ms) {
+                    pressure.looked(given, now_ms);
+                    looks += 1;
+                }
+            }
+            looks
+        };
+        let fruitless = looks(&mut pressure, 0, 0);
+        assert!((60_000 / FRUITLESS_PAUSE_MAX_MS..20).contains(&fruitless), "{fruitless}");
+        assert_eq!(looks(&mut pressure, 100_000, 1), 300, "each time it is looked at the memory");
     }
 
     proptest! {

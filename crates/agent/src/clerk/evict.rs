@@ -107,15 +107,20 @@ impl Clerk {
         let Some(watch) = &mut self.memory else { return };
         watch.seen = watch.gauge.look().memory;
         let held = tiers.iter().map(|number| self.policy.used_bytes(TierIndex(*number))).sum();
-        let mut due = watch.pressure.give_back(&watch.seen, held, boot_ms());
+        let wanted = watch.pressure.give_back(&watch.seen, held, boot_ms());
+        let looks = wanted > 0 && watch.pressure.is_look_due(boot_ms());
+        let mut due = wanted;
         for number in tiers {
-            if due > 0 {
+            if looks && due > 0 {
                 let given = self.evict(number, due, 0);
                 due = due.saturating_sub(given.bytes);
                 self.note_given_back(number, given);
             }
             // At once: until the next look copies may take no more than what this one has shown.
             self.observe_room_of(number);
+        }
+        if let Some(watch) = self.memory.as_mut().filter(|_| looks) {
+            watch.pressure.looked(wanted - due, boot_ms());
         }
         self.copier.set_memory_short(due > 0);
         self.publish_room();
