@@ -63,8 +63,10 @@ pub(crate) const ROOM_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// How long it may take to bring all copies of earlier runs, where something under the sources was changed.
 pub(crate) const BRING_MAX: Duration = Duration::from_secs(600);
-/// Where `lru` makes room it frees at least one in this many of the tier's bytes at once,
+/// Where `lru` makes room it frees one in this many of the tier's bytes at once,
 pub(crate) const REPLACED_PART: u64 = 64;
+/// or, beyond what it must, so many copies: the clerk does nothing else while they are removed, some tens of milliseconds;
+pub(crate) const REPLACED_COPIES: usize = 1024;
 /// and where there was nothing to free it looks again after this time.
 pub(crate) const NO_VICTIMS_PAUSE: Duration = Duration::from_secs(5);
 /// How long the clerk waits to know which copies are open.

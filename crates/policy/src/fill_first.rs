@@ -262,6 +262,13 @@ impl Tier {
         }
     }
 
+    fn shortfall(&self, size: u64) -> u64 {
+        let over_quota = self.taken_bytes().saturating_add(size).saturating_sub(self.spec.quota_bytes);
+        let over_room = self.room.map_or(0, |room| footprint(size).saturating_sub(room.bytes));
+        let is_full = self.taken_inodes() >= self.spec.quota_inodes || self.room.is_some_and(|room| room.inodes == 0);
+        over_quota.max(over_room).max(u64::from(is_full))
+    }
+
     fn take(&mut self, size: u64) {
         self.used_bytes += size;
         self.used_inodes += 1;
@@ -358,6 +365,12 @@ impl FillFirst {
     /// Bytes that count against the quota of `tier`: of published copies and of those in flight. 0 for a tier that there is not.
     pub fn used_bytes(&self, tier: TierIndex) -> u64 {
         self.tiers.get(tier.0).map_or(0, |tier| tier.used_bytes)
+    }
+
+    /// Bytes of published copies that have to go from `tier` before a file of `size` bytes fits into it; at least 1 where it is the number of
+    /// copies that is used up. 0: it fits.
+    pub fn shortfall_bytes(&self, tier: TierIndex, size: u64) -> u64 {
+        self.tiers.get(tier.0).map_or(0, |tier| tier.shortfall(size))
     }
 
     /// Copies that count against the quota of `tier`.

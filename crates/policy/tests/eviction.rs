@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_policy::eviction::{Candidate, choose};
+use forebay_policy::eviction::{Candidate, Want, choose};
 use forebay_policy::{Action, CopyId, Event, FillFirst, TierIndex, TierSpec, step};
 use proptest::prelude::*;
+
+const ALL: Want = Want::as_many_as_there_are(u64::MAX);
 
 fn candidate(record: u32, directory: u32, bytes: u64) -> Candidate {
     Candidate {
@@ -24,14 +26,29 @@ fn records(chosen: &[Candidate]) -> Vec<u32> {
 fn the_directory_that_was_used_longest_ago_goes_first_and_no_more_than_is_needed() {
     let candidates = vec![candidate(0, 0, 10), candidate(1, 1, 10), candidate(2, 1, 10), candidate(3, 2, 10)];
     let unused_s = |directory: u32| [5, 900, 700][directory as usize];
-    assert_eq!(records(&choose(candidates.clone(), unused_s, 0, 15)), [1, 2]);
-    assert_eq!(records(&choose(candidates.clone(), unused_s, 0, u64::MAX)), [1, 2, 3, 0]);
-    assert_eq!(
-        records(&choose(candidates.clone(), unused_s, 600, u64::MAX)),
-        [1, 2, 3],
-        "directory 0 is in use"
-    );
-    assert!(choose(candidates, unused_s, 0, 0).is_empty());
+    let chosen = |idle_s: u32, want: &Want| records(&choose(candidates.clone(), unused_s, idle_s, want));
+    assert_eq!(chosen(0, &Want::as_many_as_there_are(15)), [1, 2]);
+    assert_eq!(chosen(0, &ALL), [1, 2, 3, 0]);
+    assert_eq!(chosen(600, &ALL), [1, 2, 3], "directory 0 is in use");
+    assert!(chosen(0, &Want::as_many_as_there_are(0)).is_empty());
+}
+
+#[test]
+fn nothing_goes_in_vain_and_not_too_much_at_once() {
+    let candidates: Vec<Candidate> = (0..100).map(|record| candidate(record, 0, 10)).collect();
+    let chosen = |bytes_min, bytes_max, copies_max| {
+        let want = Want {
+            bytes_min,
+            bytes_max,
+            copies_max,
+        };
+        choose(candidates.clone(), |_| 900, 600, &want).len()
+    };
+    assert_eq!(chosen(1001, 0, 5), 0, "there is not as much");
+    assert_eq!(chosen(1000, 0, 5), 100, "what is needed goes, however many copies it takes");
+    assert_eq!(chosen(15, 0, 5), 2);
+    assert_eq!(chosen(15, 95, 50), 10, "more than is needed, up to a part of the tier");
+    assert_eq!(chosen(15, 500, 5), 5, "or a number of copies");
 }
 
 #[test]
@@ -40,8 +57,8 @@ fn what_is_open_stays_and_so_does_a_copy_with_a_name_in_use() {
     candidates[1].copy = 0;
     candidates[2].is_open = true;
     let unused_s = |directory: u32| [900, 5][directory as usize];
-    assert!(choose(candidates.clone(), unused_s, 600, 10).is_empty());
-    let both_names = choose(candidates, unused_s, 0, u64::MAX);
+    assert!(choose(candidates.clone(), unused_s, 600, &ALL).is_empty());
+    let both_names = choose(candidates, unused_s, 0, &ALL);
     assert_eq!(both_names.len(), 1, "a copy goes once");
 }
 
@@ -97,7 +114,14 @@ impl Model {
             return Ok(());
         }
         let unused_s = |directory: u32| self.now_s - self.used_at.get(&directory).copied().unwrap_or(0);
-        let chosen = choose(self.published.values().copied().collect(), unused_s, IDLE_S, bytes);
+        let shortfall = self.placement.shortfall_bytes(TIER, bytes);
+        prop_assert!(shortfall > 0, "it did not fit");
+        let want = Want {
+            bytes_min: shortfall,
+            bytes_max: 0,
+            copies_max: 0,
+        };
+        let chosen = choose(self.published.values().copied().collect(), unused_s, IDLE_S, &want);
         let oldest_left = self
             .published
             .values()
@@ -117,7 +141,7 @@ impl Model {
         prop_assert_eq!(copies.len(), chosen.len(), "one copy, one removal");
         let freed: u64 = chosen.iter().map(|gone| gone.bytes).sum();
         let last = chosen.last().map_or(0, |gone| gone.bytes);
-        prop_assert!(chosen.is_empty() || freed - last < bytes, "no more than is needed");
+        prop_assert!(chosen.is_empty() || freed - last < shortfall, "no more than is needed");
         for gone in &chosen {
             self.published.remove(&gone.copy);
             step(
@@ -129,10 +153,7 @@ impl Model {
             );
         }
         let fits = self.place(directory, bytes);
-        prop_assert!(
-            fits || freed < bytes || self.published.len() + self.in_flight.len() >= 20,
-            "{freed} bytes are free now"
-        );
+        prop_assert_eq!(fits, !chosen.is_empty(), "what goes makes room, or nothing goes");
         Ok(())
     }
 

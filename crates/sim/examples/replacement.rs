@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_policy::eviction::{Candidate, choose};
+use forebay_policy::eviction::{Candidate, Want, choose};
 use forebay_policy::{Action, CopyId, Event, FillFirst, TierIndex, TierSpec, step};
 
 /// The tier holds so many files; all are of one size.
@@ -16,9 +16,11 @@ const FILE_BYTES: u64 = 100_000;
 const FILES_A_DIRECTORY: u32 = 100;
 /// Reading them all once takes so long, in seconds, whatever their number.
 const EPOCH_S: u64 = 1_800;
-/// As in the agent: the default of `lru`, one in how many bytes of a tier is freed at once, and the pause after there was nothing to free.
+/// As in the agent: the default of `lru`, one in how many bytes of a tier is freed at once, of how many copies at most, and the pause after there
+/// was nothing to free.
 const IDLE_S: u32 = 600;
 const FREED_PART: u64 = 64;
+const FREED_COPIES: usize = 1024;
 const NO_VICTIMS_PAUSE_S: u64 = 5;
 
 /// The files that an epoch reads, by number and in order.
@@ -67,8 +69,12 @@ impl Node {
         }
         if !self.place(file, now_s) && matches!(self.policy, Policy::Lru) && now_s >= self.no_victims_until_s {
             let unused_s = |directory: u32| self.used_at.get(&directory).map_or(u32::MAX, |at| (now_s - at) as u32);
-            let wanted = TIER_FILES * FILE_BYTES / FREED_PART;
-            let chosen = choose(self.copies.values().copied().collect(), unused_s, IDLE_S, wanted);
+            let want = Want {
+                bytes_min: FILE_BYTES,
+                bytes_max: TIER_FILES * FILE_BYTES / FREED_PART,
+                copies_max: FREED_COPIES,
+            };
+            let chosen = choose(self.copies.values().copied().collect(), unused_s, IDLE_S, &want);
             if chosen.is_empty() {
                 self.no_victims_until_s = now_s + NO_VICTIMS_PAUSE_S;
             }

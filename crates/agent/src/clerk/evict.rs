@@ -16,7 +16,7 @@ use std::{
 use forebay_contract::run::use_stamp;
 use forebay_policy::{
     TierIndex,
-    eviction::{self, Candidate},
+    eviction::{self, Candidate, Want},
     fill_first::{self, Action, Refusal},
     pressure::{Memory, Pressure},
 };
@@ -24,7 +24,7 @@ use forebay_policy::{
 use crate::{
     clock::{boot_ms, boot_ns, unix_s},
     config::Policy,
-    limits::{LOOK_MAX, NO_VICTIMS_PAUSE, REPLACED_PART},
+    limits::{LOOK_MAX, NO_VICTIMS_PAUSE, REPLACED_COPIES, REPLACED_PART},
     memory::Gauge,
     ram,
     reader::open_copies,
@@ -112,7 +112,7 @@ impl Clerk {
         let mut due = wanted;
         for number in tiers {
             if looks && due > 0 {
-                let given = self.evict(number, due, 0);
+                let given = self.evict(number, &Want::as_many_as_there_are(due), 0);
                 due = due.saturating_sub(given.bytes);
                 self.note_given_back(number, given);
             }
@@ -137,8 +137,8 @@ impl Clerk {
         state.given_back.bytes += given.bytes;
     }
 
-    /// Removes published copies of a tier until `bytes` are freed or there are no more that may go: see [`eviction::choose`].
-    pub(super) fn evict(&mut self, tier: usize, bytes: u64, idle_s: u32) -> Evicted {
+    /// Removes published copies of a tier: see [`eviction::choose`].
+    pub(super) fn evict(&mut self, tier: usize, want: &Want, idle_s: u32) -> Evicted {
         let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
             return Evicted::default();
         };
@@ -168,7 +168,7 @@ impl Clerk {
                 stamp => now.saturating_sub(stamp),
             }
         };
-        let chosen = eviction::choose(candidates, unused_s, idle_s, bytes);
+        let chosen = eviction::choose(candidates, unused_s, idle_s, want);
         for gone in &chosen {
             self.drop_copy_of(gone.record);
         }
@@ -201,13 +201,20 @@ impl Clerk {
                 Some(state) if state.off.is_none() && size <= state.setting.bytes => state.setting.bytes,
                 _ => continue,
             };
-            // Each time all names are looked through, so it is worth it for more than one file.
-            let freed = self.evict(number, size.max(quota / REPLACED_PART), idle_s);
-            if let Some(state) = self.tiers.get_mut(number) {
+            let want = Want {
+                bytes_min: self.policy.shortfall_bytes(TierIndex(number), size),
+                // Each time all names are looked through, so it is worth it for more than one file.
+                bytes_max: quota / REPLACED_PART,
+                copies_max: REPLACED_COPIES,
+            };
+            // Where nothing is short it is not room that is lacking.
+            if want.bytes_min == 0 {
+                continue;
+            }
+            let freed = self.evict(number, &want, idle_s);
+            if let Some(state) = self.tiers.get_mut(number).filter(|_| freed.files > 0) {
                 state.replaced.files += freed.files;
                 state.replaced.bytes += freed.bytes;
-            }
-            if freed.files > 0 && freed.bytes >= size {
                 return true;
             }
         }
