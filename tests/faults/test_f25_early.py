@@ -1,5 +1,6 @@
 """F25: opens before the door's constructor, from other libraries' constructors, after destructors; our own opens are never caught."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,23 @@ def test_f25_constructors_and_destructors_of_other_libraries(
     ran = shell(door, f'LD_PRELOAD="{order}" cat f4', early, mark=mark, **binding)
     assert ran.out == b"file 4\n"
     assert mark.read_text() == "last"
+
+
+# What `early` asks of files when it is loaded.
+QUESTIONS = {"stat", "stat64", "fstat", "fstat64", "__xstat", "__xstat64", "__fxstat", "__fxstat64", "access"}
+
+
+def test_f25_questions_before_our_constructor_look_nothing_up(door: Door, early: Path, mark: Path, tmp_path: Path) -> None:
+    # Whoever holds the loader's lock may wait for a thread of that constructor.
+    log = tmp_path / "loader"
+    script = f'LD_DEBUG=libs,symbols LD_DEBUG_OUTPUT={log} LD_BIND_NOW=1 LD_PRELOAD="$LD_PRELOAD:$1" exec cat f4'
+    assert shell(door, script, early, mark=mark).out == b"file 4\n"
+    (told,) = [path.read_text() for path in tmp_path.glob("loader.*")]
+    _, _, since = told.partition(f"calling init: {early}\n")
+    before, _, after = since.partition("calling init: ")
+    assert after.splitlines()[0].endswith("libforebay_preload.so")
+    assert "stat" in after, "what is looked up when the library starts is told"
+    assert QUESTIONS.isdisjoint(re.findall(r"symbol=(\w+);", before))
 
 
 def test_f25_a_library_that_is_loaded_later(door: Door, early: Path, mark: Path) -> None:

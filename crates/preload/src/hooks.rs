@@ -35,14 +35,21 @@ macro_rules! next {
     };
 }
 
-/// As `next`, for the open family, which other libraries' constructors call before ours has run: nothing is looked up.
-macro_rules! next_open {
-    ($function:ident($($argument:expr),*) or ($dirfd:expr, $path:expr, $flags:expr, $mode:expr)) => {
+/// As `next`, for what other libraries' constructors call before ours has run: nothing is looked up, but `or` is done.
+macro_rules! next_known {
+    ($function:ident($($argument:expr),*) or $raw:expr) => {
         match real::$function.known() {
             // SAFETY: the program's own arguments, for the call that it has made.
             Some(function) => unsafe { function($($argument),*) },
-            None => real::raw_open($dirfd, $path, $flags, $mode),
+            None => $raw,
         }
+    };
+}
+
+/// The same of the open family.
+macro_rules! next_open {
+    ($function:ident($($argument:expr),*) or ($dirfd:expr, $path:expr, $flags:expr, $mode:expr)) => {
+        next_known!($function($($argument),*) or real::raw_open($dirfd, $path, $flags, $mode))
     };
 }
 

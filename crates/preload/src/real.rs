@@ -1,7 +1,7 @@
 //! The next definitions of what is hooked: libc's, or those of a library that was preloaded after ours.
 //!
 //! All are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other libraries' constructors,
-//! the open family goes straight to the kernel and the rest is looked up on the spot.
+//! opens and questions about files go straight to the kernel, and the rest is looked up on the spot.
 
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -199,6 +199,42 @@ pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mode as usize, 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
+}
+
+/// `newfstatat` before the library has started.
+pub(crate) fn raw_stat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+    let arguments = [sys::word(dirfd), path as usize, out as usize, sys::word(flags), 0, 0];
+    // SAFETY: the program's own arguments, which the kernel checks.
+    as_libc(unsafe { sys::call(libc::SYS_newfstatat, arguments) }.map(|_| 0))
+}
+
+/// `fstat` before the library has started.
+pub(crate) fn raw_stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments, which the kernel checks.
+    as_libc(unsafe { sys::call(libc::SYS_fstat, [sys::word(fd), out as usize, 0, 0, 0, 0]) }.map(|_| 0))
+}
+
+/// `statx` before the library has started; `None` where the kernel has no such call, which libc then makes up.
+pub(crate) fn raw_statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> Option<c_int> {
+    let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mask as usize, out as usize, 0];
+    // SAFETY: the program's own arguments, which the kernel checks.
+    known_call(unsafe { sys::call(libc::SYS_statx, arguments) })
+}
+
+/// `faccessat` before the library has started; `None` as for [`raw_statx`].
+pub(crate) fn raw_access(dirfd: c_int, path: Text, mode: c_int, flags: c_int) -> Option<c_int> {
+    // The older call takes no flags.
+    let number = if flags == 0 { libc::SYS_faccessat } else { libc::SYS_faccessat2 };
+    let arguments = [sys::word(dirfd), path as usize, sys::word(mode), sys::word(flags), 0, 0];
+    // SAFETY: the program's own arguments, which the kernel checks.
+    known_call(unsafe { sys::call(number, arguments) })
+}
+
+fn known_call(answer: Result<usize, Errno>) -> Option<c_int> {
+    match answer {
+        Err(Errno(libc::ENOSYS)) => None,
+        answer => Some(as_libc(answer.map(|_| 0))),
+    }
 }
 
 /// Whether a function lies in libc itself, and not in another library that was preloaded. Told by where objects are mapped: `dladdr` would
