@@ -1,7 +1,7 @@
 //! Talking to an agent: the command's side.
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, ErrorKind, Write},
     os::unix::{ffi::OsStrExt, net::UnixStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -30,6 +30,8 @@ const REPLY_DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Connection {
     stream: BufReader<UnixStream>,
+    /// What has come of an answer.
+    answer: Vec<u8>,
 }
 
 impl Connection {
@@ -45,22 +47,35 @@ impl Connection {
         stream.set_read_timeout(Some(deadline)).map_err(io_error("set up", &path))?;
         Ok(Self {
             stream: BufReader::new(stream),
+            answer: Vec::new(),
         })
     }
 
     /// One request and its reply.
     pub fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
-        let broken = |error: &dyn std::fmt::Display| AgentError::Protocol(error.to_string());
+        self.send(request)?;
+        self.receive()?.ok_or_else(|| broken(&"it did not answer in time"))
+    }
+
+    /// Sends a request, the reply to which [`Self::receive`] takes.
+    pub fn send(&mut self, request: &Request) -> Result<(), AgentError> {
         let mut line = serde_json::to_vec(request).map_err(|e| broken(&e))?;
         line.push(b'\n');
-        self.stream.get_mut().write_all(&line).map_err(|e| broken(&e))?;
-        let mut answer = String::new();
-        if self.stream.read_line(&mut answer).map_err(|e| broken(&e))? == 0 {
-            return Err(AgentError::Protocol("it closed the connection".into()));
+        self.stream.get_mut().write_all(&line).map_err(|e| broken(&e))
+    }
+
+    /// The reply to the last request; `None` if it has not come in time, and may come later.
+    pub fn receive(&mut self) -> Result<Option<Reply>, AgentError> {
+        match self.stream.read_until(b'\n', &mut self.answer) {
+            Ok(_) if self.answer.last() == Some(&b'\n') => {}
+            Ok(_) => return Err(broken(&"it closed the connection")),
+            // What has come of it is kept.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
+            Err(error) => return Err(broken(&error)),
         }
-        match serde_json::from_str(&answer).map_err(|e| broken(&e))? {
+        match serde_json::from_slice(&std::mem::take(&mut self.answer)).map_err(|e| broken(&e))? {
             Reply::Refused { why } => Err(AgentError::Refused { why }),
-            reply => Ok(reply),
+            reply => Ok(Some(reply)),
         }
     }
 
@@ -79,6 +94,10 @@ impl Connection {
             other => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> AgentError {
+    AgentError::Protocol(error.to_string())
 }
 
 /// A run that an agent serves.

@@ -1,22 +1,21 @@
 //! Looks at a run while its program runs.
 
 use std::{
-    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread,
     time::{Duration, Instant},
 };
 
-use forebay_agent::{Connection, Counts, JoinedRun};
+use forebay_agent::{
+    Connection, Counts, JoinedRun,
+    protocol::{Reply, Request},
+};
 use forebay_contract::Run;
 
 use super::{Files, Moment, PAUSE_MIN, Timeline};
 
-/// An agent that has not answered by then is not asked again for this look.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// So many failures, and the agent is not asked any more: the socket of one that is stopped takes a limited number of connections, and the
-/// next one would wait.
-const FAILURES_MAX: u32 = 3;
+/// How long a look waits for the agent's answer; one that comes later is the next look's. The end of a run waits for no more than this.
+const ANSWER_MAX: Duration = Duration::from_millis(100);
 
 /// Does something, and looks meanwhile, from `started` on. Without a thread to look there is no course, and no harm.
 pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl FnOnce() -> T) -> (T, Timeline) {
@@ -24,9 +23,8 @@ pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl
         page: joined.page(),
         started,
         tiers: Tiers {
-            agent_dir: joined.agent_dir(),
-            connection: None,
-            failures: 0,
+            connection: Connection::open_for(joined.agent_dir(), ANSWER_MAX).ok(),
+            is_asked: false,
             used_bytes: vec![0; tiers],
         },
         counts: Vec::new(),
@@ -46,7 +44,7 @@ pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl
 struct Watcher<'a> {
     page: Run<'a>,
     started: Instant,
-    tiers: Tiers<'a>,
+    tiers: Tiers,
     counts: Vec<u32>,
 }
 
@@ -55,18 +53,20 @@ impl Watcher<'_> {
         let mut timeline = Timeline::default();
         let mut pause = PAUSE_MIN;
         loop {
-            if timeline.push(self.look()) {
+            self.tiers.look();
+            if timeline.push(self.moment()) {
                 pause *= 2;
             }
             if ended.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
-                timeline.moments.push(self.look());
+                // The agent is asked once more when the run leaves it.
+                timeline.moments.push(self.moment());
                 return timeline;
             }
         }
     }
 
-    fn look(&mut self) -> Moment {
-        let used_bytes = self.tiers.look();
+    fn moment(&mut self) -> Moment {
+        let used_bytes = &self.tiers.used_bytes;
         let counts = Counts::read(&self.page, used_bytes.len());
         let files = Files::read(&self.page, &mut self.counts);
         Moment::of(self.started.elapsed().as_secs_f64(), &counts, &files, used_bytes)
@@ -75,32 +75,86 @@ impl Watcher<'_> {
 
 /// How full the tiers are, as the agent says: asked on a connection of its own, since an answer that comes late must not be taken for that to
 /// the run's next question.
-struct Tiers<'a> {
-    agent_dir: &'a Path,
+struct Tiers {
+    /// `None` once it was of no use.
     connection: Option<Connection>,
-    failures: u32,
+    /// The answer to the last question has not come yet.
+    is_asked: bool,
+    /// By tier; where the agent does not answer, what it said last.
     used_bytes: Vec<u64>,
 }
 
-impl Tiers<'_> {
-    /// Bytes by tier; where the agent does not answer, what it said last.
-    fn look(&mut self) -> &[u64] {
-        if self.failures < FAILURES_MAX && self.ask().is_none() {
+impl Tiers {
+    /// Asks, unless an answer is still to come, and takes it if it comes soon. An agent with which something is wrong is not asked again.
+    fn look(&mut self) {
+        if self.ask().is_none() {
             self.connection = None;
-            self.failures += 1;
         }
-        &self.used_bytes
     }
 
     fn ask(&mut self) -> Option<()> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(Connection::open_for(self.agent_dir, ANSWER_MAX).ok()?),
-        };
-        let status = connection.status().ok()?;
-        for (used, tier) in self.used_bytes.iter_mut().zip(status.tiers) {
-            *used = tier.used_bytes;
+        let connection = self.connection.as_mut()?;
+        if !self.is_asked {
+            connection.send(&Request::Status).ok()?;
+            self.is_asked = true;
+        }
+        if let Some(reply) = connection.receive().ok()? {
+            self.is_asked = false;
+            let Reply::Status(status) = reply else { return None };
+            for (used, tier) in self.used_bytes.iter_mut().zip(status.tiers) {
+                *used = tier.used_bytes;
+            }
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        os::unix::net::UnixListener,
+    };
+
+    use forebay_agent::protocol::{Status, TierStatus};
+
+    use super::*;
+
+    #[test]
+    fn an_agent_is_asked_once_and_what_it_says_late_is_the_next_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        let mut tiers = Tiers {
+            connection: Connection::open_for(dir.path(), Duration::from_millis(10)).ok(),
+            is_asked: false,
+            used_bytes: vec![1],
+        };
+        let (mut agent, _) = listener.accept().unwrap();
+        for _ in 0..3 {
+            tiers.look();
+        }
+        assert_eq!(tiers.used_bytes, [1]);
+        let reply = Reply::Status(Status {
+            tiers: vec![TierStatus {
+                used_bytes: 7,
+                ..TierStatus::default()
+            }],
+            ..Status::default()
+        });
+        let line = serde_json::to_string(&reply).unwrap() + "\n";
+        let (half, rest) = line.split_at(line.len() / 2);
+        agent.write_all(half.as_bytes()).unwrap();
+        tiers.look();
+        assert_eq!(tiers.used_bytes, [1], "half of an answer");
+        agent.write_all(rest.as_bytes()).unwrap();
+        tiers.look();
+        assert_eq!(tiers.used_bytes, [7]);
+        tiers.look();
+        agent.shutdown(std::net::Shutdown::Write).unwrap();
+        tiers.look();
+        assert!(tiers.connection.is_none(), "it has ended");
+        tiers.look();
+        drop(tiers);
+        assert_eq!(BufReader::new(agent).lines().count(), 2, "one question for each answer");
     }
 }
