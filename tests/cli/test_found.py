@@ -92,6 +92,17 @@ def test_f11_doctor_answers_when_the_source_does_not(desk: Desk, shared: SlowFs)
         shared.resume()
 
 
+def test_what_an_open_takes_is_what_the_program_waited_for(desk: Desk, shared: SlowFs) -> None:
+    shared.set(open_ms=200)
+    done = desk.type("run", "-q", "--source", "net", "--tier", "tier=64M", "--", "cat", "net/file")
+    assert (done.returncode, done.stdout) == (0, "content"), done.stderr
+    derived = desk.records()[-1]["derived"]
+    # At most a quarter off what the file system waits at each open.
+    assert derived["source_open_median_s"] >= 0.15, derived
+    assert desk.type("report").returncode == 0
+    assert "to open a file at the source took: median " in (desk.root / "forebay-report.html").read_text()
+
+
 def test_doctor_tells_the_gain(desk: Desk, shared: SlowFs) -> None:
     shared.set(open_ms=1000)
 

@@ -62,6 +62,13 @@ def test_what_was_done_is_exposed(busy: Desk) -> None:
     assert value(found, "forebay_copied_bytes_total") == value(found, "forebay_tier_usage_bytes", tier="0") == 100_000
     assert value(found, "forebay_tier_limit_bytes", tier="0") == 64 << 20
     assert value(found, "forebay_tier_up", tier="0") == 1
+    # Each open that the source answered took some time, and is in the bucket for it.
+    assert value(found, "forebay_source_open_duration_seconds_count") == 10
+    assert value(found, "forebay_source_open_duration_seconds_bucket", le="+Inf") == 10
+    assert value(found, "forebay_source_open_duration_seconds_sum") > 0
+    samples = found["forebay_source_open_duration_seconds"].samples
+    below = [sample.value for sample in samples if sample.name.endswith("_bucket")]
+    assert below == sorted(below)
 
 
 def test_it_is_as_prometheus_and_opentelemetry_want_it(busy: Desk) -> None:

@@ -41,6 +41,9 @@ def test_p15_figures_agree_with_what_the_program_did(desk: Desk) -> None:
     assert derived["from_source_opens"] == 20
     assert derived["tier_opens_at_most"] == 40
     assert derived["share_of_possible"] == 1
+    # None took longer than all of them together; what is read off buckets is at most a quarter off.
+    together_s = record["counters"]["source_open_ns"] / 1e9
+    assert 0 < derived["source_open_median_s"] <= derived["source_open_p99_s"] <= 1.25 * together_s
     assert (record["agent"]["files_copied"], record["agent"]["bytes_copied"]) == (20, 200_000)
     for told in (
         r"60 opens under the sources by 1 process",

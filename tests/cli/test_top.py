@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -17,8 +18,8 @@ ALTERNATE, NORMAL = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 @contextmanager
-def running(desk: Desk) -> Iterator[None]:
-    """A run that has read ten files twice, opened one for writing, and goes on."""
+def running(desk: Desk, then: str = "") -> Iterator[None]:
+    """A run that has read ten files twice, opened one for writing, done what else it is told, and goes on."""
     (desk.source / "file").unlink()
     for number in range(10):
         (desk.source / str(number)).write_bytes(bytes(10_000))
@@ -26,7 +27,7 @@ def running(desk: Desk) -> Iterator[None]:
     support.settle(desk.source)
     warm = desk.type("warm", "--keep", "--source", "source", "--tier", "tier=64M", "--freshness", "immutable", "source")
     assert warm.returncode == 0, warm.stderr
-    script = "cat source/[0-9] > /dev/null; : > source/sub/new; echo done; read -r end"
+    script = f"cat source/[0-9] > /dev/null; : > source/sub/new; {then or ':'}; echo done; read -r end"
     words = [
         str(support.command()),
         "run",
@@ -67,6 +68,16 @@ def test_once(desk: Desk) -> None:
     assert lines[2][1:] == ["10", "0", "97.7", "KiB", "0", "B"]
     assert "10 copies" in done.stdout
     assert "1 opened for writing: the source's own" in done.stdout
+    assert "to open a file there" not in done.stdout, "the source was asked for none"
+
+
+def test_what_an_open_of_the_source_takes(desk: Desk) -> None:
+    with running(desk, "cat source/sub/new"):
+        done = desk.type("top", "--once", "-n", "0.1")
+    lines = done.stdout.splitlines()
+    (at,) = (at for at, line in enumerate(lines) if line.split()[:2] == ["the", "source"])
+    assert lines[at].split()[2:4] == ["1", "0"]
+    assert re.fullmatch(r" +to open a file there +median [\d.]+ \w+, 99th percentile [\d.]+ \w+ \(so far\)", lines[at + 1])
 
 
 class Watched:

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_contract::{Counter, Run};
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::Status;
+use crate::{durations::Durations, protocol::Status};
 
 /// What a tier answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,8 @@ pub struct Counts {
     totals: Vec<u64>,
     /// For each tier, top first.
     pub tiers: Vec<Answered>,
+    /// How long opens took that the source answered.
+    pub source_open: Durations,
 }
 
 /// As it travels: whoever asks may be of another version, with other counters.
@@ -31,6 +33,7 @@ pub struct Counts {
 struct Named {
     counters: BTreeMap<String, u64>,
     tiers: Vec<Answered>,
+    source_open: Durations,
 }
 
 impl Counts {
@@ -43,6 +46,7 @@ impl Counts {
         Self {
             totals: Counter::ALL.iter().map(|counter| page.total(*counter)).collect(),
             tiers: (0..tiers).map(answered).collect(),
+            source_open: Durations::new(page.source_opens_by_time()),
         }
     }
 
@@ -51,6 +55,7 @@ impl Counts {
         Self {
             totals: vec![0; Counter::ALL.len()],
             tiers: vec![Answered::default(); tiers],
+            source_open: Durations::default(),
         }
     }
 
@@ -63,6 +68,7 @@ impl Counts {
             sum.opens += more.opens;
             sum.bytes += more.bytes;
         }
+        self.source_open.add(&other.source_open);
     }
 
     /// What a tier answered, 0 being the top.
@@ -97,6 +103,7 @@ impl From<Counts> for Named {
         Self {
             counters: names.zip(counts.totals).collect(),
             tiers: counts.tiers,
+            source_open: counts.source_open,
         }
     }
 }
@@ -107,6 +114,7 @@ impl From<Named> for Counts {
         Self {
             totals: Counter::ALL.iter().map(number).collect(),
             tiers: named.tiers,
+            source_open: named.source_open,
         }
     }
 }

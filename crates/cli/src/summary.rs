@@ -54,6 +54,12 @@ pub struct Derived {
     pub saved_share: f64,
     /// `tier_opens` of `tier_opens_at_most`.
     pub share_of_possible: f64,
+    /// The median of what opens took that the source answered, in seconds, at most a quarter off; none, if there were none.
+    #[serde(default)]
+    pub source_open_median_s: Option<f64>,
+    /// Their 99th percentile, likewise.
+    #[serde(default)]
+    pub source_open_p99_s: Option<f64>,
 }
 
 impl Derived {
@@ -74,6 +80,8 @@ impl Derived {
             tier_opens_at_most: at_most,
             saved_share: text::ratio(tier_opens, source_opens),
             share_of_possible: text::ratio(tier_opens, at_most),
+            source_open_median_s: counts.source_open.quantile_s(0.5),
+            source_open_p99_s: counts.source_open.quantile_s(0.99),
         }
     }
 }

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use crate::planner::units::time_text;
+
 /// `12,345`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -64,6 +66,11 @@ pub fn duration(time: Duration) -> String {
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
     }
+}
+
+/// Of times in seconds: `median 0.38 ms, 99th percentile 12 ms`.
+pub fn median_and_p99(median_s: f64, p99_s: f64) -> String {
+    format!("median {}, 99th percentile {}", time_text(median_s), time_text(p99_s))
 }
 
 /// A time in UTC: `2026-01-02T03:04:05.678Z`.

@@ -79,6 +79,8 @@ counters! {
     StatsSaved = "stats_saved",
     /// bytes of the files that the source answered
     FromSourceBytes = "from_source_bytes",
+    /// nanoseconds that opens took which the source answered
+    SourceOpenNs = "source_open_ns",
 }
 
 /// The order of the counters is the order of the page.

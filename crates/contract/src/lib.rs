@@ -14,6 +14,7 @@ pub mod env;
 mod hash;
 mod identity;
 pub mod index;
+pub mod latency;
 mod layout;
 pub mod mappings;
 pub mod message;
@@ -35,7 +36,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 3;
+pub const CONTRACT_VERSION: u32 = 4;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -9,6 +9,7 @@ use crate::{
     CONTRACT_VERSION, TIERS_MAX,
     control::Freshness,
     counters::{COUNT, Counter},
+    latency::{self, BUCKETS},
     layout::layout,
     opens::{self, Opens},
     region::{Plain, Region},
@@ -23,13 +24,15 @@ pub const ROOT_BYTES_MAX: usize = 1000;
 pub const AGENT_DIR_BYTES_MAX: usize = 480;
 /// Processes count in one of these, to keep their cache lines apart.
 const SHARDS: u64 = 16;
-const SHARD_BYTES: u64 = 512;
+const SHARD_BYTES: u64 = 1024;
 const COUNTERS_AT: u64 = 40_960;
+/// In a shard, behind the counters and those of the tiers: how long opens of the source took.
+const LATENCIES: usize = COUNT + 2 * TIERS_MAX;
 const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
 /// Length of the run page in bytes.
 pub const RUN_BYTES: usize = (OPENS_AT + opens::BYTES) as usize;
 
-const _: () = assert!((COUNT + 2 * TIERS_MAX) * 8 <= SHARD_BYTES as usize);
+const _: () = assert!((LATENCIES + BUCKETS) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
 
 /// What doors and command must lay out alike.
@@ -39,6 +42,7 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(Root: dev, len, path),
     &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, RUN_BYTES as u64],
     opens::LAYOUT,
+    latency::LAYOUT,
 ];
 
 /// A source as a program may spell it.
@@ -214,6 +218,18 @@ impl<'a> Run<'a> {
         let at = (COUNT + 2 * tier.min(TIERS_MAX - 1)) as u64;
         self.add(shard, at, 1);
         self.add(shard, at + 1, bytes);
+    }
+
+    /// Counts how long an open took that the source answered.
+    #[inline]
+    pub fn count_source_open(&self, shard: u64, ns: u64) {
+        self.add(shard, (LATENCIES + latency::bucket_of(ns)) as u64, 1);
+        self.count(shard, Counter::SourceOpenNs, ns);
+    }
+
+    /// Opens that the source answered, by bucket of [`latency`].
+    pub fn source_opens_by_time(&self) -> [u64; BUCKETS] {
+        core::array::from_fn(|bucket| self.sum((LATENCIES + bucket) as u64))
     }
 
     /// Sum of a counter over all processes.

@@ -1,11 +1,12 @@
-//! Files of a run: exact for few, a fair sample of many, counted from the first open on.
+//! Files of a run: exact for few, a fair sample of many, counted from the first open on. And what opens of the source took.
 
 mod memory;
 
 use std::thread;
 
 use forebay_contract::{
-    Freshness, Region, Run,
+    Counter, Freshness, Region, Run, TIERS_MAX,
+    latency::{BUCKETS, bucket_of},
     run::{RUN_BYTES, Settings},
 };
 use memory::region;
@@ -75,6 +76,25 @@ fn processes_count_together() {
     // Who loses a slot to others again and again leaves an open uncounted.
     let sum: u32 = counts.iter().sum();
     assert!((39_900..=40_000).contains(&sum), "{sum}");
+}
+
+#[test]
+fn opens_of_the_source_are_counted_by_the_time_that_they_took() {
+    let run = run();
+    for (process, ns) in (0..40).zip([300, 1_200, 5_000_000, 20_000_000_000].into_iter().cycle()) {
+        run.count_source_open(process, ns);
+    }
+    let mut expected = [0; BUCKETS];
+    for ns in [300, 1_200, 5_000_000, 20_000_000_000] {
+        expected[bucket_of(ns)] = 10;
+    }
+    assert_eq!(run.source_opens_by_time(), expected);
+    assert_eq!(run.total(Counter::SourceOpenNs), 10 * 20_005_001_500);
+    // Nothing that lies beside it is touched.
+    assert_eq!(run.opens().counts().count(), 0);
+    assert!((0..TIERS_MAX).all(|tier| run.hits(tier) == (0, 0)));
+    let others = Counter::ALL.iter().filter(|counter| **counter != Counter::SourceOpenNs);
+    assert_eq!(others.map(|counter| run.total(*counter)).sum::<u64>(), 0);
 }
 
 #[test]

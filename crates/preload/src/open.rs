@@ -107,8 +107,11 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
     if let Miss::Because(reason) = miss {
         serving.door.count(reason, 1);
     }
+    // The look for a copy is not the source's time, and with `on_open` the source was asked in it.
+    let begun = real::now();
     let fd = real();
     if fd >= 0 {
+        serving.door.count_source_open(begun);
         handover::offer(serving, miss, spelled, fd, flags, now);
     }
     fd

@@ -110,6 +110,12 @@ impl Door {
         self.run.count_hit(self.shard, tier, bytes);
     }
 
+    /// Counts an open that the source has just answered, begun at `begun`.
+    #[inline]
+    pub(crate) fn count_source_open(&self, begun: u64) {
+        self.run.count_source_open(self.shard, real::now().saturating_sub(begun));
+    }
+
     /// Counts that the file with this spelled name was opened for reading.
     #[inline]
     pub(crate) fn note_open(&self, spelled: &[u8]) {

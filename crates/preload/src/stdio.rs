@@ -117,8 +117,10 @@ impl Request<'_> {
         if let Miss::Because(reason) = miss {
             serving.door.count(reason, 1);
         }
+        let begun = real::now();
         let stream = self.pass();
         if let Some(fd) = descriptor_of(stream) {
+            serving.door.count_source_open(begun);
             handover::offer(serving, miss, spelled, fd, flags, now);
         }
         stream

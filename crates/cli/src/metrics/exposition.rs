@@ -24,6 +24,12 @@ struct Metric {
     samples: fn(&Agent) -> Vec<Sample>,
 }
 
+/// The one histogram: its name, and what it means.
+const SOURCE_OPEN: (&str, &str) = (
+    "forebay_source_open_duration_seconds",
+    "Time that an open for reading took which the source answered, as the program saw it",
+);
+
 const fn counter(name: &'static str, help: &'static str, samples: fn(&Agent) -> Vec<Sample>) -> Metric {
     Metric {
         name,
@@ -181,10 +187,31 @@ pub(super) fn text(agents: &[Agent]) -> Result<String, Refusal> {
         });
         families.push(family(metric.name, metric.help, metric.kind, samples.collect()));
     }
+    let durations = agents
+        .iter()
+        .map(|agent| histogram(labels_of(agent, Vec::new()), &agent.totals.doors));
+    let (name, help) = SOURCE_OPEN;
+    families.push(family(name, help, MetricType::HISTOGRAM, durations.collect()));
     families.retain(|family| !family.get_metric().is_empty());
     TextEncoder::new()
         .encode_to_string(&families)
         .map_err(|error| Refusal::with_status(1, format_args!("the metrics can't be written: {error}")))
+}
+
+fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {
+    let buckets = doors.source_open.cumulative().map(|(bound_s, shorter)| {
+        let mut bucket = proto::Bucket::default();
+        bucket.set_upper_bound(bound_s);
+        bucket.set_cumulative_count(shorter);
+        bucket
+    });
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(doors.source_open.count());
+    histogram.set_sample_sum(doors.of(Counter::SourceOpenNs) as f64 / 1e9);
+    let mut metric = proto::Metric::from_label(labels);
+    metric.set_histogram(histogram);
+    metric
 }
 
 fn labels_of(agent: &Agent, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {

@@ -96,6 +96,9 @@ fn facts(run: &Recorded, file: &Path) -> Vec<String> {
             .iter()
             .map(|program| format!("not covered: {}: {}", program.program, program.why)),
     );
+    if let Some((median, p99)) = run.derived.source_open_median_s.zip(run.derived.source_open_p99_s) {
+        facts.push(format!("to open a file at the source took: {}", text::median_and_p99(median, p99)));
+    }
     if run.agent.is_none() {
         facts.push("the agent was gone before the program's end; from then on the source was read".into());
     }

@@ -46,6 +46,7 @@ impl Lines<'_> {
         ));
         lines.extend(self.tiers());
         lines.push(self.source());
+        lines.extend(self.source_open());
         lines.push(String::new());
         lines.extend(self.copies());
         lines.extend(self.reasons());
@@ -69,6 +70,19 @@ impl Lines<'_> {
             self.earlier.from_source(),
             Some((bytes(self.agent), bytes(self.earlier))),
         )
+    }
+
+    /// How long opens take that the source answers: those since the earlier look, or, where there were none, those so far.
+    fn source_open(&self) -> Option<String> {
+        let all = &self.agent.counts.source_open;
+        let lately = all.since(&self.earlier.counts.source_open);
+        let (shown, when) = if lately.count() > 0 {
+            (&lately, "just now")
+        } else {
+            (all, "so far")
+        };
+        let took = text::median_and_p99(shown.quantile_s(0.5)?, shown.quantile_s(0.99)?);
+        Some(format!("  {:<30}{took} ({when})", "  to open a file there"))
     }
 
     fn row(&self, name: &str, opens: u64, before: u64, bytes: Option<(u64, u64)>) -> String {

@@ -1,0 +1,127 @@
+//! How long something took, as far as buckets tell.
+
+use forebay_contract::latency::{BUCKETS, end_ns};
+use serde::{Deserialize, Serialize};
+
+/// How often it took how long.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Durations {
+    /// By bucket of [`forebay_contract::latency`].
+    buckets: Vec<u64>,
+}
+
+impl Durations {
+    /// From counts by bucket.
+    pub fn new(buckets: [u64; BUCKETS]) -> Self {
+        Self { buckets: buckets.into() }
+    }
+
+    /// How often, in all.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &Self) {
+        self.buckets.resize(self.buckets.len().max(other.buckets.len()), 0);
+        for (sum, more) in self.buckets.iter_mut().zip(&other.buckets) {
+            *sum += more;
+        }
+    }
+
+    /// Those that came after an earlier look.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before = earlier.buckets.iter().copied().chain(std::iter::repeat(0));
+        Self {
+            buckets: self
+                .buckets
+                .iter()
+                .zip(before)
+                .map(|(now, then)| now.saturating_sub(then))
+                .collect(),
+        }
+    }
+
+    /// The seconds that so large a share of them took at most (0.5: the median), at most a quarter off; `None` if there are none. What is longer than
+    /// the last bucket's beginning, eight seconds, counts as that.
+    pub fn quantile_s(&self, share: f64) -> Option<f64> {
+        let wanted = share * self.count() as f64;
+        let (mut below, mut begin_ns) = (0, 0);
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            let end = end_ns(bucket).unwrap_or(begin_ns);
+            below += count;
+            if *count > 0 && below as f64 >= wanted {
+                return Some((begin_ns + end) as f64 / 2e9);
+            }
+            begin_ns = end;
+        }
+        None
+    }
+
+    /// At each doubling from a microsecond to eight seconds: the bound in seconds, and how many were shorter.
+    pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        let counts = self.buckets.iter().copied().chain(std::iter::repeat(0));
+        let all = counts
+            .enumerate()
+            .map_while(|(bucket, count)| Some((end_ns(bucket)?, count)))
+            .scan(0, |below, (end, count)| {
+                *below += count;
+                Some((end as f64 / 1e9, *below))
+            });
+        // The others lie between two of these.
+        all.step_by(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_contract::latency::bucket_of;
+
+    use super::*;
+
+    fn of(times_us: impl IntoIterator<Item = u64>) -> Durations {
+        let mut buckets = [0; BUCKETS];
+        for us in times_us {
+            buckets[bucket_of(us * 1000)] += 1;
+        }
+        Durations::new(buckets)
+    }
+
+    #[test]
+    fn quantiles_are_a_quarter_off_at_most() {
+        for us in 1..5000 {
+            let found = of([us]).quantile_s(0.5).unwrap() * 1e6;
+            assert!((found / us as f64 - 1.0).abs() <= 0.25, "{us}: {found}");
+        }
+        let durations = of(1..=10_000);
+        for (share, us) in [(0.5, 5_000.0), (0.9, 9_000.0), (0.99, 9_900.0)] {
+            let found = durations.quantile_s(share).unwrap() * 1e6;
+            assert!((found / us - 1.0_f64).abs() <= 0.25, "{share}: {found}");
+        }
+        assert_eq!(durations.count(), 10_000);
+        assert_eq!(Durations::default().quantile_s(0.5), None);
+        assert!(of([60_000_000]).quantile_s(0.5).unwrap() > 8.0);
+    }
+
+    #[test]
+    fn looks_can_be_added_and_told_apart() {
+        let (early, late) = (of([1, 2, 3]), of([1, 2, 3, 700, 800]));
+        assert_eq!(late.since(&early), of([700, 800]));
+        let mut sum = Durations::default();
+        sum.add(&early);
+        sum.add(&late.since(&early));
+        assert_eq!(sum, late);
+    }
+
+    #[test]
+    fn what_was_shorter_grows_with_the_bound() {
+        let bounds: Vec<(f64, u64)> = of([1, 2, 3, 700, 800]).cumulative().collect();
+        assert_eq!(bounds[..3], [(1e-6, 0), (2e-6, 1), (4e-6, 3)]);
+        assert!(bounds.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1));
+        assert_eq!(bounds.last().unwrap().1, 5);
+        assert!(bounds.last().unwrap().0 > 8.0);
+        assert_eq!(Durations::default().cumulative().count(), bounds.len());
+    }
+}
