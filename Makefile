@@ -15,6 +15,7 @@ LIBRARY_IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
 COMMAND_IN_WHEEL := wheel-data/scripts/forebay
 SHARE := wheel-data/data/share
 MANUAL := $(SHARE)/man/man1/forebay.1
+SBOM := build/forebay.cdx.json
 
 .PHONY: help
 help: ## list the targets
@@ -64,9 +65,12 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 	cargo build --locked --quiet --release -p forebay-sim --examples
 	$(PY) -m bench.plan
 
+.PHONY: sbom
+sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
+
 .PHONY: clean
 clean: ## remove everything that was built here
-	rm -rf target .venv .tools dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf target .venv .tools build dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they changed.
 # One package a line: together their dependencies would be built with the features of both, and once more for the wheel.
@@ -94,11 +98,15 @@ $(MANUAL): $(COMMAND)
 	$(COMMAND) completion zsh > $(SHARE)/zsh/site-functions/_forebay
 	$(COMMAND) completion fish > $(SHARE)/fish/vendor_completions.d/forebay.fish
 
+# What is linked into the parts is what Cargo.lock and the manifests say.
+$(SBOM): Cargo.lock $(wildcard Cargo.toml crates/*/Cargo.toml) scripts/sbom.py .venv/.synced
+	$(PY) scripts/sbom.py $@
+
 # Its native part is compiled with the wheel, by maturin.
 PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crates/python/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
 
 # A new wheel each time anything in it changed, and only that wheel in dist/.
-.venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARY_IN_WHEEL) $(MANUAL) $(PACKAGE) .venv/.synced
+.venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARY_IN_WHEEL) $(MANUAL) $(SBOM) $(PACKAGE) .venv/.synced
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl

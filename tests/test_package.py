@@ -1,5 +1,6 @@
-"""The wheel, installed into an empty virtual environment, is whole: command, library, Python package."""
+"""The wheel, installed into an empty virtual environment, is whole: command, library, Python package, bill of materials."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,8 +8,12 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
 UV = ROOT / "scripts/uv.sh"
@@ -110,6 +115,66 @@ def test_programs_run_by_it(installed: Installed, tmp_path: Path) -> None:
     assert (served.returncode, served.stdout) == (0, "from the source\n")
     assert "1 open under the sources" in served.stderr
     assert installed.run("forebay", "clean", "--tier", tmp_path / "tier").returncode == 0
+
+
+def bill_of_materials(installed: Installed) -> tuple[str, dict[str, Any]]:
+    """The wheel's only one, as text and as what it says."""
+    (file,) = installed.prefix.glob("lib/python*/site-packages/forebay-*.dist-info/sboms/*")
+    assert file.name == "forebay.cdx.json"
+    text = file.read_text()
+    return text, json.loads(text)
+
+
+def test_s11_its_bill_of_materials_is_one(installed: Installed) -> None:
+    text, bill = bill_of_materials(installed)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    wheel = bill["metadata"]["component"]
+    assert wheel["purl"] == f"pkg:pypi/forebay@{workspace_version()}"
+    (parts,) = (entry["dependsOn"] for entry in bill["dependencies"] if entry["ref"] == wheel["bom-ref"])
+    assert sorted(parts) == [f"{name}@{workspace_version()}" for name in ("forebay-cli", "forebay-preload", "forebay-python")]
+    # Whoever takes one up follows references: each leads to a component.
+    names = {component["bom-ref"] for component in bill["components"]} | {wheel["bom-ref"]}
+    assert {ref for entry in bill["dependencies"] for ref in (entry["ref"], *entry.get("dependsOn", []))} == names
+    assert not re.search(r"file:|/home/|/root/|" + re.escape(str(ROOT)), text), "it tells of the machine that made it"
+
+
+def test_s11_crates_in_the_bill_are_those_of_the_lock_file(installed: Installed) -> None:
+    _, bill = bill_of_materials(installed)
+    lock = (ROOT / "Cargo.lock").read_text()
+    for component in bill["components"]:
+        name, version = component["name"], component["version"]
+        if name == "rust-std":
+            assert subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=True).stdout.startswith(f"rustc {version} ")
+        elif "hashes" in component:
+            (checksum,) = (digest["content"] for digest in component["hashes"])
+            entry = re.escape(f'name = "{name}"\nversion = "{version}"\nsource = "registry+')
+            assert re.search(entry + f'[^"]+"\nchecksum = "{checksum}"', lock), component["bom-ref"]
+            assert PackageURL.from_string(component["purl"]) == PackageURL("cargo", None, name, version)
+        else:
+            assert name.startswith("forebay-"), name
+            assert version == workspace_version()
+        assert component["licenses"], name
+
+
+def linked_crates(binary: Path) -> set[tuple[str, str]]:
+    """Names and versions of the crates from a registry whose lines the debugging information of a binary knows."""
+    paths = re.findall(rb"registry/src/[^/\0]+/([\w-]+?)-(\d+\.\d+\.\d+[\w.+-]*)/", binary.read_bytes())
+    return {(name.decode(), version.decode()) for name, version in paths}
+
+
+def test_s11_the_bill_names_every_crate_that_is_linked(installed: Installed) -> None:
+    """Held against the binaries themselves, which were not asked when it was written."""
+    _, bill = bill_of_materials(installed)
+    required = {(component["name"], component["version"]) for component in bill["components"] if component["scope"] == "required"}
+    (native,) = installed.prefix.glob("lib/python*/site-packages/forebay/_core*.so")
+    found = {part: linked_crates(part) for part in (installed.prefix / "bin/forebay", installed.prefix / LIBRARY, native)}
+    assert {"clap_builder", "serde_json", "blake3"} <= {name for name, _ in found[installed.prefix / "bin/forebay"]}
+    for part, crates in found.items():
+        assert crates <= required, part
+    # Of what only ran while it was built, nothing is linked.
+    excluded = {(component["name"], component["version"]) for component in bill["components"] if component["scope"] == "excluded"}
+    assert {"serde_derive", "clap_derive"} <= {name for name, _ in excluded}
 
 
 def glibc_floor(binary: Path) -> tuple[int, ...]:

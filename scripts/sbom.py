@@ -1,0 +1,159 @@
+"""sbom.py OUT: writes what the wheel is built of, as a CycloneDX bill of materials.
+
+Cargo knows it: which crates are linked into each part of the wheel for this machine's kind, and which only ran while it was built (build
+scripts, macros). Those have the scope "excluded". The document says nothing of the machine that it was made on, and is the same for the
+same sources where SOURCE_DATE_EPOCH is set.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+ROOT = Path(__file__).parents[1]
+# The crates whose binaries are in the wheel.
+PARTS = {
+    "forebay-cli": ComponentType.APPLICATION,
+    "forebay-preload": ComponentType.LIBRARY,
+    "forebay-python": ComponentType.LIBRARY,
+}
+# A line of cargo tree: depth, name, version; what follows is where it lies and whether it was shown before.
+LINE = re.compile(r"(\d+)(\S+) v(\S+)")
+
+Crate = tuple[str, str]
+
+
+@dataclass
+class Tree:
+    """Crates, each with those that it uses."""
+
+    uses: dict[Crate, set[Crate]] = field(default_factory=dict)
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Takes up what `cargo tree --prefix depth` prints."""
+        above: list[Crate] = []
+        for depth, name, version in (found.groups() for found in map(LINE.match, lines) if found):
+            crate = (name, version)
+            self.uses.setdefault(crate, set())
+            del above[int(depth) :]
+            if above:
+                self.uses[above[-1]].add(crate)
+            above.append(crate)
+
+
+def output(*words: str) -> str:
+    """What a command prints."""
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def rustc() -> dict[str, str]:
+    """What the compiler says of itself: `host` and `release` among it."""
+    return dict(line.split(": ", 1) for line in output("rustc", "-vV").splitlines() if ": " in line)
+
+
+def trees(host: str) -> tuple[Tree, Tree]:
+    """What is linked into the parts, and that with what only ran while they were built."""
+    linked, built = Tree(), Tree()
+    for tree, edges in ((linked, "normal,no-proc-macro"), (built, "normal,build")):
+        for part in PARTS:
+            words = ["cargo", "tree", "--locked", "--package", part, "--target", host, "--edges", edges, "--prefix", "depth"]
+            tree.add(output(*words).splitlines())
+    return linked, built
+
+
+def packages(host: str) -> dict[Crate, dict[str, Any]]:
+    """What the manifests say."""
+    told = json.loads(output("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host))
+    return {(package["name"], package["version"]): package for package in told["packages"]}
+
+
+def checksums(lock: str) -> dict[Crate, str]:
+    """SHA-256 of each crate that Cargo.lock pins by one."""
+    found = re.findall(r'^name = "(.+)"\nversion = "(.+)"\nsource = ".+"\nchecksum = "(.+)"$', lock, re.MULTILINE)
+    return {(name, version): checksum for name, version, checksum in found}
+
+
+def component(crate: Crate, package: dict[str, Any], checksum: str | None, is_linked: bool) -> Component:
+    """A crate as the bill lists it. Ours are in no registry, and have no address there and no checksum."""
+    name, version = crate
+    # The slash is an old way to write it.
+    licence = (package["license"] or "").replace("/", " OR ")
+    repository = package["repository"]
+    return Component(
+        name=name,
+        version=version,
+        bom_ref=f"{name}@{version}",
+        type=PARTS.get(name, ComponentType.LIBRARY),
+        description=" ".join((package["description"] or "").split()) or None,
+        scope=ComponentScope.REQUIRED if is_linked else ComponentScope.EXCLUDED,
+        licenses=[LicenseExpression(licence)] if licence else [],
+        purl=PackageURL("cargo", None, name, version) if checksum else None,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=checksum)] if checksum else [],
+        external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(repository))] if checksum and repository else [],
+    )
+
+
+def standard_library(release: str) -> Component:
+    """What the compiler itself links into each part."""
+    return Component(
+        name="rust-std",
+        version=release,
+        bom_ref=f"rust-std@{release}",
+        type=ComponentType.LIBRARY,
+        description="The Rust standard library",
+        scope=ComponentScope.REQUIRED,
+        licenses=[LicenseExpression("MIT OR Apache-2.0")],
+        purl=PackageURL("generic", None, "rust-std", release),
+    )
+
+
+def bill() -> Bom:
+    """The whole bill of materials."""
+    compiler = rustc()
+    linked, built = trees(compiler["host"])
+    manifests, pinned = packages(compiler["host"]), checksums((ROOT / "Cargo.lock").read_text())
+    std = standard_library(compiler["release"])
+    listed = {crate: component(crate, manifests[crate], pinned.get(crate), crate in linked.uses) for crate in sorted(built.uses)}
+    version = next(version for name, version in listed if name in PARTS)
+    wheel = Component(
+        name="forebay",
+        version=version,
+        bom_ref=f"forebay@{version}",
+        type=ComponentType.APPLICATION,
+        licenses=[LicenseExpression("Apache-2.0")],
+        purl=PackageURL("pypi", None, "forebay", version),
+    )
+    made = Bom(components=[*listed.values(), std], serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), std, wheel]))))
+    made.metadata.component = wheel
+    made.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), timezone.utc)
+    made.register_dependency(wheel, [of for (name, _), of in listed.items() if name in PARTS])
+    for crate, uses in built.uses.items():
+        also = [std] if crate[0] in PARTS else []
+        made.register_dependency(listed[crate], [*(listed[used] for used in sorted(uses)), *also])
+    return made
+
+
+def refs(components: Iterable[Component]) -> Iterator[str]:
+    """Their names in the document."""
+    return (str(of.bom_ref.value) for of in components)
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(JsonV1Dot6(bill()).output_as_string(indent=1) + "\n")
