@@ -177,6 +177,11 @@ def test_policies(desk: Desk, policy: str) -> None:
     named(desk.refuse(*RUN, "--policy", policy, *PROGRAM), ["--policy", "fill_first, lru or lru=SECONDS"])
 
 
+@pytest.mark.parametrize("order", ["fastest", "Speed", "", "speed=1", "given,speed"])
+def test_orders_of_tiers(desk: Desk, order: str) -> None:
+    named(desk.refuse(*RUN, f"--tier-order={order}", *PROGRAM), ["--tier-order", "" if not order else "write given or speed"])
+
+
 @pytest.mark.parametrize("freshness", FRESHNESS)
 def test_freshness(desk: Desk, freshness: str) -> None:
     line = desk.refuse(*RUN, "--freshness", freshness, *PROGRAM)

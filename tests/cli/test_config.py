@@ -77,6 +77,7 @@ BAD_FILES = [
     ('tier = ["/x"]\n', "/x=200G"),
     ('ram = "lots"\n', "'lots'"),
     ('policy = "fifo"\n', "'fifo'"),
+    ('tier_order = "size"\n', "'size'"),
     ("ram = 16\n", ":1: "),
     ("keep = maybe\n", ":1: "),
     ("[run]\nkeep = true\n", "unknown field `run`"),

@@ -84,10 +84,13 @@ pub struct Choices {
     /// A directory whose files are to be served [default: every network file system]
     #[arg(long, value_name = "DIR")]
     pub source: Vec<PathBuf>,
-    /// A local directory for copies and the most bytes to keep there, such as /scratch=200G; more than one: fastest first
+    /// A local directory for copies and the most bytes to keep there, such as /scratch=200G; of several the first is filled first
     /// [default: the scheduler's scratch, else the largest local disk]
     #[arg(long, value_name = "DIR=SIZE")]
     pub tier: Vec<OsString>,
+    /// In which order the tiers are used: given, or speed (the fastest first, by what was measured; memory stays above) [default: given]
+    #[arg(long, value_name = "HOW")]
+    pub tier_order: Option<OsString>,
     /// The most bytes of copies to keep in memory, above all other tiers, such as 16G; they go when the last run ends [default: none]
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<OsString>,

@@ -1,6 +1,8 @@
 //! What was asked for, resolved once: flags, then the environment, then the user's configuration file, then the site's, then defaults.
 //! Each value knows where it comes from. Nobody below asks again.
 
+mod values;
+
 use std::{
     ffi::{OsStr, OsString},
     fmt, io,
@@ -12,6 +14,9 @@ use forebay_agent::{Policy, protocol::RunFreshness};
 use forebay_contract::env;
 use serde::Deserialize;
 
+pub use values::{TierOrder, freshness_text, policy_text};
+use values::{parse_freshness, parse_policy, parse_ram, parse_tier_order};
+
 use crate::{
     args::{Choices, RunArgs, WarmArgs},
     environment::Environment,
@@ -21,10 +26,6 @@ use crate::{
 
 /// Freshness unless told otherwise: seconds.
 const TTL_DEFAULT_S: u64 = 60;
-/// With `lru`, copies of a directory that was used within this time stay, in seconds: no longer is a directory swept that is not used.
-const LRU_IDLE_DEFAULT_S: u32 = 600;
-/// Longest freshness in seconds: ten years. Who wants more means `immutable`.
-const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 /// Where launchers tell a process its number in the job.
 const RANKS: &[&str] = &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 /// What a site sets for all its users, unless `FOREBAY_SITE_CONFIG` names another file.
@@ -92,6 +93,8 @@ pub struct Config {
     pub tiers: Setting<Vec<TierWish>>,
     /// Bytes of the tier in memory; `None`: there is none.
     pub ram: Setting<Option<u64>>,
+    /// In which order tiers are used.
+    pub tier_order: Setting<TierOrder>,
     /// What makes room.
     pub policy: Setting<Policy>,
     /// Freshness.
@@ -126,6 +129,7 @@ struct Layer {
     sources: Option<Setting<Vec<PathBuf>>>,
     tiers: Option<Setting<Vec<TierWish>>>,
     ram: Option<Setting<u64>>,
+    tier_order: Option<Setting<TierOrder>>,
     policy: Option<Setting<Policy>>,
     freshness: Option<Setting<RunFreshness>>,
     keep: Option<Setting<bool>>,
@@ -189,6 +193,7 @@ impl Config {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
             of.ram = of.ram.or(layer.ram);
+            of.tier_order = of.tier_order.or(layer.tier_order);
             of.policy = of.policy.or(layer.policy);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
@@ -205,6 +210,7 @@ impl Config {
             sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
             tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
             ram: optional(of.ram),
+            tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
             policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
@@ -249,12 +255,18 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let source = Origin::Flag("--source");
     let tier = Origin::Flag("--tier");
     let ram = Origin::Flag("--ram");
+    let tier_order = Origin::Flag("--tier-order");
     let policy = Origin::Flag("--policy");
     let freshness = Origin::Flag("--freshness");
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
         tiers: list(&choices.tier, &tier, |text| parse_tier(&tier, environment, text))?,
         ram: choices.ram.as_deref().map(|text| parse_ram(&ram, text)).transpose()?,
+        tier_order: choices
+            .tier_order
+            .as_deref()
+            .map(|text| parse_tier_order(&tier_order, text))
+            .transpose()?,
         policy: choices.policy.as_deref().map(|text| parse_policy(&policy, text)).transpose()?,
         freshness: choices
             .freshness
@@ -295,6 +307,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     let source = Origin::Environment(env::SOURCE);
     let tier = Origin::Environment(env::TIER);
     let ram = Origin::Environment(env::RAM);
+    let tier_order = Origin::Environment(env::TIER_ORDER);
     let policy = Origin::Environment(env::POLICY);
     let freshness = Origin::Environment(env::FRESHNESS);
     Ok(Layer {
@@ -303,6 +316,10 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
         })?,
         tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
         ram: environment.get(env::RAM).map(|text| parse_ram(&ram, text)).transpose()?,
+        tier_order: environment
+            .get(env::TIER_ORDER)
+            .map(|text| parse_tier_order(&tier_order, text))
+            .transpose()?,
         policy: environment.get(env::POLICY).map(|text| parse_policy(&policy, text)).transpose()?,
         freshness: environment
             .get(env::FRESHNESS)
@@ -375,69 +392,6 @@ fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Resul
     })
 }
 
-fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
-    Ok(Setting {
-        value: parse_size(&origin.to_string(), &text.to_string_lossy())?,
-        origin: origin.clone(),
-    })
-}
-
-fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<Policy>, Refusal> {
-    let text = text.to_string_lossy();
-    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {why}; write fill_first, lru or lru=SECONDS"));
-    let value = match text.split_once('=') {
-        None if text == "fill_first" => Policy::FillFirst,
-        None if text == "lru" => Policy::Lru(LRU_IDLE_DEFAULT_S),
-        Some(("lru", seconds)) => match seconds.parse() {
-            Ok(0) => return Err(refuse("lru=0 would remove what is being used".into())),
-            Ok(seconds) => Policy::Lru(seconds),
-            Err(_) => return Err(refuse(format!("'{seconds}' is no number of seconds"))),
-        },
-        _ => return Err(refuse(format!("'{text}' is no policy"))),
-    };
-    Ok(Setting {
-        value,
-        origin: origin.clone(),
-    })
-}
-
-/// As it is written.
-pub fn policy_text(policy: Policy) -> String {
-    match policy {
-        Policy::FillFirst => "fill_first".into(),
-        Policy::Lru(seconds) => format!("lru={seconds}"),
-    }
-}
-
-fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
-    let text = text.to_string_lossy();
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
-    let value = match text.split_once('=') {
-        None if text == "immutable" => RunFreshness::Immutable,
-        None if text == "on_open" => RunFreshness::OnOpen,
-        Some(("ttl", seconds)) => match seconds.parse() {
-            Ok(0) => return Err(refuse("ttl=0 would ask at each open, which is on_open")),
-            Ok(seconds) if seconds <= TTL_MAX_S => RunFreshness::Ttl(seconds),
-            Ok(_) => return Err(refuse("that is longer than ten years, which is immutable")),
-            Err(_) => return Err(refuse(&format!("'{seconds}' is no number of seconds"))),
-        },
-        _ => return Err(refuse(&format!("'{text}' is no freshness"))),
-    };
-    Ok(Setting {
-        value,
-        origin: origin.clone(),
-    })
-}
-
-/// As it is written.
-pub fn freshness_text(freshness: RunFreshness) -> String {
-    match freshness {
-        RunFreshness::Ttl(seconds) => format!("ttl={seconds}"),
-        RunFreshness::Immutable => "immutable".into(),
-        RunFreshness::OnOpen => "on_open".into(),
-    }
-}
-
 /// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be anybody's (S6).
 fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
     let in_home = || {
@@ -477,6 +431,7 @@ struct File {
     source: Option<Vec<String>>,
     tier: Option<Vec<String>>,
     ram: Option<String>,
+    tier_order: Option<String>,
     policy: Option<String>,
     freshness: Option<String>,
     keep: Option<bool>,
@@ -527,6 +482,10 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
         })?,
         tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
         ram: file.ram.map(|text| parse_ram(&origin("ram"), OsStr::new(&text))).transpose()?,
+        tier_order: file
+            .tier_order
+            .map(|text| parse_tier_order(&origin("tier_order"), OsStr::new(&text)))
+            .transpose()?,
         policy: file
             .policy
             .map(|text| parse_policy(&origin("policy"), OsStr::new(&text)))

@@ -80,7 +80,8 @@ impl Kernel {
 pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
     let config = Config::resolve(&Flags::from(&args.choices), environment)?;
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
-    let plan = Plan::make(config, &args.program, environment, &exe)?;
+    let mut plan = Plan::make(config, &args.program, environment, &exe)?;
+    plan.order_tiers();
     let program = args.program.first().map(|name| {
         Program::find(name, environment).map(|mut program| {
             program.try_library(&plan.library);
@@ -161,6 +162,8 @@ impl Findings {
         }
         self.source_rows(&mut row);
         self.tier_rows(&mut row);
+        let order = &self.plan.config.tier_order;
+        row("tier order", &format!("{} ({})", order.value.text(), order.origin));
         let policy = &self.plan.config.policy;
         row("policy", &format!("{} ({})", policy_text(policy.value), policy.origin));
         let freshness = &self.plan.config.freshness;
@@ -328,7 +331,7 @@ impl Findings {
             "notes": plan.sources.notes,
             "tiers": plan.tiers.iter().zip(&self.lacks).map(|(tier, lack)| json!({
                 "dir": path(&tier.setting.dir), "ram": tier.setting.ram, "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
-                "note": tier.note, "lack": lack.map(|lack| lack.to_string()),
+                "note": tier.note, "read_us": tier.read_time.map(|time| time.us), "lack": lack.map(|lack| lack.to_string()),
             })).collect::<Vec<_>>(),
             "agent": self.agent,
             "program": self.program.as_ref().map(|program| match program {

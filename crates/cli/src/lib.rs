@@ -38,6 +38,7 @@ pub mod size;
 pub mod sources;
 pub mod summary;
 pub mod text;
+pub mod tier_order;
 pub mod tiers;
 pub mod timeline;
 pub mod top;

@@ -215,7 +215,7 @@ impl Copy {
         self.0
     }
 
-    fn read_cold(&self) -> io::Result<Duration> {
+    pub(crate) fn read_cold(&self) -> io::Result<Duration> {
         let begun = Instant::now();
         let again = open(
             format!("/proc/self/fd/{}", self.0.as_raw_fd()),

@@ -8,14 +8,14 @@ use std::{
 use forebay_agent::{AgentConfig, RunRequest, TierSetting};
 
 use crate::{
-    config::{Config, Setting, freshness_text},
+    config::{Config, Setting, TierOrder, freshness_text},
     environment::Environment,
     library,
     mounts::Mounts,
     places, ram,
     refusal::Refusal,
     sources::Sources,
-    text,
+    text, tier_order,
     tiers::{self, Chosen},
     used,
 };
@@ -84,12 +84,22 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Makes our own directories, and remembers which tiers are used.
+    /// Puts the tiers into the order that was asked for, with what is measured for that.
+    pub fn order_tiers(&mut self) {
+        if self.config.tier_order.value == TierOrder::Speed {
+            tier_order::arrange(&mut self.tiers, &self.runtime_dir.value, &self.state_dir.value);
+        }
+    }
+
+    /// Makes our own directories, puts the tiers in order, and remembers which are used.
     ///
     /// # Errors
     /// When one of them can't be made or is not private.
-    pub fn settle(&self) -> Result<(), Refusal> {
+    pub fn settle(&mut self) -> Result<(), Refusal> {
         places::make(&self.runtime_dir, &self.state_dir)?;
+        // Runs that begin at the same time measure once, and come to the same order.
+        let _alone = (self.config.tier_order.value == TierOrder::Speed).then(|| used::lock(&self.state_dir.value));
+        self.order_tiers();
         used::remember(&self.state_dir.value, &self.tiers, self.config.tiers.value.is_empty());
         Ok(())
     }

@@ -23,6 +23,7 @@ use crate::{
     refusal::Refusal,
     summary,
     timeline::{self, Files},
+    used,
 };
 
 /// How often a run that settles looks.
@@ -50,7 +51,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
     }
     let config = Config::resolve(&Flags::from(args), environment)?;
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
-    let plan = Plan::make(config, words, environment, &exe)?;
+    let mut plan = Plan::make(config, words, environment, &exe)?;
     record::check(&plan)?;
     let program = Program::find(name, environment)?;
     if let Some(why) = &plan.idle {
@@ -135,7 +136,12 @@ impl Job<'_> {
         let files = Files::read(&joined.page(), &mut Vec::new());
         let agent = joined.leave();
         match &agent {
-            Ok(status) => timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes)),
+            Ok(status) => {
+                timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes));
+                // What it was measured to be it is no more.
+                let slow = |dir: &Path| status.tiers.iter().any(|tier| tier.set_aside > 0 && tier.dir == dir);
+                used::forget_read_times(&plan.state_dir.value, slow);
+            }
             Err(error) => plan.say(format_args!(
                 "the agent was gone before the program's end ({error}); from then on the source was read"
             )),

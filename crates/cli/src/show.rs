@@ -5,12 +5,13 @@ use std::{fmt::Write as _, path::Path};
 use serde_json::Value;
 
 use crate::{
-    config::{Config, Flags},
+    config::{Config, Flags, TierOrder},
     environment::Environment,
     mounts::Mounts,
     places,
     record::settings,
     refusal::Refusal,
+    text, tier_order, used,
 };
 
 /// The settings.
@@ -42,6 +43,14 @@ pub fn show(environment: &Environment) -> Result<String, Refusal> {
         };
         let origin = setting["origin"].as_str().unwrap_or_default();
         let _ = writeln!(out, "{line:<48}  # {origin}");
+    }
+    if config.tier_order.value == TierOrder::Speed {
+        for tier in used::known(&state_dir.value) {
+            let words = tier
+                .read_time
+                .map_or_else(|| "not measured yet".into(), |time| tier_order::words(time, true));
+            let _ = writeln!(out, "# {}: {words}", text::of_path(&tier.dir));
+        }
     }
     Ok(out)
 }

@@ -21,7 +21,8 @@ use crate::{
     mounts::{Kind, Mounts},
     refusal::Refusal,
     sources::{Source, Sources},
-    text, used,
+    text,
+    used::{self, ReadTime},
 };
 
 /// Share of a file system that a tier that was found leaves free, in percent.
@@ -82,6 +83,8 @@ pub struct Chosen {
     pub why: String,
     /// What the user should know about it.
     pub note: Option<String>,
+    /// What reading from it takes, where that was asked for.
+    pub read_time: Option<ReadTime>,
 }
 
 /// The tiers that were named.
@@ -178,6 +181,7 @@ fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) 
         fs_type,
         why: format!("named by {origin}"),
         note,
+        read_time: None,
     })
 }
 
@@ -369,6 +373,7 @@ fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
         fs_type,
         why,
         note: None,
+        read_time: None,
     })
 }
 

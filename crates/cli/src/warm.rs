@@ -32,7 +32,7 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, Refusal
     }
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let paths: Vec<PathBuf> = args.paths.iter().map(|path| environment.make_absolute(path)).collect();
-    let plan = Plan::make(Config::resolve(&Flags::from(args), environment)?, &[], environment, &exe)?;
+    let mut plan = Plan::make(Config::resolve(&Flags::from(args), environment)?, &[], environment, &exe)?;
     record::check(&plan)?;
     if !plan.sources.found.is_empty() {
         paths.iter().try_for_each(|path| check(path, &plan))?;

@@ -18,6 +18,8 @@ pub const SITE_CONFIG: &str = "FOREBAY_SITE_CONFIG";
 pub const SOURCE: &str = "FOREBAY_SOURCE";
 /// Tiers `DIR=SIZE`, separated by `:`; as `--tier`.
 pub const TIER: &str = "FOREBAY_TIER";
+/// In which order tiers are used; as `--tier-order`.
+pub const TIER_ORDER: &str = "FOREBAY_TIER_ORDER";
 /// Memory for copies; as `--ram`.
 pub const RAM: &str = "FOREBAY_RAM";
 /// What makes room when the tiers are full; as `--policy`.

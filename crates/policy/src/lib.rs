@@ -6,7 +6,8 @@
 //! Where to start: [`fill_first::step`] decides which tier takes a copy (Monarch's placement: top tier first, then the next, no
 //! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up. [`wake::follow`] decides how far a copy may follow its
 //! reader. [`pressure::Pressure`] decides how much memory copies give
-//! back, and [`eviction::choose`] which. [`speed::Speed`] decides when a tier is too slow to be of use.
+//! back, and [`eviction::choose`] which. [`speed::Speed`] decides when a tier is too slow to be of use, and
+//! [`tier_order::fastest_first`] which of several comes first.
 //!
 //! For a job that knows its order: [`order::Order`] says which rank uses which sample when, [`residency::Residency`] what lies in which
 //! node's memory, [`schedule::Scheduler`] which read comes next, [`models`] how long that takes, and [`bounds`] what no policy can beat.
@@ -25,6 +26,7 @@ pub mod residency;
 pub mod retention;
 pub mod schedule;
 pub mod speed;
+pub mod tier_order;
 pub mod wake;
 
 pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};

@@ -1,0 +1,106 @@
+//! Values that have a form of their own: how they are written, and read.
+
+use std::ffi::OsStr;
+
+use forebay_agent::{Policy, protocol::RunFreshness};
+
+use super::{Origin, Setting};
+use crate::{refusal::Refusal, size::parse_size};
+
+/// With `lru`, copies of a directory that was used within this time stay, in seconds: no longer is a directory swept that is not used.
+const LRU_IDLE_DEFAULT_S: u32 = 600;
+/// Longest freshness in seconds: ten years. Who wants more means `immutable`.
+const TTL_MAX_S: u64 = 10 * 366 * 86_400;
+
+pub(super) fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
+    Ok(Setting {
+        value: parse_size(&origin.to_string(), &text.to_string_lossy())?,
+        origin: origin.clone(),
+    })
+}
+
+pub(super) fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<Policy>, Refusal> {
+    let text = text.to_string_lossy();
+    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {why}; write fill_first, lru or lru=SECONDS"));
+    let value = match text.split_once('=') {
+        None if text == "fill_first" => Policy::FillFirst,
+        None if text == "lru" => Policy::Lru(LRU_IDLE_DEFAULT_S),
+        Some(("lru", seconds)) => match seconds.parse() {
+            Ok(0) => return Err(refuse("lru=0 would remove what is being used".into())),
+            Ok(seconds) => Policy::Lru(seconds),
+            Err(_) => return Err(refuse(format!("'{seconds}' is no number of seconds"))),
+        },
+        _ => return Err(refuse(format!("'{text}' is no policy"))),
+    };
+    Ok(Setting {
+        value,
+        origin: origin.clone(),
+    })
+}
+
+/// As it is written.
+pub fn policy_text(policy: Policy) -> String {
+    match policy {
+        Policy::FillFirst => "fill_first".into(),
+        Policy::Lru(seconds) => format!("lru={seconds}"),
+    }
+}
+
+pub(super) fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
+    let text = text.to_string_lossy();
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
+    let value = match text.split_once('=') {
+        None if text == "immutable" => RunFreshness::Immutable,
+        None if text == "on_open" => RunFreshness::OnOpen,
+        Some(("ttl", seconds)) => match seconds.parse() {
+            Ok(0) => return Err(refuse("ttl=0 would ask at each open, which is on_open")),
+            Ok(seconds) if seconds <= TTL_MAX_S => RunFreshness::Ttl(seconds),
+            Ok(_) => return Err(refuse("that is longer than ten years, which is immutable")),
+            Err(_) => return Err(refuse(&format!("'{seconds}' is no number of seconds"))),
+        },
+        _ => return Err(refuse(&format!("'{text}' is no freshness"))),
+    };
+    Ok(Setting {
+        value,
+        origin: origin.clone(),
+    })
+}
+
+/// As it is written.
+pub fn freshness_text(freshness: RunFreshness) -> String {
+    match freshness {
+        RunFreshness::Ttl(seconds) => format!("ttl={seconds}"),
+        RunFreshness::Immutable => "immutable".into(),
+        RunFreshness::OnOpen => "on_open".into(),
+    }
+}
+
+/// In which order tiers are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TierOrder {
+    /// As they were named.
+    #[default]
+    Given,
+    /// The fastest first, by what was measured.
+    Speed,
+}
+
+impl TierOrder {
+    /// As it is written.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::Speed => "speed",
+        }
+    }
+}
+
+pub(super) fn parse_tier_order(origin: &Origin, text: &OsStr) -> Result<Setting<TierOrder>, Refusal> {
+    let text = text.to_string_lossy();
+    let known = [TierOrder::Given, TierOrder::Speed];
+    let value = known.into_iter().find(|order| order.text() == text);
+    Ok(Setting {
+        value: value.ok_or_else(|| Refusal::bad_input(format_args!("{origin}: '{text}' is no order of tiers; write given or speed")))?,
+        origin: origin.clone(),
+    })
+}
