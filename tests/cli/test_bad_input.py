@@ -182,6 +182,11 @@ def test_orders_of_tiers(desk: Desk, order: str) -> None:
     named(desk.refuse(*RUN, f"--tier-order={order}", *PROGRAM), ["--tier-order", "" if not order else "write given or speed"])
 
 
+@pytest.mark.parametrize("prefetch", ["on", "Idle", "", "idle=1", "always"])
+def test_prefetch(desk: Desk, prefetch: str) -> None:
+    named(desk.refuse(*RUN, f"--prefetch={prefetch}", *PROGRAM), ["--prefetch", "" if not prefetch else "write off or idle"])
+
+
 @pytest.mark.parametrize("freshness", FRESHNESS)
 def test_freshness(desk: Desk, freshness: str) -> None:
     line = desk.refuse(*RUN, "--freshness", freshness, *PROGRAM)

@@ -30,6 +30,8 @@ def test_defaults(desk: Desk) -> None:
     assert settings["freshness"] == ('"ttl=60"', "default")
     assert settings["keep"] == settings["quiet"] == ("false", "default")
     assert settings["policy"] == ('"fill_first"', "default")
+    assert settings["tier_order"] == ('"given"', "default")
+    assert settings["prefetch"] == ('"off"', "default")
     assert settings["runtime_dir"] == (f'"{desk.runtime}"', "$FOREBAY_RUNTIME_DIR")
     assert settings["state_dir"] == (f'"{desk.home}/.local/state/forebay"', "default")
 
@@ -78,6 +80,7 @@ BAD_FILES = [
     ('ram = "lots"\n', "'lots'"),
     ('policy = "fifo"\n', "'fifo'"),
     ('tier_order = "size"\n', "'size'"),
+    ('prefetch = "all"\n', "'all'"),
     ("ram = 16\n", ":1: "),
     ("keep = maybe\n", ":1: "),
     ("[run]\nkeep = true\n", "unknown field `run`"),

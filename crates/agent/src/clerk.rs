@@ -2,8 +2,10 @@
 //! says; it never waits for the source.
 
 mod adopt;
+mod ending;
 mod evict;
 mod fresh;
+mod prefetch;
 mod publish;
 mod records;
 mod speed;
@@ -32,10 +34,11 @@ use crate::{
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
-    limits::{BATCH_PAUSE, BRING_MAX, CLERK_NICE, CLOCK_SKEW_MAX, DRAIN_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
+    limits::{BATCH_PAUSE, CLERK_NICE, CLOCK_SKEW_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
     log::Log,
     mounts::Mounts,
     pages::Pages,
+    prefetcher,
     protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
     reader::Writers,
     receiver::Handed,
@@ -70,6 +73,8 @@ pub(crate) enum Event {
         /// How long that took.
         samples: Vec<Sample>,
     },
+    /// A directory was listed, or files of it opened, to be copied ahead.
+    Prefetch(prefetcher::Answer),
     /// A command asks something.
     Asked {
         /// What.
@@ -108,6 +113,7 @@ struct TierState {
 struct RunState {
     freshness: RunFreshness,
     sources: Vec<SourceSetting>,
+    prefetch: bool,
     tally: Status,
 }
 
@@ -132,6 +138,8 @@ struct Flight {
     stat: forebay_store::SourceStat,
     tier: usize,
     run: u64,
+    /// No program has opened the file yet.
+    ahead: bool,
     names: Vec<FlightName>,
 }
 
@@ -178,6 +186,7 @@ pub(crate) struct Clerk {
     /// Looks at directories' inodes that are under way.
     looks: u64,
     adoption: adopt::Adoption,
+    prefetch: prefetch::Prefetching,
     /// The index had no room; nothing is copied until then.
     no_room_until: Option<Instant>,
     draining_since: Option<Instant>,
@@ -193,6 +202,7 @@ pub(crate) struct Parts {
     pub(crate) tiers: Vec<Arc<Tier>>,
     pub(crate) copier: Copier,
     pub(crate) sweeps: Sender<SweepRequest>,
+    pub(crate) prefetches: Sender<prefetcher::Request>,
     pub(crate) events: Sender<Event>,
     pub(crate) log: Log,
 }
@@ -206,6 +216,7 @@ impl Clerk {
             tiers,
             copier,
             sweeps,
+            prefetches,
             events,
             log,
         } = parts;
@@ -256,6 +267,7 @@ impl Clerk {
             void_answered: 0,
             looks: 0,
             adoption: adopt::Adoption::default(),
+            prefetch: prefetch::Prefetching::new(prefetches),
             no_room_until: None,
             draining_since: Some(Instant::now()),
             stop: false,
@@ -299,6 +311,7 @@ impl Clerk {
                 self.retry_slow_tiers();
                 self.answer_void();
                 self.ask_for_sweeps();
+                self.prefetch_more();
                 self.end_if_drained();
             }
         }
@@ -316,6 +329,7 @@ impl Clerk {
             Event::Swept(swept) => self.swept(&swept),
             Event::Adopted(batch) => self.adopted(batch),
             Event::ReadAgain { tier, samples } => self.read_again(tier, &samples),
+            Event::Prefetch(answer) => self.prefetched(answer),
             Event::Asked { request, run, reply } => {
                 let joins = matches!(request, Request::Join { .. });
                 let answer = self.answer(request, run);
@@ -337,6 +351,7 @@ impl Clerk {
     /// A program has opened a source file: confirm its name, join a copy that is being made, or begin one.
     fn handed(&mut self, handed: Handed) {
         self.tally(handed.run, |tally| tally.handed_over += 1);
+        self.hold_prefetch(&handed);
         if let Some(handed) = self.defer(handed) {
             self.take_on(handed);
         }
@@ -467,6 +482,12 @@ impl Clerk {
             }
             Action::Nothing => return,
         };
+        self.start_copy(handed, number, tier, false);
+    }
+
+    /// Has a placed copy made.
+    fn start_copy(&mut self, handed: Handed, number: u64, tier: usize, ahead: bool) {
+        let identity = handed.stat.identity;
         let sampled = self.is_sample_due(tier, identity.size);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
@@ -476,6 +497,7 @@ impl Clerk {
             tier: Arc::clone(&state.tier),
             identity,
             sampled,
+            ahead,
             opened: Opened {
                 source: handed.source,
                 pid: handed.pid,
@@ -496,6 +518,7 @@ impl Clerk {
                 stat: handed.stat,
                 tier,
                 run: handed.run,
+                ahead,
                 names,
             },
         );
@@ -511,7 +534,8 @@ impl Clerk {
                 sources,
                 freshness,
                 keep,
-            } => self.join(version, sources, freshness, keep),
+                prefetch,
+            } => self.join(version, sources, freshness, keep, prefetch),
             Request::Status => Reply::Status(self.status(run)),
             Request::Totals => Reply::Totals(self.totals()),
             Request::Leave => {
@@ -531,7 +555,7 @@ impl Clerk {
         }
     }
 
-    fn join(&mut self, version: u32, sources: Vec<SourceSetting>, freshness: RunFreshness, keep: bool) -> Reply {
+    fn join(&mut self, version: u32, sources: Vec<SourceSetting>, freshness: RunFreshness, keep: bool, prefetch: bool) -> Reply {
         if version != forebay_contract::CONTRACT_VERSION {
             return Reply::Refused {
                 why: "it is of another version; wait for its runs to end, or use another tier".into(),
@@ -547,52 +571,15 @@ impl Clerk {
             RunState {
                 freshness,
                 sources,
+                prefetch,
                 tally: Status::default(),
             },
         );
+        self.begin_prefetch();
         self.adopt_more();
         Reply::Joined {
             run,
             started_at: self.started_at,
         }
-    }
-
-    fn leave(&mut self, run: u64) {
-        if self.runs.remove(&run).is_some()
-            && let Some(counts) = self.counted_in(run)
-        {
-            self.doors_of_ended.add(&counts);
-        }
-        if self.runs.is_empty() {
-            self.draining_since = Some(Instant::now());
-            self.pace_adoption();
-        }
-    }
-
-    /// Ends after the last run, once what its programs have opened is copied and leftovers of dead agents are reaped (which adoption
-    /// ends with), or a little later in any case. Where something was changed, all copies of earlier runs are brought first: those that the
-    /// change concerns must not serve a later run (P6), and nobody knows of the change once we are gone.
-    fn end_if_drained(&mut self) {
-        let Some(since) = self.draining_since else { return };
-        // An agent without a first run waits for the command that started it.
-        let served = self.next_run > self.started_at;
-        let idle = self.flights.is_empty() && !self.adoption.is_running() && served;
-        let owes = self.control.newest_tombstone() != 0 && self.adoption.is_untold();
-        let most = if owes { BRING_MAX } else { DRAIN_MAX };
-        if (idle || since.elapsed() >= most) && !(self.config.keep && served) {
-            self.stop = true;
-        }
-    }
-
-    fn end(&mut self) {
-        self.control.close();
-        self.drop_changed();
-        self.note_use();
-        self.pages.remove();
-        self.log.line("ended");
-        for state in &self.tiers {
-            state.tier.give_up_lease();
-        }
-        self.remove_ram();
     }
 }

@@ -117,6 +117,8 @@ pub struct RunRequest {
     pub sources: Vec<SourceSetting>,
     /// Freshness.
     pub freshness: RunFreshness,
+    /// Copy ahead of its programs while the source is idle.
+    pub prefetch: bool,
 }
 
 impl JoinedRun {
@@ -206,6 +208,7 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
         sources: request.sources.clone(),
         freshness: request.freshness,
         keep: request.agent.keep,
+        prefetch: request.prefetch,
     };
     loop {
         let mut connection = connect_or_start(&request.agent, command)?;

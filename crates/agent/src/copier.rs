@@ -7,7 +7,7 @@ use std::{
     os::fd::AsFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
         mpsc::Sender,
     },
     thread,
@@ -24,7 +24,10 @@ use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
 use crate::{
     clerk::Event,
     error::{AgentError, io_error},
-    limits::{BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_AT_ONCE, SMALL_WORKERS},
+    limits::{
+        AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_AT_ONCE,
+        SMALL_WORKERS,
+    },
     reader::{Followed, Reader, cached_run, shared_offset},
     receiver::DescriptorPlace,
     shared::set_thread_nice,
@@ -42,6 +45,29 @@ pub(crate) struct Job {
     pub(crate) opened: Opened,
     /// Whether the speed of its tier is to be measured with it.
     pub(crate) sampled: bool,
+    /// No program reads it: it is copied ahead, while the source is idle.
+    pub(crate) ahead: bool,
+}
+
+/// Whether copies may be made ahead of programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Ahead {
+    /// Those that are being made are given up.
+    End,
+    /// They wait.
+    Hold,
+    /// They go on.
+    Go,
+}
+
+impl Ahead {
+    fn of(stored: &AtomicU8) -> Self {
+        [Self::End, Self::Hold, Self::Go]
+            .into_iter()
+            .find(|ahead| *ahead as u8 == stored.load(Relaxed))
+            .unwrap_or(Self::End)
+    }
 }
 
 /// A program's descriptor of a source file, and our duplicate of it.
@@ -129,8 +155,16 @@ pub(crate) struct Copier {
     large: Arc<Queue>,
     followed: Followed,
     newer: Newer,
+    asks: Arc<Asks>,
+}
+
+/// What the clerk asks of all workers.
+#[derive(Debug, Default)]
+struct Asks {
     /// Copies in memory that are being made are given up.
-    memory_short: Arc<AtomicBool>,
+    memory_short: AtomicBool,
+    /// An [`Ahead`].
+    ahead: AtomicU8,
 }
 
 impl Copier {
@@ -141,16 +175,16 @@ impl Copier {
             large: Queue::new(1),
             followed: Followed::default(),
             newer: Newer::default(),
-            memory_short: Arc::default(),
+            asks: Arc::default(),
         };
         for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
             for number in 0..count {
                 let (queue, events) = (Arc::clone(queue), events.clone());
                 let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
-                let memory_short = Arc::clone(&copier.memory_short);
+                let asks = Arc::clone(&copier.asks);
                 thread::Builder::new()
                     .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &events, &followed, &newer, &memory_short))
+                    .spawn(move || work(&queue, &events, &followed, &newer, &asks))
                     .map_err(io_error("start a thread", std::path::Path::new(name)))?;
             }
         }
@@ -159,9 +193,10 @@ impl Copier {
 
     /// Takes on a copy.
     pub(crate) fn add(&self, job: Job) {
-        let large = job.identity.size > SMALL_BYTES_MAX;
+        // One that is made ahead waits for the source itself, and must not hold up what is in the page cache.
+        let large = job.identity.size > SMALL_BYTES_MAX || job.ahead;
         let queue = if large { &self.large } else { &self.small };
-        let reader = self.reader_of(large, &job.opened);
+        let reader = self.reader_of(large && !job.ahead, &job.opened);
         let now = Instant::now();
         let following = Following {
             job,
@@ -193,7 +228,12 @@ impl Copier {
 
     /// Whether there is too little memory left for copies in it that are being made: they are given up when they are looked at next.
     pub(crate) fn set_memory_short(&self, is_short: bool) {
-        self.memory_short.store(is_short, Relaxed);
+        self.asks.memory_short.store(is_short, Relaxed);
+    }
+
+    /// Whether copies that are made ahead may go on.
+    pub(crate) fn set_ahead(&self, ahead: Ahead) {
+        self.asks.ahead.store(ahead as u8, Relaxed);
     }
 
     /// The copy has ended.
@@ -259,14 +299,16 @@ impl Queue {
     }
 }
 
-fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, memory_short: &AtomicBool) {
+fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, asks: &Asks) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
-            let is_short = following.job.tier.is_memory() && memory_short.load(Relaxed);
+            let is_short = following.job.tier.is_memory() && asks.memory_short.load(Relaxed);
             let outcome = if is_short {
                 Some(Outcome::MemoryShort)
+            } else if following.job.ahead {
+                following.go_ahead(Ahead::of(&asks.ahead), &mut buffer, newer)
             } else {
                 following.look(&mut buffer, followed, newer)
             };
@@ -344,6 +386,26 @@ impl Following {
             Wake::Wait => {
                 self.pause = (self.pause * 2).clamp(FIRST_LOOK, LOOK_PAUSE_MAX);
                 None
+            }
+        }
+    }
+
+    /// Copies a piece that nobody has read yet, if it may; `None`: look again after the pause.
+    fn go_ahead(&mut self, ahead: Ahead, buffer: &mut [u8], newer: &Newer) -> Option<Outcome> {
+        if self.follow_newer(newer) {
+            // A program reads it now: the copy goes on behind that.
+            self.job.ahead = false;
+            return None;
+        }
+        match ahead {
+            Ahead::End => Some(Outcome::GivenUp),
+            Ahead::Hold => {
+                self.pause = AHEAD_HELD_LOOK;
+                None
+            }
+            Ahead::Go => {
+                let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
+                self.copy_to(self.job.identity.size.min(copied + AHEAD_PIECE_BYTES), buffer)
             }
         }
     }

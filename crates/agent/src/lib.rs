@@ -23,6 +23,7 @@ mod log;
 pub mod memory;
 mod mounts;
 mod pages;
+mod prefetcher;
 mod private_dir;
 pub mod protocol;
 pub mod ram;

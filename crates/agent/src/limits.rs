@@ -33,6 +33,14 @@ pub(crate) const BATCH_PAUSE: Duration = Duration::from_millis(2);
 pub(crate) const FIRST_LOOK: Duration = Duration::from_millis(8);
 /// Longest pause between two looks.
 pub(crate) const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
+/// Bytes of a file that are read ahead in one go: programs that read meanwhile wait for no more.
+pub(crate) const AHEAD_PIECE_BYTES: u64 = 1 << 20;
+/// How often a copy that is made ahead, and held up, looks whether it may go on.
+pub(crate) const AHEAD_HELD_LOOK: Duration = Duration::from_millis(100);
+/// Directories that are remembered for copying ahead.
+pub(crate) const AHEAD_DIRECTORIES_MAX: usize = 1 << 16;
+/// Names of a directory that are taken for copying ahead.
+pub(crate) const AHEAD_NAMES_MAX: usize = 100_000;
 /// A file that was modified so recently is not published: its timestamps may not tell its next change (fault F5).
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(2);
 /// A file that was changed so long before the agent started, and not marked by a door since, has no writer that is worth a look.

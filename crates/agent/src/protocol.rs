@@ -43,6 +43,9 @@ pub enum Request {
         freshness: RunFreshness,
         /// Stay after the last run.
         keep: bool,
+        /// Copy ahead of its programs while the source is idle.
+        #[serde(default)]
+        prefetch: bool,
     },
     /// What has been done for this connection's run (or, without one, in all), with all that was handed over before.
     Status,
@@ -93,6 +96,14 @@ pub struct Status {
     /// Bytes that the agent read from source descriptors, those of copies that came to nothing included. What of them the page cache
     /// held was not asked of the source again.
     pub source_bytes_read: u64,
+    /// Files copied ahead of programs, while the source was idle: none of `files_copied`.
+    pub prefetched_files: u64,
+    /// Bytes of those.
+    pub prefetched_bytes: u64,
+    /// Bytes that the agent read ahead and that came to no copy, or that a program read in the same moment.
+    pub prefetched_in_vain_bytes: u64,
+    /// Copies being made ahead: none of `in_flight`.
+    pub prefetching: u64,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,
     /// Copies being made or waiting.

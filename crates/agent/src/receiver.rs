@@ -49,7 +49,7 @@ impl DescriptorBudget {
         Self { held: Arc::default(), max }
     }
 
-    fn take(&self) -> Option<DescriptorPlace> {
+    pub(crate) fn take(&self) -> Option<DescriptorPlace> {
         if self.held.fetch_add(1, Ordering::Relaxed) >= self.max {
             self.held.fetch_sub(1, Ordering::Relaxed);
             return None;

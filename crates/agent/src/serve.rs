@@ -23,6 +23,7 @@ use crate::{
     limits::{DESCRIPTOR_SHARE, HANDED_MAX},
     log::Log,
     pages::Pages,
+    prefetcher,
     private_dir::private_dir,
     ram,
     receiver::{self, DescriptorBudget},
@@ -102,7 +103,9 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     let (sweeps, sweep_requests) = channel();
     sweeper::start(sweep_requests, pages.control(), events.clone())?;
     let copier = Copier::start(&events)?;
-    let held = ((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX);
+    let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX));
+    let (prefetches, prefetch_requests) = channel();
+    prefetcher::start(prefetch_requests, held.clone(), events.clone())?;
     let dir = config.dir.clone();
     let clerk = Clerk::new(Parts {
         config,
@@ -111,10 +114,11 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         tiers,
         copier,
         sweeps,
+        prefetches,
         events: events.clone(),
         log,
     });
-    let queue = receiver::start(&dir, events.clone(), DescriptorBudget::new(held))?;
+    let queue = receiver::start(&dir, events.clone(), held)?;
     // Last: a command that can connect finds all the rest in place.
     control::start(&dir, events, queue)?;
     Ok((clerk, received))

@@ -98,6 +98,10 @@ pub struct Choices {
     /// [default: fill_first]
     #[arg(long, value_name = "HOW")]
     pub policy: Option<OsString>,
+    /// What is copied before a program has opened it: off (nothing), or idle (files beside those that it has opened, while the source is idle)
+    /// [default: off]
+    #[arg(long, value_name = "HOW")]
+    pub prefetch: Option<OsString>,
     /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default: ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,

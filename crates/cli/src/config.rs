@@ -14,8 +14,8 @@ use forebay_agent::{Policy, protocol::RunFreshness};
 use forebay_contract::env;
 use serde::Deserialize;
 
-pub use values::{TierOrder, freshness_text, policy_text};
-use values::{parse_freshness, parse_policy, parse_ram, parse_tier_order};
+pub use values::{Prefetch, TierOrder, freshness_text, policy_text};
+use values::{parse_freshness, parse_policy, parse_prefetch, parse_ram, parse_tier_order};
 
 use crate::{
     args::{Choices, RunArgs, WarmArgs},
@@ -97,6 +97,8 @@ pub struct Config {
     pub tier_order: Setting<TierOrder>,
     /// What makes room.
     pub policy: Setting<Policy>,
+    /// What is copied before a program has opened it.
+    pub prefetch: Setting<Prefetch>,
     /// Freshness.
     pub freshness: Setting<RunFreshness>,
     /// Keep the agent.
@@ -131,6 +133,7 @@ struct Layer {
     ram: Option<Setting<u64>>,
     tier_order: Option<Setting<TierOrder>>,
     policy: Option<Setting<Policy>>,
+    prefetch: Option<Setting<Prefetch>>,
     freshness: Option<Setting<RunFreshness>>,
     keep: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
@@ -195,6 +198,7 @@ impl Config {
             of.ram = of.ram.or(layer.ram);
             of.tier_order = of.tier_order.or(layer.tier_order);
             of.policy = of.policy.or(layer.policy);
+            of.prefetch = of.prefetch.or(layer.prefetch);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
             of.record = of.record.or(layer.record);
@@ -212,6 +216,7 @@ impl Config {
             ram: optional(of.ram),
             tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
             policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
+            prefetch: of.prefetch.unwrap_or_else(|| Setting::default(Prefetch::default())),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
@@ -257,6 +262,7 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let ram = Origin::Flag("--ram");
     let tier_order = Origin::Flag("--tier-order");
     let policy = Origin::Flag("--policy");
+    let prefetch = Origin::Flag("--prefetch");
     let freshness = Origin::Flag("--freshness");
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
@@ -268,6 +274,11 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
             .map(|text| parse_tier_order(&tier_order, text))
             .transpose()?,
         policy: choices.policy.as_deref().map(|text| parse_policy(&policy, text)).transpose()?,
+        prefetch: choices
+            .prefetch
+            .as_deref()
+            .map(|text| parse_prefetch(&prefetch, text))
+            .transpose()?,
         freshness: choices
             .freshness
             .as_deref()
@@ -309,6 +320,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     let ram = Origin::Environment(env::RAM);
     let tier_order = Origin::Environment(env::TIER_ORDER);
     let policy = Origin::Environment(env::POLICY);
+    let prefetch = Origin::Environment(env::PREFETCH);
     let freshness = Origin::Environment(env::FRESHNESS);
     Ok(Layer {
         sources: list(&pieces(env::SOURCE), &source, |dir| {
@@ -321,6 +333,10 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
             .map(|text| parse_tier_order(&tier_order, text))
             .transpose()?,
         policy: environment.get(env::POLICY).map(|text| parse_policy(&policy, text)).transpose()?,
+        prefetch: environment
+            .get(env::PREFETCH)
+            .map(|text| parse_prefetch(&prefetch, text))
+            .transpose()?,
         freshness: environment
             .get(env::FRESHNESS)
             .map(|text| parse_freshness(&freshness, text))
@@ -433,6 +449,7 @@ struct File {
     ram: Option<String>,
     tier_order: Option<String>,
     policy: Option<String>,
+    prefetch: Option<String>,
     freshness: Option<String>,
     keep: Option<bool>,
     record: Option<PathBuf>,
@@ -489,6 +506,10 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
         policy: file
             .policy
             .map(|text| parse_policy(&origin("policy"), OsStr::new(&text)))
+            .transpose()?,
+        prefetch: file
+            .prefetch
+            .map(|text| parse_prefetch(&origin("prefetch"), OsStr::new(&text)))
             .transpose()?,
         freshness: file
             .freshness

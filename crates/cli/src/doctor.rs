@@ -166,6 +166,8 @@ impl Findings {
         row("tier order", &format!("{} ({})", order.value.text(), order.origin));
         let policy = &self.plan.config.policy;
         row("policy", &format!("{} ({})", policy_text(policy.value), policy.origin));
+        let prefetch = &self.plan.config.prefetch;
+        row("prefetch", &format!("{} ({})", prefetch.value.text(), prefetch.origin));
         let freshness = &self.plan.config.freshness;
         row("freshness", &format!("{} ({})", freshness_text(freshness.value), freshness.origin));
         match &self.program {

@@ -8,7 +8,7 @@ use std::{
 use forebay_agent::{AgentConfig, RunRequest, TierSetting};
 
 use crate::{
-    config::{Config, Setting, TierOrder, freshness_text},
+    config::{Config, Prefetch, Setting, TierOrder, freshness_text},
     environment::Environment,
     library,
     mounts::Mounts,
@@ -117,6 +117,7 @@ impl Plan {
             ),
             sources: self.sources.spellings.clone(),
             freshness: self.config.freshness.value,
+            prefetch: self.config.prefetch.value == Prefetch::Idle,
         }
     }
 

@@ -124,6 +124,7 @@ pub fn settings(config: &Config) -> Value {
         "ram": { "value": config.ram.value.map(|bytes| format!("{bytes}B")), "origin": config.ram.origin.to_string() },
         "tier_order": { "value": config.tier_order.value.text(), "origin": config.tier_order.origin.to_string() },
         "policy": { "value": policy_text(config.policy.value), "origin": config.policy.origin.to_string() },
+        "prefetch": { "value": config.prefetch.value.text(), "origin": config.prefetch.origin.to_string() },
         "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },
         "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
         "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },

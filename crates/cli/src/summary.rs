@@ -190,6 +190,11 @@ fn agent(out: &mut String, report: &Report<'_>) {
         };
         let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.bytes_copied));
     }
+    if status.prefetched_files > 0 {
+        let files = text::counted(status.prefetched_files, "file", "files");
+        let bytes = text::bytes(status.prefetched_bytes);
+        let _ = writeln!(out, "  {:<21}{files}, {bytes}, before any program opened them", "prefetched:");
+    }
     for (why, number) in &status.not_copied {
         let _ = writeln!(
             out,

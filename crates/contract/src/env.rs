@@ -24,6 +24,8 @@ pub const TIER_ORDER: &str = "FOREBAY_TIER_ORDER";
 pub const RAM: &str = "FOREBAY_RAM";
 /// What makes room when the tiers are full; as `--policy`.
 pub const POLICY: &str = "FOREBAY_POLICY";
+/// What is copied before a program has opened it; as `--prefetch`.
+pub const PREFETCH: &str = "FOREBAY_PREFETCH";
 /// Freshness; as `--freshness`.
 pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
 /// `1` keeps the agent after the last run; as `--keep`.

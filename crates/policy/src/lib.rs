@@ -7,7 +7,7 @@
 //! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up. [`wake::follow`] decides how far a copy may follow its
 //! reader. [`pressure::Pressure`] decides how much memory copies give
 //! back, and [`eviction::choose`] which. [`speed::Speed`] decides when a tier is too slow to be of use, and
-//! [`tier_order::fastest_first`] which of several comes first.
+//! [`tier_order::fastest_first`] which of several comes first. [`prefetch::Prefetch`] decides what is copied while the source is idle.
 //!
 //! For a job that knows its order: [`order::Order`] says which rank uses which sample when, [`residency::Residency`] what lies in which
 //! node's memory, [`schedule::Scheduler`] which read comes next, [`models`] how long that takes, and [`bounds`] what no policy can beat.
@@ -21,6 +21,7 @@ pub mod fill_first;
 pub mod ids;
 pub mod models;
 pub mod order;
+pub mod prefetch;
 pub mod pressure;
 pub mod residency;
 pub mod retention;

@@ -41,7 +41,11 @@ impl Clerk {
             Outcome::Failed(error) => self.blame(&flight, &error),
         };
         fill_first::step(&mut self.policy, fill_first::Event::Dropped { copy: CopyId(number) });
-        self.not_copied(flight.run, reason);
+        if flight.ahead {
+            self.read_in_vain(&flight, read_bytes);
+        } else {
+            self.not_copied(flight.run, reason);
+        }
         self.publish_room();
     }
 
@@ -110,14 +114,22 @@ impl Clerk {
             is_found |= self.insert(dir, entry);
         }
         if is_found {
+            let ahead = flight.ahead;
             self.tally(flight.run, |tally| {
-                tally.files_copied += 1;
-                tally.bytes_copied += size;
+                let (files, bytes) = if ahead {
+                    (&mut tally.prefetched_files, &mut tally.prefetched_bytes)
+                } else {
+                    (&mut tally.files_copied, &mut tally.bytes_copied)
+                };
+                *files += 1;
+                *bytes += size;
             });
         } else {
             // Nobody would ever find it.
             self.remove_copy(flight.copy, flight.tier, size);
-            self.not_copied(flight.run, INDEX_FULL);
+            if !flight.ahead {
+                self.not_copied(flight.run, INDEX_FULL);
+            }
         }
     }
 

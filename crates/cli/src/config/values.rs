@@ -104,3 +104,33 @@ pub(super) fn parse_tier_order(origin: &Origin, text: &OsStr) -> Result<Setting<
         origin: origin.clone(),
     })
 }
+
+/// What is copied before a program has opened it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefetch {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Files beside those that were opened, while the source is idle.
+    Idle,
+}
+
+impl Prefetch {
+    /// As it is written.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+pub(super) fn parse_prefetch(origin: &Origin, text: &OsStr) -> Result<Setting<Prefetch>, Refusal> {
+    let text = text.to_string_lossy();
+    let known = [Prefetch::Off, Prefetch::Idle];
+    let value = known.into_iter().find(|prefetch| prefetch.text() == text);
+    Ok(Setting {
+        value: value.ok_or_else(|| Refusal::bad_input(format_args!("{origin}: '{text}' is no kind of prefetch; write off or idle")))?,
+        origin: origin.clone(),
+    })
+}

@@ -94,6 +94,16 @@ const METRICS: &[Metric] = &[
         one(agent.totals.status.bytes_copied)
     }),
     counter(
+        "forebay_prefetched_files_total",
+        "Files copied to a tier before any program had opened them",
+        |agent| one(agent.totals.status.prefetched_files),
+    ),
+    counter(
+        "forebay_prefetched_bytes_total",
+        "Bytes of files copied to a tier before any program had opened them",
+        |agent| one(agent.totals.status.prefetched_bytes),
+    ),
+    counter(
         "forebay_not_copied_files_total",
         "Hand-overs that came to no copy, by reason",
         |agent| {

@@ -136,6 +136,17 @@ impl Lines<'_> {
             text::count(status.files_copied),
             text::bytes(status.bytes_copied),
         ));
+        if status.prefetched_files + status.prefetching > 0 {
+            let rate = text::bytes(self.a_second(status.prefetched_bytes, before.prefetched_bytes));
+            lines.push(format!(
+                "  {:<16}{} in flight; {} made, {} ({rate} a second); {} read in vain",
+                "prefetched:",
+                text::count(status.prefetching),
+                text::count(status.prefetched_files),
+                text::bytes(status.prefetched_bytes),
+                text::bytes(status.prefetched_in_vain_bytes),
+            ));
+        }
         let adopting = if status.adopting { ", and more to come" } else { "" };
         lines.push(format!(
             "  {:<16}{} taken over from earlier runs{adopting}; {} found changed in {}",

@@ -1,0 +1,361 @@
+//! What is copied ahead of programs while the source is idle: the files beside those that they have opened there, a batch at a time.
+//!
+//! Each of these would be read sooner or later, so reading it ahead costs the source nothing; but for one that a program opens in the same
+//! moment, or that changes meanwhile: that one is read twice. Of such bytes there may be one in [`RISK_PART`] of those that were copied, and no batch is larger than what
+//! is left of that. So all reads of a data set that is read once come to 1.05 times its bytes at most, whatever programs do.
+
+/// Programs have asked the source for nothing for so long: it is idle.
+pub const IDLE_AFTER_MS: u64 = 1_000;
+/// Files in a batch, at most.
+pub const BATCH_FILES: usize = 64;
+/// Bytes in a batch, at most; a larger file is one by itself.
+pub const BATCH_BYTES_MAX: u64 = 64 << 20;
+/// Of the bytes that were copied one in so many may have been read ahead in vain.
+pub const RISK_PART: u64 = 20;
+/// Where the tiers had no room, it is tried again after this time.
+const FULL_PAUSE_MS: u64 = 5_000;
+
+/// What is to be known for a decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Milliseconds on any clock that does not run backwards.
+    pub now_ms: u64,
+    /// What the source has answered programs so far: any number that changes when it answers.
+    pub asked: u64,
+    /// Copies that are being made behind a program's reading.
+    pub following: usize,
+    /// Copies that are being made ahead.
+    pub ahead: usize,
+    /// Bytes of the different files that were copied so far, ahead or not.
+    pub copied_bytes: u64,
+    /// Bytes that were read ahead in vain.
+    pub wasted_bytes: u64,
+    /// The largest file for which the tiers have room, in bytes.
+    pub room_bytes: u64,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing now.
+    Wait,
+    /// List a directory; answered by [`Prefetch::listed`].
+    List(u32),
+    /// Open the next files of what was listed, and begin to copy them; answered by [`Prefetch::opened`]. One that does not fit into what the
+    /// bytes leave goes to the end of the list if none fitted before it, else it ends the batch.
+    Open {
+        /// So many names at most,
+        files: usize,
+        /// and so many bytes together.
+        bytes: u64,
+    },
+}
+
+/// A directory in which programs have opened files at the source.
+#[derive(Clone, Copy, Debug)]
+struct Directory {
+    opened_at_ms: u64,
+    is_listed: bool,
+}
+
+/// The directory at hand.
+#[derive(Clone, Copy, Debug)]
+struct Listing {
+    /// Names that are left.
+    left: usize,
+    /// Names that were looked at, and were too large, since one was not.
+    too_large: usize,
+    /// The smallest of those, in bytes.
+    smallest: u64,
+}
+
+/// The state.
+#[derive(Clone, Debug, Default)]
+pub struct Prefetch {
+    asked: u64,
+    /// When programs were last seen to ask the source; `None`: nobody has looked yet.
+    asked_at_ms: Option<u64>,
+    directories: Vec<Directory>,
+    listing: Option<Listing>,
+    /// An answer is due.
+    is_waiting: bool,
+    /// When the batch began whose copies are being made.
+    batch_at_ms: Option<u64>,
+    next_ms: u64,
+}
+
+impl Prefetch {
+    /// A program has opened a file of this directory at the source. Directories are numbered from 0 without gaps.
+    pub fn asked_in(&mut self, directory: u32, now_ms: u64) {
+        let at = directory as usize;
+        if at == self.directories.len() {
+            self.directories.push(Directory {
+                opened_at_ms: now_ms,
+                is_listed: false,
+            });
+        } else if let Some(known) = self.directories.get_mut(at) {
+            known.opened_at_ms = now_ms;
+        }
+    }
+
+    /// Another run opens files there: what is left of the directory may be of use once more.
+    pub fn list_again(&mut self, directory: u32) {
+        if let Some(known) = self.directories.get_mut(directory as usize) {
+            known.is_listed = false;
+        }
+    }
+
+    /// A program has asked the source for something.
+    pub fn asked(&mut self, now_ms: u64) {
+        self.asked_at_ms = Some(now_ms);
+    }
+
+    /// Whether the source is idle, as far as was seen when [`Self::next`] looked last, or [`Self::asked`] was told.
+    pub fn is_idle(&self, now_ms: u64) -> bool {
+        self.asked_at_ms.is_some_and(|at| now_ms.saturating_sub(at) >= IDLE_AFTER_MS)
+    }
+
+    /// Looks, and decides.
+    pub fn next(&mut self, seen: &Seen) -> Next {
+        let now_ms = seen.now_ms;
+        if self.asked_at_ms.is_none() || seen.asked != self.asked || seen.following > 0 {
+            self.asked = seen.asked;
+            self.asked(now_ms);
+        }
+        if self.is_waiting || seen.ahead > 0 {
+            return Next::Wait;
+        }
+        if let Some(at_ms) = self.batch_at_ms.take() {
+            // Half of the time is left to others.
+            self.next_ms = self.next_ms.max(now_ms + now_ms.saturating_sub(at_ms));
+        }
+        if !self.is_idle(now_ms) || now_ms < self.next_ms {
+            return Next::Wait;
+        }
+        let risk = (seen.copied_bytes / RISK_PART).saturating_sub(seen.wasted_bytes);
+        let bytes = risk.min(seen.room_bytes);
+        match &mut self.listing {
+            Some(listing) if listing.left > 0 => {
+                if listing.too_large >= listing.left {
+                    // All that is left was too large: not before more is known.
+                    if bytes < listing.smallest {
+                        return Next::Wait;
+                    }
+                    listing.too_large = 0;
+                }
+                let bytes = if listing.smallest <= bytes {
+                    bytes.min(BATCH_BYTES_MAX.max(listing.smallest))
+                } else {
+                    bytes.min(BATCH_BYTES_MAX)
+                };
+                if bytes == 0 {
+                    return Next::Wait;
+                }
+                self.is_waiting = true;
+                Next::Open {
+                    files: listing.left.min(BATCH_FILES),
+                    bytes,
+                }
+            }
+            _ => self.list(),
+        }
+    }
+
+    /// The directory that was opened in last comes next; each is listed once.
+    fn list(&mut self) -> Next {
+        let left = self
+            .directories
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, directory)| !directory.is_listed);
+        let Some((at, directory)) = left.max_by_key(|(at, directory)| (directory.opened_at_ms, *at)) else {
+            return Next::Wait;
+        };
+        directory.is_listed = true;
+        self.is_waiting = true;
+        Next::List(at as u32)
+    }
+
+    /// So many files of the directory have no copy.
+    pub fn listed(&mut self, files: usize) {
+        self.is_waiting = false;
+        self.listing = Some(Listing {
+            left: files,
+            too_large: 0,
+            smallest: u64::MAX,
+        });
+    }
+
+    /// So many names are left; of these so many were too large just now and went to the end of the list, the smallest of them with so many bytes.
+    pub fn opened(&mut self, left: usize, too_large: usize, smallest: u64, now_ms: u64) {
+        self.is_waiting = false;
+        let Some(listing) = &mut self.listing else { return };
+        let done = listing.left.saturating_sub(left);
+        listing.left = left;
+        if done > 0 {
+            (listing.too_large, listing.smallest) = (0, u64::MAX);
+            self.batch_at_ms = Some(now_ms);
+        }
+        listing.too_large += too_large;
+        if too_large > 0 {
+            listing.smallest = listing.smallest.min(smallest);
+        }
+    }
+
+    /// The tiers had no room.
+    pub fn full(&mut self, now_ms: u64) {
+        self.next_ms = self.next_ms.max(now_ms.saturating_add(FULL_PAUSE_MS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn idle(now_ms: u64) -> Seen {
+        Seen {
+            now_ms,
+            copied_bytes: 100 * MB,
+            room_bytes: u64::MAX,
+            ..Seen::default()
+        }
+    }
+
+    /// One that has looked at time 0, and knows of two directories; the second was opened in last.
+    fn begun() -> Prefetch {
+        let mut prefetch = Prefetch::default();
+        assert_eq!(prefetch.next(&idle(0)), Next::Wait);
+        prefetch.asked_in(0, 0);
+        prefetch.asked_in(1, 1);
+        prefetch.asked_in(0, 0);
+        prefetch
+    }
+
+    #[test]
+    fn siblings_of_the_last_open_come_first_and_each_directory_once() {
+        let mut prefetch = begun();
+        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS - 1)), Next::Wait, "not idle yet");
+        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS)), Next::List(1));
+        assert_eq!(prefetch.next(&idle(2_000)), Next::Wait, "one thing at a time");
+        prefetch.listed(100);
+        assert_eq!(prefetch.next(&idle(2_000)), Next::Open { files: 64, bytes: 5 * MB });
+        prefetch.opened(36, 0, 0, 2_000);
+        assert_eq!(prefetch.next(&Seen { ahead: 1, ..idle(2_100) }), Next::Wait, "one batch at a time");
+        assert_eq!(
+            prefetch.next(&idle(2_200)),
+            Next::Wait,
+            "it took 200 ms, and as much is left to others"
+        );
+        assert_eq!(prefetch.next(&idle(2_400)), Next::Open { files: 36, bytes: 5 * MB });
+        prefetch.opened(0, 0, 0, 2_400);
+        assert_eq!(prefetch.next(&idle(2_400)), Next::List(0));
+        prefetch.listed(0);
+        assert_eq!(prefetch.next(&idle(9_000)), Next::Wait, "all was listed");
+        prefetch.list_again(1);
+        assert_eq!(prefetch.next(&idle(9_000)), Next::List(1));
+    }
+
+    #[test]
+    fn it_stops_when_programs_ask_and_while_copies_follow_them() {
+        let stirs: [fn(&mut Prefetch, &mut Seen); 3] = [
+            |_, seen| seen.asked = 1,
+            |_, seen| seen.following = 1,
+            |prefetch, seen| prefetch.asked(seen.now_ms),
+        ];
+        for stir in stirs {
+            let mut prefetch = begun();
+            let mut seen = idle(5_000);
+            stir(&mut prefetch, &mut seen);
+            assert_eq!(prefetch.next(&seen), Next::Wait);
+            assert!(!prefetch.is_idle(5_000 + IDLE_AFTER_MS - 1));
+            let later = Seen {
+                now_ms: 5_000 + IDLE_AFTER_MS,
+                following: 0,
+                ..seen
+            };
+            assert_eq!(prefetch.next(&later), Next::List(1), "idle again");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_for_what_may_be_risked_waits_until_more_is_known() {
+        let mut prefetch = begun();
+        prefetch.next(&idle(1_000));
+        prefetch.listed(2);
+        let open = |bytes| Next::Open { files: 2, bytes };
+        assert_eq!(prefetch.next(&idle(1_000)), open(5 * MB));
+        prefetch.opened(2, 2, 80 * MB, 1_000);
+        assert_eq!(prefetch.next(&idle(2_000)), Next::Wait);
+        let more = Seen {
+            copied_bytes: 2_000 * MB,
+            ..idle(3_000)
+        };
+        assert_eq!(prefetch.next(&more), open(80 * MB), "and then it is a batch by itself");
+        let wasted = Seen {
+            wasted_bytes: 5 * MB,
+            ..idle(9_000)
+        };
+        let mut prefetch = begun();
+        prefetch.next(&wasted);
+        prefetch.listed(2);
+        assert_eq!(prefetch.next(&wasted), Next::Wait, "all that may be risked was lost");
+        let full = Seen {
+            room_bytes: 0,
+            ..idle(9_000)
+        };
+        assert_eq!(prefetch.next(&full), Next::Wait, "the tiers have no room");
+        assert_eq!(prefetch.next(&idle(9_000)), open(5 * MB));
+    }
+
+    #[test]
+    fn full_tiers_are_left_alone_for_a_while() {
+        let mut prefetch = begun();
+        prefetch.full(1_000);
+        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS - 1)), Next::Wait);
+        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS)), Next::List(1));
+    }
+
+    proptest! {
+        /// Programs that open just what is being read ahead can't make the source read more than 1.05 times what was copied.
+        #[test]
+        fn no_more_than_a_twentieth_is_read_twice(sizes in prop::collection::vec(0..3_000_000_u64, 1..400), is_lost in prop::collection::vec(any::<bool>(), 64), first in 0..200_000_000_u64) {
+            let mut prefetch = begun();
+            let mut left: std::collections::VecDeque<u64> = sizes.into();
+            let (mut copied_bytes, mut wasted_bytes, mut now_ms) = (first, 0, 0);
+            let mut losses = is_lost.into_iter().cycle();
+            for _ in 0..2_000 {
+                now_ms += 500;
+                match prefetch.next(&Seen { now_ms, copied_bytes, wasted_bytes, room_bytes: u64::MAX, ..Seen::default() }) {
+                    Next::Wait => {}
+                    Next::List(directory) => prefetch.listed(if directory == 1 { left.len() } else { 0 }),
+                    Next::Open { files, bytes } => {
+                        let (mut done, mut too_large, mut smallest, mut taken) = (0, 0, u64::MAX, 0);
+                        for _ in 0..files {
+                            let Some(size) = left.pop_front() else { break };
+                            if taken + size <= bytes {
+                                (taken, done) = (taken + size, done + 1);
+                                // It is copied in either case: behind its reader if not ahead of it.
+                                copied_bytes += size;
+                                if losses.next() == Some(true) {
+                                    wasted_bytes += size;
+                                }
+                            } else if done > 0 {
+                                left.push_front(size);
+                                break;
+                            } else {
+                                left.push_back(size);
+                                (too_large, smallest) = (too_large + 1, smallest.min(size));
+                            }
+                        }
+                        prefetch.opened(left.len(), too_large, smallest, now_ms);
+                    }
+                }
+                prop_assert!(wasted_bytes <= copied_bytes / RISK_PART, "{} of {}", wasted_bytes, copied_bytes);
+            }
+        }
+    }
+}
