@@ -68,6 +68,14 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 .PHONY: sbom
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
 
+.PHONY: bench-monarch
+bench-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour); writes bench/out/monarch.json
+	$(PY) -m bench.monarch
+
+.PHONY: plots-monarch
+plots-monarch: .test-tools ## draw docs/monarch-*.svg from bench/out/monarch.json, and print the table of docs/papers.md
+	$(PY) -m bench.monarch_page
+
 .PHONY: clean
 clean: ## remove everything that was built here
 	rm -rf target .venv .tools build dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -126,5 +134,5 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crate
 	@scripts/setup-system.sh test
 
 .venv/.frameworks: .venv/.synced
-	$(UV) sync --locked --inexact --group frameworks --group browser
+	$(UV) sync --locked --inexact --group frameworks --group browser --group plots
 	@touch $@

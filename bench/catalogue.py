@@ -67,13 +67,11 @@ def resident(world: World, tier: Tier, scenario: str, report: Report) -> None:
     world.drop_caches()
     with session(world, command(world, tier), tier) as running:
         adopted_after_s = wait_for_adoption(running, world.size.catalogued)
-        pid = running.agent.pid() if running.agent else None
-        status = Path(f"/proc/{pid}/status").read_text()
+        assert running.agent
+        mib = running.agent.memory()
         ended_at = time.monotonic()
         running.end()
         ended_after_s = time.monotonic() - ended_at
-    figures = dict(line.split(":", 1) for line in status.splitlines())
-    mib = {name: int(figures[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM", "RssAnon", "RssShmem")}
     note = ", ".join(f"{name} {mib[name]:.0f}" for name in ("RssAnon", "RssShmem", "VmHWM"))
     report.once(What(scenario, "resident once all is adopted", "MiB", RESIDENT_MIB_MAX), mib["VmRSS"], note)
     report.once(What(scenario, "resident at most", "MiB", RESIDENT_MIB_MAX), mib["VmHWM"])

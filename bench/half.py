@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.bounds import source_bytes_max
 from bench.epochs import FRESHNESS, moved
 from bench.report import Report, What
 from bench.session import program, session, tiered
@@ -29,9 +30,7 @@ def of_kind(name: str, local: Path, words: Sequence[str], world: World, report: 
     for _ in range(world.size.runs):
         with session(world, words) as running:
             untiered = moved(running.epoch(watch=True)).bytes
-        # S is what went over the links, headers and all; the quota and a file are grown alike.
-        on_links = untiered / all_bytes
-        bar = 1.02 * (untiered - quota * on_links) + largest * on_links
+        bar = source_bytes_max(untiered, all_bytes, quota, largest)
         with world.tier() as tier:
             with session(world, tiered(world, tier, quota, FRESHNESS[0], words), tier) as running:
                 epochs = [running.epoch(watch=True) for _ in range(3)]

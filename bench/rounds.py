@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.epochs import FRESHNESS, TTL_S, Against, Found, Kind, Seen, moved, of_files
+from bench.peers import rsync
 from bench.report import Report
 from bench.session import Epoch, ProgramError, Session, environment, hand_over_hand, program, session, tiered
 from bench.world import Tier, World
@@ -165,12 +166,8 @@ class Rounds:
 
     def rsync_first(self) -> None:
         """The other way to have local data: all of it is copied before the program begins."""
-        # It stays until all is measured, as tiers do.
-        target = self.world.place / f"rsynced-{self.kind.name}"
-        self.world.drop_caches()
-        begun = time.monotonic()
-        subprocess.run(["rsync", "-a", f"{self.kind.source}/", f"{target}/"], check=True)
-        self.found.totals["rsync first"] = time.monotonic() - begun + self.found.totals["on a local copy"]
+        copied_s = rsync(self.world, self.kind.source, self.world.place / f"rsynced-{self.kind.name}")
+        self.found.totals["rsync first"] = copied_s + self.found.totals["on a local copy"]
 
 
 @contextlib.contextmanager

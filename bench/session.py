@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Epoch:
     agent_cpu_ms: float
     # Where it was read in turns: how long each took.
     turns_s: tuple[float, ...] = ()
+    # All that the program said of it, where it was not read in turns.
+    said: Mapping[str, Any] = field(default_factory=dict)
 
 
 def program(name: str, *words: object) -> list[str]:
@@ -99,6 +101,17 @@ class Agent:
                     return pid
         return None
 
+    def memory(self) -> dict[str, float]:
+        """What it takes of memory, in MiB, its part of shared memory included: VmRSS, VmHWM, RssAnon and more.
+
+        Raises:
+            ProgramError: there is no agent.
+        """
+        if (pid := self.pid()) is None:
+            raise ProgramError("there is no agent")
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[2:] == ["kB"]}
+
     def wait_for_end(self) -> None:
         """Waits until it has ended with its last run."""
         deadline = time.monotonic() + END_S
@@ -147,6 +160,7 @@ class Session:
             traffic=traffic,
             settled_after_s=settled_after_s,
             agent_cpu_ms=self.agent_cpu_ms() - cpu_before,
+            said=said,
         )
 
     def step(self, **told: float | str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is mi
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from bench.workers import workers
 from bench.world import FULL, QUICK, World, world
 from testbed.testbed import have_gluster
 
-HIDDEN = "BENCH_TIERING_IS_HIDDEN"
 SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "files": files,
     "shards": shards,
@@ -46,20 +44,12 @@ def main() -> int:
     if reason := have_gluster():
         print(f"bench-tiering: {reason}", file=sys.stderr)
         return 1
-    hide()
+    command.hide("bench.tiering")
     report = Report("tiering", tuple(SCENARIOS), quick=args.quick)
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
     size = replace(size, pairs=args.pairs or size.pairs, seconds=args.seconds or size.seconds)
     return command.run(report, wanted, SCENARIOS, world(size, args.place, args.target))
-
-
-def hide() -> None:
-    """Goes on in a mount namespace of its own, so that nobody else's program finds the slow file system, reads there and is counted."""
-    if os.environ.pop(HIDDEN, None) is None:
-        own = [sys.executable, "-m", "bench.tiering", *sys.argv[1:]]
-        os.environ[HIDDEN] = "1"
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *own])  # noqa: S606
 
 
 if __name__ == "__main__":

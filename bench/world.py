@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ class Size:
     pairs: int
     runs: int
     # Each half of a pair takes at least this long.
-    seconds: float
-    micro_rounds: int
-    catalogued: int
+    seconds: float = 0
+    micro_rounds: int = 0
+    catalogued: int = 0
 
 
 FULL = Size(files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000)
@@ -164,9 +164,30 @@ class Tier:
         return total
 
 
+def unlabelled(local: Path, size: Size) -> None:
+    """Photographs by number, and tar files of them."""
+    datasets.photos(local / "files", size.files)
+    datasets.shards(local / "shards", size.shards)
+
+
 @contextlib.contextmanager
-def world(size: Size, parent: Path, target: Path | None) -> Iterator[World]:
-    """Made on entry, gone on leaving. What is measured comes from Cargo's `target`, or from where the package is installed."""
+def world(
+    size: Size,
+    parent: Path,
+    target: Path | None,
+    *,
+    prepare: Callable[[Path, Size], None] = unlabelled,
+    rate: str = "400mbit",
+) -> Iterator[World]:
+    """Made on entry, gone on leaving.
+
+    Args:
+        size: how much data, and how much of it is measured how often.
+        parent: where the data lie, and the tiers.
+        target: what is measured comes from this Cargo target directory; else from where the package is installed.
+        prepare: fills the directories `files` and `shards` below the one that it is given.
+        rate: what the link of each of the two bricks carries.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir=parent))
     try:
@@ -174,10 +195,9 @@ def world(size: Size, parent: Path, target: Path | None) -> Iterator[World]:
         place.chmod(0o755)
         local = place / "local"
         print(f"preparing {size.files:,} photographs and {size.shards} shards in {place}", flush=True)
-        datasets.photos(local / "files", size.files)
-        datasets.shards(local / "shards", size.shards)
+        prepare(local, size)
         command = install(place / "bin", target)
-        with gluster(place / "slow", populate=local) as cluster, bound(cluster.mnt, place / AS_IT_IS):
+        with gluster(place / "slow", rate=rate, populate=local) as cluster, bound(cluster.mnt, place / AS_IT_IS):
             yield World(place, size, cluster, command)
     finally:
         shutil.rmtree(place, ignore_errors=True)

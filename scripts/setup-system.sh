@@ -13,6 +13,7 @@ bindfs       bindfs            hung file systems
 strace       strace            injected faults
 fiu-run      fiu-utils         injected faults
 rsync        rsync             rsync under the preload
+rclone       rclone            benchmarks
 git          git               git under the preload
 glusterd     glusterfs-server  benchmarks
 musl-gcc     musl-tools        static and musl programs

@@ -65,14 +65,16 @@ def cache_directory() -> Path:
     return directory
 
 
-def photos(out: str | Path, count: int, *, size_kb: float = 30, per_dir: int = 1000, seed: int = 0) -> None:
-    """JPEG files, random crops of real photographs, of `size_kb` (1000 bytes) on average, in directories of `per_dir`."""
-    out = Path(out)
+def photos(out: str | Path, count: int, *, size_kb: float = 30, per_dir: int | None = 1000, seed: int = 0) -> None:
+    """JPEG files, random crops of real photographs, of `size_kb` (1000 bytes) on average.
+
+    They lie in directories of `per_dir`; if that is None, in one for each photograph, which then is their class.
+    """
     cropper = Cropper(size_kb, seed)
-    for number in range(0, count, per_dir):
-        (out / f"{number // per_dir:04d}").mkdir(parents=True, exist_ok=True)
     for number, jpeg in enumerate(progress(cropper.crops(count), "photos", count)):
-        (out / f"{number // per_dir:04d}" / f"{number:06d}.jpg").write_bytes(jpeg)
+        directory = Path(out) / f"{number // per_dir if per_dir else cropper.photograph(number):04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number:06d}.jpg").write_bytes(jpeg)
 
 
 def shards(out: str | Path, count: int, *, mib: int = 64, size_kb: float = 30, seed: int = 0) -> None:
@@ -127,12 +129,19 @@ class Cropper:
         photograph.crop((left, top, left + side, top + side)).save(out, "JPEG", quality=_QUALITY)
         return out.getvalue()
 
+    def photograph(self, number: int) -> int:
+        """Which photograph a crop is cut out of."""
+        return self._drawn(number)[0]
+
+    def _drawn(self, number: int) -> tuple[int, random.Random]:
+        choice = random.Random(f"{self._seed}/{number}")  # noqa: S311
+        return choice.randrange(len(self._photographs)), choice
+
     def crops(self, count: int) -> Iterator[bytes]:
         """The first `count` crops. Several are encoded at once; each depends on the seed and its number alone."""
 
         def numbered(number: int) -> bytes:
-            choice = random.Random(f"{self._seed}/{number}")  # noqa: S311
-            index = choice.randrange(len(self._photographs))
+            index, choice = self._drawn(number)
             return self._crop(index, self._sides[index], choice)
 
         numbers = iter(range(count))
