@@ -161,6 +161,12 @@ mod tests {
         );
         assert_eq!(epoch_s(work, Capacity { cores: 2.0, ..ample }), (30.0, Limit::Cpu));
         assert!((stall_s(work, Capacity { cores: 2.0, ..ample }) - 20.0).abs() < 1e-9);
+        let tied = Capacity {
+            bytes_per_s: 1e8,
+            requests_per_s: 1e3,
+            cores: 6.0,
+        };
+        assert_eq!(epoch_s(work, tied), (10.0, Limit::Compute), "the first of several");
         let idle = Work {
             source_bytes: 0.0,
             source_requests: 0.0,

@@ -15,6 +15,10 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "../tests/drawn/mod.rs"]
+mod drawn;
+
 pub mod bounds;
 pub mod eviction;
 pub mod fill_first;

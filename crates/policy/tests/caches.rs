@@ -307,6 +307,39 @@ proptest! {
     }
 }
 
+/// Later steps have higher grades, and no use has the highest; of very many steps neighbours share one.
+#[test]
+fn grades_rise_with_steps() {
+    for (samples, first_epoch) in [(1_000_u32, 0), (1_000, 7), (700_000, 3)] {
+        let order = Order {
+            permutation: Permutation::Sequential,
+            seed: 0,
+            deal: Deal::new(samples, 1, 1).expect("a deal"),
+        };
+        let mut future = Future::new(cluster(1, 0.1), 2);
+        assert_eq!(
+            (future.horizon(), future.iterations(), future.grades()),
+            (3, 0, 1),
+            "nothing is known"
+        );
+        let known: Vec<Epoch> = (first_epoch..first_epoch + 3).map(|number| order.epoch(number)).collect();
+        future.begin(first_epoch, &known);
+        let first = u64::from(first_epoch * samples);
+        let steps = 3 * u64::from(samples);
+        assert_eq!((future.first_step(), future.iterations()), (first, u64::from(samples)));
+        assert!(u64::from(future.grades()) <= steps.min(1 << 20) + 1);
+        assert_eq!(future.grade(None), future.grades() - 1);
+        assert_eq!([first, first.saturating_sub(1), 0].map(|step| future.grade(Some(step))), [0; 3]);
+        let shared = steps.div_ceil(1 << 20);
+        for step in 0..steps {
+            let grade = future.grade(Some(first + step));
+            assert_eq!(u64::from(grade), step / shared, "{step} of {steps}");
+            assert!(grade < future.grade(None));
+        }
+        assert_eq!(future.grade(Some(first + steps)), future.grade(None), "not within sight");
+    }
+}
+
 #[test]
 fn peers_serve_what_they_hold() {
     let cluster = cluster(4, 1.5);

@@ -178,6 +178,16 @@ fn a_few_reads_say_nothing() {
 }
 
 #[test]
+fn no_latency_is_too_short_or_too_long() {
+    for (latency_s, percentile_s) in [(0.0, 0.0..2e-6), (1e-9, 0.0..2e-6), (1e9, 1e3..f64::INFINITY)] {
+        let mut hedge = after(1.0, 1000, std::iter::repeat_n(latency_s, 100));
+        hedge.begun(0.0, 1000, ASAP);
+        let due_s = hedge.next_s().expect("a hundred are known");
+        assert!(percentile_s.contains(&due_s), "{due_s} for {latency_s}");
+    }
+}
+
+#[test]
 fn the_percentile_follows_what_changes() {
     let due_s = |hedge: &mut Hedge| {
         hedge.begun(0.0, 1000, ASAP);

@@ -133,6 +133,13 @@ fn what_cannot_be_is_refused() {
         dropped.expect_err("refused").to_string(),
         "10 samples give 4 ranks no full batch of 3, and what is not full is dropped"
     );
+    assert_eq!(OrderError::Zero("batch").to_string(), "batch must be at least 1");
+    assert_eq!(OrderError::TooManySamples.to_string(), "at most 4294967294 samples can be counted");
+    let missing = OrderError::NotAPermutation { index: 3, samples: 4 };
+    assert_eq!(
+        missing.to_string(),
+        "a given order must hold each of 4 samples once: it does not at index 3"
+    );
 }
 
 #[test]
@@ -243,6 +250,7 @@ proptest! {
     #[test]
     fn counted_orders_are_bijections(len in 1_u32..3000, seed: u64) {
         let counter = Counter::new(len, seed);
+        prop_assert!(counter.len() == len && !counter.is_empty());
         let mut seen = vec![false; len as usize];
         for index in 0..len {
             let value = counter.at(index);

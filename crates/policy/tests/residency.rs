@@ -434,11 +434,19 @@ fn forebay_reads_hardly_more_than_the_bound() {
                 let job = Large::new(20_000, nodes, batch, percent, skewed);
                 let (total, window) = (job.total_bytes(), job.window_bytes());
                 let bar = 1.02 * bounds::source_bytes(total, job.cluster) as f64 + f64::from(nodes) * window;
-                for (epoch, traffic) in job.run(&mut job.forebay(rotating), 4).iter().enumerate() {
+                let mut policy = job.forebay(rotating);
+                for (epoch, traffic) in job.run(&mut policy, 4).iter().enumerate() {
                     let read = traffic.bytes[SOURCE] as f64;
                     let most = if epoch == 0 { 1.02 * total as f64 } else { bar };
                     let what = format!("{nodes} nodes, {percent} %, skewed {skewed}, rotating {rotating}, epoch {epoch}");
                     assert!(read <= most, "{what}: {read} bytes of {most}");
+                    // A memory of a few steps' largest samples is exceeded by what is due.
+                    let largest = u64::from(job.sizes.iter().copied().max().unwrap_or(0));
+                    let is_small = job.cluster.cache_bytes < 4 * largest * u64::from(job.cluster.gpus * batch);
+                    assert!(is_small || traffic.held_bytes_max <= job.cluster.cache_bytes, "{what}: {traffic:?}");
+                    let limit = policy.window_limit_bytes();
+                    assert!(limit as f64 <= window, "{what}: {limit}, W {window}");
+                    assert!(skewed || traffic.window_bytes_max <= limit, "{what}: {traffic:?}, {limit}");
                 }
             }
         }

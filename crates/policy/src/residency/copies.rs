@@ -295,3 +295,6 @@ impl Copies {
 fn existing(slot: Slot) -> Option<Slot> {
     (slot != NONE).then_some(slot)
 }
+
+#[cfg(test)]
+mod tests;

@@ -117,3 +117,91 @@ impl Kept {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::drawn;
+    use crate::ids::Cluster;
+    use crate::residency::window::Share;
+
+    const SAMPLES: u32 = 20;
+
+    /// A window in which uses of these samples are under way.
+    fn using(samples: &BTreeSet<Sample>) -> Window {
+        let cluster = Cluster {
+            nodes: 1,
+            gpus: 1,
+            cache_bytes: 1,
+        };
+        let mut window = Window::new(cluster, SAMPLES, 0, Share::Whole);
+        for &sample in samples {
+            window.open_copy(Access {
+                node: 0,
+                sample,
+                iteration: 0,
+                epoch: 0,
+            });
+        }
+        window
+    }
+
+    proptest! {
+        #![proptest_config(drawn::cases(200))]
+
+        /// Also where a sample's nodes take several words.
+        #[test]
+        fn a_set_a_node(
+            moves in proptest::collection::vec((0..200_u16, 0..SAMPLES), 0..200), nodes in 1..200_u16,
+            used in proptest::collection::btree_set(0..SAMPLES, 0..10), odd: bool,
+        ) {
+            let mut kept = Kept::new(nodes, SAMPLES);
+            let mut plain: BTreeMap<Node, BTreeSet<Sample>> = BTreeMap::new();
+            let bytes = |sample: Sample| 100 + sample;
+            for (node, sample) in moves {
+                let node = node % nodes;
+                if plain.entry(node).or_default().insert(sample) {
+                    kept.insert(node, sample, bytes(sample));
+                } else {
+                    plain.entry(node).or_default().remove(&sample);
+                    kept.remove(node, sample, bytes(sample));
+                }
+                let of_node = &plain[&node];
+                prop_assert_eq!(kept.copies(node) as usize, of_node.len());
+                prop_assert_eq!(kept.bytes(node), of_node.iter().map(|&sample| u64::from(bytes(sample))).sum::<u64>());
+                prop_assert_eq!(kept.contains(node, sample), of_node.contains(&sample));
+                let holders: Vec<Node> = plain.iter().filter(|(_, of)| of.contains(&sample)).map(|(&node, _)| node).collect();
+                prop_assert_eq!(kept.holder(sample), holders.first().copied());
+            }
+            let window = using(&used);
+            let may_go = |sample: Sample| !odd || sample % 2 == 1;
+            for node in 0..nodes {
+                let of_node = plain.remove(&node).unwrap_or_default();
+                prop_assert!((0..SAMPLES).all(|sample| kept.contains(node, sample) == of_node.contains(&sample)));
+                let may: BTreeSet<Sample> = of_node.into_iter().filter(|sample| !used.contains(sample) && may_go(*sample)).collect();
+                // Each comes up once before one comes up again, and nothing else does.
+                let found: BTreeSet<Sample> = (0..may.len()).filter_map(|_| kept.next(node, SAMPLES, &window, may_go)).collect();
+                prop_assert_eq!(&found, &may);
+                let again = kept.next(node, SAMPLES, &window, may_go);
+                prop_assert_eq!(again.is_some(), !may.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_search_goes_on_where_it_ended_and_no_further_than_it_may() {
+        let mut kept = Kept::new(2, SAMPLES);
+        for sample in [3, 5, 19] {
+            kept.insert(1, sample, 1);
+        }
+        let window = using(&BTreeSet::new());
+        let mut next = |most| kept.next(1, most, &window, |_| true);
+        assert_eq!([next(3), next(1), next(1)], [None, Some(3), None]);
+        assert_eq!([next(1), next(13), next(1)], [Some(5), None, Some(19)]);
+        assert_eq!(next(1000), Some(3), "from the start again");
+    }
+}

@@ -366,3 +366,6 @@ impl Window {
         self.limit_bytes = needed.min(brim).min(memory);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -102,3 +102,76 @@ impl Outlook {
             .is_none_or(|uses| uses.now != node && uses.next.node != node)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::drawn;
+    use crate::order::{Deal, Epoch, Order, Permutation};
+
+    /// The node and the iteration of each sample's first use in an epoch.
+    fn first_uses(cluster: Cluster, epoch: &Epoch) -> BTreeMap<Sample, (Node, u32)> {
+        let mut uses = BTreeMap::new();
+        for iteration in 0..epoch.iterations() {
+            for (rank, sample) in epoch.step(iteration) {
+                uses.entry(sample).or_insert((cluster.node_of(rank), iteration));
+            }
+        }
+        uses
+    }
+
+    proptest! {
+        #![proptest_config(drawn::cases(200))]
+
+        /// Over epochs, the last of which nothing follows: what each node uses next, and what it is known to use at all.
+        #[test]
+        fn next_uses_are_those_of_the_orders(
+            samples in 1..60_u32, shape in (1..4_u16, 1..3_u32, 1..5_u32), drop: bool, seed: u64, used in proptest::collection::vec(any::<bool>(), 60),
+        ) {
+            let (nodes, gpus, batch) = shape;
+            let cluster = Cluster { nodes, gpus, cache_bytes: 1 };
+            let deal = Deal::new(samples, cluster.world(), batch).expect("a deal");
+            let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
+            let order = Order { permutation: Permutation::Counter, seed, deal };
+            let mut outlook = Outlook::default();
+            prop_assert!(!outlook.is_known() && !outlook.used(0, 0) && outlook.is_idle(0, 0) && outlook.next(0, 0).is_none());
+            let mut now = BTreeMap::new();
+            for number in 0..3 {
+                let epoch = (number < 2).then(|| order.epoch(number + 1));
+                let next = epoch.as_ref().map_or_else(BTreeMap::new, |epoch| first_uses(cluster, epoch));
+                let mut seen = BTreeMap::new();
+                outlook.begin(cluster, samples, epoch.as_ref(), |sample, node, part, now| {
+                    seen.insert(sample, (node, part, now));
+                });
+                prop_assert!(outlook.is_known());
+                prop_assert_eq!(seen.len(), next.len());
+                for (sample, (node, iteration)) in &next {
+                    let part = (u64::from(*iteration) * u64::from(PARTS) / u64::from(deal.iterations())) as Part;
+                    let is_used_now = now.get(sample).is_some_and(|(user, _)| user == node);
+                    prop_assert_eq!(seen.get(sample).copied(), Some((*node, part, is_used_now)));
+                    prop_assert_eq!(outlook.next(*node, *sample), Some(part));
+                }
+                for sample in 0..samples {
+                    for node in 0..nodes {
+                        let is_next = next.get(&sample).is_some_and(|(user, _)| *user == node);
+                        let is_now = || now.get(&sample).is_some_and(|(user, _)| *user == node);
+                        prop_assert_eq!(outlook.next(node, sample).is_some(), is_next);
+                        prop_assert_eq!(outlook.is_idle(node, sample), !is_next && !is_now());
+                        // Some uses are over before the epoch is, each once.
+                        if used[sample as usize] {
+                            let was_now = is_now();
+                            prop_assert_eq!(outlook.used(node, sample), was_now);
+                            prop_assert!(!outlook.used(node, sample));
+                            prop_assert_eq!(outlook.is_idle(node, sample), !is_next);
+                        }
+                    }
+                }
+                now = next;
+            }
+        }
+    }
+}

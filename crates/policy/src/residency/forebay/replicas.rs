@@ -149,3 +149,110 @@ impl Replicas {
         of_node.wanted += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::drawn;
+    use crate::ids::Cluster;
+    use crate::order::{Deal, Order, Permutation};
+    use crate::residency::window::Share;
+
+    /// Few enough that an idle replica is always looked for.
+    const SAMPLES: u32 = 120;
+    const CLUSTER: Cluster = Cluster {
+        nodes: 3,
+        gpus: 1,
+        cache_bytes: 1,
+    };
+
+    /// What is known when the first epoch begins, and windows in which uses of some samples are under way.
+    fn begun(seed: u64, used: &[Sample]) -> (Outlook, Window) {
+        let deal = Deal::new(SAMPLES, CLUSTER.world(), 4).expect("a deal");
+        let permutation = Permutation::Counter;
+        let next = Order { permutation, seed, deal }.epoch(1);
+        let mut outlook = Outlook::default();
+        outlook.begin(CLUSTER, SAMPLES, Some(&next), |_, _, _, _| {});
+        let mut window = Window::new(CLUSTER, SAMPLES, 0, Share::Whole);
+        for &sample in used {
+            window.open_copy(Access {
+                node: 0,
+                sample,
+                iteration: 0,
+                epoch: 0,
+            });
+        }
+        (outlook, window)
+    }
+
+    proptest! {
+        #![proptest_config(drawn::cases(200))]
+
+        /// What the node does not use again goes first, then what it uses latest; with a part of the epoch, only what it uses after that.
+        #[test]
+        fn the_worst_goes_first(
+            seed: u64, had in proptest::collection::btree_set(0..SAMPLES, 0..100), used in proptest::collection::vec(0..SAMPLES, 0..3),
+            part in proptest::option::of(0..PARTS),
+        ) {
+            let (outlook, window) = begun(seed, &used);
+            let mut replicas = Replicas::new(CLUSTER.nodes, SAMPLES);
+            for &sample in &had {
+                replicas.insert(1, sample, 10 + sample, outlook.next(1, sample));
+            }
+            let mut left = had.clone();
+            let mut last = None;
+            while let Some(sample) = replicas.worst(1, part, &window, &outlook) {
+                prop_assert!(left.remove(&sample) && !used.contains(&sample));
+                let next = outlook.next(1, sample);
+                prop_assert!(next.is_none_or(|next| part.is_none_or(|part| next > part)));
+                if let (Some(next), Some(last)) = (next, last) {
+                    prop_assert!(next <= last, "{} after {}", next, last);
+                }
+                prop_assert!(next.is_some() || last.is_none(), "an idle one after one that is not");
+                last = next;
+                replicas.remove(1, sample, 10 + sample, &outlook);
+                prop_assert!(!replicas.contains(1, sample));
+                prop_assert_eq!(replicas.bytes(1), left.iter().map(|sample| u64::from(10 + sample)).sum::<u64>());
+            }
+            // What may not go stays; what is used in the same part or later than what is in use may stay too.
+            let in_use = |sample: &Sample| used.contains(sample);
+            let blocked = left.iter().filter(|sample| in_use(sample)).filter_map(|sample| outlook.next(1, *sample)).max();
+            for sample in left.iter().filter(|sample| !in_use(sample)) {
+                let next = outlook.next(1, *sample);
+                prop_assert!(next.is_some_and(|next| part.is_some_and(|part| next <= part) || blocked.is_some_and(|blocked| next <= blocked)));
+            }
+            // All but what is in use may go at last.
+            while let Some(sample) = replicas.any(1, &window) {
+                prop_assert!(left.remove(&sample) && !in_use(&sample));
+                replicas.remove(1, sample, 10 + sample, &outlook);
+            }
+            prop_assert!(left.iter().all(in_use));
+        }
+    }
+
+    #[test]
+    fn what_is_foreseen_is_no_longer_idle() {
+        let (outlook, window) = begun(5, &[]);
+        let used_next: Vec<Sample> = (0..SAMPLES).filter(|&sample| outlook.next(1, sample).is_some()).collect();
+        let (first, second) = (used_next[0], used_next[1]);
+        let mut replicas = Replicas::new(CLUSTER.nodes, SAMPLES);
+        for sample in [first, second] {
+            replicas.insert(1, sample, 1, None);
+        }
+        // Listed by the use that is foreseen in the next epoch; one that is used in this epoch is listed when it was.
+        replicas.foresee(1, first, 7, false);
+        replicas.foresee(1, second, 9, true);
+        replicas.foresee(1, SAMPLES - 1, 11, false);
+        assert_eq!(replicas.worst(1, Some(6), &window, &outlook), Some(first));
+        assert_eq!(replicas.worst(1, Some(6), &window, &outlook), None);
+        replicas.used(1, second, true, Some(9));
+        assert_eq!(replicas.worst(1, Some(9), &window, &outlook), None);
+        assert_eq!(replicas.worst(1, Some(8), &window, &outlook), Some(second));
+        // A new epoch lists anew.
+        replicas.used(1, second, true, Some(9));
+        replicas.begin();
+        assert_eq!(replicas.worst(1, None, &window, &outlook), None);
+    }
+}

@@ -96,7 +96,11 @@ impl Spare {
 
 #[cfg(test)]
 mod tests {
-    use super::{CLASSES, class_of};
+    use proptest::prelude::*;
+
+    use super::{CLASSES, Spare, TOLD, class_of};
+    use crate::drawn;
+    use crate::ids::{Node, Sample};
 
     #[test]
     fn classes_grow_with_sizes_by_an_eighth() {
@@ -109,5 +113,60 @@ mod tests {
         assert_eq!(usize::from(class_of(u32::MAX)), CLASSES - 1);
         assert_eq!(class_of(16), class_of(17));
         assert_ne!(class_of(16), class_of(18));
+    }
+
+    /// Takes all that a node has, with their classes.
+    fn take_all(spare: &mut Spare, node: Node) -> Vec<(Sample, u8)> {
+        std::iter::from_fn(|| {
+            let found = spare.largest(node);
+            assert_eq!(spare.largest(node), found, "asking takes nothing away");
+            spare.pop(node);
+            found
+        })
+        .collect()
+    }
+
+    proptest! {
+        #![proptest_config(drawn::cases(100))]
+
+        #[test]
+        fn the_largest_comes_first_and_each_once(
+            sizes in proptest::collection::vec((any::<u32>(), 0..32_u32).prop_map(|(bytes, shift)| bytes >> shift), 0..300), cleared: bool,
+        ) {
+            let mut spare = Spare::new(2);
+            for (sample, &bytes) in (0..).zip(&sizes) {
+                spare.push((sample % 2) as Node, sample, bytes);
+            }
+            if cleared {
+                spare.clear();
+                prop_assert_eq!((spare.largest(0), spare.largest(1)), (None, None));
+                (0..).zip(&sizes).for_each(|(sample, &bytes)| spare.push((sample % 2) as Node, sample, bytes));
+            }
+            for node in 0..2 {
+                let mut taken = take_all(&mut spare, node);
+                prop_assert!(taken.is_sorted_by_key(|&(_, class)| std::cmp::Reverse(class)));
+                prop_assert!(taken.iter().all(|&(sample, class)| class == class_of(sizes[sample as usize])));
+                taken.sort_unstable();
+                let of_node: Vec<Sample> = (0..sizes.len() as Sample).filter(|sample| sample % 2 == Sample::from(node)).collect();
+                prop_assert_eq!(taken.into_iter().map(|(sample, _)| sample).collect::<Vec<_>>(), of_node);
+                prop_assert!(spare.pop(node).is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_told_comes_next() {
+        let mut spare = Spare::new(1);
+        (0..1000).for_each(|sample| spare.push(0, sample, 100));
+        let (mut told, mut times): (Vec<Sample>, usize) = (Vec::new(), 0);
+        while let Some((sample, _)) = spare.largest(0) {
+            assert!(told.pop().is_none_or(|next| next == sample));
+            let more = spare.pop(0);
+            if !more.is_empty() {
+                (told, times) = (more.to_vec(), times + 1);
+            }
+        }
+        let most = usize::from(TOLD);
+        assert!((1000 / most - 1..=1000 / most + 1).contains(&times), "{times} times");
     }
 }

@@ -1,0 +1,436 @@
+//! What nodes' memories let in, and what goes for it.
+
+mod drawn;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_policy::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
+use forebay_policy::order::{self, Deal, Order, Permutation};
+use forebay_policy::residency::{
+    Access, Belady, Fetch, FillFirst, Forebay, Handover, Lobster, Lru, NoCache, Nopfs, Origin, Pinned, Replay, Residency, nopfs,
+};
+use proptest::prelude::*;
+
+const EPOCHS: EpochNumber = 4;
+
+type New = fn(&Job) -> Box<dyn Residency>;
+
+fn samples(job: &Job) -> u32 {
+    job.order.deal.samples()
+}
+
+const LRU: New = |job| Box::new(Lru::new(job.cluster, samples(job), job.ahead));
+const BELADY: New = |job| Box::new(Belady::new(job.cluster, samples(job), job.ahead));
+const NOPFS: New = |job| Box::new(Nopfs::new(job.cluster, samples(job), job.ahead, job.uses()));
+const LOBSTER: New = |job| Box::new(Lobster::corrected(job.cluster, samples(job), job.ahead));
+const LOBSTER_AS_WRITTEN: New = |job| Box::new(Lobster::as_written(job.cluster, samples(job)));
+
+const POLICIES: [New; 11] = [
+    LRU,
+    BELADY,
+    NOPFS,
+    LOBSTER,
+    LOBSTER_AS_WRITTEN,
+    |job| Box::new(Lobster::as_written_within(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(NoCache::new(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(FillFirst::new(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(Pinned::new(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(Forebay::new(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(Forebay::rotating(job.cluster, samples(job), job.ahead)),
+];
+
+/// A job small enough to look at everything after every call.
+#[derive(Clone, Debug)]
+struct Job {
+    cluster: Cluster,
+    order: Order,
+    sizes: Vec<u32>,
+    ahead: Iteration,
+}
+
+impl Job {
+    fn uses(&self) -> nopfs::Uses {
+        nopfs::Uses::count(self.cluster, samples(self), (0..EPOCHS).map(|number| self.order.epoch(number)))
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.sizes.iter().map(|&bytes| u64::from(bytes)).sum()
+    }
+
+    fn step(&self, access: Access) -> u64 {
+        u64::from(access.epoch * self.order.deal.iterations() + access.iteration)
+    }
+
+    fn run(&self, policy: &mut dyn Residency) {
+        let mut replay = Replay::new(self.cluster, self.order, EPOCHS, |sample| self.sizes[sample as usize]);
+        while replay.epoch(policy).is_some() {}
+    }
+}
+
+/// Memories that together hold so many per cent of the data.
+fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -> impl Strategy<Value = Job> {
+    let shape = (1..4_u16, 1..3_u32, 1..4_u32, 0..3_u32, percent);
+    (shape, sizes, any::<u64>(), any::<bool>()).prop_map(|((nodes, gpus, batch, ahead, percent), sizes, seed, drop)| {
+        let total: u64 = sizes.iter().map(|&bytes| u64::from(bytes)).sum();
+        let cluster = Cluster {
+            nodes,
+            gpus,
+            cache_bytes: (total * percent / 100 / u64::from(nodes)).max(1),
+        };
+        let deal = Deal::new(sizes.len() as u32, cluster.world(), batch).expect("a deal");
+        let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
+        let permutation = Permutation::Counter;
+        Job {
+            cluster,
+            order: Order { permutation, seed, deal },
+            sizes,
+            ahead,
+        }
+    })
+}
+
+fn any_sizes() -> impl Strategy<Value = Vec<u32>> {
+    proptest::collection::vec((0..6_u32, 1..10_u32).prop_map(|(bits, bytes)| bytes << bits), 1..80)
+}
+
+fn equal_sizes() -> impl Strategy<Value = Vec<u32>> {
+    (1..80_usize, 1..5000_u32).prop_map(|(samples, bytes)| vec![bytes; samples])
+}
+
+/// How little a node's copy is worth to it, by what a policy goes by: the highest goes first.
+type Worth = fn(&Watched, Node, Sample) -> u64;
+
+/// Passes everything on to a policy, and looks at what comes in and what goes.
+struct Watched<'a> {
+    job: &'a Job,
+    policy: Box<dyn Residency>,
+    /// Asked for as far ahead as memory allows, as background fill does.
+    fills: bool,
+    worth: Option<Worth>,
+    uses_of: nopfs::Uses,
+    /// All uses of the epochs that the policy was told of: step, node, sample.
+    told: Vec<(u64, Node, Sample)>,
+    known: BTreeSet<Sample>,
+    due: Vec<u64>,
+    /// The first step in which nothing was used yet.
+    from: u64,
+    under_way: BTreeMap<(Node, Sample), u32>,
+    used_at: BTreeMap<(Node, Sample), u64>,
+    clock: u64,
+    /// Fetches of what was not due that had to wait, once a size was known.
+    waits: u32,
+}
+
+impl<'a> Watched<'a> {
+    fn new(job: &'a Job, new: New, fills: bool) -> Self {
+        Self {
+            job,
+            policy: new(job),
+            fills,
+            worth: None,
+            uses_of: job.uses(),
+            told: Vec::new(),
+            known: BTreeSet::new(),
+            due: vec![0; usize::from(job.cluster.nodes)],
+            from: 0,
+            under_way: BTreeMap::new(),
+            used_at: BTreeMap::new(),
+            clock: 0,
+            waits: 0,
+        }
+    }
+
+    /// The next step in which one of these nodes uses the sample.
+    fn next_use(&self, sample: Sample, by: impl Fn(Node) -> bool) -> u64 {
+        let uses = self
+            .told
+            .iter()
+            .filter(|(step, node, used)| *used == sample && by(*node) && *step >= self.from);
+        uses.map(|(step, ..)| *step).min().unwrap_or(u64::MAX)
+    }
+
+    /// Copies of a node that may go.
+    fn idle(&self, node: Node) -> BTreeSet<Sample> {
+        let is_idle = |sample: &Sample| self.policy.holds(node, *sample) && !self.under_way.contains_key(&(node, *sample));
+        (0..samples(self.job)).filter(is_idle).collect()
+    }
+
+    /// Nothing of a node went that was worth more than what stayed.
+    fn check_worth(&self, node: Node, before: &BTreeSet<Sample>) {
+        let Some(worth) = self.worth else { return };
+        let after = self.idle(node);
+        for gone in before
+            .difference(&after)
+            .filter(|sample| !self.under_way.contains_key(&(node, **sample)))
+        {
+            let little = worth(self, node, *gone);
+            for stayed in &after {
+                let name = self.name();
+                assert!(
+                    worth(self, node, *stayed) <= little,
+                    "{name}: {gone} goes from {node}, {stayed} stays"
+                );
+            }
+        }
+    }
+
+    /// What a node holds beside its window is what it keeps.
+    fn check_bytes(&self, node: Node) {
+        let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
+        let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
+        let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
+        assert_eq!(held - window, kept_bytes, "{}: node {node}", self.name());
+    }
+
+    fn knows_all(&self) -> bool {
+        self.known.len() == self.job.sizes.len()
+    }
+
+    /// What is not due is let in only where it fits: beside what the node keeps, and within the window's share.
+    fn check_room(&self, node: Node) {
+        let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
+        let memory = self.job.cluster.cache_bytes;
+        assert!(held <= memory, "{}: {held} bytes of {memory}", self.name());
+        if matches!(self.name(), "fill_first" | "pinned" | "forebay" | "forebay_rotating") {
+            let step = u64::from(self.job.cluster.gpus * self.job.order.deal.batch());
+            let four_steps = 4 * step * self.job.total_bytes() / self.job.sizes.len() as u64;
+            assert!(
+                window <= four_steps.max(memory / 50),
+                "{}: {window} bytes of the window",
+                self.name()
+            );
+        }
+    }
+}
+
+impl Residency for Watched<'_> {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn window(&self) -> Option<Iteration> {
+        self.policy.window().filter(|_| !self.fills)
+    }
+
+    fn horizon(&self) -> u32 {
+        self.policy.horizon()
+    }
+
+    fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]) {
+        self.told.clear();
+        for (number, order) in (epoch..).zip(orders.iter().take(self.horizon() as usize)) {
+            for iteration in 0..order.iterations() {
+                let step = u64::from(number * order.iterations() + iteration);
+                let uses = order.step(iteration);
+                self.told
+                    .extend(uses.map(|(rank, sample)| (step, self.job.cluster.node_of(rank), sample)));
+            }
+        }
+        self.policy.begin(epoch, orders);
+    }
+
+    fn fetch(&mut self, access: Access) -> Fetch {
+        let Access { node, sample, .. } = access;
+        let is_due = self.job.step(access) <= self.due[usize::from(node)];
+        let before = self.idle(node);
+        let has = |other, sample| self.policy.holds(other, sample) || self.under_way.contains_key(&(other, sample));
+        let is_last: BTreeSet<Sample> = (before.iter().copied())
+            .filter(|&sample| (0..self.job.cluster.nodes).all(|other| other == node || !has(other, sample)))
+            .collect();
+        let held = self.policy.held_bytes(node);
+        let fetch = self.policy.fetch(access);
+        match fetch {
+            Fetch::Wait => {
+                assert!(!is_due, "{}: {access:?} is due, and waits", self.name());
+                self.waits += u32::from(!self.known.is_empty());
+                return fetch;
+            }
+            Fetch::From(origin) => {
+                *self.under_way.entry((node, sample)).or_default() += 1;
+                if origin == Origin::Local {
+                    assert_eq!(self.policy.held_bytes(node), held);
+                } else if !is_due && self.knows_all() {
+                    self.check_room(node);
+                }
+            }
+        }
+        if !is_due {
+            // A prefetch takes the room of what is used later only, if the policy looks at that; but for what others hold too.
+            for gone in before.difference(&self.idle(node)).filter(|gone| **gone != sample) {
+                let next = match self.name() {
+                    "belady" | "lobster_as_written" => self.next_use(*gone, |user| user == node),
+                    "lobster" if is_last.contains(gone) => self.next_use(*gone, |_| true),
+                    _ => continue,
+                };
+                assert!(
+                    next > self.job.step(access),
+                    "{}: {gone}, used at {next}, went for {access:?}",
+                    self.name()
+                );
+            }
+        }
+        self.check_worth(node, &before);
+        self.check_bytes(node);
+        fetch
+    }
+
+    fn arrived(&mut self, access: Access, bytes: u32) {
+        let before = self.idle(access.node);
+        self.policy.arrived(access, bytes);
+        self.known.insert(access.sample);
+        self.check_worth(access.node, &before);
+        self.check_bytes(access.node);
+    }
+
+    fn consumed(&mut self, access: Access) {
+        let Access { node, sample, .. } = access;
+        let mut before = self.idle(node);
+        self.clock += 1;
+        self.used_at.insert((node, sample), self.clock);
+        let step = self.job.step(access);
+        self.from = self.from.max(step + 1);
+        let due = &mut self.due[usize::from(node)];
+        *due = (*due).max(step + 1);
+        let uses = self.under_way.get_mut(&(node, sample)).expect("under way");
+        *uses -= 1;
+        if *uses == 0 {
+            self.under_way.remove(&(node, sample));
+            before.insert(sample);
+        }
+        self.policy.consumed(access);
+        self.check_worth(node, &before);
+        (0..self.job.cluster.nodes).for_each(|node| self.check_bytes(node));
+    }
+
+    fn handover(&mut self) -> Option<Handover> {
+        self.policy.handover()
+    }
+
+    fn holds(&self, node: Node, sample: Sample) -> bool {
+        self.policy.holds(node, sample)
+    }
+
+    fn held_bytes(&self, node: Node) -> u64 {
+        self.policy.held_bytes(node)
+    }
+
+    fn window_bytes(&self, node: Node) -> u64 {
+        self.policy.window_bytes(node)
+    }
+}
+
+proptest! {
+    #![proptest_config(drawn::cases(60))]
+
+    /// However far ahead a policy is asked: what is due never waits, what is not is let in only where it fits, once sizes are known, and what is
+    /// kept is counted.
+    #[test]
+    fn what_is_not_due_is_let_in_only_where_it_fits(job in jobs(any_sizes(), 1..250), fills: bool) {
+        for new in POLICIES {
+            job.run(&mut Watched::new(&job, new, fills));
+        }
+    }
+
+    /// With samples of one size, and room for all of them and a window on each node.
+    #[test]
+    fn where_there_is_room_nothing_waits(job in jobs(equal_sizes(), 100..101)) {
+        let cache_bytes = 2 * job.total_bytes() + 20 * u64::from(job.cluster.gpus * job.order.deal.batch() * job.sizes[0]);
+        let job = Job { cluster: Cluster { cache_bytes, ..job.cluster }, ..job };
+        for new in POLICIES {
+            let mut watched = Watched::new(&job, new, false);
+            job.run(&mut watched);
+            prop_assert_eq!(watched.waits, 0, "{}", watched.name());
+        }
+    }
+
+    /// What a node gives up is worth no more to it than what it keeps: it is used later, was used longer ago, or is used more seldom.
+    #[test]
+    fn what_is_worth_least_goes(job in jobs(any_sizes(), 10..90)) {
+        let used_later: Worth = |watched, node, sample| watched.next_use(sample, |user| user == node);
+        let used_before: Worth = |watched, node, sample| u64::MAX - watched.used_at[&(node, sample)];
+        let used_seldom: Worth = |watched, node, sample| u64::from(u8::MAX - watched.uses_of.of(node, sample));
+        for (new, worth) in [(BELADY, used_later), (LRU, used_before), (NOPFS, used_seldom)] {
+            let mut watched = Watched::new(&job, new, false);
+            watched.worth = Some(worth);
+            job.run(&mut watched);
+        }
+    }
+}
+
+#[test]
+fn each_policy_says_what_it_is_and_how_far_it_looks() {
+    let cluster = Cluster {
+        nodes: 2,
+        gpus: 1,
+        cache_bytes: 100,
+    };
+    let order = Order {
+        permutation: Permutation::Sequential,
+        seed: 0,
+        deal: Deal::new(10, 2, 1).expect("a deal"),
+    };
+    let job = Job {
+        cluster,
+        order,
+        sizes: vec![10; 10],
+        ahead: 3,
+    };
+    let said = POLICIES
+        .map(|new| new(&job))
+        .map(|policy| (policy.name(), policy.horizon(), policy.window()));
+    let within = Some(3);
+    let expected = [
+        ("lru", 1, within),
+        ("belady", 3, within),
+        ("nopfs", 1, within),
+        ("lobster", 3, within),
+        ("lobster_as_written", 3, None),
+        ("lobster_as_written", 3, within),
+        ("none", 1, within),
+        ("fill_first", 1, within),
+        ("pinned", 1, within),
+        ("forebay", 2, within),
+        ("forebay_rotating", 2, within),
+    ];
+    assert_eq!(said, expected);
+    assert_eq!(Belady::looking(cluster, 10, 3, 5).horizon(), 6);
+}
+
+/// Counts from the orders themselves.
+#[test]
+fn uses_are_counted_by_node() {
+    let cluster = Cluster {
+        nodes: 3,
+        gpus: 2,
+        cache_bytes: 1,
+    };
+    let deal = Deal::new(40, cluster.world(), 3).expect("a deal");
+    let permutation = Permutation::Counter;
+    let order = Order {
+        permutation,
+        seed: 1,
+        deal,
+    };
+    let count = |epochs: EpochNumber| nopfs::Uses::count(cluster, 40, (0..epochs).map(|number| order.epoch(number)));
+    let mut plain: BTreeMap<(Node, Sample), u8> = BTreeMap::new();
+    for number in 0..30 {
+        let uses = order.epoch(number);
+        for (position, sample) in uses.samples(0..deal.positions()) {
+            let place = deal.place(position).expect("within the epoch");
+            *plain.entry((cluster.node_of(place.rank), sample)).or_default() += 1;
+        }
+    }
+    let uses = count(30);
+    for node in 0..3 {
+        for sample in 0..40 {
+            assert_eq!(uses.of(node, sample), plain.get(&(node, sample)).copied().unwrap_or(0));
+        }
+    }
+    let one = Cluster { nodes: 1, ..cluster };
+    let many = nopfs::Uses::count(
+        one,
+        1,
+        (0..300).map(|_| order::Epoch::given(Deal::new(1, 2, 1).expect("a deal"), vec![0]).expect("one sample")),
+    );
+    assert_eq!(many.of(0, 0), u8::MAX, "as many as can be counted");
+}
