@@ -138,17 +138,19 @@ fn what_does_not_answer_again_is_made_again_and_after_the_third_time_later_and_l
 
 #[test]
 fn the_last_of_the_budget_is_for_what_is_late_already() {
-    // Of a budget of 3104 requests all but 97 are spent: half of the last sixteenth is left.
-    let mut hedge = after(1.0, 1000, std::iter::repeat_n(0.1, 96));
-    let reads: Vec<_> = (0..3007).map(|_| hedge.begun(0.0, 1000, ASAP)).collect();
-    let late_s = hedge.next_s().expect("enough are known");
-    while hedge.due(late_s).is_some() {}
-    assert_eq!(hedge.hedged_requests(), 3007);
-    for read in reads {
-        hedge.abandoned(read);
+    // All but one part in 32 of the budget is spent, of 3104 or of 32 requests: half of the last sixteenth is left.
+    for (budget, begun, hedged) in [(1.0, 3007, 3007), (0.01, 3103, 31)] {
+        let mut hedge = after(budget, 1000, std::iter::repeat_n(0.1, 96));
+        let reads: Vec<_> = (0..begun).map(|_| hedge.begun(0.0, 1000, ASAP)).collect();
+        let late_s = hedge.next_s().expect("enough are known");
+        while hedge.due(late_s).is_some() {}
+        assert_eq!(hedge.hedged_requests(), hedged);
+        for read in reads {
+            hedge.abandoned(read);
+        }
+        hedge.begun(0.0, 1000, 5.0);
+        assert!(hedge.next_s().is_some_and(|next_s| (next_s - (5.0 - late_s / 2.0)).abs() < 1e-6));
     }
-    hedge.begun(0.0, 1000, 5.0);
-    assert!(hedge.next_s().is_some_and(|next_s| (next_s - (5.0 - late_s / 2.0)).abs() < 1e-6));
 }
 
 #[test]
@@ -241,6 +243,16 @@ fn bytes_are_a_budget_too() {
         hedge.ended(1.1, read);
     }
     assert_eq!((hedge.due(1.2), hedge.hedged_bytes()), (Some(large), 1000));
+}
+
+#[test]
+fn requests_are_a_budget_too() {
+    // Bytes are plenty: a large read is under way. Of 202 requests two may be made again.
+    let mut hedge = after(Hedge::BUDGET, 1, std::iter::repeat_n(0.1, 198));
+    hedge.begun(0.0, 1 << 30, ASAP);
+    let reads = [(); 3].map(|()| hedge.begun(0.0, 1, ASAP));
+    assert_eq!([(); 3].map(|()| hedge.due(1.0)), [Some(reads[0]), Some(reads[1]), None]);
+    assert_eq!(hedge.next_s(), None, "in vain, until more is read");
 }
 
 #[test]

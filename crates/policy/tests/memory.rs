@@ -119,6 +119,8 @@ struct Watched<'a> {
     clock: u64,
     /// Fetches of what was not due that had to wait, once a size was known.
     waits: u32,
+    /// A node keeps less since another one has used something.
+    shrank: bool,
 }
 
 impl<'a> Watched<'a> {
@@ -137,6 +139,7 @@ impl<'a> Watched<'a> {
             used_at: BTreeMap::new(),
             clock: 0,
             waits: 0,
+            shrank: false,
         }
     }
 
@@ -174,12 +177,45 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// What a node holds beside its window is what it keeps.
+    /// How many samples each node but this one keeps.
+    fn kept_by_others(&self, node: Node) -> Vec<usize> {
+        let others = (0..self.job.cluster.nodes).filter(|&other| other != node);
+        let kept = |other: Node| (0..samples(self.job)).filter(move |&sample| self.policy.holds(other, sample));
+        others.map(|other| kept(other).count()).collect()
+    }
+
+    /// What a node holds beside its window is what it keeps; and with no cache, the window is what is used.
     fn check_bytes(&self, node: Node) {
         let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
         let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
         let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
         assert_eq!(held - window, kept_bytes, "{}: node {node}", self.name());
+        let of_node = self.under_way.iter().filter(|((user, _), _)| *user == node);
+        let used = of_node.map(|((_, sample), uses)| u64::from(*uses) * u64::from(self.job.sizes[*sample as usize]));
+        assert!(
+            self.name() != "none" || window == used.sum::<u64>(),
+            "{window} bytes on node {node}"
+        );
+    }
+
+    /// No other node has the sample.
+    fn is_last(&self, node: Node, sample: Sample) -> bool {
+        let has = |other| self.policy.holds(other, sample) || self.under_way.contains_key(&(other, sample));
+        (0..self.job.cluster.nodes).all(|other| other == node || !has(other))
+    }
+
+    /// A fetch waits only if nothing is left that may go for it.
+    fn check_wait(&self, access: Access) {
+        let (node, step) = (access.node, self.job.step(access));
+        for idle in self.idle(node) {
+            let may_go = match self.name() {
+                "lru" | "nopfs" => true,
+                "belady" | "lobster_as_written" => self.next_use(idle, |user| user == node) > step,
+                "lobster" => !self.is_last(node, idle) || self.next_use(idle, |_| true) > step,
+                _ => false,
+            };
+            assert!(!may_go, "{}: {access:?} waits, and {idle} may go", self.name());
+        }
     }
 
     fn knows_all(&self) -> bool {
@@ -219,6 +255,7 @@ impl Residency for Watched<'_> {
     fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]) {
         self.told.clear();
         for (number, order) in (epoch..).zip(orders.iter().take(self.horizon() as usize)) {
+            assert_eq!(*order, self.job.order.epoch(number));
             for iteration in 0..order.iterations() {
                 let step = u64::from(number * order.iterations() + iteration);
                 let uses = order.step(iteration);
@@ -233,20 +270,33 @@ impl Residency for Watched<'_> {
         let Access { node, sample, .. } = access;
         let is_due = self.job.step(access) <= self.due[usize::from(node)];
         let before = self.idle(node);
-        let has = |other, sample| self.policy.holds(other, sample) || self.under_way.contains_key(&(other, sample));
-        let is_last: BTreeSet<Sample> = (before.iter().copied())
-            .filter(|&sample| (0..self.job.cluster.nodes).all(|other| other == node || !has(other, sample)))
-            .collect();
-        let held = self.policy.held_bytes(node);
+        let last: BTreeSet<Sample> = before.iter().copied().filter(|&sample| self.is_last(node, sample)).collect();
+        let is_kept = |node| self.policy.holds(node, sample);
+        let (is_here, is_elsewhere) = (
+            is_kept(node),
+            (0..self.job.cluster.nodes).any(|other| other != node && is_kept(other)),
+        );
+        let (held, others) = (self.policy.held_bytes(node), self.kept_by_others(node));
         let fetch = self.policy.fetch(access);
+        assert_eq!(self.kept_by_others(node), others, "{}: room on node {node}", self.name());
         match fetch {
             Fetch::Wait => {
                 assert!(!is_due, "{}: {access:?} is due, and waits", self.name());
-                self.waits += u32::from(!self.known.is_empty());
+                if !self.known.is_empty() {
+                    self.waits += 1;
+                    self.check_wait(access);
+                }
                 return fetch;
             }
             Fetch::From(origin) => {
                 *self.under_way.entry((node, sample)).or_default() += 1;
+                assert!(!is_here || origin == Origin::Local, "{}: {access:?} is here", self.name());
+                let asks_others = !matches!(self.name(), "none" | "fill_first");
+                assert!(
+                    !(asks_others && is_elsewhere) || origin != Origin::Source,
+                    "{}: a peer has {access:?}",
+                    self.name()
+                );
                 if origin == Origin::Local {
                     assert_eq!(self.policy.held_bytes(node), held);
                 } else if !is_due && self.knows_all() {
@@ -259,7 +309,7 @@ impl Residency for Watched<'_> {
             for gone in before.difference(&self.idle(node)).filter(|gone| **gone != sample) {
                 let next = match self.name() {
                     "belady" | "lobster_as_written" => self.next_use(*gone, |user| user == node),
-                    "lobster" if is_last.contains(gone) => self.next_use(*gone, |_| true),
+                    "lobster" if last.contains(gone) => self.next_use(*gone, |_| true),
                     _ => continue,
                 };
                 assert!(
@@ -270,13 +320,13 @@ impl Residency for Watched<'_> {
             }
         }
         self.check_worth(node, &before);
-        self.check_bytes(node);
         fetch
     }
 
     fn arrived(&mut self, access: Access, bytes: u32) {
-        let before = self.idle(access.node);
+        let (before, others) = (self.idle(access.node), self.kept_by_others(access.node));
         self.policy.arrived(access, bytes);
+        assert_eq!(self.kept_by_others(access.node), others, "{}: room on {access:?}", self.name());
         self.known.insert(access.sample);
         self.check_worth(access.node, &before);
         self.check_bytes(access.node);
@@ -297,13 +347,20 @@ impl Residency for Watched<'_> {
             self.under_way.remove(&(node, sample));
             before.insert(sample);
         }
+        let others = self.kept_by_others(node);
         self.policy.consumed(access);
+        self.shrank = self.kept_by_others(node).iter().zip(&others).any(|(after, before)| after < before);
         self.check_worth(node, &before);
         (0..self.job.cluster.nodes).for_each(|node| self.check_bytes(node));
     }
 
+    /// What a node uses costs others what they keep only if they take something over, or if it becomes theirs no longer.
     fn handover(&mut self) -> Option<Handover> {
-        self.policy.handover()
+        let given = self.policy.handover();
+        let may_shrink = given.is_some() || self.name() == "forebay_rotating";
+        assert!(may_shrink || !self.shrank, "{}", self.name());
+        self.shrank = false;
+        given
     }
 
     fn holds(&self, node: Node, sample: Sample) -> bool {

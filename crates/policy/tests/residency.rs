@@ -501,25 +501,42 @@ fn room_that_is_left_holds_what_nodes_use_next() {
     assert!(all > 0.55, "{all}");
 }
 
-#[test]
-fn a_node_that_others_leave_room_takes_what_does_not_fit() {
-    // Every other sample is four times as large, and in this order one of two nodes uses all of these.
-    let sizes: Vec<u32> = (0..4_000).map(|sample| if sample % 2 == 0 { 40_000 } else { 10_000 }).collect();
+/// Every other sample is four times as large, and in this order one of two nodes uses all of these.
+fn uneven(cache_bytes: u64) -> Large {
     let cluster = Cluster {
         nodes: 2,
         gpus: 1,
-        cache_bytes: 60_000_000,
+        cache_bytes,
     };
     let order = Order {
         permutation: Permutation::Sequential,
         seed: 0,
         deal: Deal::new(4_000, 2, 4).expect("a deal"),
     };
-    let job = Large { cluster, order, sizes };
+    let sizes = (0..4_000).map(|sample| if sample % 2 == 0 { 40_000 } else { 10_000 }).collect();
+    Large { cluster, order, sizes }
+}
+
+#[test]
+fn a_node_that_others_leave_room_takes_what_does_not_fit() {
+    let job = uneven(60_000_000);
     let epochs = job.run(&mut job.forebay(false), 3);
     assert!(epochs[0].handover_bytes > 20_000_000, "{epochs:?}");
     assert_eq!([epochs[1].bytes[SOURCE], epochs[2].bytes[SOURCE]], [0, 0]);
-    assert!(epochs[0].held_bytes_max <= cluster.cache_bytes);
+    assert!(epochs[0].held_bytes_max <= job.cluster.cache_bytes);
+}
+
+/// When the first node is full, the second one's own reads would still fill its room; later they would not.
+#[test]
+fn a_node_is_asked_again_whether_it_has_room_to_spare() {
+    let job = uneven(34_000_000);
+    let epochs = job.run(&mut job.forebay(false), 2);
+    assert!(epochs[0].handover_bytes > 10_000_000, "{epochs:?}");
+    let bound = bounds::source_bytes(job.total_bytes(), job.cluster) as f64;
+    assert!(
+        epochs[1].bytes[SOURCE] as f64 <= 1.02 * bound + 2.0 * job.window_bytes(),
+        "{epochs:?}"
+    );
 }
 
 /// With equal sizes, on one node, no choice of what to keep is better than what came first.

@@ -340,6 +340,11 @@ fn the_rank_with_the_least_of_its_threads_at_work_comes_first() {
         Some(0),
         "the oldest of equal ones"
     );
+    // One thread of three is less than one of two, though its rank's request came later.
+    let mut uneven = Static::new(5, 2);
+    uneven.push(request(0, 1));
+    uneven.push(request(1, 0));
+    assert_eq!(uneven.pick(&[1, 1]).map(|request| request.sample), Some(1));
 }
 
 /// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5 times what four threads

@@ -353,3 +353,21 @@ impl Scheduler for Lobster {
         self.queues.waiting()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_better;
+
+    #[test]
+    fn in_time_is_better_than_late_and_then_the_smaller_difference() {
+        let tau_s = 0.05;
+        assert!(is_better(-0.9, 0.2, tau_s) && !is_better(0.2, -0.9, tau_s), "however early");
+        assert!(is_better(0.01, -0.9, tau_s) && !is_better(-0.9, 0.01, tau_s), "both in time");
+        assert!(is_better(0.2, 0.9, tau_s) && !is_better(0.9, 0.2, tau_s), "both late");
+        assert!(!is_better(0.2, 0.2, tau_s) && !is_better(-0.2, -0.2, tau_s), "what came first");
+        assert!(
+            is_better(-0.9, tau_s, tau_s) && !is_better(tau_s, -0.9, tau_s),
+            "late by tau is late"
+        );
+    }
+}

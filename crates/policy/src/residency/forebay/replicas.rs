@@ -152,7 +152,10 @@ impl Replicas {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
+    use proptest::test_runner::TestCaseError;
 
     use super::*;
     use crate::drawn;
@@ -190,46 +193,65 @@ mod tests {
     proptest! {
         #![proptest_config(drawn::cases(200))]
 
-        /// What the node does not use again goes first, then what it uses latest; with a part of the epoch, only what it uses after that.
+        /// What the node does not use again goes first, then what it uses latest; with a part of the epoch, only what it uses after that. And again
+        /// with other replicas, when all have gone.
         #[test]
         fn the_worst_goes_first(
-            seed: u64, had in proptest::collection::btree_set(0..SAMPLES, 0..100), used in proptest::collection::vec(0..SAMPLES, 0..3),
-            part in proptest::option::of(0..PARTS),
+            seed: u64, rounds in proptest::collection::vec(proptest::collection::btree_set(0..SAMPLES, 0..100), 1..4),
+            used in proptest::collection::vec(0..SAMPLES, 0..3), part in proptest::option::of(0..PARTS),
         ) {
             let (outlook, window) = begun(seed, &used);
             let mut replicas = Replicas::new(CLUSTER.nodes, SAMPLES);
-            for &sample in &had {
-                replicas.insert(1, sample, 10 + sample, outlook.next(1, sample));
+            for had in rounds {
+                check_round(&mut replicas, had, part, &window, &outlook)?;
             }
-            let mut left = had.clone();
-            let mut last = None;
-            while let Some(sample) = replicas.worst(1, part, &window, &outlook) {
-                prop_assert!(left.remove(&sample) && !used.contains(&sample));
-                let next = outlook.next(1, sample);
-                prop_assert!(next.is_none_or(|next| part.is_none_or(|part| next > part)));
-                if let (Some(next), Some(last)) = (next, last) {
-                    prop_assert!(next <= last, "{} after {}", next, last);
-                }
-                prop_assert!(next.is_some() || last.is_none(), "an idle one after one that is not");
-                last = next;
-                replicas.remove(1, sample, 10 + sample, &outlook);
-                prop_assert!(!replicas.contains(1, sample));
-                prop_assert_eq!(replicas.bytes(1), left.iter().map(|sample| u64::from(10 + sample)).sum::<u64>());
-            }
-            // What may not go stays; what is used in the same part or later than what is in use may stay too.
-            let in_use = |sample: &Sample| used.contains(sample);
-            let blocked = left.iter().filter(|sample| in_use(sample)).filter_map(|sample| outlook.next(1, *sample)).max();
-            for sample in left.iter().filter(|sample| !in_use(sample)) {
-                let next = outlook.next(1, *sample);
-                prop_assert!(next.is_some_and(|next| part.is_some_and(|part| next <= part) || blocked.is_some_and(|blocked| next <= blocked)));
-            }
-            // All but what is in use may go at last.
-            while let Some(sample) = replicas.any(1, &window) {
-                prop_assert!(left.remove(&sample) && !in_use(&sample));
-                replicas.remove(1, sample, 10 + sample, &outlook);
-            }
-            prop_assert!(left.iter().all(in_use));
         }
+    }
+
+    fn check_round(
+        replicas: &mut Replicas,
+        mut left: BTreeSet<Sample>,
+        part: Option<Part>,
+        window: &Window,
+        outlook: &Outlook,
+    ) -> Result<(), TestCaseError> {
+        for &sample in &left {
+            replicas.insert(1, sample, 10 + sample, outlook.next(1, sample));
+        }
+        let mut last = None;
+        while let Some(sample) = replicas.worst(1, part, window, outlook) {
+            prop_assert!(left.remove(&sample) && !window.in_use(sample));
+            let next = outlook.next(1, sample);
+            prop_assert!(next.is_none_or(|next| part.is_none_or(|part| next > part)));
+            prop_assert!(
+                last.is_none() || next.is_some_and(|next| Some(next) <= last),
+                "{:?} after {:?}",
+                next,
+                last
+            );
+            last = next;
+            replicas.remove(1, sample, 10 + sample, outlook);
+            prop_assert!(!replicas.contains(1, sample));
+            let bytes: u64 = left.iter().map(|sample| u64::from(10 + sample)).sum();
+            prop_assert_eq!(replicas.bytes(1), bytes);
+        }
+        // What may not go stays; and so may what is used no later than something that is in use, and is or was listed.
+        let in_use = |sample: &Sample| window.in_use(*sample);
+        let blocked = (0..SAMPLES).filter(in_use).filter_map(|sample| outlook.next(1, sample)).max();
+        for sample in left.iter().filter(|sample| !in_use(sample)) {
+            let next = outlook.next(1, *sample);
+            prop_assert!(next.is_some() && (next <= part || next <= blocked));
+        }
+        // All but what is in use may go at last.
+        while let Some(sample) = replicas.any(1, window) {
+            prop_assert!(left.remove(&sample) && !in_use(&sample));
+            replicas.remove(1, sample, 10 + sample, outlook);
+        }
+        prop_assert!(left.iter().all(in_use));
+        for sample in left {
+            replicas.remove(1, sample, 10 + sample, outlook);
+        }
+        Ok(())
     }
 
     #[test]
