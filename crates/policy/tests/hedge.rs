@@ -202,6 +202,11 @@ fn the_percentile_follows_what_changes() {
     let fast_then_slow = [0.001, 1.0].into_iter().flat_map(|latency_s| std::iter::repeat_n(latency_s, 3_000));
     assert!(due_s(&mut after(1.0, 1000, fast_then_slow)) >= 1.0);
 
+    // When the oldest of them are forgotten, enough are known still.
+    for latencies in (8000..8400).step_by(16) {
+        assert!(due_s(&mut after(1.0, 1000, std::iter::repeat_n(0.1, latencies))) < 0.11);
+    }
+
     // What began while reads were fast is not late when they have become slow.
     let mut hedge = after(1.0, 1000, std::iter::repeat_n(0.1, 100));
     let read = hedge.begun(0.0, 1000, ASAP);

@@ -345,6 +345,10 @@ fn the_rank_with_the_least_of_its_threads_at_work_comes_first() {
     uneven.push(request(0, 1));
     uneven.push(request(1, 0));
     assert_eq!(uneven.pick(&[1, 1]).map(|request| request.sample), Some(1));
+    let mut even = Static::new(6, 2);
+    even.push(request(0, 1));
+    even.push(request(1, 0));
+    assert_eq!(even.pick(&[1, 1]).map(|request| request.sample), Some(0), "whichever rank's it is");
 }
 
 /// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5 times what four threads
@@ -364,16 +368,57 @@ fn algorithm_1_corrected_gives_the_late_rank_what_the_early_one_does_not_need() 
 
 #[test]
 fn algorithm_1_where_nobody_is_late_is_proportional_to_the_queues() {
-    let mut lobster = Lobster::corrected(node(9, 2, 64, 1, 1e9));
-    for sample in 0..24 {
-        lobster.push(request(sample, 0));
+    for errata in [&[][..], &[Erratum::UnboundedSum]] {
+        let mut lobster = Lobster::with("lobster", node(9, 2, 64, 1, 1e9), errata);
+        for sample in 0..24 {
+            lobster.push(request(sample, 0));
+        }
+        lobster.assign(&step(1.0, &[1000, 1000]));
+        assert_eq!(
+            lobster.assigned(),
+            [6, 2],
+            "24 requests wait for one, a batch of 8 will for the other"
+        );
     }
-    lobster.assign(&step(1.0, &[1000, 1000]));
-    assert_eq!(
-        lobster.assigned(),
-        [6, 2],
-        "24 requests wait for one, a batch of 8 will for the other"
-    );
+}
+
+#[test]
+fn a_rank_may_get_all_threads_and_one_without_reads_none() {
+    let mut lobster = Lobster::corrected(node(9, 2, 64, 1, 1e9));
+    lobster.assign(&step(1.0, &[8000, 0]));
+    assert_eq!(lobster.assigned(), [8, 0]);
+}
+
+#[test]
+fn the_search_ends_within_tau() {
+    // By 20 threads 0.97 s, and it is in time by 19 too, in 1.02 s. The other rank is late, or nothing would be searched for.
+    let mut lobster = Lobster::with("unbounded", node(41, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
+    lobster.assign(&step(1.0, &[19_400, 30_000]));
+    assert_eq!(lobster.assigned()[0], 20);
+}
+
+#[test]
+fn a_rank_is_late_by_preprocessing_too() {
+    // 16 samples at 40 a second: 0.4 s. 3200 bytes by four threads are 0.8 s, by five 0.64.
+    let mut lobster = Lobster::corrected(node(9, 2, 64, 1, 40.0));
+    lobster.assign(&step(1.0, &[3200, 100]));
+    assert_eq!(lobster.assigned(), [5, 3]);
+}
+
+#[test]
+fn preprocessing_is_that_of_samples_of_their_size() {
+    let gaining = |threads: u32| node(10, 2, 64, threads, 100.0).preprocessing.nearest(0).clone();
+    let mut lobster = Lobster::corrected(NodeModel {
+        preprocessing: Portfolio::new([(100, gaining(1)), (10_000, gaining(4))]).expect("two models"),
+        ..node(10, 2, 64, 1, 100.0)
+    });
+    for (bytes, loading) in [(80_000, 6), (800, 9)] {
+        lobster.assign(&StepLoad {
+            bytes: vec![[bytes, 0, 0]; 2],
+            ..step(2.0, &[0, 0])
+        });
+        assert_eq!(lobster.loading_threads(), loading, "samples of {} bytes", bytes / 8);
+    }
 }
 
 #[test]

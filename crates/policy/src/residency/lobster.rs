@@ -130,3 +130,36 @@ impl Preference for ReuseDistance {
         grade > self.future.grade(Some(step))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{Deal, Order, Permutation};
+
+    /// Four steps an epoch; the rule counts from the step that was just finished.
+    #[test]
+    fn beyond_the_next_epoch_is_after_the_first_step_of_the_one_after_it() {
+        let cluster = Cluster {
+            nodes: 1,
+            gpus: 1,
+            cache_bytes: 1,
+        };
+        let deal = Deal::new(4, 1, 1).expect("a deal");
+        let permutation = Permutation::Sequential;
+        let order = Order {
+            permutation,
+            seed: 0,
+            deal,
+        };
+        let mut future = Future::new(cluster, EPOCHS_AHEAD);
+        future.begin(0, &[order.epoch(0), order.epoch(1), order.epoch(2)]);
+        let text = Text::AsWritten;
+        let reuse = ReuseDistance { text, future };
+        for finished in 0..12 {
+            let first_of_that = (finished / 4 + 2) * 4;
+            assert!(!reuse.beyond_next_epoch(Some(first_of_that), finished + 1), "2 * I - h");
+            assert!(reuse.beyond_next_epoch(Some(first_of_that + 1), finished + 1), "more than that");
+            assert!(reuse.beyond_next_epoch(None, finished + 1));
+        }
+    }
+}

@@ -84,3 +84,29 @@ impl Preference for Frequency {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_used_more_often_is_worth_more() {
+        let counts: Vec<u8> = (0..=u8::MAX).collect();
+        let frequency = Frequency {
+            uses: Uses { nodes: 1, counts },
+        };
+        let grade = |sample| {
+            frequency.grade(Candidate {
+                node: 0,
+                sample,
+                last: false,
+                just_used: true,
+                from: 0,
+            })
+        };
+        assert!(grade(0).is_some_and(|grade| grade < frequency.grades()));
+        for sample in 1..=255 {
+            assert!(grade(sample).is_some() && grade(sample) < grade(sample - 1), "{sample} uses");
+        }
+    }
+}
