@@ -147,6 +147,15 @@ fn preprocessing_stops_gaining_where_its_throughput_bends() {
     // The fourth thread still adds half of what each of the first three does; the fifth adds nothing.
     let bending = Preprocessing::fit(&[(1, 10.0), (2, 20.0), (3, 30.0), (4, 35.0), (5, 35.0), (6, 35.0)]).expect("six points");
     assert_eq!(bending.threads_enough(), 4);
+    // Each of the first three adds ten. A tenth of that is enough, a twentieth is not.
+    for (gain, enough) in [(0.5, 3), (1.5, 6)] {
+        let measured = [1, 2, 3, 4, 5, 6].map(|threads| (threads, 10.0 * f64::from(threads.min(3)) + gain * f64::from(threads.max(3) - 3)));
+        assert_eq!(
+            Preprocessing::fit(&measured).expect("six points").threads_enough(),
+            enough,
+            "{gain}"
+        );
+    }
 }
 
 #[test]

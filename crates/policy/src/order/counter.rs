@@ -110,3 +110,29 @@ impl Counter {
 const fn low_bits(bits: u32) -> u32 {
     (1 << bits) - 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Counter, WEYL, mix};
+
+    /// Its published generator, seeded with 1234567.
+    #[test]
+    fn the_function_is_that_of_splitmix64() {
+        let state = |nth: u64| 1_234_567_u64.wrapping_add(WEYL.wrapping_mul(nth));
+        assert_eq!(
+            [1, 2, 3, 4, 5].map(|nth| mix(state(nth))),
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423,
+                4_593_380_528_125_082_431,
+                16_408_922_859_458_223_821
+            ]
+        );
+    }
+
+    #[test]
+    fn none_is_empty() {
+        assert!(Counter::new(0, 1).is_empty());
+    }
+}
