@@ -3,6 +3,7 @@
 import importlib
 import math
 import random
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -12,7 +13,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from forebay.clone._adapter import Component, Memory
-from forebay.clone._errors import DamagedError, MissingError, UndescribableError
+from forebay.clone._errors import DamagedError, DifferenceError, MissingError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 
@@ -124,6 +125,75 @@ def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) 
     write(Memory(target.data_ptr(), target.numel() * target.element_size(), target))
     if not in_place:
         local.copy_(target)
+
+
+def on_step(given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
+    """See `Adapter.on_step`."""
+    hooks = [optimizer.register_step_post_hook(lambda *_: call()) for optimizer in _optimizers(given)]
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
+
+
+def change(given: Mapping[str, Mapping[str, object]], name: str, value: float) -> None:
+    """See `Adapter.change`."""
+    if name == "seed":
+        _seed(int(value))
+        return
+    groups = [group for optimizer in _optimizers(given) for group in optimizer.param_groups]
+    known = sorted({key for group in groups for key, old in group.items() if _is_number(old)} | {"seed"})
+    if not any(_is_number(group.get(name)) for group in groups):
+        raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {', '.join(known)}")
+    for group in groups:
+        for key in (name, f"initial_{name}"):
+            if _is_number(group.get(key)):
+                _set_number(group, key, value)
+    if name == "lr":
+        for scheduler in given["scheduler"].values():
+            for one in (scheduler, *getattr(scheduler, "_schedulers", [])):
+                if isinstance(rates := getattr(one, "base_lrs", None), list):
+                    one.base_lrs = [value] * len(rates)
+
+
+def shared_number() -> int:
+    """See `Adapter.shared_number`."""
+    number = secrets.randbelow(2**31)
+    if rank()[1] == 1:
+        return number
+    # Where the default process group's tensors have to lie.
+    device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
+    shared = torch.tensor([number], device=device)
+    distributed.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def _optimizers(given: Mapping[str, Mapping[str, object]]) -> list[Optimizer]:
+    return [optimizer for optimizer in given["optimizer"].values() if isinstance(optimizer, Optimizer)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _set_number(group: dict[str, Any], key: str, value: float) -> None:
+    old = group[key]
+    if isinstance(old, torch.Tensor):
+        old.fill_(value)
+    else:
+        # `maximize` stays a truth value; a weight decay of 0 may well become 0.01.
+        group[key] = bool(value) if isinstance(old, bool) else value
+
+
+def _seed(seed: int) -> None:
+    """Each rank otherwise: they draw different samples, and drop out different neurons."""
+    own = (seed + rank()[0]) % 2**32
+    torch.manual_seed(own)
+    random.seed(own)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(own)
 
 
 def _path(kind: str, name: str) -> Path:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -80,3 +81,40 @@ def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
         _core.copy_and_digest(memory.address, memory.address + 9, 10)
     with pytest.raises(ValueError, match="-1 is no descriptor"):
         _core.read_and_digest(-1, 0, memory.address, 10)
+
+
+def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:
+    memory = _core.Reserved(PIECE)
+    assert memory.length == PIECE
+    source = Buffer(content[:1000])
+    _core.copy_and_digest(source.address, memory.address, 1000)
+    with pytest.raises(ValueError, match="overlap"):
+        _core.copy_and_digest(memory.address, memory.address, 1)
+    descriptor = memory.seal(1000)
+    assert os.pread(descriptor, PIECE, 0) == content[:1000]
+    with pytest.raises(PermissionError):
+        os.write(descriptor, b"x")
+    for length in (1, PIECE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, length)
+    os.close(descriptor)
+    for name in ("address", "length"):
+        with pytest.raises(ValueError, match="the memory is sealed"):
+            getattr(memory, name)
+    with pytest.raises(ValueError, match="the memory is sealed"):
+        memory.seal(1)
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    for length in (0, 1 << 63):
+        with pytest.raises(OSError, match="Errno"):
+            _core.Reserved(length)
+    with pytest.raises(OSError, match="Invalid argument"):
+        _core.Reserved(10).seal(11)
+
+
+def test_without_a_fork_agent_there_is_no_rank_and_no_state(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match=r"fork\.sock: No such file"):
+        _core.Rank(str(tmp_path), "job", 0, 1)
+    with pytest.raises(ConnectionError, match=r"fork\.sock: No such file"):
+        _core.Taking(str(tmp_path), 1, 0, 1)

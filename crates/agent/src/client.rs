@@ -222,15 +222,21 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
 }
 
 fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
+    let settings = serde_json::to_string(config).map_err(|e| AgentError::Protocol(e.to_string()))?;
+    start_until(&config.dir, &settings, command, || Connection::open(&config.dir).ok())
+}
+
+/// Starts an agent that has its directory at `dir`, unless one answers already; gives what `connect` gave.
+pub(crate) fn start_until<T>(dir: &Path, settings: &str, command: &Path, connect: impl Fn() -> Option<T>) -> Result<T, AgentError> {
     let begun = Instant::now();
-    let log = config.dir.join("agent.log");
+    let log = dir.join("agent.log");
     let mut child = None;
     loop {
-        if let Ok(connection) = Connection::open(&config.dir) {
-            return Ok(connection);
+        if let Some(connected) = connect() {
+            return Ok(connected);
         }
         match &mut child {
-            None => child = Some(spawn(config, command, &log)?),
+            None => child = Some(spawn(settings, command, &log)?),
             Some(running) => {
                 // It may have ended because another agent was just ending or starting, or since we were held up for so long that nobody seemed
                 // to need it: then ours is tried again.
@@ -255,8 +261,7 @@ fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, 
 /// Exit status of an agent that found another one in its place.
 pub const EXIT_ALREADY_RUNNING: u8 = 75;
 
-fn spawn(config: &AgentConfig, command: &Path, log: &Path) -> Result<std::process::Child, AgentError> {
-    let settings = serde_json::to_string(config).map_err(|e| AgentError::Protocol(e.to_string()))?;
+fn spawn(settings: &str, command: &Path, log: &Path) -> Result<std::process::Child, AgentError> {
     let (reader, mut writer) = std::io::pipe().map_err(io_error("make a pipe for", log))?;
     let mut agent = Command::new(command);
     // `/` as its directory: the agent must not keep a file system busy. It makes a session of its own when it starts.

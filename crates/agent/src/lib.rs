@@ -6,6 +6,8 @@
 //! its reader's wake, the *adopter* of a tier brings copies of earlier runs, the *sweeper* compares directories with the source, *control*
 //! speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the thread that asked it.
 //!
+//! Forks of training jobs have a process of their own, built of the same parts: see [`fork`].
+//!
 //! What must not be here: decisions (policy), how bytes get onto a tier (store). Start with [`serve`], then `clerk.rs`.
 
 mod adopter;
@@ -18,6 +20,7 @@ mod copier;
 mod counts;
 mod durations;
 mod error;
+pub mod fork;
 mod limits;
 mod log;
 pub mod memory;

@@ -108,7 +108,26 @@ pub(crate) const COMPACT_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) const REAP_MAX: u64 = 1_000_000;
 /// Longest request on the control socket in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Longest packet on the fork agent's socket in bytes.
+pub(crate) const FORK_PACKET_BYTES_MAX: usize = 64 << 10;
+/// Connections to the fork agent: ranks of jobs, commands, ranks of clones.
+pub(crate) const FORK_PEERS_MAX: usize = 4096;
+/// The fork agent ends when nobody has been connected for so long.
+pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
+/// How long a rank may wait until the fork agent's socket takes its packet: that happens only if the agent stands still.
+pub(crate) const FORK_SEND_MAX: Duration = Duration::from_millis(50);
+/// Most bytes of what describes a state; `forebay.clone` has the same bound on a manifest.
+pub(crate) const FORK_TEXT_BYTES_MAX: usize = (256 << 20) + 4096;
+/// Jobs on one node that can be forked. All of them fit into one packet.
+pub(crate) const JOBS_MAX: usize = 200;
+/// Longest name of a job in bytes. Clones of clones of it have longer ones.
+pub(crate) const JOB_NAME_BYTES_MAX: usize = 100;
+/// Ranks of a job.
+pub(crate) const FORK_RANKS_MAX: u32 = 1024;
+/// Clones of one job that are being made at once.
+pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
 
+const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < FORK_PACKET_BYTES_MAX);
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);
 const _: () = assert!(SWEEP_AT < SWEEP_PRESSING_AT && SWEEP_PRESSING_AT < 1.0);
 const _: () = assert!(SWEEP_SHARE < SWEEP_WANTED_SHARE && SWEEP_WANTED_SHARE <= 0.5);

@@ -9,9 +9,12 @@ use std::{
 
 use forebay_contract::Region;
 use rustix::{
-    fs::{self, FallocateFlags, Mode, OFlags},
+    fs::{self, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags},
     mm::{self, MapFlags, ProtFlags},
 };
+
+/// What keeps a file's length as it is.
+const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
 /// A mapped file, unmapped when dropped.
 #[derive(Debug)]
@@ -61,6 +64,33 @@ impl SharedFile {
         let file = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
         let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
         Self::map(file, len)
+    }
+
+    /// A file of `len` zero bytes in memory, without a name, to be sent to others. Its length can't be changed.
+    pub(crate) fn anonymous(name: &str, len: usize) -> io::Result<Self> {
+        let file = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fs::ftruncate(&file, len as u64)?;
+        let shared = Self::map(file, len)?;
+        shared.reserve(0, len as u64)?;
+        fs::fcntl_add_seals(&shared.file, LENGTH_SEALS)?;
+        Ok(shared)
+    }
+
+    /// Maps such a file that somebody has sent.
+    ///
+    /// # Errors
+    /// Also when it is shorter, or could become so: to touch what is not there would be a SIGBUS.
+    pub(crate) fn received(file: OwnedFd, len: usize) -> io::Result<Self> {
+        let is_long = fs::fstat(&file)?.st_size as u64 >= len as u64;
+        if !is_long || !fs::fcntl_get_seals(&file)?.contains(LENGTH_SEALS) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::map(file, len)
+    }
+
+    /// The file, to be sent.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     fn map(file: OwnedFd, len: usize) -> io::Result<Self> {

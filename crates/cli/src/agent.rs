@@ -6,9 +6,22 @@ use std::{
     os::fd::{FromRawFd, OwnedFd, RawFd},
 };
 
-use forebay_agent::{AgentConfig, AgentError, client::EXIT_ALREADY_RUNNING};
+use forebay_agent::{
+    AgentConfig, AgentError,
+    client::EXIT_ALREADY_RUNNING,
+    fork::{self, ForkConfig},
+};
+use serde::Deserialize;
 
 use crate::refusal::EXIT_BAD_INPUT;
+
+/// Which agent it is to be: one of tiers, or the one of forks.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Settings {
+    Tiers(AgentConfig),
+    Forks(ForkConfig),
+}
 
 /// The agent: its settings come on standard input, its errors go to its log. Gives the exit status.
 pub fn main() -> u8 {
@@ -17,8 +30,12 @@ pub fn main() -> u8 {
     let settings = std::io::stdin()
         .read_to_end(&mut text)
         .ok()
-        .and_then(|_| serde_json::from_slice::<AgentConfig>(&text).ok());
-    match settings.map(forebay_agent::serve) {
+        .and_then(|_| serde_json::from_slice(&text).ok());
+    let served = settings.map(|settings| match settings {
+        Settings::Tiers(config) => forebay_agent::serve(config),
+        Settings::Forks(config) => fork::serve(&config),
+    });
+    match served {
         Some(Ok(())) => 0,
         Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
         Some(Err(_)) => 1,

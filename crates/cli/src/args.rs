@@ -54,6 +54,8 @@ pub enum Command {
     Top(TopArgs),
     /// Copy directories to the tiers ahead of a job
     Warm(WarmArgs),
+    /// Start a program as a clone of a job that is training on this node, from the job's state as it is (experimental)
+    Clone(CloneArgs),
     /// Print the completion script of a shell
     Completion {
         /// The shell
@@ -67,6 +69,9 @@ pub enum Command {
     /// The reading part of `warm`, run as a program under the door
     #[command(hide = true)]
     ReadAll(ReadAllArgs),
+    /// Starts the agent of forks and says where it is; `forebay.clone.session` asks
+    #[command(hide = true)]
+    ForkAgent,
     /// The agent itself; its settings come on standard input
     #[command(hide = true)]
     Agent,
@@ -319,6 +324,45 @@ pub struct WarmArgs {
     /// Directories or files under a source
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
+}
+
+/// `forebay clone`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    args_conflicts_with_subcommands = true,
+    override_usage = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]\n       forebay clone ls [--json]",
+    after_help = "\
+PROGRAM is the job's own, started with as many ranks; both call forebay.clone.session(...). The job goes on training, its results unchanged. The exit status \
+is the program's own. docs/fork.md has an example."
+)]
+pub struct CloneArgs {
+    /// What else there is to do with clones.
+    #[command(subcommand)]
+    pub command: Option<CloneCommand>,
+    /// The job: the name that it was given, its scheduler's id, or the name that it printed
+    #[arg(value_name = "JOB")]
+    pub job: Option<String>,
+    /// When to take the state: next (the job's first step after the clone is ready), or the number of a step that is yet to come
+    #[arg(long, value_name = "WHEN", default_value = "next")]
+    pub at: String,
+    /// What to change in the clone, last of all: seed=NUMBER, or what the optimizer's groups have, such as lr=0.01 or weight_decay=0
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub program: Vec<OsString>,
+}
+
+/// What else there is to do with clones.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum CloneCommand {
+    /// List the jobs on this node that can be forked
+    Ls {
+        /// Print JSON lines, one a job
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// `forebay read-all`.

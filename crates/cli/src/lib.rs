@@ -11,6 +11,7 @@ pub mod agent;
 pub mod args;
 pub mod child;
 pub mod clean;
+pub mod clone;
 pub mod config;
 pub mod doctor;
 pub mod elf;
@@ -87,6 +88,8 @@ fn answer() -> Result<u8, Refusal> {
         Command::Top(args) => top::top(&args, &environment).map(|()| 0),
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),
         Command::ReadAll(args) => Ok(read_all::main(&args)),
+        Command::Clone(args) => clone::clone(&args, &environment),
+        Command::ForkAgent => Ok(print(&clone::fork_agent(&environment)?)),
         Command::Completion { shell } => Ok(print(&args::completion(shell))),
         Command::Man { dir } => args::write_manual(&dir).map(|()| 0),
         Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),

@@ -34,3 +34,7 @@ pub const KEEP: &str = "FOREBAY_KEEP";
 pub const RECORD: &str = "FOREBAY_RECORD";
 /// `1` prints no summary; as `--quiet`.
 pub const QUIET: &str = "FOREBAY_QUIET";
+/// Name under which a job can be forked; as `forebay.clone.session(job=...)`.
+pub const JOB: &str = "FOREBAY_JOB";
+/// Which fork a program is to become a clone by, and what to change in it, as JSON; set by `forebay clone` and read by `forebay.clone.session`.
+pub const CLONE: &str = "FOREBAY_CLONE";

@@ -5,8 +5,11 @@
 //! tensor offers none for half of its types. So each function trusts its caller, `forebay.clone`, that the memory is there and stays
 //! there until it returns. The module is private for that reason.
 
+mod fork;
+mod memory;
 mod one_pass;
 
+use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -63,6 +66,12 @@ fn read_and_digest(py: Python<'_>, descriptor: i32, offset: u64, target: usize, 
     Ok(hexadecimal(py.detach(|| one_pass::of_read(descriptor, offset, target))?))
 }
 
+/// Bytes that this process may still use before memory is short: of the machine and of all its control groups the least.
+#[pyfunction]
+fn memory_left(py: Python<'_>) -> u64 {
+    py.detach(|| Gauge::find().look().memory.free_bytes)
+}
+
 /// As `forebay ls` shows checksums, too.
 fn hexadecimal(digest: u128) -> String {
     format!("{digest:032x}")
@@ -71,5 +80,9 @@ fn hexadecimal(digest: u128) -> String {
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::{copy_and_digest, digest, read_and_digest};
+    use super::fork::{Rank, Taking};
+    #[pymodule_export]
+    use super::memory::Reserved;
+    #[pymodule_export]
+    use super::{copy_and_digest, digest, memory_left, read_and_digest};
 }

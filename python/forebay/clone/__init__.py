@@ -1,22 +1,28 @@
-"""Forking a training job: the inventory of its state, and captures that another process can load.
+"""Forking a training job while it trains: another program goes on from its state, bit for bit, and the job does not notice.
 
     import forebay.clone as clone
 
-    counters = {"epoch": 0, "step": 0}
-    state = clone.inventory(
-        model=model, optimizer=optimizer, scheduler=scheduler, scaler=None, ema=None, loader=None, counters=counters
-    )
-    with state.capture() as capture:        # in the original, at the end of a step
-        ...                                 # capture.manifest, capture.descriptor: pass them to the other process
-    state.load(clone.Capture(manifest, descriptor))     # there: every entry is checked by its digest
+    s = clone.session(model=model, optimizer=optimizer, scheduler=scheduler, scaler=None, ema=None, loader=None)
+    step = s.resumed["step"] if s.resumed else 0            # a clone begins where its parent was
+    while step < 1000:
+        train_step()
+        step += 1
+        s.point(epoch=0, step=step)
 
-No state is pickled, and loading one runs no code of the other process. Experimental: the names may change until forks are whole.
+    $ forebay clone JOB --set lr=0.01 -- torchrun --nproc-per-node 2 train.py       # while JOB trains
+
+Below that, `inventory` describes a state, `capture` copies it into sealed memory and `load` sets another process's state to it, every
+entry checked by its digest. No state is pickled, and loading one runs no code of the other process. Experimental: names may change until
+forks are whole.
 """
 
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError, UndescribableError
 from forebay.clone._inventory import KINDS, Inventory, inventory
 from forebay.clone._manifest import Entry, Layout, Manifest, Placement
+from forebay.clone._resume import Lineage
+from forebay.clone._session import Session, session
+from forebay.clone._source import Fork
 
 __all__ = [
     "KINDS",
@@ -25,11 +31,15 @@ __all__ = [
     "DamagedError",
     "DifferenceError",
     "Entry",
+    "Fork",
     "Inventory",
     "Layout",
+    "Lineage",
     "Manifest",
     "MissingError",
     "Placement",
+    "Session",
     "UndescribableError",
     "inventory",
+    "session",
 ]

@@ -101,6 +101,19 @@ class Adapter(Protocol):
     def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> None:  # noqa: ANN401
         """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy."""
 
+    def on_step(self, given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called after each update by an optimizer; gives what ends that."""
+
+    def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float) -> None:
+        """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.
+
+        Raises:
+            DifferenceError: there is nothing of that name.
+        """
+
+    def shared_number(self) -> int:
+        """A random number below 2^31, the same in all ranks; every rank has to ask."""
+
 
 def adapter_of(model: object) -> Adapter:
     """The framework of a model.

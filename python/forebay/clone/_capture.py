@@ -1,17 +1,18 @@
 """A capture: the bytes of a state at one moment, in sealed memory that another process can be given."""
 
-import contextlib
-import ctypes
 import fcntl
-import mmap
 import os
-from collections.abc import Iterator
 from types import TracebackType
 
+from forebay import _core
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._manifest import Manifest
 
-__all__ = ["Capture", "reserved"]
+__all__ = ["Capture", "reserve"]
+
+MEMORY_ASKED_FROM_BYTES = 1 << 20
+MEMORY_SPARE = 1.05
+"""So many times a copy's bytes must be left: what takes the last ones may have the kernel end it."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -57,31 +58,15 @@ class Capture:
         self.close()
 
 
-@contextlib.contextmanager
-def reserved(length: int) -> Iterator[tuple[int, int]]:
-    """New shared memory of so many bytes: its descriptor, which is the caller's to close, and the address at which it can be written to.
-
-    When the block ends, the memory is sealed; if it ends with an error, it is given back.
+def reserve(length: int) -> _core.Reserved:
+    """New shared memory of so many bytes, all of it there and touched.
 
     Raises:
         CloneError: there is not as much memory.
     """
-    descriptor = os.memfd_create("forebay-capture", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if length > MEMORY_ASKED_FROM_BYTES and length * MEMORY_SPARE > (left := _core.memory_left()):
+        raise CloneError(f"no memory for a copy of {length:,} bytes of state: {left:,} are left to this process")
     try:
-        try:
-            # All of it, at once: where memory is short this fails, while a page that is missing later would be a signal.
-            os.posix_fallocate(descriptor, 0, length)
-            memory = mmap.mmap(descriptor, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        except OSError as error:
-            raise CloneError(f"no memory for a copy of {length:,} bytes of state: {error.strerror}") from error
-        with memory:
-            view = ctypes.c_char.from_buffer(memory)
-            try:
-                yield descriptor, ctypes.addressof(view)
-            finally:
-                # A mapping can't be closed, nor its file sealed, while it is lent.
-                del view
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        return _core.Reserved(length)
+    except OSError as error:
+        raise CloneError(f"no memory for a copy of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error

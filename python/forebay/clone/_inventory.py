@@ -9,15 +9,18 @@ from typing import Any
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
-from forebay.clone._capture import Capture, reserved
+from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
 from forebay.clone._values import Path, decode, encode, spelled
 
-__all__ = ["KINDS", "Inventory", "inventory"]
+__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """What `inventory` must be given, or told that there is none of."""
+
+GENERATORS = "generators"
+"""The first part of their paths."""
 
 NAMED_MAX = 5
 """Entries that one message names."""
@@ -28,18 +31,18 @@ class _NotGiven:
         return "<not given>"
 
 
-_NOT_GIVEN = _NotGiven()
+NOT_GIVEN = _NotGiven()
 
 
 def inventory(
     *,
-    model: object = _NOT_GIVEN,
-    optimizer: object = _NOT_GIVEN,
-    scheduler: object = _NOT_GIVEN,
-    scaler: object = _NOT_GIVEN,
-    ema: object = _NOT_GIVEN,
-    loader: object = _NOT_GIVEN,
-    counters: object = _NOT_GIVEN,
+    model: object = NOT_GIVEN,
+    optimizer: object = NOT_GIVEN,
+    scheduler: object = NOT_GIVEN,
+    scaler: object = NOT_GIVEN,
+    ema: object = NOT_GIVEN,
+    loader: object = NOT_GIVEN,
+    counters: object = NOT_GIVEN,
     generators: Mapping[str, object] | None = None,
     others: Mapping[str, object] | None = None,
 ) -> "Inventory":
@@ -75,7 +78,7 @@ def inventory(
         "loader": loader,
         "counters": counters,
     }
-    missing = [kind for kind in KINDS if given[kind] is _NOT_GIVEN]
+    missing = [kind for kind in KINDS if given[kind] is NOT_GIVEN]
     if missing:
         none = ", ".join(f"{kind}=None" for kind in missing)
         raise MissingError(f"{' and '.join(missing)} not given: pass what the job uses, or, where it has none, {none}")
@@ -87,7 +90,7 @@ def inventory(
     adapter.check(objects)
     components = [component for kind, named in objects.items() for component in adapter.components(kind, named)]
     absent = tuple(kind for kind in KINDS if not objects[kind])
-    return Inventory(adapter, [*components, *adapter.process(generators or {})], absent)
+    return Inventory(adapter, objects, [*components, *adapter.process(generators or {})], absent)
 
 
 def _by_name(kind: str, value: object) -> dict[str, object]:
@@ -122,8 +125,11 @@ class _Item:
 class Inventory:
     """The parts of a job's state in this process. Made by `inventory`."""
 
-    def __init__(self, adapter: Adapter, components: list[Component], absent: tuple[str, ...]) -> None:
+    def __init__(
+        self, adapter: Adapter, objects: Mapping[str, Mapping[str, object]], components: list[Component], absent: tuple[str, ...]
+    ) -> None:
         self._adapter = adapter
+        self._objects = objects
         self._components = components
         self._absent = absent
 
@@ -135,8 +141,11 @@ class Inventory:
         """
         return self._manifest([(item, _digest(item.bytes())) for item in self._items(self._parts())])
 
-    def capture(self) -> Capture:
+    def capture(self, memory: Callable[[int], _core.Reserved] = reserve) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.
+
+        Args:
+            memory: gives at least so many bytes of it.
 
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
@@ -144,9 +153,11 @@ class Inventory:
         """
         items = self._items(self._parts())
         *starts, end = offsets([item.length for item in items])
-        with reserved(end) as (descriptor, address):
-            digests = [_copy(item.bytes(), address + start) for item, start in zip(items, starts, strict=True)]
-        return Capture(self._manifest(list(zip(items, digests, strict=True))), descriptor)
+        reserved = memory(end)
+        address = reserved.address
+        digests = [_copy(item.bytes(), address + start) for item, start in zip(items, starts, strict=True)]
+        manifest = self._manifest(list(zip(items, digests, strict=True)))
+        return Capture(manifest, reserved.seal(end))
 
     def load(self, capture: Capture) -> None:
         """Sets this process's state to a captured one, and checks the digest of every entry: of what arrived, and of what was made of it.
@@ -178,6 +189,46 @@ class Inventory:
                 put(tree)
         if wrong := capture.manifest.differences(self.manifest()):
             raise DamagedError(f"not as it was captured after loading: {_named(wrong)}: does its load_state_dict set all of it?")
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """This process's rank, and how many there are."""
+        return self._adapter.rank()
+
+    def length(self) -> int:
+        """Bytes that a capture would have now.
+
+        Raises:
+            UndescribableError: the state holds a value of a type that is not known.
+        """
+        *_, end = offsets([item.length for item in self._items(self._parts())])
+        return end
+
+    def on_step(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called after each update by an optimizer; gives what ends that."""
+        return self._adapter.on_step(self._objects, call)
+
+    def change(self, name: str, value: float) -> None:
+        """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.
+
+        Raises:
+            DifferenceError: there is nothing of that name.
+        """
+        self._adapter.change(self._objects, name, value)
+
+    def generators(self) -> dict[str, Any]:
+        """The states of all generators, by path."""
+        return {spelled(component.path): component.get() for component in self._components if component.path[0] == GENERATORS}
+
+    def set_generators(self, states: Mapping[str, Any]) -> None:
+        """Sets the generators to such states."""
+        for component in self._components:
+            if component.path[0] == GENERATORS and component.put is not None:
+                component.put(states[spelled(component.path)])
+
+    def shared_number(self) -> int:
+        """A random number below 2^31, the same in all ranks; every rank has to ask."""
+        return self._adapter.shared_number()
 
     def _parts(self) -> list[_Part]:
         return [self._part(component) for component in self._components]

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 
 from forebay.clone._errors import DamagedError
@@ -66,6 +66,11 @@ class Entry:
     length: int
     digest: str
 
+    def fields(self) -> dict[str, object]:
+        """The entry as it is written. By hand: this is done while training stands still, and `asdict` takes ten times as long."""
+        layout = {"dtype": self.layout.dtype, "shape": self.layout.shape, "strides": self.layout.strides, "device": self.layout.device}
+        return {"path": self.path, "placement": self.placement.value, "layout": layout, "length": self.length, "digest": self.digest}
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -102,7 +107,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as JSON, one line."""
-        entries = [asdict(entry) | {"placement": entry.placement.value} for entry in self.entries]
+        entries = [entry.fields() for entry in self.entries]
         header = {"format": FORMAT, "framework": self.framework, "rank": self.rank, "ranks": self.ranks, "absent": self.absent}
         return json.dumps(header | {"entries": entries}, separators=(",", ":")).encode()
 

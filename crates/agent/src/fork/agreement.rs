@@ -1,0 +1,76 @@
+//! What all ranks of a job should hold alike: compared by digest before a fork is given to anybody.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The digest of each entry that all ranks hold alike, by its path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Replicated(BTreeMap<String, String>);
+
+/// Of a manifest what is looked at here; `forebay.clone` reads all of it.
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Entry {
+    path: String,
+    placement: String,
+    digest: String,
+}
+
+impl Replicated {
+    /// Reads what describes a state: a format, a tag, a header and a manifest, a line each.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub(crate) fn of(text: &[u8]) -> Result<Self, String> {
+        let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
+        let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| error.to_string())?;
+        let alike = manifest.entries.into_iter().filter(|entry| entry.placement == "replicated");
+        Ok(Self(alike.map(|entry| (entry.path, entry.digest)).collect()))
+    }
+
+    /// The first entry that the two do not hold alike.
+    pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
+        let differs = |(mine, others): (&'a Self, &'a Self)| {
+            let mut paths = mine.0.iter().filter(move |(path, digest)| others.0.get(*path) != Some(digest));
+            paths.next().map(|(path, _)| path.as_str())
+        };
+        [(self, other), (other, self)].into_iter().find_map(differs)
+    }
+
+    /// Given entries, for tests.
+    #[cfg(test)]
+    pub(crate) fn from_pairs<const N: usize>(pairs: [(&str, &str); N]) -> Self {
+        Self(pairs.map(|(path, digest)| (path.to_owned(), digest.to_owned())).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_ranks_hold_alike_is_compared() {
+        let text = |weight: &str, buffer: &str| {
+            let entry =
+                |path, placement, digest| format!(r#"{{"path":"{path}","placement":"{placement}","digest":"{digest}","length":4}}"#);
+            let (weight, buffer) = (entry("w", "replicated", weight), entry("b", "per rank", buffer));
+            Replicated::of(format!("format\ntag\n{{}}\n{{\"rank\":0,\"entries\":[{weight},{buffer}]}}").as_bytes()).unwrap()
+        };
+        assert_eq!(text("00", "1").difference(&text("00", "2")), None);
+        assert_eq!(text("00", "1").difference(&text("01", "1")), Some("w"));
+        assert_eq!(text("00", "1").difference(&Replicated::default()), Some("w"));
+        assert_eq!(Replicated::default().difference(&text("00", "1")), Some("w"));
+    }
+
+    #[test]
+    fn what_is_no_description_is_refused() {
+        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}", "a\nb\nc\n{\"entries\":[1]}"] {
+            assert!(Replicated::of(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The other side of the fork agent: a rank of a job, a command that wants a clone, a rank of a clone.
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socket_with, sockopt},
+    process::{Pid, getpid},
+};
+
+use super::{
+    ForkConfig, packet,
+    page::Page,
+    protocol::{Ask, Job, Tell, VERSION},
+    secret_path, socket_path,
+};
+use crate::{
+    client::start_until,
+    error::{AgentError, io_error},
+    limits::FORK_SEND_MAX,
+    private_dir::private_dir,
+};
+
+const REPLY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Makes the fork agent's directory, and starts it with `COMMAND agent` if none stands.
+///
+/// # Errors
+/// When the directory is refused, or no agent answers in time.
+pub fn start(config: &ForkConfig, command: &Path) -> Result<(), AgentError> {
+    private_dir(&config.forks_dir)?;
+    let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
+    start_until(&config.forks_dir, &settings, command, || Connection::open(&config.forks_dir).ok()).map(drop)
+}
+
+/// The jobs that can be forked.
+///
+/// # Errors
+/// When no fork agent stands.
+pub fn jobs(dir: &Path) -> Result<Vec<Job>, AgentError> {
+    match Connection::open(dir)?.ask(&Ask::Jobs)? {
+        (Tell::Jobs { jobs }, _) => Ok(jobs),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// A rank of a job that can be forked, for as long as this lives.
+#[derive(Debug)]
+pub struct Rank {
+    connection: Connection,
+    page: Page,
+    number: u32,
+    /// Where the job's secret lies.
+    secret: PathBuf,
+    /// Forks that this rank has answered, as long as they stand on the page.
+    answered: Vec<u64>,
+}
+
+impl Rank {
+    /// Registers a rank of a job.
+    ///
+    /// # Errors
+    /// No fork agent stands, or it refuses.
+    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let ask = Ask::Register {
+            version: VERSION,
+            job: job.to_owned(),
+            rank,
+            ranks,
+        };
+        match connection.ask(&ask)? {
+            (Tell::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
+                let page = Page::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
+                Ok(Self {
+                    connection,
+                    page,
+                    number: rank,
+                    secret: secret_path(dir, secret),
+                    answered: Vec::new(),
+                })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// At a point, counted from 1 alike in all ranks: the forks for which this rank has to take its state now, and whether there most likely is one at
+    /// the next point. No system call.
+    pub fn due(&mut self, point: u64, step: u64) -> (Vec<u64>, bool) {
+        let (mut due, is_near) = self.page.due(self.number, point, step);
+        self.answered.retain(|fork| due.contains(fork));
+        due.retain(|fork| !self.answered.contains(fork));
+        self.answered.extend(&due);
+        (due, is_near)
+    }
+
+    /// Where the job's secret lies.
+    pub fn secret(&self) -> &Path {
+        &self.secret
+    }
+
+    /// Whether the fork agent still stands: without it this rank can't be forked any more.
+    pub fn is_served(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut polled = [PollFd::new(&self.connection.socket, PollFlags::empty())];
+        poll(&mut polled, Some(&at_once)).is_ok_and(|gone| gone == 0)
+    }
+
+    /// Hands over the state that was taken for these forks, and what describes it, both sealed.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn offer(&self, forks: Vec<u64>, epoch: u64, step: u64, state: BorrowedFd<'_>, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Offer { forks, epoch, step }, &[state, text])
+    }
+
+    /// Says how large this rank's state is.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn measured(&self, bytes: u64) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Measured { bytes }, &[])
+    }
+
+    /// Says why no state could be taken for these forks.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn withhold(&self, forks: Vec<u64>, why: &str) -> Result<(), AgentError> {
+        let why = why.to_owned();
+        self.connection.send(&Ask::Withhold { forks, why }, &[])
+    }
+}
+
+/// A fork that a command wants, for as long as this lives.
+#[derive(Debug)]
+pub struct Forking {
+    connection: Connection,
+    /// Its number.
+    pub fork: u64,
+    /// The clone's name.
+    pub name: String,
+    /// How many ranks the clone must have.
+    pub ranks: u32,
+    /// Where the job's secret lies.
+    pub secret: PathBuf,
+}
+
+impl Forking {
+    /// Wants a job to be forked, not before step `at`.
+    ///
+    /// # Errors
+    /// No fork agent stands, or it refuses.
+    pub fn begin(dir: &Path, job: &str, at: Option<u64>) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let ask = Ask::Fork {
+            version: VERSION,
+            job: job.to_owned(),
+            at,
+        };
+        match connection.ask(&ask)? {
+            (Tell::Forking { fork, name, ranks, secret }, _) => Ok(Self {
+                connection,
+                fork,
+                name,
+                ranks,
+                secret: secret_path(dir, secret),
+            }),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Whether a rank of the clone has asked for its state, and whether all have loaded theirs.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn outcome(&self) -> Result<(bool, bool), AgentError> {
+        match self.connection.ask(&Ask::Outcome)? {
+            (Tell::Outcome { asked, exists }, _) => Ok((asked, exists)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A rank of a clone that is to be.
+#[derive(Debug)]
+pub struct Taking {
+    connection: Connection,
+}
+
+/// A rank's state, as its clone gets it.
+#[derive(Debug)]
+pub struct Taken {
+    /// The clone's name.
+    pub name: String,
+    /// The state.
+    pub state: OwnedFd,
+    /// What describes it.
+    pub text: OwnedFd,
+}
+
+impl Taking {
+    /// Asks for the state of a rank.
+    ///
+    /// # Errors
+    /// No fork agent stands.
+    pub fn begin(dir: &Path, fork: u64, rank: u32, ranks: u32) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let version = VERSION;
+        connection.send(
+            &Ask::Take {
+                version,
+                fork,
+                rank,
+                ranks,
+            },
+            &[],
+        )?;
+        Ok(Self { connection })
+    }
+
+    /// Waits for the state, no longer than this; `None` if it has not come.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn state(&self, wait: Duration) -> Result<Option<Taken>, AgentError> {
+        let Some((tell, descriptors)) = self.connection.hear(wait)? else {
+            return Ok(None);
+        };
+        match (tell, <[OwnedFd; 2]>::try_from(descriptors)) {
+            (Tell::State { name }, Ok([state, text])) => Ok(Some(Taken { name, state, text })),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Says that the state is loaded and checked.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn loaded(&self) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Loaded, &[])
+    }
+
+    /// Says why it could not be loaded.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn failed(&self, why: &str) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Failed { why: why.to_owned() }, &[])
+    }
+
+    /// Waits until all ranks of the clone have loaded their states, no longer than this; whether they have.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn exists(&self, wait: Duration) -> Result<bool, AgentError> {
+        match self.connection.hear(wait)? {
+            None => Ok(false),
+            Some((Tell::Exists, _)) => Ok(true),
+            Some((other, _)) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A connection to the fork agent, and whose it is: a forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    owner: Pid,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.owner == getpid() {
+            // Closing it would not end it as long as a child is there.
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
+    }
+}
+
+impl Connection {
+    fn open(dir: &Path) -> Result<Self, AgentError> {
+        let path = socket_path(dir);
+        let failed = |errno: rustix::io::Errno| io_error("connect to", &path)(errno.into());
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
+        // A rank never waits for the agent, whatever that does.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(FORK_SEND_MAX)).map_err(failed)?;
+        connect(&socket, &SocketAddrUnix::new(&path).map_err(failed)?).map_err(failed)?;
+        let owner = getpid();
+        Ok(Self { socket, owner })
+    }
+
+    fn send(&self, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        packet::send(&self.socket, ask, descriptors).map_err(|error| AgentError::Protocol(error.to_string()))
+    }
+
+    fn ask(&self, ask: &Ask) -> Result<(Tell, Vec<OwnedFd>), AgentError> {
+        self.send(ask, &[])?;
+        self.hear(REPLY_DEADLINE)?
+            .ok_or_else(|| AgentError::Protocol(format!("none came in {} s", REPLY_DEADLINE.as_secs())))
+    }
+
+    /// What the agent says next, if it says anything within this time.
+    fn hear(&self, wait: Duration) -> Result<Option<(Tell, Vec<OwnedFd>)>, AgentError> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Ok(None),
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(AgentError::Protocol(errno.to_string())),
+            }
+        }
+        match packet::receive(&self.socket).map_err(|error| AgentError::Protocol(error.to_string()))? {
+            None => Err(AgentError::Protocol("it closed the connection".into())),
+            Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
+            Some(told) => Ok(Some(told)),
+        }
+    }
+}
+
+fn unexpected(tell: &Tell) -> AgentError {
+    AgentError::Protocol(format!("{tell:?}"))
+}

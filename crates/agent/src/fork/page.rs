@@ -1,0 +1,180 @@
+//! A job's page: memory that its ranks and the fork agent share, so that a point costs no system call while nobody wants a fork.
+//!
+//! Ranks must take their states after the same step without speaking to each other. All count their points alike. Rank 0 hears of a fork first and
+//! *announces* it for its next point: no rank can come to that one before the gradients of the step in between were summed over all ranks, rank 0
+//! included, so each has the announcement before it. Where a job does not sum over its ranks, they may be at different steps; the agent sees that and
+//! refuses the fork.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, os::fd::OwnedFd};
+
+use forebay_contract::Region;
+
+use crate::{limits::FORKS_PER_JOB_MAX, shared::SharedFile};
+
+/// Points of rank 0 so far; then its last step; then how many slots are in use.
+const POINTS: u64 = 0;
+const STEP: u64 = 8;
+const WANTED: u64 = 16;
+const SLOTS: u64 = 64;
+const SLOT_BYTES: u64 = 24;
+const PAGE_BYTES: usize = 4096;
+
+const _: () = assert!(SLOTS as usize + SLOT_BYTES as usize * FORKS_PER_JOB_MAX <= PAGE_BYTES);
+
+/// The page.
+#[derive(Debug)]
+pub(crate) struct Page(SharedFile);
+
+/// A fork that is wanted.
+#[derive(Clone, Copy, Debug)]
+struct Slot<'a> {
+    /// Its number; 0: the slot is free. Written last and read twice, so that what stands beside it belongs to it.
+    fork: &'a AtomicU64,
+    /// Not before this step.
+    at: &'a AtomicU64,
+    /// Not before this point; 0: rank 0 has not announced it yet.
+    from: &'a AtomicU64,
+}
+
+impl Page {
+    /// A page for a new job.
+    pub(crate) fn create() -> io::Result<Self> {
+        SharedFile::anonymous("forebay-job", PAGE_BYTES).map(Self)
+    }
+
+    /// The page behind a descriptor that the fork agent sent.
+    pub(crate) fn open(descriptor: OwnedFd) -> io::Result<Self> {
+        SharedFile::received(descriptor, PAGE_BYTES).map(Self)
+    }
+
+    /// The memory behind it.
+    pub(crate) fn file(&self) -> &SharedFile {
+        &self.0
+    }
+
+    /// The agent: has the ranks take their states for a fork. False if no slot is free.
+    pub(crate) fn want(&self, fork: u64, at: u64) -> bool {
+        let Some(slot) = self.slots().find(|slot| slot.fork.load(Ordering::Acquire) == 0) else {
+            return false;
+        };
+        slot.at.store(at, Ordering::Release);
+        slot.from.store(0, Ordering::Release);
+        slot.fork.store(fork, Ordering::Release);
+        self.word(WANTED).fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// The agent: the fork has its states, or is given up.
+    pub(crate) fn unwant(&self, fork: u64) {
+        for slot in self.slots().filter(|slot| slot.fork.load(Ordering::Acquire) == fork) {
+            slot.fork.store(0, Ordering::Release);
+            self.word(WANTED).fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// The step of rank 0's last point.
+    pub(crate) fn step(&self) -> Option<u64> {
+        (self.word(POINTS).load(Ordering::Acquire) > 0).then(|| self.word(STEP).load(Ordering::Acquire))
+    }
+
+    /// A rank at a point: the forks for which it has to take its state now, and whether one is near, so that it can make ready. `point` counts from 1, alike
+    /// in all ranks.
+    pub(crate) fn due(&self, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
+        if rank == 0 {
+            self.word(STEP).store(step, Ordering::Release);
+            self.word(POINTS).store(point, Ordering::Release);
+        }
+        if self.word(WANTED).load(Ordering::Acquire) == 0 {
+            return (Vec::new(), false);
+        }
+        let mut is_near = false;
+        let due = self.slots().filter_map(|slot| slot.due(rank, point, step, &mut is_near));
+        (due.collect(), is_near)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
+        let region = self.0.region();
+        (0..FORKS_PER_JOB_MAX as u64).map(move |index| {
+            let at = SLOTS + index * SLOT_BYTES;
+            Slot {
+                fork: word(region, at),
+                at: word(region, at + 8),
+                from: word(region, at + 16),
+            }
+        })
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        word(self.0.region(), offset)
+    }
+}
+
+impl Slot<'_> {
+    fn due(self, rank: u32, point: u64, step: u64, is_near: &mut bool) -> Option<u64> {
+        let fork = self.fork.load(Ordering::Acquire);
+        let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
+        if fork == 0 || self.fork.load(Ordering::Acquire) != fork {
+            return None;
+        }
+        if rank == 0 && from == 0 {
+            from = point + 1;
+            self.from.store(from, Ordering::Release);
+        }
+        let is_due = |point, step| from != 0 && from <= point && at <= step;
+        if is_due(point, step) {
+            return Some(fork);
+        }
+        *is_near |= is_due(point + 1, step + 1);
+        None
+    }
+}
+
+/// # Panics
+/// Never: all offsets lie within the page, whose length was checked when it was mapped, and are multiples of eight.
+fn word(region: Region<'_>, offset: u64) -> &AtomicU64 {
+    region.at(offset).expect("the offset lies within the page")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_take_their_states_at_the_point_that_rank_0_has_announced() {
+        let page = Page::create().unwrap();
+        assert_eq!((page.step(), page.due(0, 1, 10), page.step()), (None, (vec![], false), Some(10)));
+        assert!(page.want(7, 0));
+        assert_eq!(
+            page.due(1, 2, 11),
+            (vec![], false),
+            "rank 1 comes first and has no announcement yet"
+        );
+        assert_eq!(page.due(0, 2, 11), (vec![], true), "rank 0 announces");
+        assert_eq!(page.due(1, 3, 12), (vec![7], false));
+        assert_eq!(page.due(0, 3, 12), (vec![7], false));
+        page.unwant(7);
+        assert_eq!([page.due(0, 4, 13), page.due(1, 4, 13)], [(vec![], false), (vec![], false)]);
+    }
+
+    #[test]
+    fn a_fork_waits_for_its_step() {
+        let page = Page::create().unwrap();
+        assert!(page.want(7, 15));
+        let seen: Vec<_> = (1..6).map(|point| page.due(0, point, 10 + point)).collect();
+        let not_yet = || (vec![], false);
+        assert_eq!(seen, [not_yet(), not_yet(), not_yet(), (vec![], true), (vec![7], false)]);
+    }
+
+    #[test]
+    fn there_are_so_many_slots_and_they_come_back() {
+        let page = Page::create().unwrap();
+        let wanted: Vec<_> = (1..=FORKS_PER_JOB_MAX as u64).collect();
+        assert!(wanted.iter().all(|fork| page.want(*fork, 0)));
+        assert!(!page.want(99, 0));
+        assert_eq!(page.due(0, 1, 1), (vec![], true));
+        assert_eq!(page.due(0, 2, 2), (wanted, false));
+        page.unwant(3);
+        assert!(page.want(99, 0));
+    }
+}

@@ -1,0 +1,138 @@
+//! What is said on the fork agent's socket: one JSON value a packet, descriptors beside it. `packet.rs` sends and receives it.
+
+use serde::{Deserialize, Serialize};
+
+/// Raised whenever what follows, or the page, changes.
+pub(crate) const VERSION: u32 = 1;
+
+/// What is said to the fork agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub enum Ask {
+    /// From now on this connection is a rank of a job that can be forked. Answer: [`Tell::Registered`].
+    Register {
+        /// [`VERSION`].
+        version: u32,
+        /// The job's name.
+        job: String,
+        /// Which rank.
+        rank: u32,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// How large the state of a rank is. No answer.
+    Measured {
+        /// Bytes.
+        bytes: u64,
+    },
+    /// A rank has taken its state for these forks: with it come a descriptor of the state and one of what describes it, both sealed. No answer.
+    Offer {
+        /// Which.
+        forks: Vec<u64>,
+        /// As the job counts.
+        epoch: u64,
+        /// As the job counts.
+        step: u64,
+    },
+    /// A rank could not take its state for these forks. No answer.
+    Withhold {
+        /// Which.
+        forks: Vec<u64>,
+        /// Why, in words for a person.
+        why: String,
+    },
+    /// A command wants a job to be forked; its connection is the fork's lease. Answer: [`Tell::Forking`].
+    Fork {
+        /// [`VERSION`].
+        version: u32,
+        /// Which job.
+        job: String,
+        /// Not before this step. Without one: at the first point at which all ranks of the clone are waiting.
+        at: Option<u64>,
+    },
+    /// How a command's fork stands. Answer: [`Tell::Outcome`].
+    Outcome,
+    /// A rank of a clone wants its state. Answer, as soon as all ranks of the job have taken it: [`Tell::State`].
+    Take {
+        /// [`VERSION`].
+        version: u32,
+        /// Which fork.
+        fork: u64,
+        /// Which rank.
+        rank: u32,
+        /// How many the clone has.
+        ranks: u32,
+    },
+    /// This rank of a clone has loaded and checked its state. Answer, as soon as all ranks have: [`Tell::Exists`].
+    Loaded,
+    /// This rank of a clone could not load its state: there will be no clone. No answer.
+    Failed {
+        /// Why, in words for a person.
+        why: String,
+    },
+    /// Which jobs can be forked. Answer: [`Tell::Jobs`].
+    Jobs,
+}
+
+/// What the fork agent answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "tell", rename_all = "snake_case")]
+pub enum Tell {
+    /// The rank is known; with this comes a descriptor of the job's page.
+    Registered {
+        /// Number of the job's secret.
+        secret: u64,
+    },
+    /// The fork is under way.
+    Forking {
+        /// Its number.
+        fork: u64,
+        /// The clone's name.
+        name: String,
+        /// How many ranks the clone must have.
+        ranks: u32,
+        /// Number of the job's secret.
+        secret: u64,
+    },
+    /// How a fork stands.
+    Outcome {
+        /// A rank of the clone has asked for its state.
+        asked: bool,
+        /// All ranks of the clone have loaded and checked theirs.
+        exists: bool,
+    },
+    /// A state; with this come two descriptors, of the state and of what describes it.
+    State {
+        /// The clone's name.
+        name: String,
+    },
+    /// All ranks of the clone have their states.
+    Exists,
+    /// Jobs that can be forked.
+    Jobs {
+        /// In the order of their names.
+        jobs: Vec<Job>,
+    },
+    /// No, or no more.
+    Refused {
+        /// Why, in words for a person.
+        why: String,
+    },
+}
+
+/// A job that can be forked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its name.
+    pub job: String,
+    /// How many ranks it has.
+    pub ranks: u32,
+    /// How many of them are on this node and train.
+    pub ranks_here: u32,
+    /// The step of the last point of rank 0; `None` before the first.
+    pub step: Option<u64>,
+    /// Bytes of the state, of all ranks that are here and have come to a point.
+    pub bytes: u64,
+    /// Clones that came to be.
+    pub clones: u64,
+}

@@ -1,0 +1,558 @@
+//! What follows from each message: a plain state machine without I/O. `S` is a captured state of one rank, as it travels.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    agreement::Replicated,
+    protocol::{Job as JobLine, Tell},
+};
+use crate::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX};
+
+/// A connection.
+pub(crate) type Peer = u64;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect<S> {
+    /// Make a job's page, and its secret under this number.
+    Open { job: String, secret: u64 },
+    /// The job has ended: its page goes.
+    Shut { job: String },
+    /// Nobody needs this secret any more.
+    Forget { secret: u64 },
+    /// Answer that the rank is known, with the job's page.
+    Page { to: Peer, job: String, secret: u64 },
+    /// Ask the job's ranks for their states, from this step on.
+    Want { job: String, fork: u64, at: u64 },
+    /// They need no longer.
+    Unwant { job: String, fork: u64 },
+    /// Answer.
+    Tell { to: Peer, tell: Tell },
+    /// Answer, with a state.
+    Give { to: Peer, tell: Tell, state: S },
+}
+
+/// A rank's state.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer<S> {
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    pub(crate) replicated: Replicated,
+    pub(crate) state: S,
+}
+
+#[derive(Debug, Default)]
+struct Job {
+    secret: u64,
+    ranks: Vec<Option<Peer>>,
+    /// Of each rank's state.
+    bytes: Vec<u64>,
+    /// Clones that were named, and those of them that came to be.
+    named: u64,
+    clones: u64,
+}
+
+#[derive(Debug)]
+struct Fork<S> {
+    job: String,
+    secret: u64,
+    name: String,
+    /// `None`: as soon as the clone's ranks are waiting.
+    at: Option<u64>,
+    wanted: bool,
+    offers: Vec<Option<Offer<S>>>,
+    takers: Vec<Option<Taker>>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Taker {
+    peer: Peer,
+    has_loaded: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    UnderWay,
+    Exists,
+    Failed(String),
+}
+
+/// What a connection is.
+#[derive(Clone, Debug)]
+enum Role {
+    Rank { job: String, rank: usize },
+    Command { fork: u64 },
+    Taker { fork: u64, rank: usize },
+}
+
+/// Everything that is known.
+#[derive(Debug)]
+pub(crate) struct Registry<S> {
+    jobs: BTreeMap<String, Job>,
+    forks: BTreeMap<u64, Fork<S>>,
+    roles: HashMap<Peer, Role>,
+    /// How many need each secret: its job, and forks of it that are under way, for a job may end before its clone has asked for a state that was taken.
+    secrets: BTreeMap<u64, usize>,
+}
+
+impl<S> Default for Registry<S> {
+    fn default() -> Self {
+        Self {
+            jobs: BTreeMap::new(),
+            forks: BTreeMap::new(),
+            roles: HashMap::new(),
+            secrets: BTreeMap::new(),
+        }
+    }
+}
+
+type Effects<S> = Vec<Effect<S>>;
+
+impl<S: Clone> Registry<S> {
+    /// A rank of a job comes. `number` is a new one, for the job's secret if this is its first rank.
+    pub(crate) fn register(&mut self, peer: Peer, number: u64, job: String, rank: u32, ranks: u32) -> Effects<S> {
+        if let Err(why) = self.can_register(peer, &job, rank, ranks) {
+            return refuse(peer, why);
+        }
+        let mut effects = Vec::new();
+        let (rank, ranks) = (rank as usize, ranks as usize);
+        let known = self.jobs.entry(job.clone()).or_insert_with(|| {
+            effects.push(Effect::Open {
+                job: job.clone(),
+                secret: number,
+            });
+            self.secrets.insert(number, 1);
+            Job {
+                secret: number,
+                ranks: vec![None; ranks],
+                bytes: vec![0; ranks],
+                ..Job::default()
+            }
+        });
+        known.ranks[rank] = Some(peer);
+        known.bytes[rank] = 0;
+        let secret = known.secret;
+        self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
+        effects.push(Effect::Page { to: peer, job, secret });
+        effects
+    }
+
+    fn can_register(&self, peer: Peer, job: &str, rank: u32, ranks: u32) -> Result<(), String> {
+        if !is_name(job) || job == "ls" {
+            return Err(format!(
+                "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
+                 and not ls"
+            ));
+        }
+        if rank >= ranks || ranks > FORK_RANKS_MAX {
+            return Err(format!(
+                "rank {rank} of {ranks}: there can be 1 to {FORK_RANKS_MAX} ranks, counted from 0"
+            ));
+        }
+        if self.roles.contains_key(&peer) {
+            return Err("this connection is taken".into());
+        }
+        let Some(known) = self.jobs.get(job) else {
+            return if self.jobs.len() < JOBS_MAX {
+                Ok(())
+            } else {
+                Err(format!("{JOBS_MAX} jobs that can be forked train on this node already"))
+            };
+        };
+        if known.ranks.len() != ranks as usize || known.ranks[rank as usize].is_some() {
+            return Err(format!(
+                "a job {job} trains here already, with {}; name this one otherwise: session(job=...) or FOREBAY_JOB",
+                ranks_text(known.ranks.len())
+            ));
+        }
+        Ok(())
+    }
+
+    /// A command wants a job to be forked. `number` is a new one.
+    pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>) -> Effects<S> {
+        if self.roles.contains_key(&peer) {
+            return refuse(peer, "this connection is taken".into());
+        }
+        let name = match self.can_fork(job) {
+            Ok(name) => name,
+            Err(why) => return refuse(peer, why),
+        };
+        let (ranks, secret) = (self.jobs[job].ranks.len(), self.jobs[job].secret);
+        *self.secrets.entry(secret).or_default() += 1;
+        self.roles.insert(peer, Role::Command { fork: number });
+        let answer = Tell::Forking {
+            fork: number,
+            name: name.clone(),
+            ranks: ranks as u32,
+            secret,
+        };
+        let fork = Fork {
+            job: job.to_owned(),
+            secret,
+            name,
+            at,
+            wanted: false,
+            offers: vec![None; ranks],
+            takers: vec![None; ranks],
+            stage: Stage::UnderWay,
+        };
+        self.forks.insert(number, fork);
+        let mut effects = self.want(number);
+        effects.push(tell(peer, answer));
+        effects
+    }
+
+    /// The clone's name.
+    fn can_fork(&mut self, job: &str) -> Result<String, String> {
+        let others: Vec<_> = self.jobs.keys().take(8).map(String::as_str).collect();
+        let others = if others.is_empty() {
+            "none does: call forebay.clone.session(...) in the one to be forked".to_owned()
+        } else {
+            format!("there are: {}", others.join(", "))
+        };
+        let Some(known) = self.jobs.get_mut(job) else {
+            return Err(format!("no job '{job}' that can be forked trains on this node; {others}"));
+        };
+        let here = known.ranks.iter().flatten().count();
+        if here < known.ranks.len() {
+            return Err(format!(
+                "{here} of the {} of {job} are on this node and have called session(); wait for the others (a job on several nodes can't be forked yet)",
+                ranks_text(known.ranks.len())
+            ));
+        }
+        let is_under_way = |fork: &&Fork<S>| fork.job == job && fork.stage == Stage::UnderWay;
+        if self.forks.values().filter(is_under_way).count() >= FORKS_PER_JOB_MAX {
+            return Err(format!(
+                "{FORKS_PER_JOB_MAX} clones of {job} are being made already; wait until one has its state"
+            ));
+        }
+        known.named += 1;
+        let name = format!("{job}.{}", known.named);
+        if is_name(&name) {
+            Ok(name)
+        } else {
+            Err(format!("a clone's name, {name}, would be longer than {JOB_NAME_BYTES_MAX} bytes"))
+        }
+    }
+
+    /// A rank of a clone asks for its state.
+    pub(crate) fn take(&mut self, peer: Peer, number: u64, rank: u32, ranks: u32) -> Effects<S> {
+        if self.roles.contains_key(&peer) {
+            return refuse(peer, "this connection is taken".into());
+        }
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return refuse(peer, "this fork is over: a clone starts by `forebay clone`, once".into());
+        };
+        if let Stage::Failed(why) = &fork.stage {
+            let why = why.clone();
+            return refuse(peer, why);
+        }
+        if ranks as usize != fork.takers.len() {
+            let (theirs, ours) = (ranks_text(fork.takers.len()), ranks_text(ranks as usize));
+            return refuse(
+                peer,
+                format!("{} has {theirs}, this program {ours}: start it with as many", fork.job),
+            );
+        }
+        let is_under_way = fork.stage == Stage::UnderWay;
+        match fork.takers.get_mut(rank as usize) {
+            Some(place) if is_under_way && place.is_none() => *place = Some(Taker { peer, has_loaded: false }),
+            _ => {
+                return refuse(
+                    peer,
+                    format!("rank {rank} of this clone has had its state: a clone that is started again is a new fork"),
+                );
+            }
+        }
+        self.roles.insert(
+            peer,
+            Role::Taker {
+                fork: number,
+                rank: rank as usize,
+            },
+        );
+        let mut effects = self.want(number);
+        effects.extend(self.give(number, Some(rank as usize)));
+        effects
+    }
+
+    /// A rank of a job says how large its state is.
+    pub(crate) fn measured(&mut self, peer: Peer, bytes: u64) -> Effects<S> {
+        if let Some(Role::Rank { job, rank }) = self.roles.get(&peer)
+            && let Some(known) = self.jobs.get_mut(job)
+        {
+            known.bytes[*rank] = bytes;
+        }
+        Vec::new()
+    }
+
+    /// A rank of a job has taken its state, for these forks.
+    pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &Offer<S>) -> Effects<S> {
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a job".into());
+        };
+        let mut effects = Vec::new();
+        for number in numbers {
+            let Some(fork) = self.forks.get_mut(number) else { continue };
+            if fork.job != job || !fork.wanted || fork.offers[rank].is_some() {
+                continue;
+            }
+            fork.offers[rank] = Some(offer.clone());
+            let offers: Vec<_> = fork.offers.iter().flatten().collect();
+            if offers.len() < fork.offers.len() {
+                continue;
+            }
+            match disagreement(&offers) {
+                None => effects.extend(self.unwant(*number)),
+                Some(why) => effects.extend(self.fail(*number, &why)),
+            }
+            effects.extend(self.give(*number, None));
+        }
+        effects
+    }
+
+    /// A rank of a job could not take its state.
+    pub(crate) fn withhold(&mut self, peer: Peer, numbers: &[u64], why: &str) -> Effects<S> {
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a job".into());
+        };
+        let why = format!("rank {rank} of {job} could not take its state: {why}");
+        let own = |number: &&u64| self.forks.get(*number).is_some_and(|fork| fork.job == job);
+        let numbers: Vec<_> = numbers.iter().filter(own).copied().collect();
+        numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect()
+    }
+
+    /// A rank of a clone has loaded and checked its state.
+    pub(crate) fn loaded(&mut self, peer: Peer) -> Effects<S> {
+        let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a clone".into());
+        };
+        let Some(fork) = self
+            .forks
+            .get_mut(&number)
+            .filter(|fork| fork.is_complete() && fork.stage == Stage::UnderWay)
+        else {
+            return Vec::new();
+        };
+        if let Some(taker) = &mut fork.takers[rank] {
+            taker.has_loaded = true;
+        }
+        if !fork.takers.iter().all(|taker| taker.is_some_and(|taker| taker.has_loaded)) {
+            return Vec::new();
+        }
+        fork.stage = Stage::Exists;
+        fork.offers.fill(None);
+        if let Some(job) = self.jobs.get_mut(&fork.job) {
+            job.clones += 1;
+        }
+        let secret = fork.secret;
+        let mut effects: Effects<S> = fork.takers.iter().flatten().map(|taker| tell(taker.peer, Tell::Exists)).collect();
+        effects.extend(self.release(secret));
+        effects
+    }
+
+    /// A rank of a clone could not.
+    pub(crate) fn failed(&mut self, peer: Peer, why: &str) -> Effects<S> {
+        match self.roles.get(&peer).cloned() {
+            Some(Role::Taker { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
+            _ => refuse(peer, "this connection is no rank of a clone".into()),
+        }
+    }
+
+    /// How a command's fork stands.
+    pub(crate) fn outcome(&self, peer: Peer) -> Effects<S> {
+        let fork = match self.roles.get(&peer) {
+            Some(Role::Command { fork }) => self.forks.get(fork),
+            _ => None,
+        };
+        let Some(fork) = fork else {
+            return refuse(peer, "this connection has no fork".into());
+        };
+        let asked = fork.stage != Stage::UnderWay || fork.takers.iter().any(Option::is_some);
+        let exists = fork.stage == Stage::Exists;
+        vec![tell(peer, Tell::Outcome { asked, exists })]
+    }
+
+    /// A connection has closed.
+    pub(crate) fn gone(&mut self, peer: Peer) -> Effects<S> {
+        match self.roles.remove(&peer) {
+            None => Vec::new(),
+            Some(Role::Rank { job, rank }) => self.rank_gone(&job, rank),
+            Some(Role::Command { fork }) => {
+                let effects = self.fail(fork, "forebay clone has ended");
+                self.forks.remove(&fork);
+                effects
+            }
+            Some(Role::Taker { fork, rank }) => {
+                if let Some(known) = self.forks.get_mut(&fork) {
+                    known.takers[rank] = None;
+                    if known.stage == Stage::UnderWay {
+                        return self.fail(fork, &format!("rank {rank} of the clone has ended before all had their states"));
+                    }
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn rank_gone(&mut self, job: &str, rank: usize) -> Effects<S> {
+        let why = format!("{job} has ended, or called close(), before all of its ranks had taken their states");
+        let unfinished = |fork: &Fork<S>| fork.job == job && !fork.is_complete();
+        let numbers: Vec<_> = self
+            .forks
+            .iter()
+            .filter(|(_, fork)| unfinished(fork))
+            .map(|(number, _)| *number)
+            .collect();
+        let mut effects: Effects<S> = numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect();
+        if let Some(known) = self.jobs.get_mut(job) {
+            known.ranks[rank] = None;
+            if known.ranks.iter().all(Option::is_none) {
+                let secret = known.secret;
+                self.jobs.remove(job);
+                effects.push(Effect::Shut { job: job.to_owned() });
+                effects.extend(self.release(secret));
+            }
+        }
+        effects
+    }
+
+    /// The jobs, their steps left out.
+    pub(crate) fn jobs(&self) -> Vec<JobLine> {
+        let line = |(name, job): (&String, &Job)| JobLine {
+            job: name.clone(),
+            ranks: job.ranks.len() as u32,
+            ranks_here: job.ranks.iter().flatten().count() as u32,
+            step: None,
+            bytes: job
+                .ranks
+                .iter()
+                .zip(&job.bytes)
+                .filter(|(rank, _)| rank.is_some())
+                .map(|(_, bytes)| bytes)
+                .sum(),
+            clones: job.clones,
+        };
+        self.jobs.iter().map(line).collect()
+    }
+
+    /// Asks the job's ranks for their states, if it is time.
+    fn want(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return Vec::new();
+        };
+        let is_time = fork.at.is_some() || fork.takers.iter().all(Option::is_some);
+        if fork.wanted || fork.is_complete() || !is_time {
+            return Vec::new();
+        }
+        fork.wanted = true;
+        let (job, at) = (fork.job.clone(), fork.at.unwrap_or(0));
+        vec![Effect::Want { job, fork: number, at }]
+    }
+
+    fn unwant(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.wanted) else {
+            return Vec::new();
+        };
+        fork.wanted = false;
+        vec![Effect::Unwant {
+            job: fork.job.clone(),
+            fork: number,
+        }]
+    }
+
+    /// Gives the states, once all are there, to the ranks that wait: to one, or all.
+    fn give(&self, number: u64, only: Option<usize>) -> Effects<S> {
+        let Some(fork) = self
+            .forks
+            .get(&number)
+            .filter(|fork| fork.stage == Stage::UnderWay && fork.is_complete())
+        else {
+            return Vec::new();
+        };
+        let give = |(rank, (taker, offer)): (usize, (&Option<Taker>, &Option<Offer<S>>))| {
+            let (taker, offer) = ((*taker)?, offer.as_ref()?);
+            let name = fork.name.clone();
+            (only.is_none() || only == Some(rank)).then(|| Effect::Give {
+                to: taker.peer,
+                tell: Tell::State { name },
+                state: offer.state.clone(),
+            })
+        };
+        fork.takers.iter().zip(&fork.offers).enumerate().filter_map(give).collect()
+    }
+
+    fn fail(&mut self, number: u64, why: &str) -> Effects<S> {
+        let mut effects = self.unwant(number);
+        if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.stage == Stage::UnderWay) {
+            fork.stage = Stage::Failed(why.to_owned());
+            fork.offers.fill(None);
+            effects.extend(fork.takers.iter().flatten().flat_map(|taker| refuse(taker.peer, why.to_owned())));
+            let secret = fork.secret;
+            effects.extend(self.release(secret));
+        }
+        effects
+    }
+
+    /// One less needs a secret.
+    fn release(&mut self, secret: u64) -> Option<Effect<S>> {
+        let users = self.secrets.get_mut(&secret)?;
+        *users -= 1;
+        if *users > 0 {
+            return None;
+        }
+        self.secrets.remove(&secret);
+        Some(Effect::Forget { secret })
+    }
+}
+
+impl<S> Fork<S> {
+    /// All ranks of the job have taken their states, whether or not they are still held.
+    fn is_complete(&self) -> bool {
+        self.stage == Stage::Exists || self.offers.iter().all(Option::is_some)
+    }
+}
+
+/// Why these states are not of one step of one job, if so.
+fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
+    let (first, others) = offers.split_first()?;
+    others.iter().enumerate().find_map(|(index, other)| {
+        let rank = index + 1;
+        if (other.epoch, other.step) != (first.epoch, first.step) {
+            return Some(format!(
+                "the ranks were not at one step: rank 0 at step {} of epoch {}, rank {rank} at step {} of epoch {}; do all take every step together?",
+                first.step, first.epoch, other.step, other.epoch
+            ));
+        }
+        let path = first.replicated.difference(&other.replicated)?;
+        Some(format!(
+            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
+        ))
+    })
+}
+
+/// Whether it is one name of a file, and short enough for clones' names to be added.
+fn is_name(job: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    job.len() <= JOB_NAME_BYTES_MAX && job.bytes().all(plain) && job.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+}
+
+fn ranks_text(ranks: usize) -> String {
+    if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") }
+}
+
+fn tell<S>(to: Peer, tell: Tell) -> Effect<S> {
+    Effect::Tell { to, tell }
+}
+
+fn refuse<S>(to: Peer, why: String) -> Effects<S> {
+    vec![tell(to, Tell::Refused { why })]
+}
+
+#[cfg(test)]
+#[path = "registry_properties.rs"]
+mod properties;
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;

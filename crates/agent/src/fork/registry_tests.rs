@@ -1,0 +1,239 @@
+//! What the registry answers, message by message.
+
+use super::*;
+
+/// A state is the name of a rank here.
+type Known = Registry<&'static str>;
+
+const COMMAND: Peer = 100;
+const FORK: u64 = 77;
+const SECRET: u64 = 9;
+
+fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
+    Offer {
+        epoch: 1,
+        step,
+        replicated: Replicated::from_pairs([("weight", weight)]),
+        state,
+    }
+}
+
+/// A job `trunk` of two ranks, peers 0 and 1.
+fn trunk() -> Known {
+    let mut known = Known::default();
+    let (job, secret) = (|| "trunk".to_owned(), SECRET);
+    let page = |to| Effect::Page { to, job: job(), secret };
+    let opened = known.register(0, SECRET, job(), 0, 2);
+    assert_eq!(opened, [Effect::Open { job: job(), secret }, page(0)]);
+    assert_eq!(known.register(1, SECRET + 1, job(), 1, 2), [page(1)]);
+    known
+}
+
+/// A fork of it, for which both ranks of the clone, peers 10 and 11, are waiting.
+fn waiting() -> Known {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", None);
+    assert_eq!(known.take(10, FORK, 0, 2), []);
+    assert_eq!(known.take(11, FORK, 1, 2), [want(0)]);
+    known
+}
+
+fn want(at: u64) -> Effect<&'static str> {
+    let job = "trunk".into();
+    Effect::Want { job, fork: FORK, at }
+}
+
+fn unwant() -> Effect<&'static str> {
+    let job = "trunk".into();
+    Effect::Unwant { job, fork: FORK }
+}
+
+fn give(to: Peer, state: &'static str) -> Effect<&'static str> {
+    let tell = Tell::State { name: "trunk.1".into() };
+    Effect::Give { to, tell, state }
+}
+
+/// Who is refused, and the reason of the last.
+fn refused(effects: &[Effect<&'static str>]) -> (Vec<Peer>, String) {
+    let mut last = String::new();
+    let peers = effects.iter().filter_map(|effect| match effect {
+        Effect::Tell {
+            to,
+            tell: Tell::Refused { why },
+        } => {
+            last.clone_from(why);
+            Some(*to)
+        }
+        _ => None,
+    });
+    (peers.collect(), last)
+}
+
+fn outcome(known: &Known) -> (bool, bool) {
+    match known.outcome(COMMAND).as_slice() {
+        [
+            Effect::Tell {
+                tell: Tell::Outcome { asked, exists },
+                ..
+            },
+        ] => (*asked, *exists),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
+    let mut known = waiting();
+    assert_eq!(outcome(&known), (true, false));
+    assert_eq!(known.offer(0, &[FORK], &offer(5, "a", "zero")), []);
+    assert_eq!(
+        known.offer(1, &[FORK], &offer(5, "a", "one")),
+        [unwant(), give(10, "zero"), give(11, "one")]
+    );
+    assert_eq!(known.loaded(11), []);
+    let exists = |to| Effect::Tell { to, tell: Tell::Exists };
+    assert_eq!(known.loaded(10), [exists(10), exists(11)]);
+    assert_eq!(known.secrets, BTreeMap::from([(SECRET, 1)]), "the job alone still needs it");
+    assert_eq!(outcome(&known), (true, true));
+    assert_eq!([known.gone(10), known.gone(11), known.gone(COMMAND)], [vec![], vec![], vec![]]);
+    known.measured(0, 10);
+    known.measured(1, 12);
+    let [job]: [JobLine; 1] = known.jobs().try_into().unwrap();
+    assert_eq!((job.clones, job.bytes, job.ranks_here), (1, 22, 2));
+    assert!(known.forks.is_empty());
+}
+
+#[test]
+fn a_step_that_was_named_is_taken_before_the_clone_asks() {
+    let mut known = trunk();
+    let effects = known.fork(COMMAND, FORK, "trunk", Some(9));
+    assert_eq!(effects[0], want(9));
+    known.offer(0, &[FORK], &offer(9, "a", "zero"));
+    assert_eq!(known.offer(1, &[FORK], &offer(9, "a", "one")), [unwant()]);
+    assert_eq!(outcome(&known), (false, false));
+    // The job may be gone by then, and its name taken; its secret stays.
+    known.gone(0);
+    assert_eq!(known.gone(1), [Effect::Shut { job: "trunk".into() }]);
+    assert_eq!(known.jobs(), []);
+    known.register(2, SECRET + 1, "trunk".into(), 0, 1);
+    assert_eq!(known.take(11, FORK, 1, 2), [give(11, "one")]);
+    assert_eq!(known.take(10, FORK, 0, 2), [give(10, "zero")]);
+    assert_eq!(known.gone(COMMAND).last(), Some(&Effect::Forget { secret: SECRET }));
+}
+
+#[test]
+fn f50_states_of_two_steps_or_that_differ_are_no_fork() {
+    for (other, why) in [
+        (offer(6, "a", "one"), "rank 0 at step 5 of epoch 1, rank 1 at step 6"),
+        (offer(5, "b", "one"), "weight is not the same in rank 0 and rank 1"),
+    ] {
+        let mut known = waiting();
+        known.offer(0, &[FORK], &offer(5, "a", "zero"));
+        let effects = known.offer(1, &[FORK], &other);
+        assert_eq!(effects[0], unwant());
+        let (peers, told) = refused(&effects);
+        assert_eq!(peers, [10, 11]);
+        assert!(told.contains(why), "{told}");
+        assert!(known.forks[&FORK].offers.iter().all(Option::is_none), "the states are let go");
+        assert_eq!(outcome(&known), (true, false));
+    }
+}
+
+#[test]
+fn f51_whoever_goes_before_the_clone_exists_ends_it_for_all() {
+    // Before the states are taken: a rank of the job, of the clone, the command.
+    for (peer, told) in [(0, vec![10, 11]), (1, vec![10, 11]), (10, vec![11]), (COMMAND, vec![10, 11])] {
+        let mut known = waiting();
+        known.offer(1, &[FORK], &offer(5, "a", "one"));
+        let effects = known.gone(peer);
+        assert!(effects.contains(&unwant()), "{peer}");
+        assert_eq!(refused(&effects).0, told, "{peer}");
+        assert_eq!(
+            known.offer(0, &[FORK], &offer(5, "a", "zero")).len(),
+            usize::from(peer == 0),
+            "nothing comes of it later"
+        );
+    }
+    // After: the job no longer matters.
+    for (peer, told) in [(0, vec![]), (11, vec![10]), (COMMAND, vec![10, 11])] {
+        let mut known = waiting();
+        known.offer(0, &[FORK], &offer(5, "a", "zero"));
+        known.offer(1, &[FORK], &offer(5, "a", "one"));
+        known.loaded(11);
+        assert_eq!(refused(&known.gone(peer)).0, told, "{peer}");
+        assert_eq!(known.loaded(10).len(), if peer == 0 { 2 } else { 0 }, "{peer}");
+    }
+}
+
+#[test]
+fn a_state_that_can_not_be_taken_or_loaded_is_told_to_all() {
+    let mut known = waiting();
+    let (peers, why) = refused(&known.withhold(1, &[FORK, 3], "no memory"));
+    assert_eq!(
+        (peers, why.as_str()),
+        (vec![10, 11], "rank 1 of trunk could not take its state: no memory")
+    );
+    let (peers, again) = refused(&known.take(12, FORK, 0, 2));
+    assert_eq!((peers, again), (vec![12], why));
+    let mut known = waiting();
+    known.offer(0, &[FORK], &offer(5, "a", "zero"));
+    known.offer(1, &[FORK], &offer(5, "a", "one"));
+    let (peers, why) = refused(&known.failed(10, "damaged"));
+    assert_eq!(
+        (peers, why.as_str()),
+        (vec![10, 11], "rank 0 of the clone could not load its state: damaged")
+    );
+}
+
+#[test]
+fn one_state_may_be_for_several_forks() {
+    let mut known = trunk();
+    for (command, fork) in [(COMMAND, FORK), (101, 78)] {
+        known.fork(command, fork, "trunk", Some(3));
+    }
+    known.offer(0, &[FORK, 78], &offer(3, "a", "zero"));
+    assert_eq!(known.offer(1, &[FORK, 78], &offer(3, "a", "one")).len(), 2);
+    assert_eq!(known.take(10, FORK, 0, 2), [give(10, "zero")]);
+    let Effect::Give { tell, state, .. } = &known.take(20, 78, 0, 2)[0] else {
+        panic!()
+    };
+    assert_eq!(*state, "zero");
+    assert_eq!(*tell, Tell::State { name: "trunk.2".into() });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_the_mend() {
+    let mut known = trunk();
+    let why = |effects: Effects<&'static str>, text: &str| {
+        let (peers, why) = refused(&effects);
+        assert!(peers.len() == 1 && why.contains(text), "{why:?} should have {text:?}");
+    };
+    for name in ["", ".x", "a/b", "../x", "x\0", "ls", &"x".repeat(JOB_NAME_BYTES_MAX + 1)] {
+        why(known.register(2, 1, name.into(), 0, 1), "a job can't be named");
+    }
+    why(known.register(2, 1, "trunk".into(), 0, 2), "name this one otherwise");
+    why(known.register(2, 1, "trunk".into(), 0, 3), "with 2 ranks");
+    why(known.register(2, 1, "other".into(), 1, 1), "rank 1 of 1");
+    why(
+        known.fork(2, 1, "nobody", None),
+        "no job 'nobody' that can be forked trains on this node; there are: trunk",
+    );
+    why(known.take(2, 1, 0, 2), "this fork is over");
+    why(known.loaded(2), "no rank of a clone");
+    why(known.offer(2, &[1], &offer(1, "a", "x")), "no rank of a job");
+    why(known.outcome(2), "no fork");
+    known.fork(COMMAND, FORK, "trunk", None);
+    why(
+        known.take(2, FORK, 0, 1),
+        "trunk has 2 ranks, this program 1 rank: start it with as many",
+    );
+    why(known.take(2, FORK, 2, 2), "a new fork");
+    known.take(2, FORK, 0, 2);
+    why(known.take(3, FORK, 0, 2), "a new fork");
+    for number in 0..FORKS_PER_JOB_MAX as u64 - 1 {
+        known.fork(200 + number, 200 + number, "trunk", None);
+    }
+    why(known.fork(4, 4, "trunk", None), "wait until one has its state");
+    known.gone(1);
+    why(known.fork(4, 4, "trunk", None), "1 of the 2 ranks");
+}

@@ -1,0 +1,331 @@
+//! The fork agent's one thread: waits for packets, asks the registry what follows, and does it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{self, Mode, OFlags, SealFlags},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
+    process::{Resource, Rlimit, setrlimit},
+    rand::{GetRandomFlags, getrandom},
+};
+use zeroize::Zeroizing;
+
+use super::{
+    ForkConfig,
+    agreement::Replicated,
+    packet,
+    page::Page,
+    protocol::{Ask, Tell, VERSION},
+    registry::{Effect, Offer, Peer, Registry},
+    secret_path, secrets_dir, socket_path,
+};
+use crate::{
+    error::{AgentError, io_error},
+    limits::{BACKLOG, FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
+    log::Log,
+    private_dir::private_dir,
+    serve::lock,
+};
+
+const SECRET_BYTES: usize = 32;
+
+/// A rank's state as it travels: the state itself, and what describes it. Both are sealed, so nobody can change them any more.
+#[derive(Debug)]
+struct Sealed {
+    state: OwnedFd,
+    text: OwnedFd,
+}
+
+/// Runs the fork agent until nobody has been connected for a while.
+///
+/// # Errors
+/// [`AgentError::AlreadyRunning`] if one stands; else what kept it from starting, which is also the last line of its log.
+pub fn serve(config: &ForkConfig) -> Result<(), AgentError> {
+    let dir = &config.forks_dir;
+    let _ = rustix::process::setsid();
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    // It holds secrets.
+    let _ = setrlimit(
+        Resource::Core,
+        Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        },
+    );
+    crate::shared::raise_descriptor_limit();
+    private_dir(dir)?;
+    let _lock = lock(dir)?;
+    let log = Log::create(dir)?;
+    let result = Service::open(dir, log.clone()).and_then(Service::run);
+    if let Err(error) = &result {
+        log.line(&error.to_string());
+    }
+    let _ = fs::unlink(socket_path(dir));
+    result
+}
+
+struct Service<'a> {
+    dir: &'a Path,
+    log: Log,
+    listener: OwnedFd,
+    peers: BTreeMap<Peer, OwnedFd>,
+    next_peer: Peer,
+    pages: HashMap<String, Page>,
+    registry: Registry<Arc<Sealed>>,
+}
+
+impl<'a> Service<'a> {
+    fn open(dir: &'a Path, log: Log) -> Result<Self, AgentError> {
+        let secrets = secrets_dir(dir);
+        private_dir(&secrets)?;
+        // Of an agent that was killed.
+        for left in std::fs::read_dir(&secrets).map_err(io_error("list", &secrets))?.flatten() {
+            let _ = fs::unlink(left.path());
+        }
+        let path = socket_path(dir);
+        let _ = fs::unlink(&path);
+        let failed = |operation| io_error(operation, &path);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| failed("make")(e.into()))?;
+        let address = SocketAddrUnix::new(&path).map_err(|e| failed("name")(e.into()))?;
+        bind(&listener, &address).map_err(|e| failed("bind")(e.into()))?;
+        listen(&listener, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        log.line("serving forks");
+        Ok(Self {
+            dir,
+            log,
+            listener,
+            peers: BTreeMap::new(),
+            next_peer: 0,
+            pages: HashMap::new(),
+            registry: Registry::default(),
+        })
+    }
+
+    fn run(mut self) -> Result<(), AgentError> {
+        let mut idle_since = Instant::now();
+        loop {
+            let ready = self.wait()?;
+            // Those who have gone first: one that comes may be their successor, under the same name.
+            for peer in ready {
+                self.hear(peer);
+            }
+            self.accept();
+            if !self.peers.is_empty() {
+                idle_since = Instant::now();
+            } else if idle_since.elapsed() >= FORK_IDLE_MAX {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Connections on which something has come.
+    fn wait(&self) -> Result<Vec<Peer>, AgentError> {
+        let mut polled: Vec<_> = self.peers.values().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+        polled.push(PollFd::new(&self.listener, PollFlags::IN));
+        let pause = to_timespec(FORK_IDLE_MAX);
+        match poll(&mut polled, Some(&pause)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
+        }
+        let ready = self.peers.keys().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
+        Ok(ready.map(|(peer, _)| *peer).collect())
+    }
+
+    fn accept(&mut self) {
+        while self.peers.len() < FORK_PEERS_MAX
+            && let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
+            if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                self.next_peer += 1;
+                self.peers.insert(self.next_peer, socket);
+            }
+        }
+    }
+
+    fn hear(&mut self, peer: Peer) {
+        let Some(socket) = self.peers.get(&peer) else { return };
+        let effects = match packet::receive::<Ask>(socket) {
+            Ok(Some((ask, descriptors))) => self.answer(peer, ask, descriptors),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Ok(None) | Err(_) => return self.part(peer),
+        };
+        self.carry_out(effects);
+    }
+
+    fn answer(&mut self, peer: Peer, ask: Ask, descriptors: Vec<OwnedFd>) -> Vec<Effect<Arc<Sealed>>> {
+        let refuse = |why: String| {
+            vec![Effect::Tell {
+                to: peer,
+                tell: Tell::Refused { why },
+            }]
+        };
+        if let Ask::Register { version, .. } | Ask::Fork { version, .. } | Ask::Take { version, .. } = &ask
+            && *version != VERSION
+        {
+            return refuse("the fork agent is of another version of Forebay: use one version, or wait until its jobs have ended".into());
+        }
+        match ask {
+            Ask::Register { job, rank, ranks, .. } => match new_number() {
+                Ok(number) => self.registry.register(peer, number, job, rank, ranks),
+                Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
+            },
+            Ask::Measured { bytes } => self.registry.measured(peer, bytes),
+            Ask::Offer { forks, epoch, step } => match described(descriptors) {
+                Ok((replicated, state)) => {
+                    let offer = Offer {
+                        epoch,
+                        step,
+                        replicated,
+                        state: Arc::new(state),
+                    };
+                    self.registry.offer(peer, &forks, &offer)
+                }
+                Err(why) => self.registry.withhold(peer, &forks, &why),
+            },
+            Ask::Withhold { forks, why } => self.registry.withhold(peer, &forks, &why),
+            Ask::Fork { job, at, .. } => {
+                let step = self.pages.get(&job).and_then(Page::step);
+                match (at, step, new_number()) {
+                    (Some(at), Some(step), _) if at <= step => {
+                        refuse(format!("--at {at}: {job} is at step {step} already; name a later one, or next"))
+                    }
+                    (_, _, Err(error)) => refuse(format!("the kernel gives no random bytes: {error}")),
+                    (_, _, Ok(number)) => self.registry.fork(peer, number, &job, at),
+                }
+            }
+            Ask::Outcome => self.registry.outcome(peer),
+            Ask::Take { fork, rank, ranks, .. } => self.registry.take(peer, fork, rank, ranks),
+            Ask::Loaded => self.registry.loaded(peer),
+            Ask::Failed { why } => self.registry.failed(peer, &why),
+            Ask::Jobs => {
+                let mut jobs = self.registry.jobs();
+                for job in &mut jobs {
+                    job.step = self.pages.get(&job.job).and_then(Page::step);
+                }
+                vec![Effect::Tell {
+                    to: peer,
+                    tell: Tell::Jobs { jobs },
+                }]
+            }
+        }
+    }
+
+    fn part(&mut self, peer: Peer) {
+        self.peers.remove(&peer);
+        let effects = self.registry.gone(peer);
+        self.carry_out(effects);
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect<Arc<Sealed>>>) {
+        let mut lost = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Open { job, secret } => self.open_job(&job, secret),
+                Effect::Shut { job } => drop(self.pages.remove(&job)),
+                Effect::Forget { secret } => {
+                    let _ = fs::unlink(secret_path(self.dir, secret));
+                }
+                Effect::Page { to, job, secret } => {
+                    let page = self.pages.get(&job);
+                    let sent = page.is_some_and(|page| self.send(to, &Tell::Registered { secret }, &[page.file().descriptor()]));
+                    lost.extend((!sent).then_some(to));
+                }
+                Effect::Want { job, fork, at } => {
+                    // There are as many slots as the registry lets forks be under way.
+                    if let Some(page) = self.pages.get(&job) {
+                        page.want(fork, at);
+                    }
+                }
+                Effect::Unwant { job, fork } => {
+                    if let Some(page) = self.pages.get(&job) {
+                        page.unwant(fork);
+                    }
+                }
+                Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
+                Effect::Give { to, tell, state } => {
+                    let sent = self.send(to, &tell, &[state.state.as_fd(), state.text.as_fd()]);
+                    lost.extend((!sent).then_some(to));
+                }
+            }
+        }
+        // Each is gone then: this comes to an end.
+        for peer in lost {
+            self.part(peer);
+        }
+    }
+
+    /// Without page or secret nobody is told that it is registered, and the rank's connection closes.
+    fn open_job(&mut self, job: &str, secret: u64) {
+        let made = write_secret(&secret_path(self.dir, secret)).and_then(|()| Page::create());
+        match made {
+            Ok(page) => drop(self.pages.insert(job.to_owned(), page)),
+            Err(error) => self.log.line(&format!("{job} can't be registered: {error}")),
+        }
+    }
+
+    fn send(&self, to: Peer, tell: &Tell, descriptors: &[BorrowedFd<'_>]) -> bool {
+        self.peers
+            .get(&to)
+            .is_some_and(|socket| packet::send(socket, tell, descriptors).is_ok())
+    }
+}
+
+/// The two descriptors of an offer, if they are what they should be.
+fn described(descriptors: Vec<OwnedFd>) -> Result<(Replicated, Sealed), String> {
+    let Ok([state, text]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        return Err("its descriptors did not come along".into());
+    };
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    for descriptor in [&state, &text] {
+        if !fs::fcntl_get_seals(descriptor).is_ok_and(|found| found.contains(seals)) {
+            return Err("its memory is not sealed".into());
+        }
+    }
+    let length = fs::fstat(&text).map_err(|error| error.to_string())?.st_size as usize;
+    if length > FORK_TEXT_BYTES_MAX {
+        return Err(format!("what describes it has {length} bytes; the most is {FORK_TEXT_BYTES_MAX}"));
+    }
+    let mut bytes = vec![0; length];
+    let mut at = 0;
+    while at < length {
+        match rustix::io::pread(&text, &mut bytes[at..], at as u64) {
+            Ok(0) | Err(_) => return Err("what describes it can't be read".into()),
+            Ok(read) => at += read,
+        }
+    }
+    let replicated = Replicated::of(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))?;
+    Ok((replicated, Sealed { state, text }))
+}
+
+fn write_secret(path: &Path) -> io::Result<()> {
+    let mut secret = Zeroizing::new([0u8; SECRET_BYTES]);
+    // So few come at once, or not at all.
+    getrandom(secret.as_mut_slice(), GetRandomFlags::empty())?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    rustix::io::write(&file, secret.as_slice())?;
+    Ok(())
+}
+
+/// Nobody can have it from an agent that stood here before.
+fn new_number() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+fn to_timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs() as i64,
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}

@@ -1,0 +1,216 @@
+//! `forebay clone`: starts a program as a clone of a job that trains on this node. The program asks for the state itself, by `forebay.clone.session`; this
+//! command asks the fork agent for the fork, tells the program which it is, and holds the fork's lease until the program has ended.
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::{
+    AgentError,
+    fork::{
+        self, ForkConfig,
+        client::{Forking, jobs},
+        protocol::Job,
+    },
+};
+use forebay_contract::env;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    args::{CloneArgs, CloneCommand},
+    child::{self, Launch},
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places, print,
+    program::Program,
+    refusal::Refusal,
+    text,
+};
+
+const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
+
+/// Lists jobs, or runs a program as a clone; gives the exit status.
+///
+/// # Errors
+/// Bad input, or no such job. Nothing has run then.
+pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
+    match (&args.command, &args.job) {
+        (Some(CloneCommand::Ls { json }), _) => Ok(print(&list(*json, &forks_dir(environment, false)?)?)),
+        (None, Some(job)) => run(job, args, environment),
+        (None, None) => Err(Refusal::bad_input(format_args!(
+            "no job was given: {USAGE}; forebay clone ls lists what trains here"
+        ))),
+    }
+}
+
+/// Starts the fork agent, if none stands; gives its directory, to be printed.
+///
+/// # Errors
+/// When the runtime directory is refused, or no agent answers in time.
+pub fn fork_agent(environment: &Environment) -> Result<String, Refusal> {
+    let forks_dir = forks_dir(environment, true)?;
+    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let config = ForkConfig { forks_dir };
+    fork::client::start(&config, &exe).map_err(Refusal::bad_input)?;
+    Ok(format!("{}\n", config.forks_dir.display()))
+}
+
+fn forks_dir(environment: &Environment, make: bool) -> Result<PathBuf, Refusal> {
+    let config = Config::resolve(&Flags::default(), environment)?;
+    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
+    if make {
+        let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
+        places::make(&runtime_dir, &state_dir)?;
+    }
+    Ok(runtime_dir.value.join(fork::DIR))
+}
+
+fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
+    let at = when(&args.at)?;
+    let changes = changes(&args.set)?;
+    let name = args
+        .program
+        .first()
+        .ok_or_else(|| Refusal::bad_input(format_args!("no program was given: {USAGE}")))?;
+    let program = Program::find(name, environment)?;
+    let dir = forks_dir(environment, false)?;
+    let forking = match Forking::begin(&dir, job, at) {
+        Ok(forking) => forking,
+        Err(AgentError::Refused { why }) => return Err(Refusal::bad_input(why)),
+        Err(AgentError::Io { .. }) => {
+            return Err(Refusal::bad_input(format_args!(
+                "no job '{job}' that can be forked trains on this node; none does: call forebay.clone.session(...) in the one to be forked"
+            )));
+        }
+        Err(error) => return Err(Refusal::bad_input(error)),
+    };
+    let (at, secret) = (dir.to_string_lossy(), forking.secret.to_string_lossy());
+    let clone = json!({ "dir": at, "job": job, "fork": forking.fork, "secret": secret, "set": changes });
+    let launch = Launch {
+        path: &program.path,
+        words: &args.program,
+        environment: &[(env::CLONE, clone.to_string().into())],
+    };
+    let ended = launch.run()?;
+    // What goes wrong in between the program has said itself.
+    if let Ok((false, _)) = forking.outcome() {
+        let line = format!(
+            "forebay: {} ended without asking for the state of {job}: a clone is a program that calls forebay.clone.session(...)\n",
+            name.to_string_lossy()
+        );
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+    drop(forking);
+    Ok(child::end_as(ended))
+}
+
+fn when(text: &str) -> Result<Option<u64>, Refusal> {
+    match text.parse() {
+        _ if text == "next" => Ok(None),
+        // Such numbers are exact everywhere.
+        Ok(step) if step < 1 << 53 => Ok(Some(step)),
+        _ => Err(Refusal::bad_input(format_args!(
+            "--at {text}: write next, or the number of a step, such as --at 1200"
+        ))),
+    }
+}
+
+/// What is to be changed in the clone. Which names its optimizer knows, the clone itself says.
+fn changes(set: &[String]) -> Result<Map<String, Value>, Refusal> {
+    let mut changes = Map::new();
+    for text in set {
+        let refuse = |why: &str| Refusal::bad_input(format_args!("--set {text}: {why}"));
+        let (name, value) = text
+            .split_once('=')
+            .filter(|(name, _)| !name.is_empty())
+            .ok_or_else(|| refuse("write NAME=VALUE, such as lr=0.01"))?;
+        let value = match name {
+            "seed" => value
+                .parse::<u32>()
+                .map(Value::from)
+                .map_err(|_| refuse("a seed is a whole number below 2^32"))?,
+            _ => match value.parse::<f64>() {
+                Ok(number) if number.is_finite() && (name != "lr" || number >= 0.0) => json!(number),
+                Ok(_) if name == "lr" => return Err(refuse("a learning rate is a number that is not negative")),
+                _ => return Err(refuse("the value has to be a number")),
+            },
+        };
+        if changes.insert(name.to_owned(), value).is_some() {
+            return Err(refuse("it is set twice"));
+        }
+    }
+    Ok(changes)
+}
+
+fn list(json: bool, dir: &Path) -> Result<String, Refusal> {
+    let jobs = match jobs(dir) {
+        Ok(jobs) => jobs,
+        // Nobody is there to be asked: the agent ends with its last job.
+        Err(AgentError::Io { .. }) => Vec::new(),
+        Err(error) => return Err(Refusal::bad_input(error)),
+    };
+    let mut lines = String::new();
+    for job in &jobs {
+        if json {
+            let _ = writeln!(lines, "{}", serde_json::to_string(job).unwrap_or_default());
+        } else {
+            lines.push_str(&line_of(job));
+        }
+    }
+    if lines.is_empty() && !json {
+        lines.push_str("no job that can be forked trains on this node\n");
+    }
+    Ok(lines)
+}
+
+fn line_of(job: &Job) -> String {
+    let ranks = if job.ranks_here == job.ranks {
+        text::counted(u64::from(job.ranks), "rank", "ranks")
+    } else {
+        format!("{} of {} ranks", job.ranks_here, job.ranks)
+    };
+    let step = job
+        .step
+        .map_or_else(|| "no step yet".into(), |step| format!("step {}", text::count(step)));
+    let clones = text::counted(job.clones, "clone", "clones");
+    format!("{}  {ranks}, {step}, {} of state, {clones}\n", job.job, text::bytes(job.bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_and_nonsense_is_refused() {
+        assert_eq!(
+            (when("next").unwrap(), when("0").unwrap(), when("12").unwrap()),
+            (None, Some(0), Some(12))
+        );
+        for text in ["", "Next", "-1", "1.5", "9007199254740992", "step 3"] {
+            assert!(when(text).unwrap_err().to_string().contains("--at 1200"), "{text}");
+        }
+        let texts = ["lr=1e-2", "seed=7", "weight_decay=-1"].map(String::from);
+        assert_eq!(
+            Value::from(changes(&texts).unwrap()),
+            json!({ "lr": 0.01, "seed": 7, "weight_decay": -1.0 })
+        );
+        for (texts, why) in [
+            (vec!["lr"], "NAME=VALUE"),
+            (vec!["=1"], "NAME=VALUE"),
+            (vec!["lr=fast"], "has to be a number"),
+            (vec!["lr=-1"], "not negative"),
+            (vec!["lr=nan"], "not negative"),
+            (vec!["x=inf"], "has to be a number"),
+            (vec!["seed=1.5"], "whole number below 2^32"),
+            (vec!["seed=-1"], "whole number below 2^32"),
+            (vec!["lr=1", "lr=2"], "set twice"),
+        ] {
+            let texts: Vec<_> = texts.into_iter().map(String::from).collect();
+            let line = changes(&texts).unwrap_err().to_string();
+            assert!(line.contains(why) && line.contains("--set"), "{line}");
+        }
+    }
+}

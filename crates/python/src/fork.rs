@@ -1,0 +1,122 @@
+//! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in `forebay_agent::fork`.
+
+use std::{
+    os::fd::{BorrowedFd, IntoRawFd},
+    path::Path,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use forebay_agent::{AgentError, fork::client};
+use pyo3::{
+    exceptions::{PyConnectionError, PyConnectionRefusedError, PyValueError},
+    prelude::*,
+};
+
+/// A rank of a job that can be forked, for as long as the object lives.
+#[pyclass(frozen)]
+pub(crate) struct Rank(Mutex<client::Rank>);
+
+#[pymethods]
+impl Rank {
+    #[new]
+    fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32) -> PyResult<Self> {
+        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks));
+        Ok(Self(Mutex::new(registered.map_err(to_python)?)))
+    }
+
+    /// Where the job's secret lies.
+    #[getter]
+    fn secret(&self) -> String {
+        let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rank.secret().to_string_lossy().into_owned()
+    }
+
+    /// The forks for which the state has to be taken at this point, and whether there will be one at the next. A look into shared memory: the interpreter's lock is kept.
+    fn due(&self, point: u64, step: u64) -> (Vec<u64>, bool) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step)
+    }
+
+    /// Whether the fork agent still stands.
+    fn is_served(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_served()
+    }
+
+    /// Says how many bytes the rank's state has.
+    fn measured(&self, length: u64) -> PyResult<()> {
+        let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rank.measured(length).map_err(to_python)
+    }
+
+    /// Hands over a state and what describes it: descriptors of sealed memory, which stay the caller's.
+    fn offer(&self, py: Python<'_>, forks: Vec<u64>, epoch: u64, step: u64, state: i32, text: i32) -> PyResult<()> {
+        let (state, text) = (borrowed(state)?, borrowed(text)?);
+        let offer = || {
+            let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            rank.offer(forks, epoch, step, state, text)
+        };
+        py.detach(offer).map_err(to_python)
+    }
+
+    /// Says why no state could be taken.
+    fn withhold(&self, forks: Vec<u64>, why: &str) -> PyResult<()> {
+        let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rank.withhold(forks, why).map_err(to_python)
+    }
+}
+
+/// A rank of a clone that is to be, for as long as the object lives.
+#[pyclass(frozen)]
+pub(crate) struct Taking(client::Taking);
+
+#[pymethods]
+impl Taking {
+    #[new]
+    fn new(py: Python<'_>, directory: &str, fork: u64, rank: u32, ranks: u32) -> PyResult<Self> {
+        let begun = py.detach(|| client::Taking::begin(Path::new(directory), fork, rank, ranks));
+        begun.map(Self).map_err(to_python)
+    }
+
+    /// The clone's name, and the descriptors of the state and of what describes it, which are the caller's to close; `None` if they have
+    /// not come in time.
+    fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<(String, i32, i32)>> {
+        let wait = duration(wait_s)?;
+        let taken = py.detach(|| self.0.state(wait)).map_err(to_python)?;
+        Ok(taken.map(|taken| (taken.name, taken.state.into_raw_fd(), taken.text.into_raw_fd())))
+    }
+
+    /// Says that the state is loaded and checked.
+    fn loaded(&self) -> PyResult<()> {
+        self.0.loaded().map_err(to_python)
+    }
+
+    /// Says why it could not be loaded.
+    fn failed(&self, why: &str) -> PyResult<()> {
+        self.0.failed(why).map_err(to_python)
+    }
+
+    /// Whether all ranks of the clone have loaded their states, waited for no longer than this.
+    fn exists(&self, py: Python<'_>, wait_s: f64) -> PyResult<bool> {
+        let wait = duration(wait_s)?;
+        py.detach(|| self.0.exists(wait)).map_err(to_python)
+    }
+}
+
+fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
+    if descriptor < 0 {
+        return Err(PyValueError::new_err(format!("{descriptor} is no descriptor")));
+    }
+    // SAFETY: the caller keeps it open until its call returns, and it is not -1.
+    Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+}
+
+fn duration(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds} s: {error}")))
+}
+
+fn to_python(error: AgentError) -> PyErr {
+    match error {
+        AgentError::Refused { why } => PyConnectionRefusedError::new_err(why),
+        other => PyConnectionError::new_err(other.to_string()),
+    }
+}

@@ -1,0 +1,111 @@
+//! Memory for a copy: shared, backed and touched before it is needed, sealed once it is filled.
+
+use std::{
+    os::fd::{IntoRawFd, OwnedFd},
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use pyo3::{
+    exceptions::{PyOSError, PyValueError},
+    prelude::*,
+};
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// New shared memory that can be written to at `address`, until it is sealed. It is given back with the object.
+#[pyclass(frozen)]
+pub(crate) struct Reserved(Mutex<Option<Mapped>>);
+
+/// A file in memory without a name, and where it is mapped. An address as a number may go from thread to thread.
+struct Mapped {
+    file: OwnedFd,
+    address: usize,
+    length: usize,
+}
+
+#[pymethods]
+impl Reserved {
+    /// Takes `length` bytes, at once: where memory is short this fails, while a page that is missing later would be a signal.
+    #[new]
+    fn new(py: Python<'_>, length: usize) -> PyResult<Self> {
+        let mapped = py.detach(|| Mapped::new(length)).map_err(to_python)?;
+        Ok(Self(Mutex::new(Some(mapped))))
+    }
+
+    /// Where it can be written to.
+    #[getter]
+    fn address(&self) -> PyResult<usize> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|mapped| mapped.address)
+            .ok_or_else(is_sealed)
+    }
+
+    /// Its length in bytes.
+    #[getter]
+    fn length(&self) -> PyResult<usize> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|mapped| mapped.length)
+            .ok_or_else(is_sealed)
+    }
+
+    /// Keeps the first `length` bytes, so that nobody can change them any more; gives a descriptor of them, which is the caller's to close.
+    fn seal(&self, py: Python<'_>, length: usize) -> PyResult<i32> {
+        let mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(is_sealed)?;
+        py.detach(|| mapped.seal(length)).map(IntoRawFd::into_raw_fd).map_err(to_python)
+    }
+}
+
+impl Mapped {
+    fn new(length: usize) -> Result<Self, Errno> {
+        let file = memfd_create("forebay-capture", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, undone by `drop`.
+        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED | MapFlags::POPULATE, &file, 0)? };
+        Ok(Self {
+            file,
+            address: address as usize,
+            length,
+        })
+    }
+
+    fn seal(self, length: usize) -> Result<OwnedFd, Errno> {
+        if length > self.length {
+            return Err(Errno::INVAL);
+        }
+        let file = self
+            .file
+            .try_clone()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+        // What is mapped for writing can't be sealed.
+        drop(self);
+        ftruncate(&file, length as u64)?;
+        fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+        Ok(file)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made by `new`; who has its address has been told that it ends with the object.
+        let _ = unsafe { munmap(self.address as *mut _, self.length) };
+    }
+}
+
+fn is_sealed() -> PyErr {
+    PyValueError::new_err("the memory is sealed")
+}
+
+fn to_python(errno: Errno) -> PyErr {
+    PyOSError::new_err((errno.raw_os_error(), std::io::Error::from(errno).to_string()))
+}

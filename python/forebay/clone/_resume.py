@@ -1,0 +1,137 @@
+"""How a program becomes a clone: it gets the state of its rank, checks it, loads it, and goes on only when all ranks have done so."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from forebay import _core
+from forebay.clone import _offer
+from forebay.clone._capture import Capture
+from forebay.clone._errors import CloneError, DamagedError
+from forebay.clone._inventory import Inventory
+from forebay.clone._source import REASON_MAX
+
+__all__ = ["Asked", "Lineage", "resume"]
+
+# Interrupts are looked for so often.
+SLICE_S = 0.5
+WARM_PASSES = 2
+"""In the first pass DDP notes in which order gradients come; before the second it rebuilds its buckets accordingly."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a clone comes from.
+
+    Attributes:
+        parent: the job that it was forked from.
+        epoch: as the parent counts.
+        step: after which, as the parent counts.
+        digest: SHA-256 of the manifest of this rank's state, which has the digest of every entry.
+        changes: what was changed afterwards.
+    """
+
+    parent: str
+    epoch: int
+    step: int
+    digest: str
+    changes: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `forebay clone` has put into the environment of its program.
+
+    Attributes:
+        directory: of the fork agent.
+        job: the parent's name.
+        fork: the fork's number.
+        secret: where the parent's secret lies.
+        changes: by name, in the order in which they were asked for.
+    """
+
+    directory: str
+    job: str
+    fork: int
+    secret: Path
+    changes: dict[str, float]
+
+    @classmethod
+    def from_json(cls, text: str) -> "Asked":
+        """Reads it.
+
+        Raises:
+            CloneError: it is not what the command writes.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(fields["dir"], fields["job"], fields["fork"], Path(fields["secret"]), dict(fields["set"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CloneError("FOREBAY_CLONE is set by `forebay clone` for its program, and by nobody else: unset it") from error
+
+
+def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> tuple[str, Lineage]:
+    """Loads the parent's state, and makes the changes; gives the clone's name and where it comes from.
+
+    Raises:
+        CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
+    """
+    if warm is not None:
+        for _ in range(WARM_PASSES):
+            warm()
+    rank, ranks = inventory.rank
+    try:
+        secret = asked.secret.read_bytes()
+        taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
+        taken = _waited(
+            taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
+        )
+        name, state, text = taken
+        try:
+            lineage = _load(asked, secret, inventory, state, text)
+        except Exception as error:
+            # The other ranks need not wait for this one.
+            with contextlib.suppress(ConnectionError):
+                taking.failed(str(error)[:REASON_MAX])
+            raise
+        taking.loaded()
+        _waited(
+            lambda seconds: taking.exists(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s"
+        )
+    except OSError as error:
+        raise CloneError(f"no clone of {asked.job}: {error}") from error
+    return name, lineage
+
+
+def _load(asked: Asked, secret: bytes, inventory: Inventory, state: int, text: int) -> Lineage:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, text)
+        closing = stack.enter_context(contextlib.ExitStack())
+        closing.callback(os.close, state)
+        header, manifest = _offer.read(secret, text)
+        if (header.job, header.rank) != (asked.job, inventory.rank[0]):
+            raise DamagedError(f"the state is that of rank {header.rank} of {header.job}")
+        capture = Capture(manifest, state)
+        closing.pop_all()
+        stack.enter_context(capture)
+        inventory.load(capture)
+    for name, value in asked.changes.items():
+        inventory.change(name, value)
+    digest = hashlib.sha256(manifest.to_json()).hexdigest()
+    return Lineage(asked.job, header.epoch, header.step, digest, asked.changes)
+
+
+def _waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:
+    deadline = time.monotonic() + wait_s
+    while (left := deadline - time.monotonic()) > 0:
+        if (answer := ask(min(left, SLICE_S))) is not None:
+            return answer
+    raise CloneError(late)

@@ -1,0 +1,244 @@
+"""A session: a training job that can be forked while it trains, and the same program as a clone."""
+
+import atexit
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from forebay.clone._errors import CloneError
+from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
+from forebay.clone._resume import Asked, Lineage, resume
+from forebay.clone._source import Fork, Source, say
+
+__all__ = ["Session", "session"]
+
+# As crates/contract/src/env.rs has them.
+CLONE = "FOREBAY_CLONE"
+JOB = "FOREBAY_JOB"
+OFF = "FOREBAY"
+# Where schedulers put a job's id.
+SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+FORKS_KEPT = 100
+PLACE = "forebay"
+"""The name by which the place in `Session.batches` is in the state, among the others."""
+END = object()
+
+Batch = TypeVar("Batch")
+
+
+class Session:
+    """A job's part in forks. Made by `session`.
+
+    Attributes:
+        job: the name by which `forebay clone` finds it.
+        resumed: in a clone the parent's counters, `{"epoch": ..., "step": ...}`; else None.
+        lineage: in a clone where it comes from; else None.
+        forks: states that were taken of this rank, the last hundred, with how long training stood still for each.
+    """
+
+    def __init__(self, job: str, described: Inventory, state: "_State", lineage: Lineage | None) -> None:
+        self.job = job
+        self.lineage = lineage
+        self.resumed = dict(state.counters) if lineage else None
+        self.forks: list[Fork] = []
+        self._inventory = described
+        self._counters = state.counters
+        self._place = state.place
+        self._loader_has_place = state.loader_has_place
+        self._is_resuming = lineage is not None
+        self._stepped = False
+        self._source: Source | None = None
+        if os.environ.get(OFF) not in ("off", "0"):
+            self._source = Source(job, described)
+            self._remove_hook = described.on_step(self._note_step)
+            atexit.register(self.close)
+
+    def point(self, *, epoch: int, step: int) -> None:
+        """The end of a step, after everything that belongs to it: the optimizer's update, the scheduler's, the average's.
+
+        Costs a microsecond while nobody wants a fork. A point without an optimizer's update since the last one is in the middle of
+        accumulating gradients: forks wait for the next. Whatever fails here is said in one line on standard error, and training goes on.
+
+        Args:
+            epoch: as the program counts; what a clone finds in `resumed`.
+            step: the same; not negative.
+
+        Raises:
+            TypeError: one of the two is no whole number.
+        """
+        epoch, step = operator.index(epoch), operator.index(step)
+        if not self._stepped:
+            return
+        self._stepped = False
+        self._counters.update(epoch=epoch, step=step)
+        if self._source is None:
+            return
+        try:
+            if fork := self._source.point(epoch, step):
+                self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
+        except CloneError as error:
+            say(f"no fork at step {step}: {error}")
+        except Exception as error:
+            say(f"this job can't be forked any more: {error}")
+            self.close()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left: `range(count)`, in a clone from its parent's on.
+
+        At the end of each body is a `point()`, for the epoch's last step.
+        """
+        for epoch in range(self._counters.get("epoch", 0), count):
+            self._counters["epoch"] = epoch
+            yield epoch
+            # By now the epoch's own work is done, a scheduler's step too.
+            self._place.clear()
+            self.point(epoch=epoch + 1, step=self._counters.get("step", 0))
+            # Also where gradients were still accumulating and the point was passed over.
+            self._counters["epoch"] = epoch + 1
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch, a step each, in a clone from its parent's place on.
+
+        After each but the last is a `point()`; the last one's is that of `epochs`. A loader that was given to the session finds its place
+        by itself. With any other the clone has the same order of samples, for its generators are set to what they were when the epoch
+        began; what its parent has had of the epoch is read and thrown away.
+
+        Args:
+            loader: has a length, and gives that many batches each time.
+
+        Raises:
+            CloneError: in a clone, the loader has fewer batches than the parent's.
+        """
+        iterator = self._at_place(loader)
+        # What has no length says so itself.
+        length = len(loader)  # type: ignore[arg-type]
+        for batch in iterator:
+            self._place["batch"] += 1
+            self._counters["step"] = step = self._counters.get("step", 0) + 1
+            yield batch
+            if self._place["batch"] < length:
+                self.point(epoch=self._counters.get("epoch", 0), step=step)
+
+    def _at_place(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        had, self._is_resuming = self._place.get("batch", 0) if self._is_resuming else 0, False
+        if had == 0:
+            self._place.update(batch=0, generators=self._inventory.generators())
+            return iter(loader)
+        if self._loader_has_place:
+            return iter(loader)
+        here = self._inventory.generators()
+        self._inventory.set_generators(self._place["generators"])
+        iterator = iter(loader)
+        for batch in range(had):
+            if next(iterator, END) is END:
+                raise CloneError(f"the loader has {batch} batches, and its parent had had {had} of this epoch: make it as the parent's")
+        self._inventory.set_generators(here)
+        return iterator
+
+    def close(self) -> None:
+        """Ends forking; a clone that has not got all of its state is told so. Also at the process's end."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+            self._remove_hook()
+            atexit.unregister(self.close)
+
+    def _note_step(self) -> None:
+        self._stepped = True
+
+
+class _State:
+    """What a session itself adds to the state.
+
+    Attributes:
+        counters: what `point` was last told.
+        place: in the epoch, as `Session.batches` counts: `batch`, those that were had; `generators`, as they were when it began.
+        loader_has_place: the state has a loader that knows its place by itself.
+    """
+
+    def __init__(self, *, loader_has_place: bool) -> None:
+        self.counters: dict[str, int] = {}
+        self.place: dict[str, Any] = {}
+        self.loader_has_place = loader_has_place
+
+
+def session(
+    *,
+    model: object = NOT_GIVEN,
+    optimizer: object = NOT_GIVEN,
+    scheduler: object = NOT_GIVEN,
+    scaler: object = NOT_GIVEN,
+    ema: object = NOT_GIVEN,
+    loader: object = NOT_GIVEN,
+    generators: Mapping[str, object] | None = None,
+    others: Mapping[str, object] | None = None,
+    job: str | None = None,
+    warm: Callable[[], object] | None = None,
+    wait_s: float = 600.0,
+) -> Session:
+    """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
+
+    The same call in the same program stands for both. Make it in every rank, once all objects are made and the model is wrapped, before
+    training. With `FOREBAY=off` nothing can be forked.
+
+    Args:
+        model: as for `inventory`, and so are the following: each is to be given, or to be declared absent (None).
+        optimizer: see `inventory`.
+        scheduler: see `inventory`.
+        scaler: see `inventory`.
+        ema: see `inventory`.
+        loader: see `inventory`.
+        generators: see `inventory`.
+        others: see `inventory`.
+        job: the job's name; by default `FOREBAY_JOB`, the scheduler's id, or a random one, which rank 0 prints. A clone has its
+            parent's, and a number.
+        warm: one pass forward and backward with any batch, as the program's steps do it. Needed only with three ranks or more under DDP: a
+            clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in
+            their last bits.
+        wait_s: for how many seconds a clone waits for its parent's next point, and for its own other ranks.
+
+    Raises:
+        CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
+            process then: its objects may be in no defined state.
+    """
+    state = _State(loader_has_place=loader is not None)
+    described = inventory(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        ema=ema,
+        loader=loader,
+        counters=state.counters,
+        generators=generators,
+        others={**(others or {}), PLACE: state.place},
+    )
+    if described.rank[1] == 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise CloneError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group yet: call session() after init_process_group()"
+        )
+    if text := os.environ.pop(CLONE, None):
+        return _clone(Asked.from_json(text), described, state, warm, wait_s)
+    return _original(job or os.environ.get(JOB) or _of_scheduler(), described, state)
+
+
+def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
+    name, lineage = resume(asked, described, warm, wait_s)
+    made = Session(name, described, state, lineage)
+    if described.rank[0] == 0:
+        changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
+        say(f"this is {name}, a clone of {lineage.parent} after step {lineage.step}{changes}")
+    return made
+
+
+def _original(name: str | None, described: Inventory, state: _State) -> Session:
+    made = Session(name or f"job-{described.shared_number():08x}", described, state, None)
+    if name is None and described.rank[0] == 0:
+        say(f"this job is {made.job}; to fork it: forebay clone {made.job} -- PROGRAM")
+    return made
+
+
+def _of_scheduler() -> str | None:
+    ids = (os.environ.get(variable, "").partition(".")[0] for variable in SCHEDULERS)
+    return next((identity for identity in ids if identity), None)

@@ -1,0 +1,69 @@
+"""A training program as a user would write it, the same for a parent and its clones.
+
+Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS]
+
+A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. Each rank
+prints a line: where it began, its losses, and the digests of its last state.
+"""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import forebay.clone as clone
+from tests.clone import jobs
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--until-forked", action="store_true")
+parser.add_argument("--steps", type=int, default=0)
+parser.add_argument("--after", type=int, default=5)
+parser.add_argument("--pace", type=float, default=0.0)
+asked = parser.parse_args()
+
+rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+# All ranks begin with the same weights, and then draw different samples.
+made = jobs.full()
+jobs.seed(rank)
+if ranks > 1:
+    torch.distributed.init_process_group("gloo")
+    made.model = DistributedDataParallel(made.model)
+
+
+def warm() -> None:
+    images, labels = made.batch()
+    torch.nn.functional.cross_entropy(made.model(images), labels).backward()
+
+
+given = {name: value for name, value in made.given().items() if name != "counters"}
+session = clone.session(**given, warm=warm)
+begun = step = session.resumed["step"] if session.resumed else 0
+last = begun + asked.after if session.resumed else asked.steps
+losses = {}
+while step < last or (asked.until_forked and not session.resumed and not session.forks):
+    made.step()
+    step += 1
+    losses[step] = made.losses.pop()
+    session.point(epoch=0, step=step)
+    if session.forks and not session.resumed:
+        last = session.forks[0].step + asked.after
+    elif asked.until_forked:
+        time.sleep(asked.pace)
+entries = {} if asked.steps else {entry.path: entry.digest for entry in made.inventory(counters={}).manifest().entries}
+told = {
+    "rank": rank,
+    "job": session.job,
+    "begun": begun,
+    "forks": [fork.step for fork in session.forks],
+    "losses": losses,
+    "lr": [float(group["lr"]) for group in made.optimizer.param_groups],
+    "lineage": session.lineage and [session.lineage.parent, session.lineage.step, dict(session.lineage.changes)],
+    "digests": entries,
+}
+os.write(1, json.dumps(told).encode() + b"\n")
+session.close()
+if ranks > 1:
+    torch.distributed.destroy_process_group()

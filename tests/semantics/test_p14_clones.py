@@ -1,0 +1,86 @@
+"""P14: a clone is its parent's state after one step, bit for bit, and the parent's results are those of a job that nobody forked."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import support
+from tests.clone.forks import Node, node, told
+
+
+def torchrun(ranks: int, *options: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, "-m", "tests.clone.train", *options]
+
+
+@contextlib.contextmanager
+def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A parent that can be forked by now, as job `trunk`; it is ended at the latest with the block."""
+    environment = {**node.environment, "FOREBAY_JOB": "trunk"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=support.ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as parent:
+        try:
+
+            def trains() -> bool:
+                assert parent.poll() is None, parent.communicate()
+                # It imports for seconds, and to ask takes something from it.
+                time.sleep(0.5)
+                return any(job["job"] == "trunk" and job["ranks"] == job["ranks_here"] and job["step"] for job in node.jobs())
+
+            support.wait_until(trains, "the job to train", support.PROGRAM_S)
+            yield parent
+        finally:
+            parent.terminate()
+            parent.communicate()
+
+
+def run(node: Node, ranks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the ranks of a parent say, and those of its clone."""
+    with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2")) as parent:
+        done = node.type("clone", "trunk", "--", *torchrun(ranks))
+        assert done.returncode == 0, done.stderr
+        out, err = parent.communicate(timeout=support.PROGRAM_S)
+        assert parent.returncode == 0, err
+    parents, clones = told(out), told(done.stdout)
+    assert len(parents) == len(clones) == ranks
+    assert f"this is trunk.1, a clone of trunk after step {clones[0]['begun']}" in done.stderr
+    return parents, clones
+
+
+def run_alone(node: Node, ranks: int, steps: int) -> list[dict[str, Any]]:
+    """What the ranks of the same job say when nobody can fork it."""
+    command, environment = torchrun(ranks, "--steps", str(steps)), {**node.environment, "FOREBAY": "off"}
+    done = subprocess.run(
+        command, cwd=support.ROOT, env=environment, capture_output=True, text=True, timeout=support.PROGRAM_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return told(done.stdout)
+
+
+# Each training process takes some five seconds of processor time to import what its first step needs.
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_p14_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
+    """With three ranks sums over ranks depend on how DDP has put its buckets together: the clone's are made as its parent's (`warm`)."""
+    with node() as here:
+        parents, clones = run(here, ranks)
+        for parent, clone in zip(parents, clones, strict=True):
+            assert parent["forks"] == [clone["begun"]]
+            assert clone["lineage"] == ["trunk", clone["begun"], {}]
+            assert clone["job"] == "trunk.1"
+            assert len(clone["losses"]) == 5
+            assert clone["losses"].items() <= parent["losses"].items()
+            assert clone["digests"] == parent["digests"]
+
+
+@pytest.mark.long
+def test_p14_a_parent_trains_as_though_nobody_had_asked() -> None:
+    """Bit for bit its losses are those of a job without us, to the last step. tests/clone/test_session.py shows it for one rank."""
+    with node() as here:
+        parents, _ = run(here, 2)
+        alone = run_alone(here, 2, max(map(int, parents[0]["losses"])))
+        assert [parent["losses"] for parent in parents] == [plain["losses"] for plain in alone]
