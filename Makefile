@@ -134,5 +134,5 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crate
 	@scripts/setup-system.sh test
 
 .venv/.frameworks: .venv/.synced
-	$(UV) sync --locked --inexact --group frameworks --group browser --group plots
+	$(UV) sync --locked --inexact --group frameworks --group browser --group plots --group stores
 	@touch $@

@@ -63,7 +63,8 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["agent"] == {"policy", "contract", "store"}
     assert allowed["sim"] == {"policy"}
     assert allowed["python"] == {"policy", "contract", "store", "agent"}
-    assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim"}
+    assert allowed["objects"] == set()
+    assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim", "objects"}
 
 
 def test_the_table_has_no_circle(allowed: Arrows) -> None:
@@ -74,7 +75,10 @@ def test_the_table_has_no_circle(allowed: Arrows) -> None:
     assert not left
 
 
-@pytest.mark.parametrize(("user", "used"), [("preload", "policy"), ("store", "agent"), ("policy", "contract"), ("cli", "slowfs")])
+@pytest.mark.parametrize(
+    ("user", "used"),
+    [("preload", "policy"), ("store", "agent"), ("agent", "objects"), ("policy", "contract"), ("cli", "slowfs")],
+)
 def test_an_arrow_too_many_is_seen(allowed: Arrows, user: str, used: str) -> None:
     drawn = {**allowed, user: allowed[user] | {used}}
     assert wrong_arrows(drawn, allowed) == [f"{user} -> {used}"]

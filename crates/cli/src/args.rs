@@ -52,6 +52,8 @@ pub enum Command {
     Report(ReportArgs),
     /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why
     Top(TopArgs),
+    /// Fetch what an object store holds into a local directory, or bring it up to date
+    View(ViewArgs),
     /// Copy directories to the tiers ahead of a job
     Warm(WarmArgs),
     /// Start a program as a clone of a job that is training on this node, from the job's state as it is (experimental)
@@ -125,6 +127,9 @@ pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
+    /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX into a local directory; what is there already is only compared
+    #[arg(long, value_name = "s3://BUCKET/PREFIX=DIR")]
+    pub view: Vec<OsString>,
     /// Keep the agent after the last run, until `forebay clean`, so that the next run finds it warm
     #[arg(long)]
     pub keep: bool,
@@ -298,6 +303,38 @@ fn interval(text: &str) -> Result<f64, String> {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("write seconds between 0.1 and 3600".into()),
     }
+}
+
+/// `forebay view`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    override_usage = "forebay view [OPTIONS] s3://BUCKET/PREFIX DIR\n       forebay view --remove DIR",
+    after_help = "\
+Programs see a new directory when all of it is there, and a changed object when all changed ones are; objects that are gone are removed \
+then. Credentials, region and endpoint come from where other tools have them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, \
+~/.aws, a container's or a machine's role; AWS_REGION; AWS_ENDPOINT_URL. Nothing is ever written to the store. The exit status is 1 where \
+fetching ended early: the same command goes on from there."
+)]
+pub struct ViewArgs {
+    /// The most bytes that the directory may have, such as 200G [default: as many as leave 5 % of the disk free]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<OsString>,
+    /// Read what was fetched before, too, and fetch anew what is no longer as it came
+    #[arg(long)]
+    pub verify: bool,
+    /// Remove what was fetched into this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["url", "dir", "size", "verify"])]
+    pub remove: Option<PathBuf>,
+    /// Say nothing unless something is wrong
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// What to fetch
+    #[arg(value_name = "s3://BUCKET/PREFIX", required_unless_present = "remove")]
+    pub url: Option<String>,
+    /// A directory on a local disk, to be made, in one that is there
+    #[arg(value_name = "DIRECTORY", required_unless_present = "remove")]
+    pub dir: Option<PathBuf>,
 }
 
 /// `forebay warm`.

@@ -22,6 +22,7 @@ use crate::{
     environment::Environment,
     refusal::Refusal,
     size::parse_size,
+    view::{self, ViewWish},
 };
 
 /// Freshness unless told otherwise: seconds.
@@ -91,6 +92,8 @@ pub struct Config {
     pub sources: Setting<Vec<PathBuf>>,
     /// Tiers; none: they are found.
     pub tiers: Setting<Vec<TierWish>>,
+    /// Object stores, and the directories that they are fetched into.
+    pub views: Setting<Vec<ViewWish>>,
     /// Bytes of the tier in memory; `None`: there is none.
     pub ram: Setting<Option<u64>>,
     /// In which order tiers are used.
@@ -130,6 +133,7 @@ pub fn is_off(environment: &Environment) -> Result<bool, Refusal> {
 struct Layer {
     sources: Option<Setting<Vec<PathBuf>>>,
     tiers: Option<Setting<Vec<TierWish>>>,
+    views: Option<Setting<Vec<ViewWish>>>,
     ram: Option<Setting<u64>>,
     tier_order: Option<Setting<TierOrder>>,
     policy: Option<Setting<Policy>>,
@@ -146,6 +150,7 @@ struct Layer {
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     choices: Choices,
+    views: Vec<OsString>,
     keep: bool,
     record: Option<PathBuf>,
     quiet: bool,
@@ -155,6 +160,7 @@ impl From<&RunArgs> for Flags {
     fn from(args: &RunArgs) -> Self {
         Self {
             choices: args.choices.clone(),
+            views: args.view.clone(),
             keep: args.keep,
             record: args.record.clone(),
             quiet: args.quiet,
@@ -195,6 +201,7 @@ impl Config {
         for layer in typed.into_iter().chain(written) {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
+            of.views = of.views.or(layer.views);
             of.ram = of.ram.or(layer.ram);
             of.tier_order = of.tier_order.or(layer.tier_order);
             of.policy = of.policy.or(layer.policy);
@@ -213,6 +220,7 @@ impl Config {
         Ok(Self {
             sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
             tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
+            views: of.views.unwrap_or_else(|| Setting::default(Vec::new())),
             ram: optional(of.ram),
             tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
             policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
@@ -259,6 +267,7 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let choices = &flags.choices;
     let source = Origin::Flag("--source");
     let tier = Origin::Flag("--tier");
+    let view = Origin::Flag("--view");
     let ram = Origin::Flag("--ram");
     let tier_order = Origin::Flag("--tier-order");
     let policy = Origin::Flag("--policy");
@@ -267,6 +276,7 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
         tiers: list(&choices.tier, &tier, |text| parse_tier(&tier, environment, text))?,
+        views: list(&flags.views, &view, |text| view::parse(&view, environment, text))?,
         ram: choices.ram.as_deref().map(|text| parse_ram(&ram, text)).transpose()?,
         tier_order: choices
             .tier_order
@@ -317,6 +327,8 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     };
     let source = Origin::Environment(env::SOURCE);
     let tier = Origin::Environment(env::TIER);
+    let view = Origin::Environment(env::VIEW);
+    let views = environment.get(env::VIEW).map(view::split).unwrap_or_default();
     let ram = Origin::Environment(env::RAM);
     let tier_order = Origin::Environment(env::TIER_ORDER);
     let policy = Origin::Environment(env::POLICY);
@@ -327,6 +339,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
             source_dir(&source, environment, Path::new(dir))
         })?,
         tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
+        views: list(&views, &view, |text| view::parse(&view, environment, text))?,
         ram: environment.get(env::RAM).map(|text| parse_ram(&ram, text)).transpose()?,
         tier_order: environment
             .get(env::TIER_ORDER)
@@ -446,6 +459,7 @@ fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBu
 struct File {
     source: Option<Vec<String>>,
     tier: Option<Vec<String>>,
+    view: Option<Vec<String>>,
     ram: Option<String>,
     tier_order: Option<String>,
     policy: Option<String>,
@@ -498,6 +512,10 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
             absolute("source", Path::new(dir))
         })?,
         tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
+        views: list(&file.view.unwrap_or_default(), &origin("view"), |text| {
+            let wish = view::parse(&origin("view"), &nowhere, OsStr::new(text))?;
+            absolute("view", &wish.dir).map(|dir| ViewWish { dir, ..wish })
+        })?,
         ram: file.ram.map(|text| parse_ram(&origin("ram"), OsStr::new(&text))).transpose()?,
         tier_order: file
             .tier_order

@@ -161,6 +161,12 @@ impl Findings {
             row("", &site.display().to_string());
         }
         self.source_rows(&mut row);
+        for (at, view) in self.plan.config.views.value.iter().enumerate() {
+            row(
+                if at == 0 { "views" } else { "" },
+                &format!("{view}, fetched before the program starts"),
+            );
+        }
         self.tier_rows(&mut row);
         let order = &self.plan.config.tier_order;
         row("tier order", &format!("{} ({})", order.value.text(), order.origin));

@@ -44,6 +44,7 @@ pub mod tiers;
 pub mod timeline;
 pub mod top;
 pub mod used;
+pub mod view;
 pub mod warm;
 
 use std::io::{Read, Write};
@@ -86,6 +87,7 @@ fn answer() -> Result<u8, Refusal> {
         Command::Metrics(args) => metrics::metrics(&args, &environment).map(|text| print(&text)),
         Command::Report(args) => Ok(print(&report::report(&args, &environment)?)),
         Command::Top(args) => top::top(&args, &environment).map(|()| 0),
+        Command::View(args) => view::view(&args, &environment).map(|text| print(&text)),
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),
         Command::ReadAll(args) => Ok(read_all::main(&args)),
         Command::Clone(args) => clone::clone(&args, &environment),

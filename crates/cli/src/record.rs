@@ -121,6 +121,9 @@ pub fn settings(config: &Config) -> Value {
     json!({
         "source": { "value": paths(&config.sources.value), "origin": config.sources.origin.to_string() },
         "tier": { "value": tiers, "origin": config.tiers.origin.to_string() },
+        "view": {
+            "value": config.views.value.iter().map(ToString::to_string).collect::<Vec<_>>(), "origin": config.views.origin.to_string(),
+        },
         "ram": { "value": config.ram.value.map(|bytes| format!("{bytes}B")), "origin": config.ram.origin.to_string() },
         "tier_order": { "value": config.tier_order.value.text(), "origin": config.tier_order.origin.to_string() },
         "policy": { "value": policy_text(config.policy.value), "origin": config.policy.origin.to_string() },

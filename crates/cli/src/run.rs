@@ -24,6 +24,7 @@ use crate::{
     summary,
     timeline::{self, Files},
     used,
+    view,
 };
 
 /// How often a run that settles looks.
@@ -54,14 +55,16 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
     let mut plan = Plan::make(config, words, environment, &exe)?;
     record::check(&plan)?;
     let program = Program::find(name, environment)?;
+    // They stay as they are until the program has ended.
+    let views = view::fill_all(&plan.config, environment)?;
     if let Some(why) = &plan.idle {
         plan.say(format_args!("nothing to do: {why}; {} runs untouched", name.to_string_lossy()));
-        return Err(Launch {
+        let launch = Launch {
             path: &program.path,
             words,
             environment: &[],
-        }
-        .replace());
+        };
+        return if views.is_empty() { Err(launch.replace()) } else { launch.run() };
     }
     plan.settle()?;
     Job {
@@ -203,6 +206,6 @@ impl Plan {
 }
 
 /// In one piece, so that lines of several runs do not mix. That nobody reads it is no fault.
-fn tell(text: &str) {
+pub(crate) fn tell(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

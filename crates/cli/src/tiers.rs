@@ -426,11 +426,11 @@ fn known_magic(magic: u64) -> Option<(Kind, &'static str)> {
     })
 }
 
-fn writable(dir: &Path) -> Result<(), String> {
+pub(crate) fn writable(dir: &Path) -> Result<(), String> {
     accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(|errno| io::Error::from(errno).to_string())
 }
 
 /// Writable by all without the sticky bit: anybody could put another directory in the place of ours (S2).
-fn anybody_may_rename(dir: &Path) -> bool {
+pub(crate) fn anybody_may_rename(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o1002 == 0o002)
 }

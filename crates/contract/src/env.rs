@@ -20,6 +20,8 @@ pub const SOURCE: &str = "FOREBAY_SOURCE";
 pub const TIER: &str = "FOREBAY_TIER";
 /// In which order tiers are used; as `--tier-order`.
 pub const TIER_ORDER: &str = "FOREBAY_TIER_ORDER";
+/// Views `s3://BUCKET/PREFIX=DIR`, separated by `:`; as `--view`.
+pub const VIEW: &str = "FOREBAY_VIEW";
 /// Memory for copies; as `--ram`.
 pub const RAM: &str = "FOREBAY_RAM";
 /// What makes room when the tiers are full; as `--policy`.

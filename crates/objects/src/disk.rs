@@ -1,0 +1,253 @@
+//! The calls on the local file system, each by descriptor and beneath one directory: no link that somebody put into a view leads a write
+//! or a removal out of it.
+
+use std::{
+    ffi::{CStr, OsStr},
+    fs::File,
+    io::{self, Read},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{self, AtFlags, FileType, Mode, OFlags, RawDir},
+    io::Errno,
+    process::geteuid,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{Error, limits};
+
+/// What a file is that was fetched, as far as `stat` tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) size: u64,
+    pub(crate) modified_ms: i64,
+}
+
+/// A directory that is open, and its name for messages.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    pub(crate) fd: OwnedFd,
+    pub(crate) path: PathBuf,
+}
+
+const DIR: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+impl Dir {
+    /// The directory that the user named; links on the way to it are the user's own choice.
+    pub(crate) fn named(path: &Path) -> Result<Self, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = fs::open(path, flags, Mode::empty()).map_err(|errno| Error::disk(path, "open", errno))?;
+        Ok(Self { fd, path: path.to_owned() })
+    }
+
+    /// A directory in it, if there is one.
+    pub(crate) fn dir(&self, name: &str) -> Result<Option<Self>, Error> {
+        match fs::openat(&self.fd, name, DIR, Mode::empty()) {
+            Ok(fd) => Ok(Some(Self {
+                fd,
+                path: self.path.join(name),
+            })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.error(name, "open", errno)),
+        }
+    }
+
+    /// A directory in it, made where it is missing: for its owner alone.
+    pub(crate) fn make_dir(&self, name: &str) -> Result<Self, Error> {
+        match fs::mkdirat(&self.fd, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(self.error(name, "create", errno)),
+        }
+        self.dir(name)?.ok_or_else(|| self.error(name, "open", Errno::NOENT))
+    }
+
+    /// Refuses what somebody else could have prepared (S2).
+    pub(crate) fn check_private(&self) -> Result<(), Error> {
+        let stat = fs::fstat(&self.fd).map_err(|errno| Error::disk(&self.path, "stat", errno))?;
+        let others = Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXG | Mode::RWXO);
+        if stat.st_uid == geteuid().as_raw() && others.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Input(format!(
+            "{} is not this user's alone: remove it, or name another directory",
+            self.path.display()
+        )))
+    }
+
+    /// The regular file of this name, if there is one.
+    pub(crate) fn stat(&self, name: &str) -> Result<Option<Stat>, Error> {
+        match fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(Stat {
+                size: stat.st_size as u64,
+                modified_ms: stat.st_mtime.saturating_mul(1000) + stat.st_mtime_nsec as i64 / 1_000_000,
+            })),
+            Ok(_) | Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.error(name, "stat", errno)),
+        }
+    }
+
+    /// The checksum of a file's content.
+    pub(crate) fn checksum(&self, name: &str) -> Result<String, Error> {
+        let failed = |error: io::Error| Error::disk(&self.path.join(name), "read", error);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = fs::openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        checksum(File::from(fd)).map_err(failed)
+    }
+
+    /// All names in it.
+    pub(crate) fn names(&self) -> Result<Vec<String>, Error> {
+        let mut names = Vec::new();
+        self.each(&mut |name| {
+            names.extend(name.to_str().ok().map(str::to_owned));
+        })?;
+        Ok(names)
+    }
+
+    /// Whether there is nothing in it.
+    pub(crate) fn is_empty(&self) -> Result<bool, Error> {
+        let mut is_empty = true;
+        self.each(&mut |_| is_empty = false)?;
+        Ok(is_empty)
+    }
+
+    fn each(&self, call: &mut dyn FnMut(&CStr)) -> Result<(), Error> {
+        // A descriptor of its own: where it has been read to is kept in it.
+        let failed = |errno| Error::disk(&self.path, "list", errno);
+        let fd = fs::openat(&self.fd, ".", DIR, Mode::empty()).map_err(failed)?;
+        let mut room = Vec::with_capacity(32 << 10);
+        let mut entries = RawDir::new(fd, room.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(failed)?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                call(entry.file_name());
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file; that there is none is well.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), Error> {
+        match fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(self.error(name, "remove", errno)),
+        }
+    }
+
+    /// Removes a directory if it is empty; whether it is gone.
+    pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, Error> {
+        match fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(self.error(name, "remove", errno)),
+        }
+    }
+
+    /// Gives what is here another name, in another directory.
+    pub(crate) fn rename(&self, name: &str, to: &Self, new: &str) -> Result<(), Errno> {
+        fs::renameat(&self.fd, name, &to.fd, new)
+    }
+
+    /// Until all that was written on its file system is on the disk.
+    pub(crate) fn sync_all(&self) -> Result<(), Error> {
+        fs::syncfs(&self.fd).map_err(|errno| Error::disk(&self.path, "write", errno))
+    }
+
+    /// Until the names in it are on the disk.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        fs::fsync(&self.fd).map_err(|errno| Error::disk(&self.path, "write", errno))
+    }
+
+    /// What its file system has above the part that stays free: bytes, and inodes where it counts them.
+    pub(crate) fn room(&self) -> Result<(u64, u64), Error> {
+        let stat = fs::fstatvfs(&self.fd).map_err(|errno| Error::disk(&self.path, "ask the room of", errno))?;
+        let part = |total: u64| total / 100 * limits::FLOOR_PERCENT;
+        let bytes = stat.f_bavail.saturating_sub(part(stat.f_blocks)).saturating_mul(stat.f_frsize);
+        let inodes = if stat.f_files == 0 {
+            u64::MAX
+        } else {
+            stat.f_favail.saturating_sub(part(stat.f_files))
+        };
+        Ok((bytes, inodes))
+    }
+
+    pub(crate) fn error(&self, name: &str, operation: &'static str, errno: Errno) -> Error {
+        Error::disk(&self.path.join(OsStr::from_bytes(name.as_bytes())), operation, errno)
+    }
+}
+
+/// XXH3-128 of what a reader gives, in hexadecimal digits.
+pub(crate) fn checksum(mut reader: impl Read) -> io::Result<String> {
+    let mut hasher = Box::new(Xxh3::new());
+    let mut piece = vec![0; limits::PIECE_BYTES];
+    loop {
+        match reader.read(&mut piece) {
+            Ok(0) => return Ok(format!("{:032x}", hasher.digest128())),
+            Ok(count) => hasher.update(&piece[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A file to be written in a directory, which nobody else may read; one of this name is written anew.
+pub(crate) fn create(dir: &Dir, name: &str) -> Result<File, Error> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = fs::openat(&dir.fd, name, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| dir.error(name, "create", errno))?;
+    Ok(File::from(fd))
+}
+
+/// A tree of directories, in which one path after the other is looked at: in sorted order each directory is opened once.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: Dir,
+    last: Option<(String, Dir)>,
+}
+
+impl Tree {
+    pub(crate) fn new(root: Dir) -> Self {
+        Self { root, last: None }
+    }
+
+    /// The directory of a path, and the last name; `None` where the directory is not there. No link is followed.
+    pub(crate) fn find<'a>(&mut self, path: &'a str, make: bool) -> Result<Option<(&Dir, &'a str)>, Error> {
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if above.is_empty() {
+            return Ok(Some((&self.root, name)));
+        }
+        if self.last.as_ref().is_none_or(|(known, _)| known != above) {
+            let mut at: Option<Dir> = None;
+            for part in above.split('/') {
+                let dir = at.as_ref().unwrap_or(&self.root);
+                let next = if make { dir.make_dir(part).map(Some) } else { dir.dir(part) };
+                match next {
+                    Ok(Some(next)) => at = Some(next),
+                    Ok(None) => return Ok(None),
+                    // What is not there as a directory holds no file; what is to be made meets it and says so.
+                    Err(_) if !make && is_no_dir(dir, part) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
+            let Some(dir) = at else { return Ok(None) };
+            self.last = Some((above.to_owned(), dir));
+        }
+        Ok(self.last.as_ref().map(|(_, dir)| (dir, name)))
+    }
+
+    /// Forgets which directory was open, since it may go.
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
+    }
+}
+
+fn is_no_dir(dir: &Dir, name: &str) -> bool {
+    fs::statat(dir.fd.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
+}

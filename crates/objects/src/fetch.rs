@@ -1,0 +1,265 @@
+//! Fetches versions of objects into the staging directory: many requests at once, large objects in parts. What is there under its final name is
+//! whole, of one version, and noted in the journal.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    slice,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use rustix::{
+    fs::{Mode, Timespec, Timestamps, fchmod, futimens},
+    io::Errno,
+};
+
+use crate::{
+    Error,
+    disk::{self, Dir},
+    limits,
+    record::{Journal, Record},
+    store::{NotGot, Object, Store},
+};
+
+/// A version to be fetched.
+#[derive(Debug)]
+pub(crate) struct Task<'a> {
+    /// Below the view.
+    pub(crate) path: &'a str,
+    pub(crate) object: &'a Object,
+    /// The name under which it is staged.
+    pub(crate) name: String,
+}
+
+/// What fetching came to.
+#[derive(Debug, Default)]
+pub(crate) struct Fetched {
+    pub(crate) records: Vec<Record>,
+    /// One that was no longer the version that was listed.
+    pub(crate) changed: Option<String>,
+}
+
+/// Fetches all tasks; `tell` is told of bytes as they come.
+///
+/// # Errors
+/// The first; what was fetched before stays staged.
+pub(crate) fn fetch(
+    store: &Store,
+    tasks: &[Task<'_>],
+    staged: &Dir,
+    journal: &Journal,
+    tell: &(dyn Fn(u64) + Sync),
+) -> Result<Fetched, Error> {
+    let fetching = Fetching {
+        store,
+        staged,
+        journal,
+        tell,
+        queue: Mutex::new(Queue {
+            tasks: tasks.iter(),
+            open: None,
+        }),
+        stop: AtomicBool::new(false),
+        done: Mutex::new(Ok(Fetched::default())),
+    };
+    let parts: u64 = tasks.iter().map(|task| parts_of(task.object.size)).sum();
+    thread::scope(|scope| {
+        for _ in 0..parts.min(limits::FETCHERS as u64) {
+            scope.spawn(|| fetching.work());
+        }
+    });
+    fetching.done.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An empty object is asked for, too: it may have changed.
+fn parts_of(size: u64) -> u64 {
+    size.div_ceil(limits::PART_BYTES).max(1)
+}
+
+struct Fetching<'a> {
+    store: &'a Store,
+    staged: &'a Dir,
+    journal: &'a Journal,
+    tell: &'a (dyn Fn(u64) + Sync),
+    queue: Mutex<Queue<'a>>,
+    /// Set with the first error.
+    stop: AtomicBool,
+    done: Mutex<Result<Fetched, Error>>,
+}
+
+/// Bytes of an object that are to be fetched with one request.
+type Part<'a> = (Arc<Staging<'a>>, Range<u64>);
+
+/// Hands parts out, one object after the other.
+struct Queue<'a> {
+    tasks: slice::Iter<'a, Task<'a>>,
+    /// The object whose parts are being handed out, and the next one's number.
+    open: Option<(Arc<Staging<'a>>, u64)>,
+}
+
+/// An object that is being written.
+struct Staging<'a> {
+    task: &'a Task<'a>,
+    file: File,
+    /// Until it has its final name.
+    partial: String,
+    /// Parts that have not ended.
+    left: AtomicU64,
+    changed: AtomicBool,
+}
+
+impl Fetching<'_> {
+    fn work(&self) {
+        let mut piece = vec![0; limits::PIECE_BYTES];
+        while !self.stop.load(Relaxed) {
+            let (staging, range) = match self.next() {
+                Ok(Some(next)) => next,
+                Ok(None) => return,
+                Err(error) => return self.fail(error),
+            };
+            if let Err(error) = self.part(&staging, &range, &mut piece) {
+                return self.fail(error);
+            }
+            // The last part's end is the object's.
+            if staging.left.fetch_sub(1, AcqRel) == 1
+                && let Err(error) = self.end(&staging)
+            {
+                return self.fail(error);
+            }
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        self.stop.store(true, Relaxed);
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        if done.is_ok() {
+            *done = Err(error);
+        }
+    }
+
+    fn next(&self) -> Result<Option<Part<'_>>, Error> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let (staging, part) = match queue.open.take() {
+            Some(open) => open,
+            None => match queue.tasks.next() {
+                Some(task) => (Arc::new(Staging::begin(task, self.staged)?), 0),
+                None => return Ok(None),
+            },
+        };
+        let size = staging.task.object.size;
+        let from = part * limits::PART_BYTES;
+        if part + 1 < parts_of(size) {
+            queue.open = Some((Arc::clone(&staging), part + 1));
+        }
+        Ok(Some((staging, from..(from + limits::PART_BYTES).min(size))))
+    }
+
+    fn part(&self, staging: &Staging<'_>, range: &Range<u64>, piece: &mut [u8]) -> Result<(), Error> {
+        if staging.changed.load(Relaxed) {
+            return Ok(());
+        }
+        // Others write to this disk, too.
+        let (room, _) = self.staged.room()?;
+        if room < range.end - range.start {
+            return Err(staging.failed(
+                self.staged,
+                "keep a part of the disk free for others and write",
+                Errno::NOSPC.into(),
+            ));
+        }
+        let mut put = |at, bytes: &[u8]| staging.file.write_all_at(bytes, at);
+        match self.store.get(staging.task.object, range, piece, &self.stop, &mut put) {
+            Ok(()) => (self.tell)(range.end - range.start),
+            Err(NotGot::Changed) => staging.changed.store(true, Relaxed),
+            Err(NotGot::Store(error)) => return Err(error),
+            Err(NotGot::Disk(error)) => return Err(staging.failed(self.staged, "write", error)),
+        }
+        Ok(())
+    }
+
+    /// Gives an object that is whole its name, or removes what was written of one that changed.
+    fn end(&self, staging: &Staging<'_>) -> Result<(), Error> {
+        let record = if staging.changed.load(Relaxed) {
+            self.staged.remove(&staging.partial)?;
+            None
+        } else {
+            let record = staging.seal(self.staged)?;
+            self.journal
+                .add(&record)
+                .map_err(|error| staging.failed(self.staged, "note", error))?;
+            Some(record)
+        };
+        if let Ok(done) = &mut *self.done.lock().unwrap_or_else(PoisonError::into_inner) {
+            match record {
+                Some(record) => done.records.push(record),
+                None => done.changed = Some(staging.task.object.shown()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Staging<'a> {
+    fn begin(task: &'a Task<'a>, staged: &Dir) -> Result<Self, Error> {
+        let partial = format!("{}.part", task.name);
+        Ok(Self {
+            file: disk::create(staged, &partial)?,
+            partial,
+            left: AtomicU64::new(parts_of(task.object.size)),
+            changed: AtomicBool::new(false),
+            task,
+        })
+    }
+
+    /// Gives the file its time, its mode and its name.
+    fn seal(&self, staged: &Dir) -> Result<Record, Error> {
+        let object = self.task.object;
+        let time = Timespec {
+            tv_sec: object.modified_ms.div_euclid(1000),
+            tv_nsec: object.modified_ms.rem_euclid(1000) * 1_000_000,
+        };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        let sealed = || -> io::Result<String> {
+            // What is read back is what was written: a file system that gives other bytes is found out here.
+            let checksum = disk::checksum(Whole(&self.file, 0))?;
+            futimens(&self.file, &times)?;
+            fchmod(&self.file, Mode::RUSR)?;
+            if self.file.metadata()?.len() != object.size {
+                return Err(io::Error::other("its size is not what was written"));
+            }
+            staged.rename(&self.partial, staged, &self.task.name)?;
+            Ok(checksum)
+        };
+        Ok(Record {
+            path: self.task.path.to_owned(),
+            etag: object.etag.clone(),
+            size: object.size,
+            modified_ms: object.modified_ms,
+            checksum: sealed().map_err(|error| self.failed(staged, "finish", error))?,
+        })
+    }
+
+    fn failed(&self, staged: &Dir, operation: &'static str, error: io::Error) -> Error {
+        Error::disk(&staged.path.join(&self.partial), operation, error)
+    }
+}
+
+/// A file from its beginning, wherever its own offset is.
+struct Whole<'a>(&'a File, u64);
+
+impl io::Read for Whole<'_> {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let count = self.0.read_at(piece, self.1)?;
+        self.1 += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,438 @@
+//! An object store that speaks S3: listing a bucket, and getting parts of objects. rusty-s3 signs, ureq speaks HTTP; retries, and what counts as
+//! an answer, are decided here.
+//!
+//! Requests are only ever GET, of the bucket and of objects: nothing is written. Each is signed in its address, which is why no address that
+//! was signed comes into an error.
+
+use std::{
+    fmt, io,
+    io::Read,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use jiff::Timestamp;
+use percent_encoding::percent_decode_str;
+use rusty_s3::{Bucket, Credentials, S3Action, actions::GetObject};
+use serde::Deserialize;
+use ureq::{
+    Agent, Body,
+    http::{HeaderMap, Response, StatusCode},
+    tls::{RootCerts, TlsConfig},
+};
+
+use crate::{Address, Error, access::Access, limits};
+
+/// An object as a listing has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its key, or the bytes of one that is no UTF-8.
+    pub key: Result<String, Vec<u8>>,
+    /// Names its version, without the quotes.
+    pub etag: String,
+    /// Bytes.
+    pub size: u64,
+    /// When it was last modified, in milliseconds since 1970.
+    pub modified_ms: i64,
+}
+
+impl Object {
+    /// Its key, for people: a terminal obeys control characters.
+    pub fn shown(&self) -> String {
+        let text = match &self.key {
+            Ok(key) => key.clone(),
+            Err(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        };
+        text.replace(char::is_control, "?")
+    }
+}
+
+/// A bucket of a store, or what of it lies below a prefix.
+#[derive(Debug)]
+pub struct Store {
+    address: Address,
+    access: Access,
+    bucket: Bucket,
+    agent: Agent,
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+enum Fault {
+    /// Another attempt may succeed.
+    Passing(String),
+    /// No other will.
+    Lasting(String),
+    /// The object is not, or no longer, the version that was listed.
+    Changed,
+    /// What was received could not be kept.
+    Disk(io::Error),
+}
+
+/// Why bytes were not got.
+#[derive(Debug)]
+pub(crate) enum NotGot {
+    /// The object is not, or no longer, the version that was listed.
+    Changed,
+    /// The store's fault.
+    Store(Error),
+    /// What was received could not be kept.
+    Disk(io::Error),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Page {
+    #[serde(default)]
+    contents: Vec<Content>,
+    /// Every listing has it, and little else does.
+    is_truncated: bool,
+    next_continuation_token: Option<String>,
+    encoding_type: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Content {
+    key: String,
+    size: u64,
+    last_modified: String,
+    #[serde(rename = "ETag")]
+    e_tag: Option<String>,
+}
+
+/// What a store answers that refuses.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Refused {
+    code: String,
+    message: String,
+}
+
+impl Store {
+    /// A store that is reached in this way. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// [`Error::Input`]: bucket and endpoint make no URL together.
+    pub fn new(address: Address, access: Access) -> Result<Self, Error> {
+        let name = address.bucket().to_owned();
+        let bucket = Bucket::new(access.endpoint.clone(), access.style, name, access.region.clone())
+            .map_err(|error| Error::Input(format!("{address}: {error}; check the bucket's name and the endpoint")))?;
+        let tls = TlsConfig::builder()
+            // Those of the system: sites have authorities of their own.
+            .root_certs(RootCerts::PlatformVerifier)
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .build();
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .http_status_as_error(false)
+            // A redirection is an answer of its own: a signature is good for one host.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(limits::CONNECT_DEADLINE))
+            .timeout_recv_response(Some(limits::ANSWER_DEADLINE))
+            .timeout_recv_body(Some(limits::BODY_DEADLINE))
+            .max_idle_connections(limits::FETCHERS)
+            .max_idle_connections_per_host(limits::FETCHERS);
+        Ok(Self {
+            address,
+            access,
+            bucket,
+            agent: config.build().into(),
+        })
+    }
+
+    /// What it is a store of.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Every object below the prefix, in no particular order; `seen` is told how many there are so far.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; [`Error::Input`] where there is nothing, or far too much.
+    pub fn list(&self, seen: &dyn Fn(u64)) -> Result<Vec<Object>, Error> {
+        let mut objects = Vec::new();
+        let mut token: Option<String> = None;
+        loop {
+            let page = self.page(token.as_deref())?;
+            let is_url = page.encoding_type.as_deref() == Some("url");
+            for content in page.contents {
+                objects.push(self.object(content, is_url)?);
+            }
+            seen(objects.len() as u64);
+            if objects.len() > limits::OBJECTS_MAX {
+                let most = limits::OBJECTS_MAX;
+                return Err(Error::Input(format!(
+                    "{} has more than {most} objects; name a longer prefix",
+                    self.address
+                )));
+            }
+            if !page.is_truncated {
+                break;
+            }
+            match page.next_continuation_token {
+                // A listing that stands still would go on for ever, and one that only stops is not whole.
+                Some(next) if !next.is_empty() && token.as_ref() != Some(&next) => token = Some(next),
+                _ => return Err(self.failed("its listing does not go on where it should: is this an endpoint of S3?")),
+            }
+        }
+        if objects.is_empty() {
+            return Err(Error::Input(format!("{} has no objects; check the prefix", self.address)));
+        }
+        Ok(objects)
+    }
+
+    fn page(&self, token: Option<&str>) -> Result<Page, Error> {
+        let never = AtomicBool::new(false);
+        let asked = self.again(&never, |credentials| {
+            // A GET of the bucket itself: of the object without a name. (The library's own action for listings takes a plus sign in a key, which
+            // stands for a blank, as it is.)
+            let mut request = GetObject::new(&self.bucket, credentials, "");
+            let query = request.query_mut();
+            query.insert("list-type", "2");
+            // What XML can't hold comes escaped.
+            query.insert("encoding-type", "url");
+            query.insert("prefix", self.address.prefix());
+            if let Some(token) = token {
+                query.insert("continuation-token", token);
+            }
+            let mut answer = self.get_signed(request.sign(limits::SIGNATURE_LIFE).as_str(), &[])?;
+            if !answer.status().is_success() {
+                return Err(self.refusal(&mut answer, credentials.is_some()));
+            }
+            let text = answer.body_mut().with_config().limit(limits::PAGE_BYTES_MAX).read_to_string();
+            let text = text.map_err(|error| fault_of(&error))?;
+            quick_xml::de::from_str(&text).map_err(|_| Fault::Passing("its listing can't be read: is this an endpoint of S3?".into()))
+        });
+        asked.map_err(|fault| match fault {
+            Fault::Passing(why) | Fault::Lasting(why) => self.failed(&why),
+            Fault::Changed => self.failed("does not answer as S3 does: is this its endpoint?"),
+            Fault::Disk(error) => self.failed(&error.to_string()),
+        })
+    }
+
+    fn object(&self, content: Content, is_url: bool) -> Result<Object, Error> {
+        let modified: Timestamp = content
+            .last_modified
+            .parse()
+            .map_err(|_| self.failed("lists an object with a time that is none"))?;
+        let key = if is_url {
+            // As forms encode it: a blank is a plus sign.
+            let bytes: Vec<u8> = percent_decode_str(&content.key.replace('+', " ")).collect();
+            String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
+        } else {
+            Ok(content.key)
+        };
+        let etag = content.e_tag.as_deref().map(bare).filter(|etag| !etag.is_empty());
+        Ok(Object {
+            key,
+            etag: etag
+                .ok_or_else(|| self.failed("lists an object without its version (ETag)"))?
+                .to_owned(),
+            size: content.size,
+            modified_ms: modified.as_millisecond(),
+        })
+    }
+
+    /// Gets the bytes `range` of an object, all of them of the version that was listed; `put` is given an offset and the bytes that lie there,
+    /// some of them more than once where an attempt failed. `stop` ends attempts early.
+    pub(crate) fn get(
+        &self,
+        object: &Object,
+        range: &Range<u64>,
+        piece: &mut [u8],
+        stop: &AtomicBool,
+        put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> Result<(), NotGot> {
+        let Ok(key) = &object.key else { return Err(NotGot::Changed) };
+        let got = self.again(stop, |credentials| {
+            let request = GetObject::new(&self.bucket, credentials, key);
+            let url = request.sign(limits::SIGNATURE_LIFE);
+            let mut headers = vec![("if-match", format!("\"{}\"", object.etag))];
+            let is_part = *range != (0..object.size);
+            if is_part {
+                headers.push(("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
+            }
+            let mut answer = self.get_signed(url.as_str(), &headers)?;
+            let expected = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+            if answer.status() != expected {
+                return Err(if answer.status().is_success() {
+                    Fault::Lasting(format!(
+                        "was answered with status {}, not {}",
+                        answer.status().as_u16(),
+                        expected.as_u16()
+                    ))
+                } else {
+                    self.refusal(&mut answer, credentials.is_some())
+                });
+            }
+            check(answer.headers(), object, range, is_part)?;
+            receive(answer, range, piece, put)
+        });
+        got.map_err(|fault| match fault {
+            Fault::Changed => NotGot::Changed,
+            Fault::Disk(error) => NotGot::Disk(error),
+            Fault::Passing(why) | Fault::Lasting(why) => NotGot::Store(Error::Store {
+                object: self.address.object(&object.shown()),
+                why,
+            }),
+        })
+    }
+
+    fn get_signed(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Body>, Fault> {
+        let request = headers
+            .iter()
+            .fold(self.agent.get(url), |request, (name, value)| request.header(*name, value));
+        request.call().map_err(|error| fault_of(&error))
+    }
+
+    /// Tries until it succeeds, can't succeed, or was tried often enough; longer and longer pauses lie between.
+    fn again<T>(&self, stop: &AtomicBool, mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>) -> Result<T, Fault> {
+        let mut pause = limits::PAUSE_FIRST;
+        let mut left = self.access.attempts;
+        loop {
+            left = left.saturating_sub(1);
+            let credentials = self.access.credentials(&self.agent);
+            let answer = credentials
+                .map_err(Fault::Passing)
+                .and_then(|credentials| attempt(credentials.as_ref()));
+            match answer {
+                Err(Fault::Passing(_)) if left > 0 && !stop.load(Relaxed) => {}
+                answer => return answer,
+            }
+            thread::sleep(uneven(pause));
+            pause = (2 * pause).min(limits::PAUSE_MAX);
+        }
+    }
+
+    /// What a refusal means.
+    fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
+        let status = answer.status();
+        let region = answer
+            .headers()
+            .get("x-amz-bucket-region")
+            .and_then(|value| value.to_str().ok())
+            .map(str::to_owned);
+        let text = answer
+            .body_mut()
+            .with_config()
+            .limit(limits::ANSWER_BYTES_MAX)
+            .lossy_utf8(true)
+            .read_to_string();
+        let told: Refused = quick_xml::de::from_str(&text.unwrap_or_default()).unwrap_or_default();
+        let words = match (told.code.is_empty(), told.message.is_empty()) {
+            (true, _) => format!("HTTP status {}", status.as_u16()),
+            (false, true) => plain(&told.code),
+            (false, false) => format!("{}: {}", plain(&told.code), plain(&told.message)),
+        };
+        if let (301 | 307 | 400, Some(region)) = (status.as_u16(), region.filter(|region| *region != self.access.region)) {
+            let region = plain(&region);
+            return Fault::Lasting(format!("the bucket is in the region {region}; set AWS_REGION={region}"));
+        }
+        match (status.as_u16(), &*told.code) {
+            (_, "NoSuchBucket") => Fault::Lasting("there is no such bucket; check its name and the endpoint".into()),
+            (404 | 412, _) => Fault::Changed,
+            (408 | 429 | 500 | 502..=504, _) => Fault::Passing(words),
+            (401 | 403, _) if !is_signed => Fault::Lasting(format!(
+                "{words}, and no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            )),
+            (401 | 403, _) => Fault::Lasting(format!("{words}; check the credentials and what they allow")),
+            _ => Fault::Lasting(words),
+        }
+    }
+
+    fn failed(&self, why: &str) -> Error {
+        Error::Store {
+            object: self.address.to_string(),
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// Whether an answer is of the version and the range that were asked for.
+fn check(headers: &HeaderMap, object: &Object, range: &Range<u64>, is_part: bool) -> Result<(), Fault> {
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    // Stores that know no `If-Match` send what they have.
+    match header("etag") {
+        Some(etag) if bare(etag) == object.etag => {}
+        Some(_) => return Err(Fault::Changed),
+        None => return Err(Fault::Lasting("was answered without its version (ETag)".into())),
+    }
+    let whole = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), object.size);
+    if is_part && header("content-range") != Some(&whole) {
+        return Err(Fault::Changed);
+    }
+    // What is encoded is not what was listed.
+    if header("content-encoding").is_some_and(|encoding| encoding != "identity" && header("content-length").is_none()) {
+        return Err(Fault::Lasting("was sent in another encoding".into()));
+    }
+    Ok(())
+}
+
+/// Takes exactly the bytes of a range.
+fn receive(
+    answer: Response<Body>,
+    range: &Range<u64>,
+    piece: &mut [u8],
+    put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+) -> Result<(), Fault> {
+    let mut body = answer.into_body().into_reader();
+    let mut at = range.start;
+    loop {
+        let count = match body.read(piece) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
+        };
+        if count == 0 {
+            break;
+        }
+        if count as u64 > range.end - at {
+            return Err(Fault::Lasting("was sent with more bytes than it has".into()));
+        }
+        put(at, &piece[..count]).map_err(Fault::Disk)?;
+        at += count as u64;
+    }
+    if at < range.end {
+        return Err(Fault::Passing(format!("ended {} bytes early", range.end - at)));
+    }
+    Ok(())
+}
+
+/// Never with the address, which is signed.
+fn fault_of(error: &ureq::Error) -> Fault {
+    let words: &dyn fmt::Display = match error {
+        ureq::Error::HostNotFound => &"there is no such host; check the endpoint, the region and the network",
+        ureq::Error::Timeout(_) => &"it did not answer in time",
+        ureq::Error::Io(error) => error,
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) => {
+            return Fault::Lasting("it has no usable address".into());
+        }
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => return Fault::Lasting(format!("no secure connection: {error}")),
+        other => other,
+    };
+    Fault::Passing(words.to_string())
+}
+
+/// Half to the whole of a pause, so that many don't come back at the same time.
+fn uneven(pause: Duration) -> Duration {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    pause / 2 + (pause / 2).mul_f64(f64::from(nanos % 1000) / 1000.0)
+}
+
+fn bare(etag: &str) -> &str {
+    etag.trim().trim_matches('"')
+}
+
+/// What somebody else's program says, in one short line that a terminal does not obey.
+fn plain(text: &str) -> String {
+    let line: String = text.chars().take(200).collect();
+    line.replace(char::is_control, " ")
+}
