@@ -23,8 +23,7 @@ use crate::{
     refusal::Refusal,
     summary,
     timeline::{self, Files},
-    used,
-    view,
+    used, view,
 };
 
 /// How often a run that settles looks.
