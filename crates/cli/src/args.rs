@@ -429,7 +429,7 @@ pub enum ConfigCommand {
 #[derive(Debug)]
 pub enum Typed {
     /// A command.
-    Command(Command),
+    Command(Box<Command>),
     /// Help or version was asked for: to be printed, and that is all.
     Text(String),
     /// Nothing was typed: help, and bad input.
@@ -442,7 +442,7 @@ pub enum Typed {
 /// One line that names what is wrong and the mend.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, Refusal> {
     match Args::try_parse_from(words) {
-        Ok(args) => Ok(Typed::Command(args.command)),
+        Ok(args) => Ok(Typed::Command(Box::new(args.command))),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Typed::Text(error.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(Typed::Nothing(error.to_string())),

@@ -516,23 +516,11 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
             let wish = view::parse(&origin("view"), &nowhere, OsStr::new(text))?;
             absolute("view", &wish.dir).map(|dir| ViewWish { dir, ..wish })
         })?,
-        ram: file.ram.map(|text| parse_ram(&origin("ram"), OsStr::new(&text))).transpose()?,
-        tier_order: file
-            .tier_order
-            .map(|text| parse_tier_order(&origin("tier_order"), OsStr::new(&text)))
-            .transpose()?,
-        policy: file
-            .policy
-            .map(|text| parse_policy(&origin("policy"), OsStr::new(&text)))
-            .transpose()?,
-        prefetch: file
-            .prefetch
-            .map(|text| parse_prefetch(&origin("prefetch"), OsStr::new(&text)))
-            .transpose()?,
-        freshness: file
-            .freshness
-            .map(|text| parse_freshness(&origin("freshness"), OsStr::new(&text)))
-            .transpose()?,
+        ram: parsed(&origin("ram"), file.ram, parse_ram)?,
+        tier_order: parsed(&origin("tier_order"), file.tier_order, parse_tier_order)?,
+        policy: parsed(&origin("policy"), file.policy, parse_policy)?,
+        prefetch: parsed(&origin("prefetch"), file.prefetch, parse_prefetch)?,
+        freshness: parsed(&origin("freshness"), file.freshness, parse_freshness)?,
         keep: file.keep.map(|value| Setting {
             value,
             origin: origin("keep"),
@@ -545,6 +533,11 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
         runtime_dir: path_of("runtime_dir", file.runtime_dir)?,
         state_dir: path_of("state_dir", file.state_dir)?,
     })
+}
+
+/// A value that a file has as text.
+fn parsed<T>(origin: &Origin, text: Option<String>, parse: fn(&Origin, &OsStr) -> Result<T, Refusal>) -> Result<Option<T>, Refusal> {
+    text.map(|text| parse(origin, OsStr::new(&text))).transpose()
 }
 
 /// The text of a file that nobody but this user and root can have written (S6).

@@ -66,7 +66,7 @@ pub fn main() -> u8 {
 
 fn answer() -> Result<u8, Refusal> {
     let command = match args::parse(std::env::args_os())? {
-        Typed::Command(command) => command,
+        Typed::Command(command) => *command,
         Typed::Text(text) => return Ok(print(&text)),
         Typed::Nothing(text) => {
             let _ = std::io::stderr().write_all(text.as_bytes());
