@@ -66,7 +66,7 @@ pub struct Room {
 pub struct Tier {
     config: TierConfig,
     shared: Arc<Shared>,
-    catalogue: Catalogue,
+    pub(crate) catalogue: Catalogue,
     dev: u64,
     is_memory: bool,
     ids: Mutex<Ids>,

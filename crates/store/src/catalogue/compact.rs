@@ -2,7 +2,8 @@
 //! with one rename, after it was read back (F9).
 
 use std::collections::HashSet;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
@@ -18,8 +19,23 @@ struct Before {
     file: Box<dyn DiskFile>,
     key: TagKey,
     end: u64,
-    /// While it lives the log is being rewritten.
-    compaction: Arc<()>,
+    /// Which opening of the log it is of.
+    opening: Arc<()>,
+}
+
+/// While it lives the catalogue is being rewritten, whichever log is open meanwhile: all rewritings take the same name.
+struct Alone<'a>(&'a AtomicBool);
+
+impl<'a> Alone<'a> {
+    fn take(is_compacting: &'a AtomicBool) -> Option<Self> {
+        (!is_compacting.swap(true, Ordering::AcqRel)).then(|| Self(is_compacting))
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// The new log while it has no name yet.
@@ -33,23 +49,37 @@ impl Catalogue {
     /// Whether dead records outnumber live ones.
     pub(crate) fn compaction_is_due(&self) -> Result<bool, StoreError> {
         self.with_log(|slot, _| {
+            let is_compacting = self.is_compacting.load(Ordering::Acquire);
             Ok(slot
                 .as_ref()
-                .is_some_and(|log| log.dead > log.live && log.dead >= limits::COMPACTION_DEAD_MIN && !log.is_compacting()))
+                .is_some_and(|log| log.dead > log.live && log.dead >= limits::COMPACTION_DEAD_MIN && !is_compacting))
         })
     }
 
     /// Rewrites the log. Copies may be published and removed meanwhile: who does waits only while the last of that is brought along. Where the
     /// log is being rewritten already, or the lease was given up, nothing is done.
     pub(crate) fn compact(&self) -> Result<(), StoreError> {
+        let Some(_alone) = Alone::take(&self.is_compacting) else {
+            return Ok(());
+        };
         // So that removals which are only in mind are in the log that is read.
         self.removed(&[])?;
         let Some(before) = self.begin_compaction()? else { return Ok(()) };
         let rewritten = self.rewrite(&before);
+        let replaced = self.replace(&before, rewritten);
+        if replaced.is_err() {
+            // It is of no use, and may take the room that was lacking.
+            let _ = self.shared.while_leased(|| self.shared.disk.remove(Name::CatalogueNew));
+        }
+        replaced
+    }
+
+    /// Puts the new log in the place of the old one.
+    fn replace(&self, before: &Before, rewritten: disk::Result<Rewritten>) -> Result<(), StoreError> {
         let failed = |errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno);
-        let replaced = self.with_log(|slot, _| {
+        self.with_log(|slot, _| {
             // One that was opened anew meanwhile is another one.
-            let is_the_same = |log: &&Log| Weak::ptr_eq(&log.compaction, &Arc::downgrade(&before.compaction));
+            let is_the_same = |log: &&Log| Arc::ptr_eq(&log.opening, &before.opening);
             let Some(log) = slot.as_ref().filter(is_the_same) else {
                 return Ok(());
             };
@@ -68,33 +98,28 @@ impl Catalogue {
             new.first_scan = None;
             *slot = Some(new);
             Ok(())
-        });
-        if replaced.is_err() {
-            // It is of no use, and may take the room that was lacking.
-            let _ = self.shared.while_leased(|| self.shared.disk.remove(Name::CatalogueNew));
-        }
-        replaced
+        })
     }
 
     fn begin_compaction(&self) -> Result<Option<Before>, StoreError> {
         self.with_log(|slot, _| {
-            let Some(log) = slot.as_mut().filter(|log| !log.is_compacting()) else {
-                return Ok(None);
-            };
+            let Some(log) = slot else { return Ok(None) };
             let file = uninterrupted(|| self.shared.disk.open_read(Name::Catalogue)).map_err(self.error("open"))?;
-            let compaction = Arc::new(());
-            log.compaction = Arc::downgrade(&compaction);
             Ok(Some(Before {
                 file,
                 key: log.key.clone(),
                 end: log.end,
-                compaction,
+                opening: Arc::clone(&log.opening),
             }))
         })
     }
 
     fn rewrite(&self, old: &Before) -> disk::Result<Rewritten> {
         let scan = Scan::of(&*old.file, &old.key, self.boot, old.end)?;
+        // What can't be read now would be lost with the old log.
+        if scan.end != old.end {
+            return Err(Errno::IO);
+        }
         let header = record::new_header();
         let key = self.key_of(&header[record::MAGIC.len()..]);
         let disk = &self.shared.disk;
@@ -141,6 +166,11 @@ impl Catalogue {
         }
         if frames.end() != old.end {
             return Err(Errno::IO);
+        }
+        // What the old one would not take.
+        for id in &old.pending {
+            scan.add(&mut batch, &Record::Removed { id: *id }, self.boot);
+            flush_when_large(&mut batch, &**file)?;
         }
         batch.flush(&**file)?;
         scan.end = batch.end();
@@ -213,5 +243,116 @@ fn flush_when_large(batch: &mut Batch<'_>, file: &dyn DiskFile) -> disk::Result<
         batch.flush(file)
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use forebay_contract::Identity;
+
+    use super::*;
+    use crate::disk::MemoryDisk;
+    use crate::root::BootId;
+    use crate::testing::MemorySource;
+    use crate::{Ask, Entry, FreeFloor, Mount, Secret, Source, Tier, TierConfig};
+
+    fn tier_with(disk: &Arc<MemoryDisk>, copies: u64) -> Tier {
+        let config = TierConfig {
+            dir: PathBuf::from("/tier"),
+            quota_bytes: 1 << 20,
+            quota_inodes: 100,
+            free_floor: FreeFloor::Percent(5),
+        };
+        let (root, secret) = (PathBuf::from("/tier/forebay-0"), Secret::from_bytes([7; 32]));
+        let tier = Tier::open_on(disk.clone(), root, config, &secret, BootId([1; 16])).unwrap();
+        for id in 0..copies {
+            tier.publish(&entry(id)).unwrap();
+        }
+        tier
+    }
+
+    fn entry(id: u64) -> Entry<'static> {
+        let source = MemorySource::new(1, b"");
+        Entry {
+            id,
+            dir: b"/pfs",
+            name: b"a",
+            mount: Mount {
+                source: b"pfs",
+                fs_type: b"nfs4",
+            },
+            identity: source.identity(),
+            attributes: source.stat(Ask::Kernel).unwrap().attributes,
+            object: Identity::default(),
+            checksum: 0,
+            created_unix_s: 0,
+        }
+    }
+
+    fn memory() -> Arc<MemoryDisk> {
+        Arc::new(MemoryDisk::new(1 << 20, 100))
+    }
+
+    fn live_of(catalogue: &Catalogue) -> u64 {
+        catalogue.with_log(|slot, _| Ok(slot.as_ref().unwrap().live)).unwrap()
+    }
+
+    fn forget_log(catalogue: &Catalogue) {
+        let forget = |slot: &mut Option<Log>, _: &Catalogue| {
+            *slot = None;
+            Ok(())
+        };
+        catalogue.with_log(forget).unwrap();
+    }
+
+    #[test]
+    fn what_the_old_log_would_not_take_is_in_the_new_one() {
+        let tier = tier_with(&memory(), 3);
+        let catalogue = &tier.catalogue;
+        let before = catalogue.begin_compaction().unwrap().unwrap();
+        let rewritten = catalogue.rewrite(&before);
+        tier.publish(&entry(3)).unwrap();
+        let fail_to_write = |slot: &mut Option<Log>, _: &Catalogue| {
+            slot.as_mut().unwrap().pending.extend([1, 3]);
+            Ok(())
+        };
+        catalogue.with_log(fail_to_write).unwrap();
+        catalogue.replace(&before, rewritten).unwrap();
+        assert_eq!(live_of(catalogue), 2);
+        forget_log(catalogue);
+        assert_eq!(live_of(catalogue), 2, "it is written");
+    }
+
+    #[test]
+    fn a_log_that_is_opened_anew_meanwhile_is_not_rewritten_a_second_time() {
+        let disk = memory();
+        let tier = tier_with(&disk, 3);
+        let catalogue = &tier.catalogue;
+        let alone = Alone::take(&catalogue.is_compacting).unwrap();
+        forget_log(catalogue);
+        let bytes = || {
+            let mut bytes = Vec::new();
+            disk.alter(Name::Catalogue, |all| bytes.clone_from(all));
+            bytes
+        };
+        let log = bytes();
+        for _ in 0..2 {
+            catalogue.compact().unwrap();
+            assert!(bytes() == log);
+        }
+        drop(alone);
+        catalogue.compact().unwrap();
+        assert!(bytes() != log, "it has another salt");
+    }
+
+    #[test]
+    fn f9_a_log_that_is_not_read_to_its_end_is_not_replaced() {
+        let disk = memory();
+        let tier = tier_with(&disk, 3);
+        let before = tier.catalogue.begin_compaction().unwrap().unwrap();
+        disk.alter(Name::Catalogue, |bytes| *bytes.last_mut().unwrap() ^= 1);
+        assert!(matches!(tier.catalogue.rewrite(&before), Err(Errno::IO)));
     }
 }

@@ -13,7 +13,8 @@ mod scan;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_contract::{Attributes, Identity};
 use rustix::io::Errno;
@@ -69,6 +70,8 @@ pub(crate) struct Catalogue {
     /// From the secret and the root; each log's key comes from this and its salt.
     root_key: Key,
     log: Mutex<Option<Log>>,
+    /// It is being rewritten.
+    is_compacting: AtomicBool,
 }
 
 /// The log while it is open.
@@ -88,8 +91,8 @@ struct Log {
     pending: Vec<u64>,
     /// What was found at opening, until adoption takes it.
     first_scan: Option<Box<Scan>>,
-    /// Lives while it is being rewritten.
-    compaction: Weak<()>,
+    /// Of its own each time that it is opened.
+    opening: Arc<()>,
 }
 
 /// Byte strings that records refer to by number.
@@ -124,6 +127,7 @@ impl Catalogue {
             boot,
             root_key,
             log: Mutex::new(None),
+            is_compacting: AtomicBool::new(false),
         }
     }
 
@@ -366,12 +370,8 @@ impl Log {
             dead: scan.dead(),
             pending: Vec::new(),
             first_scan: Some(Box::new(scan)),
-            compaction: Weak::new(),
+            opening: Arc::new(()),
         }
-    }
-
-    fn is_compacting(&self) -> bool {
-        self.compaction.strong_count() > 0
     }
 
     /// The number of a directory, its record added to the batch where it is new.
