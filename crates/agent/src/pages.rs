@@ -74,8 +74,9 @@ pub(crate) struct Pages {
     backed: Backed,
 }
 
-/// Tells, when the index grows, which copies processes have open: the records of those that were dropped stay for as long.
-pub(crate) type OpenCopies<'a> = &'a dyn Fn() -> HashSet<u64>;
+/// Tells, when the index grows, which copies processes have open: the records of those that were dropped stay for as long. `None`: that
+/// can't be known now.
+pub(crate) type OpenCopies<'a> = &'a dyn Fn() -> Option<HashSet<u64>>;
 
 impl Pages {
     /// Makes both files in the agent's directory, removing what a dead agent left there.
@@ -160,10 +161,23 @@ impl Pages {
         self.backed.ensure(&self.current, &self.writer, [0; 4]).map_err(NoRoom::as_it_was)
     }
 
+    /// The copies that may be open for all that is known: of those that were dropped the newest, and no more than the new index has room for
+    /// beside what lives, so that it does not grow for ever where this can never be known.
+    fn dropped_last(&self) -> HashSet<u64> {
+        let index = self.index();
+        let records = (0..self.writer.records()).rev().filter_map(|number| index.record(number));
+        let dropped = records.filter(|record| !record.is_kept()).take(self.spare as usize);
+        dropped.map(Record::copy).collect()
+    }
+
     /// Puts a new index in the place of the one that is full.
     fn grow(&mut self, open: OpenCopies<'_>) -> Result<(), AgentError> {
         let has_dropped = self.writer.records() > self.writer.live();
-        let open = if has_dropped { open() } else { HashSet::new() };
+        let open = if has_dropped {
+            open().unwrap_or_else(|| self.dropped_last())
+        } else {
+            HashSet::new()
+        };
         let still_open = |record: &Record| open.contains(&record.copy());
         let generation = self.control.generation() + 1;
         let (layout, filled) = self.writer.next_layout(self.spare, still_open);
@@ -267,7 +281,7 @@ mod tests {
     fn pages(dir: &Path) -> (Pages, u32) {
         let tier = Tier::new(1, b"/tier/objects").expect("short enough");
         let mut pages = Pages::create(dir, vec![tier], 0, SPARE).expect("made");
-        let (directory, _) = pages.add_directory(b"/source", &HashSet::new).expect("room");
+        let (directory, _) = pages.add_directory(b"/source", &|| Some(HashSet::new())).expect("room");
         (pages, directory)
     }
 
@@ -300,7 +314,7 @@ mod tests {
         // Each file of another owner: what files have in common is kept in a table of its own.
         let mut insert = |number: u32, owner: u32| {
             let name = number.to_string();
-            let inserted = pages.insert(&entry(directory, number, owner, &name), &HashSet::new);
+            let inserted = pages.insert(&entry(directory, number, owner, &name), &|| Some(HashSet::new()));
             inserted.map(|(_, grown)| grown)
         };
         let full = (0..10_000).find(|number| insert(*number, *number).is_err()).expect("a bound");
@@ -320,7 +334,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (mut pages, directory) = pages(dir.path());
         // A process holds one of the copies that were dropped.
-        let held = || HashSet::from([7]);
+        let held = || Some(HashSet::from([7]));
         for number in 0..CHURN {
             let name = number.to_string();
             pages.insert(&entry(directory, number, 0, &name), &held).expect("room");
@@ -347,5 +361,31 @@ mod tests {
             "its descriptor leads back"
         );
         assert!(of_copy(8).is_none());
+    }
+
+    #[test]
+    fn p8_where_nobody_knows_what_is_open_the_newest_that_were_dropped_stay() {
+        const LIVE: u32 = 100;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (mut pages, directory) = pages(dir.path());
+        let is_there = |pages: &Pages, number: u32| {
+            let copy = pages.index().find_copy(1, u64::from(number) + 1, FileTime::default());
+            copy.is_some()
+        };
+        for number in 0..40 * SPARE as u32 {
+            let name = number.to_string();
+            let (_, grown) = pages.insert(&entry(directory, number, 0, &name), &|| None).expect("room");
+            if let Some(old) = number.checked_sub(LIVE) {
+                if grown {
+                    let first = old.saturating_sub(SPARE as u32);
+                    assert!((first..old).all(|dropped| is_there(&pages, dropped)));
+                    assert!(first == 0 || !is_there(&pages, first - 1), "no more than those");
+                }
+                let path = format!("/source/{old}");
+                let (gone, _) = pages.index().find_kept(path.as_bytes()).expect("it is there");
+                pages.writer().kill(gone);
+            }
+        }
+        assert!(pages.control().generation() > 10);
     }
 }

@@ -29,6 +29,8 @@ const STALL_PART: u64 = 8;
 pub const FRUITLESS_PAUSE_FIRST_MS: u64 = 400;
 /// Longest such pause.
 pub const FRUITLESS_PAUSE_MAX_MS: u64 = 6_400;
+/// It ends as soon as free memory has fallen by one in this many of the floor's bytes: what was open may have been closed, and time is short.
+const FRUITLESS_FALL_PART: u64 = 4;
 
 impl Memory {
     /// What stays free of it, in bytes.
@@ -55,8 +57,17 @@ impl Memory {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pressure {
     answered_ms: Option<u64>,
-    /// The last look that found nothing, and the pause after it.
-    fruitless: Option<(u64, u64)>,
+    /// The last look, if it found nothing.
+    fruitless: Option<Fruitless>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fruitless {
+    at_ms: u64,
+    /// After it.
+    pause_ms: u64,
+    /// Then.
+    free_bytes: u64,
 }
 
 impl Pressure {
@@ -71,19 +82,37 @@ impl Pressure {
             self.answered_ms = Some(now_ms);
             return held.div_ceil(STALL_PART);
         }
+        if !memory.is_stalled() {
+            self.fruitless = None;
+        }
         0
     }
 
     /// Whether it is time to look for copies to give back. Each look goes through all names and all processes, in a moment in which the machine
     /// has little to spare.
-    pub fn is_look_due(&self, now_ms: u64) -> bool {
-        self.fruitless.is_none_or(|(at, pause_ms)| now_ms.saturating_sub(at) >= pause_ms)
+    pub fn is_look_due(&self, memory: &Memory, now_ms: u64) -> bool {
+        self.fruitless.is_none_or(|last| {
+            let fallen = last.free_bytes.saturating_sub(memory.free_bytes);
+            now_ms.saturating_sub(last.at_ms) >= last.pause_ms || fallen >= memory.floor_bytes() / FRUITLESS_FALL_PART
+        })
     }
 
-    /// Says how many bytes a look has given back.
-    pub fn looked(&mut self, given_bytes: u64, now_ms: u64) {
-        let pause_ms = self.fruitless.map_or(FRUITLESS_PAUSE_FIRST_MS, |(_, last_ms)| last_ms * 2);
-        self.fruitless = (given_bytes == 0).then_some((now_ms, pause_ms.min(FRUITLESS_PAUSE_MAX_MS)));
+    /// Says how many bytes a look has given back; `None`: it could not be known which copies are open. That is no sign that all of them are,
+    /// and is tried again after the shortest pause.
+    pub fn looked(&mut self, given_bytes: Option<u64>, memory: &Memory, now_ms: u64) {
+        let pause_ms = match (given_bytes, self.fruitless) {
+            (Some(0), Some(last)) => (last.pause_ms * 2).min(FRUITLESS_PAUSE_MAX_MS),
+            (Some(0), None) | (None, _) => FRUITLESS_PAUSE_FIRST_MS,
+            (Some(_), _) => {
+                self.fruitless = None;
+                return;
+            }
+        };
+        self.fruitless = Some(Fruitless {
+            at_ms: now_ms,
+            pause_ms,
+            free_bytes: memory.free_bytes,
+        });
     }
 }
 
@@ -126,12 +155,12 @@ mod tests {
 
     #[test]
     fn f13_where_all_copies_are_open_looks_become_rare_and_are_back_with_the_first_that_is_not() {
-        let mut pressure = Pressure::default();
+        let (mut pressure, short) = (Pressure::default(), memory(320, 10));
         let looks = |pressure: &mut Pressure, from_ms: u64, given: u64| {
             let mut looks = 0;
             for now_ms in (from_ms..from_ms + 60_000).step_by(200) {
-                if pressure.is_look_due(now_ms) {
-                    pressure.looked(given, now_ms);
+                if pressure.is_look_due(&short, now_ms) {
+                    pressure.looked(Some(given), &short, now_ms);
                     looks += 1;
                 }
             }
@@ -142,7 +171,49 @@ mod tests {
         assert_eq!(looks(&mut pressure, 100_000, 1), 300, "each time it is looked at the memory");
     }
 
+    #[test]
+    fn f13_a_look_without_an_answer_is_tried_again_soon() {
+        let (mut pressure, short) = (Pressure::default(), memory(320, 10));
+        for now_ms in (0..100_000).step_by(10_000) {
+            pressure.looked(Some(0), &short, now_ms);
+        }
+        pressure.looked(None, &short, 100_000);
+        assert!(!pressure.is_look_due(&short, 100_000 + FRUITLESS_PAUSE_FIRST_MS - 1));
+        assert!(pressure.is_look_due(&short, 100_000 + FRUITLESS_PAUSE_FIRST_MS));
+    }
+
+    #[test]
+    fn f13_once_memory_was_not_short_a_look_is_due_at_once() {
+        let mut pressure = Pressure::default();
+        pressure.looked(Some(0), &memory(320, 10), 0);
+        assert!(!pressure.is_look_due(&memory(320, 10), 1));
+        assert_eq!(pressure.give_back(&memory(320, 20), 1 << 20, 2), 0);
+        assert!(pressure.is_look_due(&memory(320, 10), 3));
+    }
+
     proptest! {
+        /// However often a look was in vain, free memory does not fall by more than a quarter of the floor and what the program takes
+        /// between two moments before the next one.
+        #[test]
+        fn f13_a_fruitless_look_does_not_blind(
+            limit_mib in 64u64..1 << 20,
+            steps in proptest::collection::vec((0.0f64..0.1, 1u64..400), 1..200),
+        ) {
+            let mut seen = memory(limit_mib, 0);
+            let floor = seen.floor_bytes();
+            seen.free_bytes = floor - 1;
+            let (mut pressure, mut now_ms, mut at_look) = (Pressure::default(), 0, seen.free_bytes);
+            for (part, pause_ms) in steps {
+                if pressure.is_look_due(&seen, now_ms) {
+                    pressure.looked(Some(0), &seen, now_ms);
+                    at_look = seen.free_bytes;
+                }
+                prop_assert!(at_look - seen.free_bytes < floor / 4);
+                seen.free_bytes = seen.free_bytes.saturating_sub((floor as f64 * part) as u64);
+                now_ms += pause_ms;
+            }
+        }
+
         /// A program grows by less than the floor between two looks; copies grow by the room. Nothing is ever killed.
         #[test]
         fn f13_memory_never_runs_out(

@@ -86,10 +86,10 @@ impl Eviction {
         told.recv_timeout(LOOK_MAX).ok()
     }
 
-    /// The same of all tiers; none where that can't be known now.
-    pub(super) fn open_in(&self, tiers: &[TierState]) -> HashSet<u64> {
+    /// The same of all tiers.
+    pub(super) fn open_in(&self, tiers: &[TierState]) -> Option<HashSet<u64>> {
         let objects = tiers.iter().map(|state| state.tier.objects_path().to_owned()).collect();
-        self.open_copies(objects).unwrap_or_default()
+        self.open_copies(objects)
     }
 }
 
@@ -108,11 +108,13 @@ impl Clerk {
         watch.seen = watch.gauge.look().memory;
         let held = tiers.iter().map(|number| self.policy.used_bytes(TierIndex(*number))).sum();
         let wanted = watch.pressure.give_back(&watch.seen, held, boot_ms());
-        let looks = wanted > 0 && watch.pressure.is_look_due(boot_ms());
-        let mut due = wanted;
+        let looks = wanted > 0 && watch.pressure.is_look_due(&watch.seen, boot_ms());
+        let (mut due, mut is_answered) = (wanted, true);
         for number in tiers {
             if looks && due > 0 {
-                let given = self.evict(number, &Want::as_many_as_there_are(due), 0);
+                let answer = self.evict(number, &Want::as_many_as_there_are(due), 0);
+                is_answered &= answer.is_some();
+                let given = answer.unwrap_or_default();
                 due = due.saturating_sub(given.bytes);
                 self.note_given_back(number, given);
             }
@@ -120,7 +122,8 @@ impl Clerk {
             self.observe_room_of(number);
         }
         if let Some(watch) = self.memory.as_mut().filter(|_| looks) {
-            watch.pressure.looked(wanted - due, boot_ms());
+            let given = Some(wanted - due).filter(|bytes| is_answered || *bytes > 0);
+            watch.pressure.looked(given, &watch.seen, boot_ms());
         }
         self.copier.set_memory_short(due > 0);
         self.publish_room();
@@ -137,14 +140,10 @@ impl Clerk {
         state.given_back.bytes += given.bytes;
     }
 
-    /// Removes published copies of a tier: see [`eviction::choose`].
-    pub(super) fn evict(&mut self, tier: usize, want: &Want, idle_s: u32) -> Evicted {
-        let Some(objects) = self.tiers.get(tier).map(|state| state.tier.objects_path().to_owned()) else {
-            return Evicted::default();
-        };
-        let Some(open) = self.eviction.open_copies(vec![objects]) else {
-            return Evicted::default();
-        };
+    /// Removes published copies of a tier: see [`eviction::choose`]. `None` where it can't be known now which are open.
+    pub(super) fn evict(&mut self, tier: usize, want: &Want, idle_s: u32) -> Option<Evicted> {
+        let objects = self.tiers.get(tier)?.tier.objects_path().to_owned();
+        let open = self.eviction.open_copies(vec![objects])?;
         let index = self.pages.index();
         let of_tier = |number: u32| {
             let record = index.record(number).filter(|record| record.is_kept() && record.tier() == tier)?;
@@ -172,10 +171,10 @@ impl Clerk {
         for gone in &chosen {
             self.drop_copy_of(gone.record);
         }
-        Evicted {
+        Some(Evicted {
             files: chosen.len() as u64,
             bytes: chosen.iter().map(|gone| gone.bytes).sum(),
-        }
+        })
     }
 
     /// Offers a file of `size` bytes to policy, and once more where room was made for it.
@@ -211,7 +210,7 @@ impl Clerk {
             if want.bytes_min == 0 {
                 continue;
             }
-            let freed = self.evict(number, &want, idle_s);
+            let freed = self.evict(number, &want, idle_s).unwrap_or_default();
             if let Some(state) = self.tiers.get_mut(number).filter(|_| freed.files > 0) {
                 state.replaced.files += freed.files;
                 state.replaced.bytes += freed.bytes;
