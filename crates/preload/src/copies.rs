@@ -64,6 +64,11 @@ impl Copy {
         Some(buffer.c_str())
     }
 
+    /// The same; holds no index any more. For what goes through libc after it: a thread that is cancelled there would hold it for ever.
+    pub(crate) fn into_source_path(self, buffer: &mut PathBuffer) -> Option<&CStr> {
+        self.source_path(buffer)
+    }
+
     /// The version of the source that it holds.
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.reading.index().identity(self.record()?)

@@ -93,14 +93,14 @@ pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Na
     };
     match copy {
         None => change_two(from, to, || real(from)),
-        Some(copy) => name_source(&copy, to, real),
+        Some(copy) => name_source(copy, to, real),
     }
 }
 
 #[inline(never)]
-fn name_source(copy: &Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
+fn name_source(copy: Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
-    let Some(path) = copy.source_path(&mut buffer) else {
+    let Some(path) = copy.into_source_path(&mut buffer) else {
         real::set_errno(libc::ESTALE);
         return -1;
     };
@@ -140,7 +140,7 @@ pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int)
     let given = unsafe { CStr::from_ptr(path) };
     match copies::of_name(serving, dirfd, given) {
         None => change_file_at(serving, dirfd, given, real),
-        Some(copy) => change_source(serving, &copy, given, real),
+        Some(copy) => change_source(serving, copy, given, real),
     }
 }
 
@@ -152,8 +152,8 @@ fn change_file_at(serving: Serving, dirfd: c_int, path: &CStr, real: impl FnOnce
 }
 
 #[inline(never)]
-fn change_source(serving: Serving, copy: &Copy, given: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+fn change_source(serving: Serving, copy: Copy, given: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
-    let path = copy.source_path(&mut buffer).unwrap_or(given);
+    let path = copy.into_source_path(&mut buffer).unwrap_or(given);
     change_file_at(serving, libc::AT_FDCWD, path, real)
 }

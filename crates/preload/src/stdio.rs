@@ -129,7 +129,7 @@ impl Request<'_> {
     fn write(&self, serving: Serving) -> *mut FILE {
         match copies::of_name(serving, libc::AT_FDCWD, self.path) {
             None => write_at(serving, self.path, self.real),
-            Some(copy) => write_source(serving, &copy, self.real).unwrap_or_else(|| self.pass()),
+            Some(copy) => write_source(serving, copy, self.real).unwrap_or_else(|| self.pass()),
         }
     }
 }
@@ -150,9 +150,9 @@ fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut 
 
 /// For writing, by a name that leads to a copy: by the source's own name.
 #[inline(never)]
-fn write_source(serving: Serving, copy: &Copy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
+fn write_source(serving: Serving, copy: Copy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
     let mut buffer = PathBuffer::new();
-    Some(write_at(serving, copy.source_path(&mut buffer)?, real))
+    Some(write_at(serving, copy.into_source_path(&mut buffer)?, real))
 }
 
 /// `fopen` by either name.
@@ -226,7 +226,7 @@ fn change_mode(
     let writes = !mode.is_null() && mode_of(unsafe { CStr::from_ptr(mode) }) == Mode::Write;
     descriptor_of(stream)
         .filter(|_| writes && path.is_null())
-        .and_then(|fd| write_source(serving, &copies::of_descriptor(serving, fd)?, real))
+        .and_then(|fd| write_source(serving, copies::of_descriptor(serving, fd)?, real))
         .unwrap_or_else(|| real(path))
 }
 
