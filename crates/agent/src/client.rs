@@ -51,6 +51,12 @@ impl Connection {
         })
     }
 
+    /// The agent's process; `None` where it can't be known, as from within another namespace.
+    pub fn pid(&self) -> Option<i32> {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok()?;
+        Some(peer.pid.as_raw_nonzero().get())
+    }
+
     /// One request and its reply.
     pub fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
         self.send(request)?;

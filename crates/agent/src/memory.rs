@@ -21,6 +21,8 @@ enum Version {
 #[derive(Clone, Debug)]
 struct Group {
     dir: PathBuf,
+    /// Its name in lines of `/proc/PID/cgroup`, where that is known.
+    path: Option<PathBuf>,
     version: Version,
 }
 
@@ -29,6 +31,24 @@ struct Group {
 pub struct Gauge {
     /// The innermost first.
     groups: Vec<Group>,
+}
+
+/// Memory that another process may still take.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// Its `/proc/PID/cgroup`; empty where that can't be read: it counts everywhere then.
+    groups: String,
+    bytes: u64,
+}
+
+impl Promise {
+    /// Of process `pid`.
+    pub fn of(pid: i32, bytes: u64) -> Self {
+        Self {
+            groups: fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default(),
+            bytes,
+        }
+    }
 }
 
 /// What was found, and what of it is the limit.
@@ -54,9 +74,23 @@ impl Gauge {
 
     /// Looks now.
     pub fn look(&self) -> Found {
+        self.look_beside(&[]).0
+    }
+
+    /// The same, and how much of what is free is promised: each promise counts in the machine's memory, and in the groups that who has it is in.
+    pub fn look_beside(&self, promises: &[Promise]) -> (Found, u64) {
+        let sum = |counts: &dyn Fn(&Promise) -> bool| {
+            promises
+                .iter()
+                .filter(|promise| counts(promise))
+                .map(|promise| promise.bytes)
+                .sum::<u64>()
+        };
         let mut found = machine();
+        let mut places = vec![(found.memory.free_bytes, sum(&|_| true))];
         for group in &self.groups {
             let Some((limit, free)) = group.limit_and_free() else { continue };
+            places.push((free, sum(&|promise| group.may_contain(&promise.groups))));
             found.memory.free_bytes = found.memory.free_bytes.min(free);
             if limit < found.memory.limit_bytes {
                 found.memory.limit_bytes = limit;
@@ -65,7 +99,10 @@ impl Gauge {
         }
         let own = self.groups.iter().find_map(|group| stalled(&group.dir.join("memory.pressure")));
         found.memory.stalled_percent = own.or_else(|| stalled(Path::new(MACHINE_PRESSURE))).unwrap_or(0.0);
-        found
+        // Where more is free than in the tightest place, as much of what is promised is of no account.
+        let least = found.memory.free_bytes;
+        let promised = places.iter().map(|(free, promised)| promised.saturating_sub(free - least)).max();
+        (found, promised.unwrap_or(0))
     }
 }
 
@@ -98,13 +135,16 @@ fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
     };
     let own = own_groups.lines().find_map(|line| group_of(line, controller))?;
     // In a container the mount shows a part of the tree, and the path may lie outside it: then the mount's own top is what holds.
-    let below = Path::new(own).strip_prefix(root).unwrap_or(Path::new(""));
+    let stripped = Path::new(own).strip_prefix(root);
+    let is_known = stripped.is_ok() && !leads_up(own);
+    let below = stripped.unwrap_or(Path::new(""));
     let below: PathBuf = below
         .components()
         .filter(|part| matches!(part, std::path::Component::Normal(_)))
         .collect();
     let all = below.ancestors().map(|part| Group {
         dir: point.join(part),
+        path: is_known.then(|| Path::new(root).join(part)),
         version,
     });
     Some(all.collect())
@@ -117,7 +157,24 @@ fn group_of<'a>(line: &'a str, controller: &str) -> Option<&'a str> {
     controllers.split(',').any(|name| name == controller).then_some(path)
 }
 
+/// A group outside of our namespace.
+fn leads_up(path: &str) -> bool {
+    Path::new(path).components().any(|part| part == std::path::Component::ParentDir)
+}
+
 impl Group {
+    /// Whether a process with these lines in its `/proc/PID/cgroup` is in it or below it, or may be for all that is known.
+    fn may_contain(&self, groups: &str) -> bool {
+        let controller = match self.version {
+            Version::V1 => "memory",
+            Version::V2 => "",
+        };
+        let theirs = groups.lines().find_map(|line| group_of(line, controller));
+        theirs
+            .zip(self.path.as_ref())
+            .is_none_or(|(theirs, own)| !leads_up(theirs) && Path::new(theirs).starts_with(own))
+    }
+
     /// Its limit, and what is free of it: what is used does not count as far as it is clean pages of files. `None`: it has no limit.
     fn limit_and_free(&self) -> Option<(u64, u64)> {
         let number = |file: &str| fs::read_to_string(self.dir.join(file)).ok()?.trim().parse::<u64>().ok();
@@ -205,6 +262,39 @@ mod tests {
         let mountinfo = format!("31 1 0:27 / {point}/cpu rw - cgroup cgroup rw,cpu\n32 1 0:28 / {point} rw - cgroup cgroup rw,memory\n");
         let memory = Gauge::of(&mountinfo, "4:memory:/job\n1:cpu:/\n").look().memory;
         assert_eq!((memory.limit_bytes, memory.free_bytes), (4096, 346));
+    }
+
+    #[test]
+    fn f13_what_is_promised_counts_in_the_groups_of_who_has_it() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        write(&at("job"), &[("memory.max", "10000\n"), ("memory.current", "4000\n")]);
+        write(&at("job/step"), &[("memory.max", "10000\n"), ("memory.current", "2000\n")]);
+        let mountinfo = format!("30 1 0:26 / {} rw shared:4 - cgroup2 cgroup2 rw\n", top.path().display());
+        let gauge = Gauge::of(&mountinfo, "0::/job/step\n");
+        let promised = |of: &[(&str, u64)]| {
+            let promises = of.iter().map(|(path, bytes)| Promise {
+                groups: path.to_string(),
+                bytes: *bytes,
+            });
+            let (found, promised) = gauge.look_beside(&promises.collect::<Vec<_>>());
+            assert_eq!(found.memory.free_bytes, 6_000);
+            promised
+        };
+        assert_eq!(promised(&[]), 0);
+        assert_eq!(
+            promised(&[("0::/other\n", 500), ("0::/job2\n", 500), ("0::/../out\n", 500)]),
+            0,
+            "of other jobs"
+        );
+        assert_eq!(promised(&[("0::/job/other\n", 500), ("0::/other\n", 700)]), 500, "of this job");
+        assert_eq!(
+            promised(&[("0::/job/step\n", 500), ("", 50)]),
+            550,
+            "of this step, and of who knows where"
+        );
+        assert_eq!(promised(&[("0::/job\n", 7_000)]), 7_000, "more than is free");
+        assert!(promised(&[("0::/other\n", u64::MAX / 2)]) > 1 << 60, "the machine is for all");
     }
 
     #[test]

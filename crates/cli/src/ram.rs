@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use forebay_agent::{
     AgentConfig, Connection, Policy, TierSetting,
-    memory::{Found, Gauge},
+    memory::{Found, Gauge, Promise},
     ram,
 };
 use forebay_contract::{TIERS_MAX, env};
@@ -68,7 +68,7 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
 
 /// Whether so many bytes fit, `beside` others that were named in memory; `Err` says in words why not.
 fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(), String> {
-    let (left, promised) = (left_bytes(runtime_dir), promised_bytes(runtime_dir));
+    let (left, promises) = (left_bytes(runtime_dir), promises(runtime_dir));
     let room = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
     let size = room.f_blocks.saturating_mul(room.f_frsize);
     if bytes > size {
@@ -79,7 +79,7 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
             text::bytes(size),
         ));
     }
-    let Found { memory, what } = Gauge::find().look();
+    let (Found { memory, what }, promised) = Gauge::find().look_beside(&promises);
     let floor = 2 * memory.floor_bytes();
     let spoken_for = beside.saturating_add(promised).saturating_add(floor);
     let most = memory.free_bytes.saturating_add(left).saturating_sub(spoken_for);
@@ -108,14 +108,16 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
 }
 
 /// What agents that stand may still take of memory for copies: each looks at what is free, and none at what the others are about to take.
-fn promised_bytes(runtime_dir: &Path) -> u64 {
+fn promises(runtime_dir: &Path) -> Vec<Promise> {
     let living = ram::tiers_in(runtime_dir).into_iter().filter(|tier| ram::is_live(tier));
-    let promised = |tier: &Path| {
-        let told = Connection::open_for(tier.parent()?, ANSWER_MAX).ok()?.totals().ok()?;
+    let promise = |tier: &Path| {
+        let mut connection = Connection::open_for(tier.parent()?, ANSWER_MAX).ok()?;
+        let told = connection.totals().ok()?;
         let in_ram = told.status.tiers.into_iter().filter(|tier| tier.ram);
-        Some(in_ram.map(|tier| tier.quota_bytes.saturating_sub(tier.used_bytes)).sum::<u64>())
+        let bytes = in_ram.map(|tier| tier.quota_bytes.saturating_sub(tier.used_bytes)).sum();
+        Some(Promise::of(connection.pid().unwrap_or(0), bytes))
     };
-    living.filter_map(|tier| promised(&tier)).sum()
+    living.filter_map(|tier| promise(&tier)).collect()
 }
 
 /// What agents that were killed hold in memory: the next one gives it back when it starts, or takes it over.
