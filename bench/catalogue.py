@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.report import ROOT, Report, What
@@ -118,17 +119,32 @@ def starts(world: World, warm: Tier, empty: Tier, scenario: str, report: Report)
 
 @dataclass
 class Beside:
-    """A program's seconds while the agent adopts and while it is stopped, for the same work, and what the agent did meanwhile."""
+    """Turns of a program, in seconds, while the agent adopts and while it is stopped, for the same work; and what the agent did."""
 
-    adopting_s: float = 0.0
-    stopped_s: float = 0.0
+    adopting_turns_s: list[float] = field(default_factory=list)
+    stopped_turns_s: list[float] = field(default_factory=list)
     agent_cpu_s: float = 0.0
     adopted: int = 0
 
+    @property
+    def adopting_s(self) -> float:
+        """All turns beside an agent that adopts."""
+        return sum(self.adopting_turns_s)
+
+    @property
+    def stopped_s(self) -> float:
+        """All turns beside one that is stopped."""
+        return sum(self.stopped_turns_s)
+
+    @property
+    def median_turn(self) -> float:
+        """The median turn of the one kind over that of the other: what a machine does to single turns is not in it."""
+        return statistics.median(self.adopting_turns_s) / statistics.median(self.stopped_turns_s)
+
     def add(self, other: Beside) -> None:
         """Both together."""
-        self.adopting_s += other.adopting_s
-        self.stopped_s += other.stopped_s
+        self.adopting_turns_s += other.adopting_turns_s
+        self.stopped_turns_s += other.stopped_turns_s
         self.agent_cpu_s += other.agent_cpu_s
         self.adopted += other.adopted
 
@@ -148,7 +164,9 @@ def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
     stopped = "the same program while the agent is stopped"
     note = f"each sample: {world.size.seconds:g} s each, in turns of {world.size.seconds / TURNS:g} s or what adoption lasts for"
     ratios = [sample.adopting_s / sample.stopped_s for sample in samples]
-    report.time(What(scenario, "time of a program while copies are adopted", "x", TIME_MAX, stopped), ratios, note)
+    took = What(scenario, "time of a program while copies are adopted", "x", TIME_MAX, stopped)
+    report.time(took, ratios, note)
+    report.time(took._replace(metric="time of its turn, median"), [sample.median_turn for sample in samples])
     cores = [sample.agent_cpu_s / sample.adopting_s for sample in samples]
     report.time(What(scenario, "the agent's CPU beside it", "cores", CORES_MAX), cores)
     rates = [sample.adopted / sample.adopting_s for sample in samples]
@@ -192,9 +210,9 @@ def turns(running: Session, pid: int, epochs: int) -> Beside | None:
         with stopped(pid) if turn == "B" else contextlib.nullcontext():
             seconds = sum(float(running.step()["seconds"]) for _ in range(epochs))
         if turn == "B":
-            found.stopped_s += seconds
+            found.stopped_turns_s.append(seconds)
         else:
-            found.adopting_s += seconds
+            found.adopting_turns_s.append(seconds)
             found.agent_cpu_s += cpu_s_of(pid) - cpu_s
     after = running.agent.status()
     if before is None or after is None or not after["adopting"]:
