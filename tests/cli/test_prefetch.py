@@ -59,23 +59,31 @@ def reading(desk: Desk, *options: str) -> Iterator[None]:
         assert process.returncode == 0, told
 
 
-def prefetched(desk: Desk) -> float:
-    return value(families(exposed(desk)), "forebay_prefetched_files_total")
+def prefetched(desk: Desk) -> int:
+    return int(value(families(exposed(desk)), "forebay_prefetched_files_total"))
+
+
+def copied(desk: Desk) -> int:
+    told = families(exposed(desk))
+    return int(value(told, "forebay_copied_files_total") + value(told, "forebay_prefetched_files_total"))
 
 
 def test_siblings_are_copied_before_they_are_opened_and_the_source_reads_nothing_twice(desk: Desk, net: SlowFs) -> None:
     with reading(desk, "--prefetch", "idle"):
-        support.wait_until(lambda: prefetched(desk) == FILES - FIRST, "copies of all files of the directory")
+        support.wait_until(lambda: copied(desk) == FILES, "copies of all files of the directory")
+        # A program that loses its core for a second may be overtaken, or lose a hand-over: then there are more.
+        made = prefetched(desk)
+        assert made >= FILES - FIRST
         top = desk.type("top", "--once", "-n", "0.1").stdout
-        assert f"{FILES - FIRST} made, {(FILES - FIRST) * SIZE / 1024:.0f} KiB" in top, top
+        assert f"{made} made, {made * SIZE / 1024:.0f} KiB" in top, top
     record = desk.records()[-1]
     assert record["settings"]["prefetch"] == {"value": "idle", "origin": "--prefetch"}
     agent = record["agent"]
-    assert (agent["files_copied"], agent["prefetched_files"], agent["prefetched_bytes"]) == (FIRST, FILES - FIRST, (FILES - FIRST) * SIZE)
-    assert agent["prefetched_in_vain_bytes"] == 0
+    assert (agent["files_copied"], agent["prefetched_files"], agent["prefetched_bytes"]) == (FILES - made, made, made * SIZE)
+    assert agent["prefetched_in_vain_bytes"] <= 0.05 * FILES * SIZE
     # All of `a` was then read from the tier; nothing of `b` was copied, where no program had opened a file.
-    assert record["tiers"][0]["opens"] == FILES
-    assert record["derived"]["from_source_opens"] == FIRST
+    assert record["tiers"][0]["opens"] >= FILES
+    assert record["derived"]["from_source_opens"] <= FIRST
     assert agent["tiers"][0]["files"] == FILES
     assert net.stats()["bytes_read"] <= 1.05 * FILES * SIZE
 

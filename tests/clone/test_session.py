@@ -240,6 +240,8 @@ def test_f51_a_parent_that_ends_lets_its_clones_go(here: Node, opened: Opened, e
 
 def test_f51_an_agent_that_is_killed_ends_forks_and_not_training(opened: Opened, here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     made = full(1)
+    # It looks for another agent only when it is told to, however slow the machine is.
+    monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
     session = opened(made)
     train(made, session, 1)
     with here.cloning("trunk", "--at", "1000000") as asked:

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// An agent that does not say within this time what it has promised, has promised nothing.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Puts the tier above `tiers`; `runtime_dir` is where agents have their directories, which need not be there yet.
 ///

@@ -30,7 +30,7 @@ const PROBES: usize = 5;
 /// and no further one once that has taken so long.
 const PROBES_MAX: Duration = Duration::from_secs(1);
 /// A tier that has not answered by then is not waited for.
-const DEADLINE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(30);
 /// An agent that has not answered by then is none to join.
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
