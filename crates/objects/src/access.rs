@@ -147,7 +147,13 @@ impl Access {
 }
 
 fn endpoint(text: &str) -> Result<Url, Error> {
-    let refuse = || Error::Input(format!("the endpoint '{text}' is no URL; write https://HOST or http://HOST:PORT"));
+    // What stands before an @ may be a password, and this line comes to logs.
+    let shown = if text.contains('@') {
+        "the endpoint has an @ in it".to_owned()
+    } else {
+        format!("the endpoint '{text}' is no URL")
+    };
+    let refuse = || Error::Input(format!("{shown}; write https://HOST or http://HOST:PORT"));
     // What is joined to it comes after its path.
     let url: Url = format!("{}/", text.trim_end_matches('/')).parse().map_err(|_| refuse())?;
     let is_plain =
@@ -417,9 +423,18 @@ mod tests {
         );
         let two = [("AWS_ENDPOINT_URL", "http://a:1"), ("AWS_ENDPOINT_URL_S3", "https://b/path")];
         assert_eq!(at("b", &two), text("https://b/path/", true, "us-east-1"));
-        for bad in ["a:1", "ftp://a", "http://", "http://a/?x", "https://key:secret@a", "not"] {
+        for bad in ["a:1", "ftp://a", "http://", "http://a/?x", "not"] {
             let line = find("b", &[("AWS_ENDPOINT_URL", bad)]).unwrap_err().to_string();
             assert!(line.contains(bad) && line.contains("https://HOST"), "{line}");
+        }
+        for bad in [
+            "https://key:secret@a",
+            "key:secret@a",
+            "https://key:secret@",
+            "https://key:se/cret@a:1/?x",
+        ] {
+            let line = find("b", &[("AWS_ENDPOINT_URL", bad)]).unwrap_err().to_string();
+            assert!(!line.contains("cret") && line.contains("https://HOST"), "{line}");
         }
     }
 
