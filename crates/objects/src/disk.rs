@@ -82,6 +82,19 @@ impl Dir {
         )))
     }
 
+    /// Refuses what somebody else has made or may write in: what lies there may be anybody's.
+    pub(crate) fn check_own(&self) -> Result<(), Error> {
+        let stat = fs::fstat(&self.fd).map_err(|errno| Error::disk(&self.path, "stat", errno))?;
+        let writers = Mode::from_raw_mode(stat.st_mode).intersection(Mode::WGRP | Mode::WOTH);
+        if stat.st_uid == geteuid().as_raw() && writers.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Input(format!(
+            "{} belongs to somebody else, or others may write in it: write chmod go-w if it is yours, or name another directory",
+            self.path.display()
+        )))
+    }
+
     /// The regular file of this name, if there is one.
     pub(crate) fn stat(&self, name: &str) -> Result<Option<Stat>, Error> {
         match fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {

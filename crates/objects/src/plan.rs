@@ -33,8 +33,9 @@ pub(crate) struct Plan<'a> {
     pub(crate) staged: Vec<Record>,
     /// To be fetched.
     pub(crate) tasks: Vec<Task<'a>>,
-    /// Paths that the view had and the listing has not.
-    pub(crate) vanished: Vec<String>,
+    /// What the view had, or an earlier attempt may have given its name, and the listing has not; of one path, what the view
+    /// had comes last.
+    pub(crate) vanished: Vec<Record>,
     /// Files that the view had, and that somebody else has altered or removed.
     pub(crate) altered: u64,
     /// Whether the directories that have an object of their own are those that the view had.
@@ -71,8 +72,11 @@ impl<'a> Plan<'a> {
             }
         }
         plan.has_same_directories = earlier.manifest.is_some_and(|manifest| manifest.directories == layout.directories);
-        let had = earlier.manifest.into_iter().flat_map(|manifest| manifest.records.keys());
-        plan.vanished = had.filter(|path| !layout.files.contains_key(*path)).cloned().collect();
+        // An attempt that ended between the first name and the manifest has told only its journal.
+        let had = |record: &Record| earlier.manifest.and_then(|manifest| manifest.records.get(&record.path)) == Some(record);
+        let noted = earlier.journal.values().filter(|record| !had(record));
+        let all = noted.chain(earlier.manifest.into_iter().flat_map(|manifest| manifest.records.values()));
+        plan.vanished = all.filter(|record| !layout.files.contains_key(&record.path)).cloned().collect();
         Ok(plan)
     }
 

@@ -163,11 +163,18 @@ impl View {
     /// Whether the view is whole, and of this address.
     ///
     /// # Errors
-    /// [`Error::Input`]: it is a view of another one, or something else has its name.
+    /// [`Error::Input`]: it is a view of another one, something else has its name, or its directory may be somebody else's.
     pub fn is_whole_of(&self, address: &str) -> Result<bool, Error> {
         let Some(url) = Manifest::url(&self.state)? else { return Ok(false) };
         self.check_url(&url, address)?;
-        Ok(self.state.dir(TREE)?.is_none() && self.parent.dir(&self.name)?.is_some())
+        Ok(self.state.dir(TREE)?.is_none() && self.own_dir()?.is_some())
+    }
+
+    /// The directory of a view that was whole, if it is there and nobody else's.
+    fn own_dir(&self) -> Result<Option<Dir>, Error> {
+        let there = self.parent.dir(&self.name)?;
+        there.as_ref().map(Dir::check_own).transpose()?;
+        Ok(there)
     }
 
     fn check_url(&self, known: &str, address: &str) -> Result<(), Error> {
@@ -202,6 +209,10 @@ impl View {
         // A view that was never whole is put together beside its place.
         let there = self.parent.dir(&self.name)?;
         let is_new = manifest.is_none() || there.is_none() || self.state.dir(TREE)?.is_some();
+        // An empty directory is replaced by our own, whoever made it; what a view has is given as it is.
+        if !is_new {
+            self.own_dir()?;
+        }
         if is_new
             && let Some(there) = &there
             && !there.is_empty()?
@@ -324,7 +335,7 @@ impl Filling<'_> {
         let root = if self.is_new {
             Some(state.make_dir(TREE)?)
         } else {
-            self.view.parent.dir(&self.view.name)?
+            self.view.own_dir()?
         };
         let root = root.ok_or_else(|| self.view.parent.error(&self.view.name, "open", Errno::NOENT))?;
         let mut tree = Tree::new(root);
@@ -344,7 +355,7 @@ impl Filling<'_> {
             return Ok(Pass::Done(self.outcome(&plan, &Fetched::default(), (0, 0))));
         }
         // What an earlier attempt published is only known to its journal until there is a manifest: it goes on in the new one.
-        let known: Vec<Record> = plan.kept.iter().chain(&plan.staged).cloned().collect();
+        let known: Vec<Record> = plan.kept.iter().chain(&plan.staged).chain(&plan.vanished).cloned().collect();
         let journal = Journal::begin(state, self.address, &known)?;
         let (bytes, objects) = plan.missing();
         tell(Event::Missing { bytes, objects });
@@ -404,18 +415,16 @@ impl Filling<'_> {
         // No name leads to bytes that a loss of power would take.
         staged.sync_all()?;
         let (mut removed, mut left) = (0, 0);
-        for path in &plan.vanished {
-            let Some(record) = self.manifest.and_then(|manifest| manifest.records.get(path)) else {
-                continue;
-            };
+        for record in &plan.vanished {
+            let is_known = self.manifest.and_then(|manifest| manifest.records.get(&record.path)) == Some(record);
             if remove(tree, record)? {
                 removed += 1;
-            } else if let Some((dir, name)) = tree.find(path, false)? {
+            } else if is_known && let Some((dir, name)) = tree.find(&record.path, false)? {
                 left += u64::from(dir.stat(name)?.is_some());
             }
         }
         let had = self.manifest.map(|manifest| manifest.directories.clone()).unwrap_or_default();
-        remove_directories(tree, &plan.vanished, &had)?;
+        remove_directories(tree, plan.vanished.iter().map(|record| &record.path), &had)?;
         for record in plan.staged.iter().chain(&fetched.records) {
             let Some(object) = self.layout.files.get(&record.path) else {
                 continue;
@@ -511,3 +520,6 @@ fn remove_directories<'a>(
     tree.forget();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
