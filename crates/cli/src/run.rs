@@ -140,9 +140,7 @@ impl Job<'_> {
         match &agent {
             Ok(status) => {
                 timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes));
-                // What it was measured to be it is no more.
-                let slow = |dir: &Path| status.tiers.iter().any(|tier| tier.set_aside > 0 && tier.dir == dir);
-                used::forget_read_times(&plan.state_dir.value, slow);
+                forget_slow(&plan.state_dir.value, status);
             }
             Err(error) => plan.say(format_args!(
                 "the agent was gone before the program's end ({error}); from then on the source was read"
@@ -168,6 +166,20 @@ impl Job<'_> {
             tell(&format!("forebay: the record was not written: {why}\n"));
         }
         Ok(ended)
+    }
+}
+
+/// A tier that was set aside is no more what it was measured to be.
+fn forget_slow(state_dir: &Path, status: &Status) {
+    let slow: Vec<&Path> = status
+        .tiers
+        .iter()
+        .filter(|tier| tier.set_aside > 0)
+        .map(|tier| &*tier.dir)
+        .collect();
+    if !slow.is_empty() {
+        let _alone = used::lock(state_dir);
+        used::forget_read_times(state_dir, |dir| slow.contains(&dir));
     }
 }
 
