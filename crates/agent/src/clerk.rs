@@ -202,7 +202,7 @@ pub(crate) struct Parts {
     pub(crate) tiers: Vec<Arc<Tier>>,
     pub(crate) copier: Copier,
     pub(crate) sweeps: Sender<SweepRequest>,
-    pub(crate) prefetches: Sender<prefetcher::Request>,
+    pub(crate) prefetcher: prefetcher::Prefetcher,
     pub(crate) events: Sender<Event>,
     pub(crate) log: Log,
 }
@@ -216,7 +216,7 @@ impl Clerk {
             tiers,
             copier,
             sweeps,
-            prefetches,
+            prefetcher,
             events,
             log,
         } = parts;
@@ -267,7 +267,7 @@ impl Clerk {
             void_answered: 0,
             looks: 0,
             adoption: adopt::Adoption::default(),
-            prefetch: prefetch::Prefetching::new(prefetches),
+            prefetch: prefetch::Prefetching::new(prefetcher),
             no_room_until: None,
             draining_since: Some(Instant::now()),
             stop: false,
@@ -407,6 +407,8 @@ impl Clerk {
             self.not_copied(handed.run, "changed_meanwhile");
             return;
         };
+        // From here on the copy follows a program.
+        flight.ahead = false;
         let size = flight.identity.size;
         if flight.names.iter().all(|name| name.path != handed.path) {
             flight.names.push(FlightName {

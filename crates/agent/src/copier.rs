@@ -25,8 +25,8 @@ use crate::{
     clerk::Event,
     error::{AgentError, io_error},
     limits::{
-        AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES, SMALL_AT_ONCE,
-        SMALL_WORKERS,
+        AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX, PIECE_BYTES,
+        SMALL_AT_ONCE, SMALL_WORKERS,
     },
     reader::{Followed, Reader, cached_run, shared_offset},
     receiver::DescriptorPlace,
@@ -148,11 +148,13 @@ struct QueueState {
     has_leader: bool,
 }
 
-/// The workers, small files and large ones apart: a long piece of a shard must not hold up a thousand small files.
+/// The workers, small files and large ones apart: a long piece of a shard must not hold up a thousand small files. What is made ahead waits
+/// for the source itself, and holds up neither.
 #[derive(Debug)]
 pub(crate) struct Copier {
     small: Arc<Queue>,
     large: Arc<Queue>,
+    ahead: Arc<Queue>,
     followed: Followed,
     newer: Newer,
     asks: Arc<Asks>,
@@ -173,18 +175,24 @@ impl Copier {
         let copier = Self {
             small: Queue::new(SMALL_AT_ONCE),
             large: Queue::new(1),
+            ahead: Queue::new(1),
             followed: Followed::default(),
             newer: Newer::default(),
             asks: Arc::default(),
         };
-        for (name, count, queue) in [("small", SMALL_WORKERS, &copier.small), ("large", LARGE_WORKERS, &copier.large)] {
+        let workers = [
+            ("small", SMALL_WORKERS, &copier.small),
+            ("large", LARGE_WORKERS, &copier.large),
+            ("ahead", AHEAD_WORKERS, &copier.ahead),
+        ];
+        for (name, count, queue) in workers {
             for number in 0..count {
-                let (queue, events) = (Arc::clone(queue), events.clone());
+                let (queue, large, events) = (Arc::clone(queue), Arc::clone(&copier.large), events.clone());
                 let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
                 let asks = Arc::clone(&copier.asks);
                 thread::Builder::new()
                     .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &events, &followed, &newer, &asks))
+                    .spawn(move || work(&queue, &large, &events, &followed, &newer, &asks))
                     .map_err(io_error("start a thread", std::path::Path::new(name)))?;
             }
         }
@@ -193,10 +201,13 @@ impl Copier {
 
     /// Takes on a copy.
     pub(crate) fn add(&self, job: Job) {
-        // One that is made ahead waits for the source itself, and must not hold up what is in the page cache.
-        let large = job.identity.size > SMALL_BYTES_MAX || job.ahead;
-        let queue = if large { &self.large } else { &self.small };
-        let reader = self.reader_of(large && !job.ahead, &job.opened);
+        let large = job.identity.size > SMALL_BYTES_MAX && !job.ahead;
+        let queue = match (job.ahead, large) {
+            (true, _) => &self.ahead,
+            (false, true) => &self.large,
+            (false, false) => &self.small,
+        };
+        let reader = self.reader_of(large, &job.opened);
         let now = Instant::now();
         let following = Following {
             job,
@@ -299,11 +310,12 @@ impl Queue {
     }
 }
 
-fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, asks: &Asks) {
+fn work(queue: &Queue, large: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, asks: &Asks) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
+            let was_ahead = following.job.ahead;
             let is_short = following.job.tier.is_memory() && asks.memory_short.load(Relaxed);
             let outcome = if is_short {
                 Some(Outcome::MemoryShort)
@@ -312,26 +324,27 @@ fn work(queue: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newe
             } else {
                 following.look(&mut buffer, followed, newer)
             };
-            match outcome {
-                Some(outcome) => {
-                    let (number, read_bytes) = (following.job.number, following.read_bytes);
-                    // The descriptor goes before the news: who waits for the copy may then unmount the source.
-                    drop(following);
-                    if events
-                        .send(Event::Copied {
-                            number,
-                            outcome,
-                            read_bytes,
-                        })
-                        .is_err()
-                    {
-                        return;
-                    }
-                }
-                None => queue.put(Waiting {
+            let Some(outcome) = outcome else {
+                // What a program reads by now goes on among its like; a small one may wait for the source there, too.
+                let queue = if was_ahead && !following.job.ahead { large } else { queue };
+                queue.put(Waiting {
                     due: Instant::now() + following.pause,
                     following,
-                }),
+                });
+                continue;
+            };
+            let (number, read_bytes) = (following.job.number, following.read_bytes);
+            // The descriptor goes before the news: who waits for the copy may then unmount the source.
+            drop(following);
+            if events
+                .send(Event::Copied {
+                    number,
+                    outcome,
+                    read_bytes,
+                })
+                .is_err()
+            {
+                return;
             }
         }
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(crate) const SMALL_WORKERS: usize = 3;
 /// Most large files that are read from at the same moment; each open one is followed, a piece at a time.
 pub(crate) const LARGE_WORKERS: usize = 6;
+/// Most files that are copied ahead of programs at the same moment. These workers are apart, so that no copy behind a program waits for them.
+pub(crate) const AHEAD_WORKERS: usize = 2;
 /// Small files that a worker takes from the queue at once. A large one is a worker's own.
 pub(crate) const SMALL_AT_ONCE: usize = 8;
 /// Bytes copied in one go before the worker looks at the reader again.

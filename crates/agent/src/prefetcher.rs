@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        mpsc::{Receiver, Sender},
+        mpsc::{Receiver, Sender, channel},
     },
     thread,
 };
@@ -69,8 +69,36 @@ pub(crate) struct Opened {
     pub(crate) rest: Vec<Vec<u8>>,
 }
 
-/// Starts the thread.
-pub(crate) fn start(requests: Receiver<Request>, budget: DescriptorBudget, events: Sender<Event>) -> Result<(), AgentError> {
+/// The thread, or what it takes to start it.
+#[derive(Debug)]
+pub(crate) struct Prefetcher {
+    requests: Sender<Request>,
+    waiting: Option<(Receiver<Request>, DescriptorBudget, Sender<Event>)>,
+}
+
+impl Prefetcher {
+    pub(crate) fn new(budget: DescriptorBudget, events: Sender<Event>) -> Self {
+        let (requests, received) = channel();
+        Self {
+            requests,
+            waiting: Some((received, budget, events)),
+        }
+    }
+
+    /// Starts the thread, the first time.
+    pub(crate) fn start(&mut self) -> Result<(), AgentError> {
+        self.waiting
+            .take()
+            .map_or(Ok(()), |(requests, budget, events)| start(requests, budget, events))
+    }
+
+    /// Asks for something. The thread ends with the process; without one, nothing comes of it.
+    pub(crate) fn ask(&self, request: Request) {
+        let _ = self.requests.send(request);
+    }
+}
+
+fn start(requests: Receiver<Request>, budget: DescriptorBudget, events: Sender<Event>) -> Result<(), AgentError> {
     let run = move || {
         set_thread_nice(COPY_NICE);
         for request in requests {

@@ -23,7 +23,7 @@ use crate::{
     limits::{DESCRIPTOR_SHARE, HANDED_MAX},
     log::Log,
     pages::Pages,
-    prefetcher,
+    prefetcher::Prefetcher,
     private_dir::private_dir,
     ram,
     receiver::{self, DescriptorBudget},
@@ -104,8 +104,6 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     sweeper::start(sweep_requests, pages.control(), events.clone())?;
     let copier = Copier::start(&events)?;
     let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX));
-    let (prefetches, prefetch_requests) = channel();
-    prefetcher::start(prefetch_requests, held.clone(), events.clone())?;
     let dir = config.dir.clone();
     let clerk = Clerk::new(Parts {
         config,
@@ -114,7 +112,7 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         tiers,
         copier,
         sweeps,
-        prefetches,
+        prefetcher: Prefetcher::new(held.clone(), events.clone()),
         events: events.clone(),
         log,
     });

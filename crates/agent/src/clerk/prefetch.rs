@@ -7,7 +7,6 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     os::unix::fs::MetadataExt,
-    sync::mpsc::Sender,
 };
 
 use forebay_contract::{Run, index::split};
@@ -21,7 +20,7 @@ use crate::{
     clock::boot_ms,
     copier::Ahead,
     limits::AHEAD_DIRECTORIES_MAX,
-    prefetcher::{Answer, Opened, Request},
+    prefetcher::{Answer, Opened, Prefetcher, Request},
     receiver::Handed,
     shared::SharedFile,
 };
@@ -34,7 +33,7 @@ pub(super) struct Prefetching {
     /// Some run asks for it.
     is_on: bool,
     policy: Prefetch,
-    requests: Sender<Request>,
+    prefetcher: Prefetcher,
     numbers: HashMap<Vec<u8>, u32>,
     /// By number: the path, and the run that has opened a file there last.
     directories: Vec<(Vec<u8>, u64)>,
@@ -47,11 +46,11 @@ pub(super) struct Prefetching {
 }
 
 impl Prefetching {
-    pub(super) fn new(requests: Sender<Request>) -> Self {
+    pub(super) fn new(prefetcher: Prefetcher) -> Self {
         Self {
             is_on: false,
             policy: Prefetch::default(),
-            requests,
+            prefetcher,
             numbers: HashMap::new(),
             directories: Vec::new(),
             run: 0,
@@ -67,6 +66,9 @@ impl Clerk {
     pub(super) fn begin_prefetch(&mut self) {
         self.prefetch.is_on = self.runs.values().any(|run| run.prefetch);
         if self.prefetch.is_on {
+            if let Err(error) = self.prefetch.prefetcher.start() {
+                self.log.line(&format!("nothing is read ahead: {error}"));
+            }
             self.prefetch.policy.asked(boot_ms());
             self.copier.set_ahead(Ahead::Hold);
         }
@@ -92,9 +94,6 @@ impl Clerk {
         let file = (identity.dev, identity.ino);
         if self.prefetch.batch.remove(&file) {
             self.count_in_vain(handed.run, identity.size);
-        }
-        if let Some(flight) = self.flight_of_file.get(&file).and_then(|number| self.flights.get_mut(number)) {
-            flight.ahead = false;
         }
         self.note_directory(handed, now_ms);
     }
@@ -170,8 +169,7 @@ impl Clerk {
                 let files = files.min(self.prefetch.names.len());
                 let paths = self.prefetch.names.drain(..files).collect();
                 let run = self.prefetch.run;
-                // The thread ends with the process.
-                let _ = self.prefetch.requests.send(Request::Open { run, paths, bytes });
+                self.prefetch.prefetcher.ask(Request::Open { run, paths, bytes });
             }
         }
     }
@@ -183,7 +181,7 @@ impl Clerk {
         };
         self.prefetch.run = run;
         let index = self.pages.current();
-        let _ = self.prefetch.requests.send(Request::List { path, index });
+        self.prefetch.prefetcher.ask(Request::List { path, index });
     }
 
     /// A directory was listed, or files of it opened.
