@@ -2,7 +2,9 @@
 //!
 //! Each of these would be read sooner or later, so reading it ahead costs the source nothing; but for one that a program opens in the same
 //! moment, or that changes meanwhile: that one is read twice. Of such bytes there may be one in [`RISK_PART`] of those that were copied, and no batch is larger than what
-//! is left of that. So all reads of a data set that is read once come to 1.05 times its bytes at most, whatever programs do.
+//! is left of that. So all reads of a data set that is read once, each file of which is copied when a program reads it and each copy of which
+//! stays until then, come to 1.05 times its bytes at most. Not counted is what came to no copy when a program read it (the tiers were full, or it
+//! had just been modified) and is read ahead later, nor a copy that was made ahead and goes before a program opens it (under `lru`, or given back).
 
 /// Programs have asked the source for nothing for so long: it is idle.
 pub const IDLE_AFTER_MS: u64 = 1_000;
