@@ -9,6 +9,7 @@ import pytest
 import xxhash
 
 from forebay import _core
+from forebay.clone import CloneError, _capture
 
 # Around the piece in which copies are digested, and the sizes at which XXH3 changes its way of hashing.
 PIECE = 128 * 1024
@@ -103,6 +104,37 @@ def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:
             getattr(memory, name)
     with pytest.raises(ValueError, match="the memory is sealed"):
         memory.seal(1)
+
+
+def test_a_worker_that_is_forked_meanwhile_neither_hinders_the_seal_nor_holds_the_memory() -> None:
+    memory = _capture.reserve(PIECE)
+    (wait, closed), (told, tell) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(closed)
+        held = [one for one in Path("/proc/self/fd").iterdir() if "forebay-capture" in one.resolve().name]
+        os.write(tell, b"%d" % len(held))
+        os.read(wait, 1)
+        # Its end is not that of what may be mapped there now.
+        del memory
+        os._exit(0)
+    assert os.read(told, 10) == b"0"
+    descriptor = memory.seal(PIECE)
+    for opened in (descriptor, wait, closed, told, tell):
+        os.close(opened)
+    assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_memory_is_asked_for_by_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    monkeypatch.setattr(_core, "memory_left", lambda: 20 * mib)
+    monkeypatch.setattr(_capture, "TOGETHER_S", 0)
+    assert _capture.reserve(9 * mib, 2).length == 9 * mib
+    assert _capture.reserve(9 * mib).length == 9 * mib
+    with pytest.raises(CloneError, match="of 9,437,184 bytes of state, 28,311,552 in all 3 ranks: 20,971,520 are left"):
+        _capture.reserve(9 * mib, 3)
+    with pytest.raises(CloneError, match="of 20,971,520 bytes of state: 20,971,520 are left"):
+        _capture.reserve(20 * mib)
 
 
 def test_memory_that_is_not_there_is_refused() -> None:

@@ -13,11 +13,15 @@ use pyo3::{
 use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
     io::Errno,
-    mm::{MapFlags, ProtFlags, mmap, munmap},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+    process::{Pid, getpid},
 };
 
+/// A page has no fewer.
+const PAGE_BYTES: usize = 4096;
+
 /// New shared memory that can be written to at `address`, until it is sealed. It is given back with the object.
-#[pyclass(frozen)]
+#[pyclass(frozen, weakref)]
 pub(crate) struct Reserved(Mutex<Option<Mapped>>);
 
 /// A file in memory without a name, and where it is mapped. An address as a number may go from thread to thread.
@@ -25,6 +29,8 @@ struct Mapped {
     file: OwnedFd,
     address: usize,
     length: usize,
+    /// In which alone it is mapped: what is forked has only the descriptor.
+    process: Pid,
 }
 
 #[pymethods]
@@ -58,6 +64,11 @@ impl Reserved {
             .ok_or_else(is_sealed)
     }
 
+    /// Gives it back now. In a process that was forked this lets go of the descriptor, by which that would hold the memory.
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
     /// Keeps the first `length` bytes, so that nobody can change them any more; gives a descriptor of them, which is the caller's to close.
     fn seal(&self, py: Python<'_>, length: usize) -> PyResult<i32> {
         let mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(is_sealed)?;
@@ -71,12 +82,25 @@ impl Mapped {
         fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice, undone by `drop`.
-        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED | MapFlags::POPULATE, &file, 0)? };
-        Ok(Self {
+        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
+        let mapped = Self {
             file,
             address: address as usize,
             length,
-        })
+            process: getpid(),
+        };
+        // What a worker that is forked meanwhile had mapped, too, could not be sealed.
+        // SAFETY: of this mapping alone, to which nobody has an address yet.
+        unsafe { madvise(address, length, Advice::LinuxDontFork)? };
+        // SAFETY: as above.
+        if unsafe { madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
+            // A kernel before 5.14.
+            for page in (0..length).step_by(PAGE_BYTES) {
+                // SAFETY: within the mapping, whose file has its pages; each byte of it is zero.
+                unsafe { address.cast::<u8>().add(page).write_volatile(0) };
+            }
+        }
+        Ok(mapped)
     }
 
     fn seal(self, length: usize) -> Result<OwnedFd, Errno> {
@@ -97,8 +121,11 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this mapping was made by `new`; who has its address has been told that it ends with the object.
-        let _ = unsafe { munmap(self.address as *mut _, self.length) };
+        // In a forked process something else may have that address.
+        if self.process == getpid() {
+            // SAFETY: this mapping was made by `new`; who has its address has been told that it ends with the object.
+            let _ = unsafe { munmap(self.address as *mut _, self.length) };
+        }
     }
 }
 

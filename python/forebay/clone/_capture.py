@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import time
+import weakref
 from types import TracebackType
 
 from forebay import _core
@@ -13,6 +15,9 @@ __all__ = ["Capture", "reserve"]
 MEMORY_ASKED_FROM_BYTES = 1 << 20
 MEMORY_SPARE = 1.05
 """So many times a copy's bytes must be left: what takes the last ones may have the kernel end it."""
+
+TOGETHER_S = 0.05
+"""So far apart ranks may come to a point: where memory is scarce, none takes its share before all have seen what is left."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -58,15 +63,39 @@ class Capture:
         self.close()
 
 
-def reserve(length: int) -> _core.Reserved:
+_living: "weakref.WeakSet[_core.Reserved]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a process that was forked, as a loader's workers are: it would hold the memory for as long as it lives."""
+    for reserved in list(_living):
+        reserved.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def reserve(length: int, ranks: int = 1) -> _core.Reserved:
     """New shared memory of so many bytes, all of it there and touched.
+
+    Args:
+        length: bytes.
+        ranks: so many processes of this host take as much at the same moment, out of the same memory.
 
     Raises:
         CloneError: there is not as much memory.
     """
-    if length > MEMORY_ASKED_FROM_BYTES and length * MEMORY_SPARE > (left := _core.memory_left()):
-        raise CloneError(f"no memory for a copy of {length:,} bytes of state: {left:,} are left to this process")
+    together = length * ranks
+    if together > MEMORY_ASKED_FROM_BYTES:
+        left = _core.memory_left()
+        if together * MEMORY_SPARE > left:
+            sum_of = f", {together:,} in all {ranks} ranks" if ranks > 1 else ""
+            raise CloneError(f"no memory for a copy of {length:,} bytes of state{sum_of}: {left:,} are left to this process")
+        if ranks > 1 and together * (1 + MEMORY_SPARE) > left:
+            time.sleep(TOGETHER_S)
     try:
-        return _core.Reserved(length)
+        reserved = _core.Reserved(length)
     except OSError as error:
         raise CloneError(f"no memory for a copy of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
+    _living.add(reserved)
+    return reserved

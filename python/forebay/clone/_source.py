@@ -25,6 +25,11 @@ REASON_MAX = 2000
 """Characters of a reason that is sent to others."""
 START_TRIES = 3
 """An agent that is just ending, since nobody needed it, may be met; the next one is not."""
+TAKEN = " trains here already"
+"""Of the agent's refusal of a name that another job has."""
+TAKEN_WAIT_S = 10.0
+"""A job that was killed and is started again meets its own name, until its loaders' workers notice that they are orphans."""
+TAKEN_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,9 @@ class Fork:
 
 
 def say(line: str) -> None:
-    """One line on standard error, in one piece: the lines of several ranks do not mix."""
-    os.write(2, f"forebay: {' '.join(line.splitlines())}\n".encode())
+    """One line on standard error, in one piece: the lines of several ranks do not mix. Where nobody listens, nothing happens."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"forebay: {' '.join(line.splitlines())}\n".encode(errors="replace"))
 
 
 class Source:
@@ -84,8 +90,8 @@ class Source:
         if not is_near:
             self._ahead = None
         elif self._ahead is None:
-            length = self._length + LENGTH_SPARE_BYTES
-            self._ahead = Later(lambda: reserve(length))
+            length, ranks = self._length + LENGTH_SPARE_BYTES, self._inventory.rank[1]
+            self._ahead = Later(lambda: reserve(length, ranks))
         return None
 
     def _look(self) -> None:
@@ -122,7 +128,11 @@ class Source:
         """Memory that was made ready, if it is large enough."""
         ahead, self._ahead = self._ahead, None
         made = ahead.wait() if ahead else None
-        return made if made is not None and made.length >= length else reserve(length)
+        if made is not None and made.length >= length:
+            return made
+        if made is not None:
+            made.close()
+        return reserve(length, self._inventory.rank[1])
 
     def _secret(self) -> bytes:
         # Read each time: it is not kept in the memory of a process whose core files are the user's.
@@ -140,13 +150,18 @@ def _join(job: str, rank: int, ranks: int) -> _core.Rank:
     Raises:
         CloneError: that can't be, with the reason and the mend.
     """
-    for left in reversed(range(START_TRIES)):
+    left, deadline = START_TRIES, time.monotonic() + TAKEN_WAIT_S
+    while True:
         try:
             return _core.Rank(_agent(), job, rank, ranks)
-        except ConnectionError as error:
-            if left == 0 or isinstance(error, ConnectionRefusedError):
+        except ConnectionRefusedError as error:
+            if TAKEN not in str(error) or time.monotonic() > deadline:
                 raise CloneError(str(error)) from error
-    raise AssertionError("the last try returns or raises")
+            time.sleep(TAKEN_PAUSE_S)
+        except ConnectionError as error:
+            left -= 1
+            if left == 0:
+                raise CloneError(str(error)) from error
 
 
 def _agent() -> str:
