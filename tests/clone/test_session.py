@@ -3,10 +3,13 @@
 Clones are played in the test's own process.
 """
 
+import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from torch import nn
 
 import forebay.clone as clone
 from forebay import _core
-from forebay.clone import _offer
+from forebay.clone import _offer, _session, _source
 from forebay.clone._resume import Asked
 from tests import support
 from tests.clone import jobs
@@ -37,7 +40,7 @@ def opened(here: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Makes sessions that end with the test; one is a clone's if it is given what `forebay clone` has asked for."""
     for name, value in here.own.items():
         monkeypatch.setenv(name, value)
-    for name in ("FOREBAY", "FOREBAY_CLONE", "FOREBAY_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "WORLD_SIZE"):
+    for name in ("FOREBAY", "FOREBAY_CLONE", "FOREBAY_JOB", "WORLD_SIZE", *itertools.chain(*_session.SCHEDULERS)):
         monkeypatch.delenv(name, raising=False)
     sessions: list[clone.Session] = []
 
@@ -367,6 +370,7 @@ def test_nonsense_on_the_socket_concerns_nobody_else(here: Node, opened: Opened)
 
 
 def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_source, "TAKEN_WAIT_S", 0)
     session = opened(full(1))
     with pytest.raises(
         clone.CloneError, match=r"a job trunk trains here already, with 1 rank; name this one otherwise: session\(job=...\) or FOREBAY_JOB"
@@ -382,6 +386,7 @@ def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capf
     assert f"this job is {job}; to fork it: forebay clone {job} -- PROGRAM" in capfd.readouterr().err
     monkeypatch.setenv("PBS_JOBID", "4711.server")
     assert opened(full(2), job=None).job == "4711"
+    assert opened(full(3), job=None).job.startswith("job-"), "nobody has asked for the name that is taken"
     monkeypatch.setenv("FOREBAY_JOB", "mine")
     assert opened(full(2), job=None).job == "mine"
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -390,6 +395,63 @@ def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capf
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(clone.CloneError, match="FOREBAY_CLONE is set by `forebay clone`"):
         opened(full(2), asked="{}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"PBS_JOBID": "1234[5].server"}, "1234-5"),
+        ({"LSB_JOBID": "12", "LSB_JOBINDEX": "3"}, "12-3"),
+        ({"LSB_JOBID": "12", "LSB_JOBINDEX": "0"}, "12"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}, "77"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"}, "77-2"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967290"}, "77"),
+        ({"SLURM_JOB_ID": "[]", "LSB_JOBINDEX": "1"}, None),
+    ],
+)
+def test_names_of_schedulers(variables: dict[str, str], name: str | None, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert _session._of_scheduler() == name
+
+
+def test_ranks_of_a_job_whose_schedulers_name_is_taken_train_on(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def taken(*_: object) -> None:
+        raise clone.CloneError("a job 77 trains here already") from ConnectionRefusedError()
+
+    monkeypatch.setattr(_session, "Source", taken)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    for rank in (0, 1):
+        described: Any = SimpleNamespace(rank=(rank, 2))
+        session = _session._original(None, described, _session._State(loader_has_place=False))
+        session._note_step()
+        session.point(epoch=0, step=1)
+        session.close()
+    assert capfd.readouterr().err == "forebay: this job can't be forked: a job 77 trains here already\n"
+
+
+def test_a_job_that_is_started_again_waits_for_its_name(opened: Opened) -> None:
+    first = opened(full(1))
+    timer = threading.Timer(1, first.close)
+    timer.start()
+    assert opened(full(2)).job == "trunk"
+    timer.join()
+
+
+def test_training_goes_on_where_nobody_reads_what_is_said(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = full(1)
+    session = opened(made)
+
+    def fails(*_: object) -> None:
+        raise BrokenPipeError
+
+    assert session._source
+    monkeypatch.setattr(session._source, "point", fails)
+    monkeypatch.setattr(os, "write", fails)
+    train(made, session, 2)
+    assert session._source is None
 
 
 def test_a_program_that_is_switched_off_is_left_alone(opened: Opened, here: Node, monkeypatch: pytest.MonkeyPatch) -> None:

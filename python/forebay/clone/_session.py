@@ -3,6 +3,7 @@
 import atexit
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,8 +18,11 @@ __all__ = ["Session", "session"]
 CLONE = "FOREBAY_CLONE"
 JOB = "FOREBAY_JOB"
 OFF = "FOREBAY"
-# Where schedulers put a job's id.
-SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+# Where schedulers put a job's id, and its number among those of that id; 0 is none.
+SCHEDULERS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID", ""), ("LSB_JOBID", "LSB_JOBINDEX"))
+MEMBERS_END = 1 << 31
+"""From here on Slurm numbers steps of its own, as an interactive one."""
+NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]+")
 FORKS_KEPT = 100
 PLACE = "forebay"
 """The name by which the place in `Session.batches` is in the state, among the others."""
@@ -37,7 +41,7 @@ class Session:
         forks: states that were taken of this rank, the last hundred, with how long training stood still for each.
     """
 
-    def __init__(self, job: str, described: Inventory, state: "_State", lineage: Lineage | None) -> None:
+    def __init__(self, job: str, described: Inventory, state: "_State", lineage: Lineage | None, *, forkable: bool = True) -> None:
         self.job = job
         self.lineage = lineage
         self.resumed = dict(state.counters) if lineage else None
@@ -49,7 +53,7 @@ class Session:
         self._is_resuming = lineage is not None
         self._stepped = False
         self._source: Source | None = None
-        if os.environ.get(OFF) not in ("off", "0"):
+        if forkable and os.environ.get(OFF) not in ("off", "0"):
             self._source = Source(job, described)
             self._remove_hook = described.on_step(self._note_step)
             atexit.register(self.close)
@@ -80,8 +84,8 @@ class Session:
         except CloneError as error:
             say(f"no fork at step {step}: {error}")
         except Exception as error:
-            say(f"this job can't be forked any more: {error}")
             self.close()
+            say(f"this job can't be forked any more: {error}")
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left: `range(count)`, in a clone from its parent's on.
@@ -220,7 +224,7 @@ def session(
         )
     if text := os.environ.pop(CLONE, None):
         return _clone(Asked.from_json(text), described, state, warm, wait_s)
-    return _original(job or os.environ.get(JOB) or _of_scheduler(), described, state)
+    return _original(job or os.environ.get(JOB), described, state)
 
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
@@ -233,12 +237,31 @@ def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[],
 
 
 def _original(name: str | None, described: Inventory, state: _State) -> Session:
-    made = Session(name or f"job-{described.shared_number():08x}", described, state, None)
-    if name is None and described.rank[0] == 0:
+    if name:
+        return Session(name, described, state, None)
+    rank, ranks = described.rank
+    if derived := _of_scheduler():
+        try:
+            return Session(derived, described, state, None)
+        except CloneError as error:
+            # Nobody has asked for that name: the job is not to end by it.
+            if not isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            if ranks > 1:
+                # A number in common would need all ranks, and those that were not refused go on.
+                if rank == 0:
+                    say(f"this job can't be forked: {error}")
+                return Session(derived, described, state, None, forkable=False)
+    made = Session(f"job-{described.shared_number():08x}", described, state, None)
+    if rank == 0:
         say(f"this job is {made.job}; to fork it: forebay clone {made.job} -- PROGRAM")
     return made
 
 
 def _of_scheduler() -> str | None:
-    ids = (os.environ.get(variable, "").partition(".")[0] for variable in SCHEDULERS)
-    return next((identity for identity in ids if identity), None)
+    for variable, member in SCHEDULERS:
+        name = NOT_IN_NAMES.sub("-", os.environ.get(variable, "").partition(".")[0]).strip("-_")
+        number = os.environ.get(member, "")
+        if name:
+            return f"{name}-{number}" if number.isdecimal() and 0 < int(number) < MEMBERS_END else name
+    return None
