@@ -211,7 +211,7 @@ impl<S: Clone> Registry<S> {
         } else {
             format!("there are: {}", others.join(", "))
         };
-        let Some(known) = self.jobs.get_mut(job) else {
+        let Some(known) = self.jobs.get(job) else {
             return Err(format!("no job '{job}' that can be forked trains on this node; {others}"));
         };
         let here = known.ranks.iter().flatten().count();
@@ -227,13 +227,20 @@ impl<S: Clone> Registry<S> {
                 "{FORKS_PER_JOB_MAX} clones of {job} are being made already; wait until one has its state"
             ));
         }
-        known.named += 1;
-        let name = format!("{job}.{}", known.named);
-        if is_name(&name) {
-            Ok(name)
-        } else {
-            Err(format!("a clone's name, {name}, would be longer than {JOB_NAME_BYTES_MAX} bytes"))
+        // Clones of an earlier job of this name may train on.
+        let is_free = |name: &str| !self.jobs.contains_key(name) && self.forks.values().all(|fork| fork.name != name);
+        let mut named = known.named + 1;
+        while !is_free(&format!("{job}.{named}")) {
+            named += 1;
         }
+        let name = format!("{job}.{named}");
+        if !is_name(&name) {
+            return Err(format!("a clone's name, {name}, would be longer than {JOB_NAME_BYTES_MAX} bytes"));
+        }
+        if let Some(known) = self.jobs.get_mut(job) {
+            known.named = named;
+        }
+        Ok(name)
     }
 
     /// A rank of a clone asks for its state.

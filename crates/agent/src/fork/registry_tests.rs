@@ -202,6 +202,27 @@ fn one_state_may_be_for_several_forks() {
 }
 
 #[test]
+fn a_clones_name_is_none_that_an_earlier_jobs_clone_still_has() {
+    let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None).last() {
+        Some(Effect::Tell {
+            tell: Tell::Forking { name, .. },
+            ..
+        }) => name.clone(),
+        other => panic!("{other:?}"),
+    };
+    let mut known = trunk();
+    known.register(20, SECRET + 1, "trunk.1".into(), 0, 1);
+    assert_eq!(name(&mut known, COMMAND), "trunk.2");
+    // The job ends and is started again; that fork's command has not ended.
+    known.gone(0);
+    known.gone(1);
+    known.register(0, SECRET + 2, "trunk".into(), 0, 1);
+    assert_eq!(name(&mut known, 101), "trunk.3");
+    known.gone(COMMAND);
+    assert_eq!(name(&mut known, 102), "trunk.4", "it counts on");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_the_mend() {
     let mut known = trunk();
     let why = |effects: Effects<&'static str>, text: &str| {
