@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 import weakref
 from types import TracebackType
 
@@ -15,9 +14,6 @@ __all__ = ["Capture", "reserve"]
 MEMORY_ASKED_FROM_BYTES = 1 << 20
 MEMORY_SPARE = 1.05
 """So many times a copy's bytes must be left: what takes the last ones may have the kernel end it."""
-
-TOGETHER_S = 0.05
-"""So far apart ranks may come to a point: where memory is scarce, none takes its share before all have seen what is left."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -75,12 +71,13 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def reserve(length: int, ranks: int = 1) -> _core.Reserved:
+def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved:
     """New shared memory of so many bytes, all of it there and touched.
 
     Args:
         length: bytes.
         ranks: so many processes of this host take as much at the same moment, out of the same memory.
+        left_before: what was left a little earlier, when none of them had taken its share yet; some may have by now.
 
     Raises:
         CloneError: there is not as much memory.
@@ -88,11 +85,9 @@ def reserve(length: int, ranks: int = 1) -> _core.Reserved:
     together = length * ranks
     if together > MEMORY_ASKED_FROM_BYTES:
         left = _core.memory_left()
-        if together * MEMORY_SPARE > left:
+        if length * MEMORY_SPARE > left or together * MEMORY_SPARE > max(left, left_before):
             sum_of = f", {together:,} in all {ranks} ranks" if ranks > 1 else ""
             raise CloneError(f"no memory for a copy of {length:,} bytes of state{sum_of}: {left:,} are left to this process")
-        if ranks > 1 and together * (1 + MEMORY_SPARE) > left:
-            time.sleep(TOGETHER_S)
     try:
         reserved = _core.Reserved(length)
     except OSError as error:

@@ -65,6 +65,7 @@ class Source:
         self._job, self._inventory = job, inventory
         self._points = 0
         self._length = 0
+        self._left = 0
         self._ahead: Later[_core.Reserved] | None = None
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
@@ -82,6 +83,7 @@ class Source:
             # Only now is all of it there: optimizers make their state with the first step.
             self._length = self._inventory.length()
             self._rank.measured(self._length)
+            self._left = _core.memory_left()
         if time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
         due, is_near = self._rank.due(self._points, step)
@@ -90,13 +92,15 @@ class Source:
         if not is_near:
             self._ahead = None
         elif self._ahead is None:
-            length, ranks = self._length + LENGTH_SPARE_BYTES, self._inventory.rank[1]
-            self._ahead = Later(lambda: reserve(length, ranks))
+            length, ranks, left = self._length + LENGTH_SPARE_BYTES, self._inventory.rank[1], self._left
+            self._ahead = Later(lambda: reserve(length, ranks, left))
         return None
 
     def _look(self) -> None:
-        """Joins the next fork agent if this one has ended, without waiting for it."""
+        """Notes how much memory is left, and joins the next fork agent if this one has ended, without waiting for it."""
         self._looked_at = time.monotonic()
+        if self._ahead is None:
+            self._left = _core.memory_left()
         if self._joining is not None and self._joining.is_there():
             joining, self._joining = self._joining, None
             try:
@@ -132,7 +136,7 @@ class Source:
             return made
         if made is not None:
             made.close()
-        return reserve(length, self._inventory.rank[1])
+        return reserve(length, self._inventory.rank[1], self._left)
 
     def _secret(self) -> bytes:
         # Read each time: it is not kept in the memory of a process whose core files are the user's.
