@@ -39,8 +39,11 @@ pub const COMPACTION_DEAD_MIN: u64 = 4096;
 /// Parts of `objects`: directories, made when they are first needed.
 pub const PARTS_MAX: u64 = 256;
 
-/// Inodes of a tier's root that are no copies: the root, `lease`, `FORMAT`, two catalogues at the most, `objects` and its parts.
-pub const OVERHEAD_INODES: u64 = 6 + PARTS_MAX;
+/// Catalogues at the most: the one in use, and the one that is to replace it.
+pub const CATALOGUES_MAX: u64 = 2;
+
+/// Inodes of a tier's root that are no copies: the root, `lease`, `FORMAT`, the catalogues, `objects` and its parts.
+pub const OVERHEAD_INODES: u64 = 4 + CATALOGUES_MAX + PARTS_MAX;
 
 /// Attempts to lock a lease that another process looks at, or removes, at the same time.
 pub const LEASE_ATTEMPTS_MAX: u32 = 4;

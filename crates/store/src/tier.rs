@@ -278,8 +278,9 @@ impl Tier {
 
     /// What the file system has above the free floor now.
     pub fn room(&self) -> Result<Room, StoreError> {
-        // A copy may be the first in its part of `objects`, which is an inode too. Where the parts can't be listed, none counts as made. They are
-        // listed first: one that is made meanwhile counts twice rather than not at all.
+        // A copy may be the first in its part of `objects`, which is an inode too, as are the catalogue, made when it is first opened, and the
+        // one that replaces it. Where the parts can't be listed, none counts as made. They are listed first: one that is made meanwhile counts
+        // twice rather than not at all.
         let parts = self.shared.list_shards().map_or(0, |parts| parts.len() as u64);
         let room =
             uninterrupted(|| self.shared.disk.room()).map_err(|errno| StoreError::tier(&self.shared.root, "ask the room of", errno))?;
@@ -294,7 +295,7 @@ impl Tier {
             FreeFloor::Bytes(bytes) => (bytes, 5),
             FreeFloor::Percent(percent) => (part(room.total_bytes, percent), percent),
         };
-        let kept_inodes = part(room.total_inodes, percent) + limits::PARTS_MAX.saturating_sub(parts);
+        let kept_inodes = part(room.total_inodes, percent) + limits::CATALOGUES_MAX + limits::PARTS_MAX.saturating_sub(parts);
         Ok(Room {
             bytes: room.free_bytes.saturating_sub(floor_bytes),
             inodes: room.free_inodes.saturating_sub(kept_inodes),
