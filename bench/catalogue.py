@@ -155,7 +155,7 @@ def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
     Two programs, one with each agent, would be compared with all that differs from one process to the next, which is more than a
     hundredth; here it is one program, and nothing but the agent is different.
     """
-    samples = [Beside() for _ in range(world.size.pairs)]
+    samples = [Beside() for _ in range(world.size.pairs * world.size.times_pairs)]
     with contextlib.closing(quads(world, tier)) as pieces:
         for sample in samples:
             while sample.stopped_s < world.size.seconds:

@@ -47,6 +47,8 @@ class Rounds:
             print(f"{self.kind.name}: round {number + 1} of {self.world.size.pairs}", flush=True)
             self.round(number)
             self.report.note_load()
+        if self.kind.pace_ms:
+            self.more_first_epochs()
         self.rsync_first()
         if len(self.digests) != 1:
             raise ProgramError(f"not all epochs of {self.kind.name} read the same bytes")
@@ -71,6 +73,14 @@ class Rounds:
             if number == 0:
                 self.found.totals["tiered"] = first.seconds + sum(epoch.seconds for epoch in later[:2])
             self.second_run(tier, freshness, links)
+
+    def more_first_epochs(self) -> None:
+        """Of a paced program: from one to the next they differ by more than the bar."""
+        for number in range(self.world.size.pairs * (self.world.size.times_pairs - 1)):
+            print(f"{self.kind.name}: one more first epoch, {number + 1}", flush=True)
+            with self.world.tier() as tier, self.start(tier, FRESHNESS[number % 2]) as running:
+                self.first_epoch(running)
+            self.report.note_load()
 
     def start(self, tier: Tier, freshness: str) -> contextlib.AbstractContextManager[Session]:
         """The program under Forebay."""
