@@ -57,7 +57,7 @@ format: .venv/.synced ## rewrite the sources as `make check` wants them
 	.venv/bin/ruff format --quiet
 
 .PHONY: bench-tiering
-bench-tiering: .test-tools build ## measure tiering against its bars (root, about 75 minutes); writes bench/out/tiering.json
+bench-tiering: .test-tools build ## measure tiering against its bars (root, about 105 minutes); writes bench/out/tiering.json
 	$(PY) -m bench.tiering
 
 .PHONY: bench-plan
