@@ -59,7 +59,9 @@ def test_what_was_done_is_exposed(busy: Desk) -> None:
     assert value(found, "forebay_opened_file_size_bytes_total", origin="tier_0") == 100_000
     assert value(found, "forebay_passed_opens_total", reason="writing") == 1
     assert value(found, "forebay_copied_files_total") == value(found, "forebay_tier_copies", tier="0") == 10
-    assert value(found, "forebay_copied_bytes_total") == value(found, "forebay_tier_usage_bytes", tier="0") == 100_000
+    assert value(found, "forebay_copied_bytes_total") == 100_000
+    # And what listings take.
+    assert 100_000 <= value(found, "forebay_tier_usage_bytes", tier="0") < 102_000
     assert value(found, "forebay_tier_limit_bytes", tier="0") == 64 << 20
     assert value(found, "forebay_tier_up", tier="0") == 1
     # Each open that the source answered took some time, and is in the bucket for it.

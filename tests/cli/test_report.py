@@ -43,7 +43,7 @@ def test_the_course_of_a_run_is_in_its_record(desk: Desk) -> None:
     assert timeline["source_opens"][-1] == record["counters"]["source_opens"] == 90
     assert timeline["tiers"][0]["opens"][-1] == record["tiers"][0]["opens"] == 60
     assert timeline["from_source_bytes"][-1] == record["counters"]["from_source_bytes"] == 300_000
-    assert timeline["tiers"][0]["used_bytes"][-1] == 300_000
+    assert timeline["tiers"][0]["used_bytes"][-1] == 300_000 + record["agent"]["listings_bytes"]
     assert timeline["seconds"][-1] <= record["seconds"] + 0.001
     assert [(epoch["first"], epoch["last"], epoch["whole"]) for epoch in epochs] == [(1, 1, True), (2, 2, True), (3, 3, True)]
     assert sum(epoch["source_opens"] for epoch in epochs) == 90

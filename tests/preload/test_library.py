@@ -21,6 +21,9 @@ HOOKS = (
     "fstat fstat64 __fxstat __fxstat64 fstatat fstatat64 __fxstatat __fxstatat64 statx "
     "chmod chown lchown utime utimes lutimes setxattr removexattr fchmodat fchownat utimensat futimesat "
     "fchmod fchown futimens futimes fsetxattr fremovexattr fgetxattr flistxattr "
+    "mkdir mkdirat mknod mknodat mkfifo mkfifoat "
+    "mkdtemp mkstemp mkstemp64 mkostemp mkostemp64 mkstemps mkstemps64 mkostemps mkostemps64 "
+    "opendir readdir readdir64 readdir_r readdir64_r rewinddir seekdir telldir dirfd closedir "
     "chroot unshare setns "
 )
 # libc's, and only such as another libc has too: a program of that one must start with us in LD_PRELOAD.

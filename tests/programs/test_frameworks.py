@@ -69,3 +69,5 @@ def test_frameworks(shared: Place, names: tuple[str, ...]) -> None:
         later = shared.run(*program(shared, names))
     assert later.out == plain
     assert later.hits == later.counters["source_opens"] > 0
+    # What they list `warm` has listed, too.
+    assert later.counters["listings_saved"] == later.counters["source_listings"]

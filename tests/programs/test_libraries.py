@@ -13,7 +13,7 @@ from tests import support
 from tests.support import Place
 
 HERE = Path(__file__).parent
-NEEDED = ("h5py", "numpy", "PIL", "pyarrow", "safetensors", "torch")
+NEEDED = ("h5py", "numpy", "PIL", "pyarrow", "safetensors", "torch", "torchvision")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: uv sync --group programs --group examples")
 IMAGES = 40
@@ -77,6 +77,27 @@ def test_each_library_is_served_in_a_later_run(shared: Place, expected: list[str
         line for line in expected if line.startswith(f"0 {library} ") and line.count(" ") == library.count(" ") + 2
     ]
     assert ran.hits == ran.counters["source_opens"] > 0
+
+
+# What finds classes and files by listing, once an epoch; what is behind the root is run in between.
+FOLDER = """
+import subprocess, sys
+from torchvision.datasets import ImageFolder
+for epoch in range(2):
+    print(ImageFolder(sys.argv[1]).samples)
+    if sys.argv[2:] and not epoch:
+        subprocess.run(sys.argv[2:], check=True)
+"""
+
+
+def test_an_image_folder_is_listed_on_the_node(shared: Place) -> None:
+    root = str(shared.source / "images")
+    ran = shared.run(sys.executable, "-c", FOLDER, root, *COPIES_MADE, freshness="immutable")
+    assert ran.out.decode().splitlines() == digests(["-c", FOLDER, root])
+    listings = ran.counters["source_listings"]
+    # The root, for its classes, and each of them; the first time by the source.
+    assert listings >= 2 * 5
+    assert ran.counters["listings_saved"] >= listings // 2
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pickle
 import random
 import shutil
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,45 @@ def names_agree(name: str, spelling: str, follow: bool) -> object:
         os.close(dir_fd)
     # The attributes themselves differ between two trees; `look` compares those that do not.
     return by_name[0], may, agree
+
+
+# openat and getdents64, likewise.
+RAW_LISTING = {"x86_64": (257, 217), "aarch64": (56, 61)}[os.uname().machine]
+
+
+def listing(name: str, spelling: str) -> object:
+    """Names and kinds as libc lists them, and whether the kernel lists the same of the source: names, inodes and kinds, in this order."""
+    path, dir_fd = spelled(name, spelling)
+    if dir_fd is not None:
+        path = f"/proc/self/fd/{dir_fd}/{path}"
+    try:
+        with os.scandir(path) as entries:
+            listed = [(entry.name.encode(), entry.inode(), kind_of(entry)) for entry in entries]
+        return sorted((name, kind) for name, _, kind in listed), listed == raw_listing(path.encode())
+    finally:
+        if dir_fd is not None:
+            os.close(dir_fd)
+
+
+def kind_of(entry: "os.DirEntry[str]") -> int:
+    known = {10: entry.is_symlink(), 4: entry.is_dir(follow_symlinks=False), 8: entry.is_file(follow_symlinks=False)}
+    return next((kind for kind, is_it in known.items() if is_it), 0)
+
+
+def raw_listing(path: bytes) -> list[tuple[bytes, int, int]]:
+    fd = libc.syscall(RAW_LISTING[0], -100, path, os.O_RDONLY | os.O_DIRECTORY, 0)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), path)
+    found, into = [], ctypes.create_string_buffer(1 << 16)
+    while (filled := libc.syscall(RAW_LISTING[1], fd, into, len(into))) > 0:
+        at = 0
+        while at < filled:
+            inode, _, length, kind = struct.unpack_from("=QqHB", into.raw, at)
+            entry = into.raw[at + 19 : at + length].partition(b"\0")[0]
+            found.append((entry, inode, kind if kind in (4, 8, 10) else 0))
+            at += length
+    os.close(fd)
+    return [entry for entry in found if entry[0] not in (b".", b"..")]
 
 
 MODES = {

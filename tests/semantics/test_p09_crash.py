@@ -51,7 +51,7 @@ def test_kill_at_random_moments(place: Place, freshness: str) -> None:
     with place.adopted(freshness="immutable") as status:
         assert status["adopted"] > 0
         last = place.run(sys.executable, "-c", READ_ALL, place.source, freshness="immutable")
-        assert last.hits >= status["adopted"]
+        assert last.hits + last.counters["listings_saved"] >= status["adopted"]
 
 
 def test_partial_copies_are_reaped_by_the_next_start(place: Place) -> None:

@@ -54,6 +54,7 @@ class Pool:
         self.freshness = freshness
         self.hits = 0
         self.stats_saved = 0
+        self.listings_saved = 0
         self.more(count)
 
     def more(self, count: int) -> None:
@@ -102,6 +103,8 @@ class Machine(RuleBasedStateMachine):
         for name in (*FILES, *LINKS, "to_d/f", "hard"):
             if name != "to_d":
                 self.same("do", "read", name, "absolute", "read")
+        for name in DIRECTORIES:
+            self.same("do", "listing", name, "absolute")
         self.place.idle()
 
     def both(self, user: str, *step: object) -> tuple[Any, Any]:
@@ -128,6 +131,10 @@ class Machine(RuleBasedStateMachine):
     @rule(user=users, name=anything, spelling=spellings, follow=st.booleans())
     def ask_by_name(self, user: str, name: str, spelling: str, follow: bool) -> None:
         self.same(user, "names_agree", name, spelling, follow)
+
+    @rule(user=users, name=anything, spelling=spellings)
+    def list_directory(self, user: str, name: str, spelling: str) -> None:
+        self.same(user, "listing", name, spelling)
 
     @rule(
         user=users,
@@ -203,6 +210,7 @@ class Machine(RuleBasedStateMachine):
             ran = self.served.end()
             self.pool.hits += ran.hits
             self.pool.stats_saved += ran.counters["stats_saved"]
+            self.pool.listings_saved += ran.counters["listings_saved"]
 
 
 def outside(path: Path, how: str, seed: int) -> None:
@@ -248,6 +256,7 @@ def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> No
         )
         assert pool.hits > 3 * examples, "it is copies that were compared with"
         assert (pool.stats_saved > examples) == (freshness != "on_open"), "and what is known of them"
+        assert (pool.listings_saved > 0) == (freshness != "on_open"), "and of directories"
 
 
 @pytest.mark.parametrize("freshness", ["ttl=60", "immutable", "on_open"])

@@ -5,6 +5,7 @@ mod adopt;
 mod ending;
 mod evict;
 mod fresh;
+mod listings;
 mod prefetch;
 mod publish;
 mod records;
@@ -21,7 +22,7 @@ use std::{
     time::Instant,
 };
 
-use forebay_contract::{Control, Identity, index::split};
+use forebay_contract::{Control, Identity};
 use forebay_policy::{
     fill_first::{self, Action, CopyId, FillFirst},
     speed::{Sample, Speed},
@@ -34,7 +35,8 @@ use crate::{
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
-    limits::{BATCH_PAUSE, CLERK_NICE, CLOCK_SKEW_MAX, ROOM_EVERY, SETTLED_AFTER, TICK, WRITERS_BEFORE_START},
+    limits::{BATCH_PAUSE, CLERK_NICE, ROOM_EVERY, TICK, WRITERS_BEFORE_START},
+    lister::{self, Listed},
     log::Log,
     mounts::Mounts,
     pages::Pages,
@@ -62,6 +64,8 @@ pub(crate) enum Event {
         /// Bytes that were read of its source.
         read_bytes: u64,
     },
+    /// A directory has been listed.
+    Listed(Listed),
     /// A directory has been compared with the source.
     Swept(Swept),
     /// Copies of earlier runs.
@@ -97,6 +101,7 @@ struct TierState {
     setting: TierSetting,
     tier: Arc<Tier>,
     files: u64,
+    listings: u64,
     faults: u32,
     off: Option<String>,
     /// Of its copies what was removed since memory grew short.
@@ -121,6 +126,8 @@ struct RunState {
 #[derive(Debug, Default)]
 struct DirectoryState {
     names: u32,
+    /// Of these, those of listings, which doors can compare by themselves: for them alone no directory is swept.
+    listings: u32,
     /// When its next sweep is due, boot time; 0: it has nothing to validate yet.
     due_at: u64,
     /// When its copies were used in earlier runs, seconds since 1970; 0: that is not known.
@@ -186,6 +193,7 @@ pub(crate) struct Clerk {
     /// Looks at directories' inodes that are under way.
     looks: u64,
     adoption: adopt::Adoption,
+    listings: listings::Listings,
     prefetch: prefetch::Prefetching,
     /// The index had no room; nothing is copied until then.
     no_room_until: Option<Instant>,
@@ -202,6 +210,7 @@ pub(crate) struct Parts {
     pub(crate) tiers: Vec<Arc<Tier>>,
     pub(crate) copier: Copier,
     pub(crate) sweeps: Sender<SweepRequest>,
+    pub(crate) lister: Sender<lister::Request>,
     pub(crate) prefetcher: prefetcher::Prefetcher,
     pub(crate) events: Sender<Event>,
     pub(crate) log: Log,
@@ -216,6 +225,7 @@ impl Clerk {
             tiers,
             copier,
             sweeps,
+            lister,
             prefetcher,
             events,
             log,
@@ -228,6 +238,7 @@ impl Clerk {
                 setting: setting.clone(),
                 tier,
                 files: 0,
+                listings: 0,
                 faults: 0,
                 off: None,
                 given_back: evict::Evicted::default(),
@@ -267,6 +278,7 @@ impl Clerk {
             void_answered: 0,
             looks: 0,
             adoption: adopt::Adoption::default(),
+            listings: listings::Listings::new(lister),
             prefetch: prefetch::Prefetching::new(prefetcher),
             no_room_until: None,
             draining_since: Some(Instant::now()),
@@ -326,6 +338,7 @@ impl Clerk {
                 outcome,
                 read_bytes,
             } => self.copied(number, outcome, read_bytes),
+            Event::Listed(listed) => self.listed(listed),
             Event::Swept(swept) => self.swept(&swept),
             Event::Adopted(batch) => self.adopted(batch),
             Event::ReadAgain { tier, samples } => self.read_again(tier, &samples),
@@ -348,9 +361,9 @@ impl Clerk {
         }
     }
 
-    /// A program has opened a source file: confirm its name, join a copy that is being made, or begin one.
+    /// A program has opened a source file, or listed a directory: confirm its name, join a copy that is being made, or begin one.
     fn handed(&mut self, handed: Handed) {
-        self.tally(handed.run, |tally| tally.handed_over += 1);
+        self.count_handed(&handed);
         self.hold_prefetch(&handed);
         if let Some(handed) = self.defer(handed) {
             self.take_on(handed);
@@ -358,9 +371,8 @@ impl Clerk {
     }
 
     fn take_on(&mut self, handed: Handed) {
-        let run = handed.run;
         if let Err(reason) = self.acceptable(&handed) {
-            self.not_copied(run, reason);
+            self.not_kept(handed.run, &handed.stat, reason);
             return;
         }
         let identity = handed.stat.identity;
@@ -368,12 +380,12 @@ impl Clerk {
             .pages
             .index()
             .find_kept(&handed.path)
-            .map(|(n, r)| (n, self.pages.index().identity(r) == Some(identity)))
+            .map(|(n, r)| (n, self.pages.index().is_version(r, &identity)))
         {
             if same && self.copy_is_there(number) {
                 self.pages.writer().confirm(number, handed.opened_at);
                 self.want_directory_of(number);
-                self.tally(run, |tally| tally.files_confirmed += 1);
+                self.confirmed(handed.run, &handed.stat);
                 return;
             }
             if same {
@@ -384,11 +396,14 @@ impl Clerk {
         }
         if let Some(number) = self.names.of_file(&self.pages.index(), identity.dev, identity.ino) {
             let index = self.pages.index();
-            if index.record(number).and_then(|record| index.identity(record)) == Some(identity) {
+            if index.record(number).is_some_and(|record| index.is_version(record, &identity)) {
                 self.add_spelling(number, &handed);
                 return;
             }
             self.drop_copy_of(number);
+        }
+        if handed.stat.is_directory() {
+            return self.list(handed);
         }
         if let Some(number) = self.flight_of_file.get(&(identity.dev, identity.ino)).copied() {
             self.join_flight(number, handed);
@@ -426,10 +441,11 @@ impl Clerk {
         self.copier.opened_again(number, size, opened);
     }
 
-    /// Whether a hand-over may become a copy at all.
+    /// Whether a hand-over may become a copy, or a listing, at all.
     fn acceptable(&mut self, handed: &Handed) -> Result<(), &'static str> {
         let run = self.runs.get(&handed.run).ok_or("unknown_run")?;
-        if !handed.stat.is_regular() {
+        let is_regular = handed.stat.is_regular();
+        if !is_regular && !handed.stat.is_directory() {
             return Err("not_regular");
         }
         let identity = &handed.stat.identity;
@@ -437,26 +453,11 @@ impl Clerk {
         if !run.sources.iter().any(|source| source.dev == identity.dev) {
             return Err("another_file_system");
         }
-        let (_, name) = split(&handed.path).ok_or("malformed")?;
-        let now = unix_s();
-        let newest = identity.mtime.max(identity.ctime).sec;
-        if newest > now - SETTLED_AFTER.as_secs() as i64 && newest < now + CLOCK_SKEW_MAX.as_secs() as i64 {
-            return Err("recently_modified");
-        }
-        if self.control.newest_tombstone() != 0 {
-            let directory = split(&handed.path)
-                .and_then(|(path, _)| self.directories.get(path))
-                .and_then(|n| self.pages.index().directory(*n));
-            let name_marked = directory.map_or(0, |d| self.control.name_marked_at(d.dev(), d.ino(), name));
-            let file_marked = self.control.file_marked_at(identity.dev, identity.ino);
-            if handed.opened_at <= self.control.void_since().max(name_marked).max(file_marked) {
-                return Err("changed_meanwhile");
-            }
-        }
+        self.is_settled(handed)?;
         // Libc opens some files for writing where no door stands (mkstemp): those bear no mark, but their time.
         let lately = identity.ctime.sec >= self.started_unix_s - WRITERS_BEFORE_START.as_secs() as i64;
         let marked = self.control.file_marked_at(identity.dev, identity.ino) != 0;
-        if (lately || marked) && self.writers.hold(&handed.source) {
+        if is_regular && (lately || marked) && self.writers.hold(&handed.source) {
             return Err("open_for_writing");
         }
         Ok(())

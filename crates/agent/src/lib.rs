@@ -3,8 +3,9 @@
 //!
 //! One thread, the *clerk* ([`clerk`]), owns all state: index, placement, catalogue. Others only bring it events and carry
 //! out what it decided: the *receiver* takes hand-overs, *workers* copy small files, *followers* copy one large file each in
-//! its reader's wake, the *adopter* of a tier brings copies of earlier runs, the *sweeper* compares directories with the source, *control*
-//! speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the thread that asked it.
+//! its reader's wake, the *lister* lists directories, the *adopter* of a tier brings copies of earlier runs, the *sweeper* compares
+//! directories with the source, *control* speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the
+//! thread that asked it.
 //!
 //! Forks of training jobs have a process of their own, built of the same parts: see [`fork`].
 //!
@@ -22,6 +23,7 @@ mod durations;
 mod error;
 pub mod fork;
 mod limits;
+mod lister;
 mod log;
 pub mod memory;
 mod mounts;

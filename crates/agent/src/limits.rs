@@ -14,6 +14,14 @@ pub(crate) const SMALL_AT_ONCE: usize = 8;
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// Buffer of a worker in bytes.
 pub(crate) const BUFFER_BYTES: usize = 256 << 10;
+/// Directories that wait to be listed, or are being listed.
+pub(crate) const LISTINGS_WAITING_MAX: usize = 1024;
+/// Bytes of a listing that are asked of the source in one call, as much as it gives in one answer.
+pub(crate) const LISTING_BYTES: usize = 256 << 10;
+/// Largest listing in bytes: some million names. It lies in the memory of the agent while it is made, and in that of a program while it is read.
+pub(crate) const LISTING_BYTES_MAX: usize = 64 << 20;
+/// Bytes of listings in memory, made and not yet written, above which no further directory is listed.
+pub(crate) const LISTINGS_HELD_BYTES: usize = 8 << 20;
 /// Niceness of the clerk, who must keep up with programs without taking their cores.
 pub(crate) const CLERK_NICE: i32 = 5;
 /// Niceness of the threads that copy.

@@ -28,10 +28,28 @@ impl MountSource {
         }
     }
 
+    /// Whether a directory's times change there with each name that is made or taken away, as POSIX has it. Most file systems over object stores
+    /// make such times up, and SMB leaves them to the server: so of FUSE only those are taken at their word that are known.
+    pub(crate) fn has_directory_times(&self) -> bool {
+        match self.fs_type.as_slice() {
+            b"fuseblk" | b"cifs" | b"smb3" => false,
+            // One that was mounted without telling its kind; its source often does: `KIND:WHAT`.
+            b"fuse" => self.source.split(|byte| *byte == b':').next().is_some_and(is_known_fuse),
+            kind => kind.strip_prefix(b"fuse.").is_none_or(is_known_fuse),
+        }
+    }
+
     /// Whether it is the same.
     pub(crate) fn is(&self, mount: &Mount<'_>) -> bool {
         self.source == mount.source && self.fs_type == mount.fs_type
     }
+}
+
+/// FUSE file systems that keep the times of directories.
+const FUSE_WITH_TIMES: &[&[u8]] = &[b"ceph-fuse", b"fuse-overlayfs", b"glusterfs", b"juicefs", b"slowfs", b"sshfs"];
+
+fn is_known_fuse(kind: &[u8]) -> bool {
+    FUSE_WITH_TIMES.contains(&kind)
 }
 
 /// In the place of a type, for files that bear no mount's device number.
@@ -98,5 +116,39 @@ mod tests {
         assert_eq!(dev, rustix::fs::makedev(0, 45));
         assert_eq!(mount.source, b"10.0.0.1:/pfs");
         assert!(parse("nonsense").is_none());
+    }
+
+    #[test]
+    fn directories_of_object_stores_have_no_times_to_go_by() {
+        let has_times_of = |source: &str, kind: &str| {
+            let (source, fs_type) = (source.as_bytes(), kind.as_bytes());
+            MountSource::of(&Mount { source, fs_type }).has_directory_times()
+        };
+        let has_times = |kind: &str| has_times_of("data", kind);
+        for kind in [
+            "nfs4",
+            "lustre",
+            "ceph",
+            "ext4",
+            "overlay",
+            "fuse.glusterfs",
+            "fuse.slowfs",
+            "unlisted",
+        ] {
+            assert!(has_times(kind), "{kind}");
+        }
+        for kind in [
+            "fuse",
+            "fuse.mountpoint-s3",
+            "fuse.gcsfuse",
+            "fuse.glusterfs2",
+            "fuseblk",
+            "cifs",
+            "smb3",
+        ] {
+            assert!(!has_times(kind), "{kind}");
+        }
+        assert!(has_times_of("slowfs:/data", "fuse"));
+        assert!(!has_times_of("bucket:/data", "fuse"));
     }
 }

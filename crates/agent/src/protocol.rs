@@ -104,6 +104,16 @@ pub struct Status {
     pub prefetched_in_vain_bytes: u64,
     /// Copies being made ahead: none of `in_flight`.
     pub prefetching: u64,
+    /// Directories that programs listed at the source: none of `handed_over`.
+    pub listings_handed_over: u64,
+    /// Listings made and published: none of `files_copied`.
+    pub listings_kept: u64,
+    /// Bytes of those.
+    pub listings_bytes: u64,
+    /// Listings that were there already, and found to be those of the source.
+    pub listings_confirmed: u64,
+    /// Of the directories, those of which no listing was made, by reason.
+    pub listings_not_kept: BTreeMap<String, u64>,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,
     /// Copies being made or waiting.
@@ -160,8 +170,11 @@ pub struct TierStatus {
     pub quota_bytes: u64,
     /// Bytes of copies.
     pub used_bytes: u64,
-    /// Copies.
+    /// Copies of files.
     pub files: u64,
+    /// Listings of directories.
+    #[serde(default)]
+    pub listings: u64,
     /// Why it is switched off, if it is.
     pub off: Option<String>,
     /// How often it was set aside since it was slower than the source.

@@ -24,13 +24,10 @@ use crate::{
     clerk::Event,
     clock::boot_ns,
     error::{AgentError, io_error},
-    limits::COPY_NICE,
+    limits::{COPY_NICE, LISTING_BYTES},
     pages::IndexFile,
     shared::set_thread_nice,
 };
-
-/// Large, so that one call asks the source for as much as it gives in one answer.
-const LISTING_BYTES: usize = 256 << 10;
 
 /// A directory to look at.
 #[derive(Debug)]
@@ -155,7 +152,7 @@ fn compare(
             Err(Errno::NOENT | Errno::ACCESS | Errno::LOOP | Errno::NOTDIR) => None,
             Err(errno) => return Err(errno),
         };
-        if now != index.identity(record) {
+        if now.is_none_or(|now| !index.is_version(record, &now)) {
             swept.changed.push(number);
         }
     }

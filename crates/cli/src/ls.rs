@@ -98,17 +98,24 @@ impl<'a> Listing<'a> {
             return;
         }
         let bytes = copy.identity.size;
-        if self.args.json {
-            self.lines.push_str(&line_of(tier, &file, copy));
-        } else if self.args.long {
-            let _ = writeln!(self.lines, "{:>12}  {}", text::count(bytes), text::of_path(&file));
+        // A listing is no file, and takes its room with what it lists.
+        let (dir, files) = if copy.is_listing() { (&*file, 0) } else { (dir, 1) };
+        if self.args.json || self.args.long {
+            if !copy.is_listing() {
+                let line = if self.args.json {
+                    line_of(tier, &file, copy)
+                } else {
+                    format!("{:>12}  {}\n", text::count(bytes), text::of_path(&file))
+                };
+                self.lines.push_str(&line);
+            }
         } else {
             let sum = self.sums.entry((tier.to_owned(), dir.to_owned())).or_default();
-            sum.files += 1;
+            sum.files += files;
             sum.bytes += bytes;
         }
         self.tiers.insert(tier.to_owned());
-        self.all.files += 1;
+        self.all.files += files;
         self.all.bytes += bytes;
     }
 
@@ -116,7 +123,7 @@ impl<'a> Listing<'a> {
         if self.args.json {
             return self.lines;
         }
-        if self.all.files == 0 {
+        if self.tiers.is_empty() {
             let places = text::counted(looked_at as u64, "directory", "directories");
             return format!("nothing is cached ({places} looked at; --tier DIR names another)\n");
         }

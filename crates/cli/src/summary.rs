@@ -36,6 +36,15 @@ pub(crate) const PASSED: &[Counter] = &[
     Counter::NoPage,
 ];
 
+/// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one. The first listing of a
+/// directory is none of them.
+pub(crate) const NOT_LISTED: &[Counter] = &[
+    Counter::ListingsStale,
+    Counter::ListingsTombstoned,
+    Counter::ListingsPassed,
+    Counter::ListingsDropped,
+];
+
 /// What follows from the counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Derived {
@@ -95,7 +104,21 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
         opens(&mut out, report, &derived);
         reasons(&mut out, "not from a tier:", report, MISSED);
     }
-    stats(&mut out, &report.counts);
+    saved(
+        &mut out,
+        "source stats saved:",
+        &report.counts,
+        Counter::SourceStats,
+        Counter::StatsSaved,
+    );
+    saved(
+        &mut out,
+        "listings saved:",
+        &report.counts,
+        Counter::SourceListings,
+        Counter::ListingsSaved,
+    );
+    reasons(&mut out, "listings passed:", report, NOT_LISTED);
     reasons(&mut out, "left alone:", report, PASSED);
     agent(&mut out, report);
     if let Some(why) = report.program.cover.why_not() {
@@ -154,15 +177,15 @@ fn opens(out: &mut String, report: &Report<'_>, derived: &Derived) {
     );
 }
 
-fn stats(out: &mut String, counts: &Counts) {
-    let saved = counts.of(Counter::StatsSaved);
+/// What was asked under the sources, and how much of it was answered on this node.
+fn saved(out: &mut String, what: &str, counts: &Counts, asked: Counter, saved: Counter) {
+    let saved = counts.of(saved);
     // A process that was ended in between may have counted one and not the other.
-    let asked = counts.of(Counter::SourceStats).max(saved);
+    let asked = counts.of(asked).max(saved);
     if asked > 0 {
         let _ = writeln!(
             out,
-            "  {:<21}{} of {} ({})",
-            "source stats saved:",
+            "  {what:<21}{} of {} ({})",
             text::count(saved),
             text::count(asked),
             text::percent(saved, asked),
@@ -194,6 +217,14 @@ fn agent(out: &mut String, report: &Report<'_>) {
         let files = text::counted(status.prefetched_files, "file", "files");
         let bytes = text::bytes(status.prefetched_bytes);
         let _ = writeln!(out, "  {:<21}{files}, {bytes}, before any program opened them", "prefetched:");
+    }
+    if status.listings_kept > 0 {
+        let listings = text::counted(status.listings_kept, "directory", "directories");
+        let _ = writeln!(out, "  {:<21}{listings}, {}", "listings kept:", text::bytes(status.listings_bytes));
+    }
+    for (why, number) in &status.listings_not_kept {
+        let (number, why) = (text::count(*number), text::why_not_copied(why));
+        let _ = writeln!(out, "  {:<21}{number}: {why}", "listings not kept:");
     }
     for (why, number) in &status.not_copied {
         let _ = writeln!(

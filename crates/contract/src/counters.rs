@@ -77,6 +77,20 @@ counters! {
     SourceStats = "source_stats",
     /// of these, answered on this node
     StatsSaved = "stats_saved",
+    /// directories under a source that programs listed (opendir)
+    SourceListings = "source_listings",
+    /// of these, listed on this node
+    ListingsSaved = "listings_saved",
+    /// directories listed at the source: no listing was known
+    ListingsUnknown = "listings_unknown",
+    /// directories listed at the source: the listing could not be compared with it in time, or was out of date
+    ListingsStale = "listings_stale",
+    /// directories listed at the source: changed by a program on this node since
+    ListingsTombstoned = "listings_tombstoned",
+    /// directories listed at the source for another reason (freshness on_open, rights, a copy that is gone, a tier that is off, too many at once)
+    ListingsPassed = "listings_passed",
+    /// directories of which the agent should have been told: its queue was full, or none answered
+    ListingsDropped = "listings_dropped",
     /// bytes of the files that the source answered
     FromSourceBytes = "from_source_bytes",
     /// nanoseconds that opens took which the source answered

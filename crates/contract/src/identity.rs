@@ -42,3 +42,15 @@ pub struct Attributes {
     /// Allocated 512-byte blocks.
     pub blocks: u64,
 }
+
+impl Attributes {
+    /// Whether this is a directory, whose copy is a listing of it.
+    pub const fn is_directory(&self) -> bool {
+        is_directory(self.mode)
+    }
+}
+
+/// Whether a mode is a directory's.
+pub(crate) const fn is_directory(mode: u32) -> bool {
+    mode & 0o170_000 == 0o040_000
+}

@@ -13,6 +13,7 @@ use core::sync::atomic::{
 use crate::{
     Attributes, CONTRACT_VERSION, FileTime, Identity, TIERS_MAX,
     hash::{hash_bytes, hash_pair},
+    identity::is_directory,
     layout::layout,
     region::{Plain, Region},
 };
@@ -236,7 +237,7 @@ impl Record {
         self.tier as usize
     }
 
-    /// Size in bytes.
+    /// Size of the copy in bytes, which is that of a file, and no directory's.
     pub const fn size(&self) -> u64 {
         self.size
     }
@@ -350,6 +351,18 @@ impl<'a> Index<'a> {
             blksize: class.blksize,
             blocks: record.blocks,
         })
+    }
+
+    /// Whether a record's copy is the listing of a directory.
+    pub fn is_listing(&self, record: &Record) -> bool {
+        self.class(record).is_some_and(|class| is_directory(class.mode))
+    }
+
+    /// Whether `now`, which somebody was told of a name at its source, is the version that a record's copy holds. The size of a directory
+    /// says nothing that its times don't say, and the record has that of the listing in its place.
+    pub fn is_version(&self, record: &Record, now: &Identity) -> bool {
+        let size = if self.is_listing(record) { record.size } else { now.size };
+        self.identity(record) == Some(Identity { size, ..*now })
     }
 
     /// The live record of an absolute path, with its number.

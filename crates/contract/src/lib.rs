@@ -4,8 +4,8 @@
 //! offset that is read from shared memory is checked before it is followed. Only the agent writes an index; the types that
 //! write ([`IndexWriter`]) say so. What must not be here: system calls (the callers map the memory), policy, I/O.
 //!
-//! Start with [`index`] (path -> copy), then [`control`] (tombstones, validity), [`run`] (settings and counters of one run)
-//! and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself.
+//! Start with [`index`] (path -> copy) and [`listing`] (the copy of a directory), then [`control`] (tombstones, validity), [`run`] (settings
+//! and counters of one run) and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself.
 #![no_std]
 
 pub mod control;
@@ -16,6 +16,7 @@ mod identity;
 pub mod index;
 pub mod latency;
 mod layout;
+pub mod listing;
 pub mod mappings;
 pub mod message;
 mod opens;
@@ -36,7 +37,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 4;
+pub const CONTRACT_VERSION: u32 = 5;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -191,6 +191,12 @@ impl<'a> Run<'a> {
             .any(|(root, _)| path.len() > root.len() && path.starts_with(root) && path.get(root.len()) == Some(&b'/'))
     }
 
+    /// Whether an absolute path of a directory, as spelled and without a final slash, is a source or under one.
+    pub fn covers_directory(&self, path: &[u8]) -> bool {
+        let is_end = |next: Option<&u8>| next.is_none_or(|byte| *byte == b'/');
+        self.roots().any(|(root, _)| path.starts_with(root) && is_end(path.get(root.len())))
+    }
+
     /// Whether a device number is a source's.
     #[inline]
     pub fn is_source_device(&self, dev: u64) -> bool {

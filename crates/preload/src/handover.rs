@@ -36,9 +36,6 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
     if size > control.room_hint() && !miss.is_news_of_copy() {
         return door.count(Counter::NoRoom, 1);
     }
-    if control.is_closed() || door.agent_is_away(opened_at) {
-        return door.count(Counter::DroppedNoAgent, 1);
-    }
     let message = HandOver {
         run: door.run.number(),
         opened_at,
@@ -46,17 +43,46 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
         flags,
         path,
     };
-    match send(door.run.agent_dir(), &message) {
+    match deliver(serving, &message) {
         Ok(()) => {
             door.count(Counter::HandedOver, 1);
             door.count(Counter::HandedOverBytes, size);
         }
+        Err(dropped) => door.count(dropped, 1),
+    }
+}
+
+/// Offers a directory that has just been opened, to be listed or compared with its listing, as [`offer`] does a file.
+pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_at: u64) {
+    let message = HandOver {
+        run: serving.door.run.number(),
+        opened_at,
+        descriptor: fd,
+        flags: libc::O_RDONLY | libc::O_DIRECTORY,
+        path,
+    };
+    if deliver(serving, &message).is_err() {
+        serving.door.count(Counter::ListingsDropped, 1);
+    }
+}
+
+/// Sends a message to the agent.
+///
+/// # Errors
+/// Why the agent does not get it.
+fn deliver(serving: Serving, message: &HandOver<'_>) -> Result<(), Counter> {
+    let Serving { door, control } = serving;
+    if control.is_closed() || door.agent_is_away(message.opened_at) {
+        return Err(Counter::DroppedNoAgent);
+    }
+    match send(door.run.agent_dir(), message) {
+        Ok(()) => Ok(()),
         Err(Errno(libc::ECONNREFUSED | libc::ENOENT | libc::ENAMETOOLONG)) => {
-            door.set_agent_away(opened_at);
-            door.count(Counter::DroppedNoAgent, 1);
+            door.set_agent_away(message.opened_at);
+            Err(Counter::DroppedNoAgent)
         }
-        Err(Errno(libc::EAGAIN | libc::ETOOMANYREFS)) => door.count(Counter::DroppedFull, 1),
-        Err(_) => door.count(Counter::DroppedNoAgent, 1),
+        Err(Errno(libc::EAGAIN | libc::ETOOMANYREFS)) => Err(Counter::DroppedFull),
+        Err(_) => Err(Counter::DroppedNoAgent),
     }
 }
 

@@ -53,7 +53,8 @@ macro_rules! next_open {
     };
 }
 
-// Below the macros, which it uses.
+// Below the macros, which they use.
+mod dirs;
 mod stats;
 
 #[unsafe(no_mangle)]

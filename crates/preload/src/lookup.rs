@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_int};
 
 use forebay_contract::{
-    Attributes, Counter, FileTime, Freshness, Identity, Index, Reading, Record, Tier,
+    Attributes, Counter, Directory, FileTime, Freshness, Identity, Index, Reading, Record, Tier,
     index::{TIER_PATH_BYTES_MAX, split},
     object_path,
 };
@@ -85,19 +85,21 @@ pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
 /// Why there is none.
 #[inline]
 pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a Reading>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
+    let found = known(reading, spelled)?;
+    found.may_stand_in(serving, spelled, now)?;
+    Ok(found)
+}
+
+/// What the current index has under `spelled`, whether it may stand in now or not.
+///
+/// # Errors
+/// Why there is nothing.
+#[inline]
+pub(crate) fn known<'a>(reading: Option<&'a Reading>, spelled: &[u8]) -> Result<Found<'a>, Miss> {
     let index = reading.ok_or(Miss::Because(Counter::NoPage))?.index();
     let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
-    let directory = index.directory(record.directory()).ok_or(Miss::Unknown)?;
     let identity = index.identity(record).ok_or(Miss::Unknown)?;
     let tier = index.tiers().get(record.tier()).ok_or(Miss::Unknown)?;
-    let (_, name) = split(spelled).ok_or(Miss::Unknown)?;
-    if serving.control.tier_is_off(record.tier()) {
-        return Err(Miss::Because(Counter::TierOff));
-    }
-    serving
-        .control
-        .usable(record, directory, name, &identity, serving.door.run.freshness(), now)
-        .map_err(Miss::Because)?;
     Ok(Found {
         index,
         record,
@@ -107,6 +109,39 @@ pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a Reading>, spelled: 
 }
 
 impl Found<'_> {
+    /// Whether it may stand in for `spelled` now, but for the question to the source that `on_open` adds.
+    ///
+    /// # Errors
+    /// Why not.
+    #[inline]
+    pub(crate) fn may_stand_in(&self, serving: Serving, spelled: &[u8], now: u64) -> Result<(), Miss> {
+        let directory = self.index.directory(self.record.directory()).ok_or(Miss::Unknown)?;
+        let (_, name) = split(spelled).ok_or(Miss::Unknown)?;
+        if serving.control.tier_is_off(self.record.tier()) {
+            return Err(Miss::Because(Counter::TierOff));
+        }
+        let freshness = serving.door.run.freshness();
+        let usable = serving.control.usable(self.record, directory, name, &self.identity, freshness, now);
+        usable.map_err(Miss::Because)
+    }
+
+    /// Whether it is the listing of a directory, and not a file's copy.
+    #[inline]
+    pub(crate) fn is_listing(&self) -> bool {
+        self.index.is_listing(self.record)
+    }
+
+    /// Whether it was compared with the source since it is in the index. What an earlier run has left need not have been.
+    pub(crate) fn is_checked(&self) -> bool {
+        let is_swept = |directory: &Directory| directory.swept_at() > self.record.inserted_at();
+        self.record.checked_at() != 0 || self.index.directory(self.record.directory()).is_some_and(is_swept)
+    }
+
+    /// Whether a file of the source is the version that was copied.
+    pub(crate) fn is_version(&self, now: &Identity) -> bool {
+        self.index.is_version(self.record, now)
+    }
+
     /// What the source says of itself beyond its identity.
     pub(crate) fn attributes(&self) -> Option<Attributes> {
         self.index.attributes(self.record)
@@ -133,7 +168,7 @@ impl Found<'_> {
     }
 
     /// Opens the copy, and nothing else that may lie in its place.
-    fn open(&self, flags: c_int) -> Option<c_int> {
+    pub(crate) fn open(&self, flags: c_int) -> Option<c_int> {
         let mut room = [0; size_of::<ObjectPath>()];
         let fd = sys::open_at(libc::AT_FDCWD, self.path(&mut room)?, flags, 0).ok()?;
         if !sys::stat_fd(fd).is_ok_and(|stat| self.is(&identity_of(&stat))) {
@@ -151,10 +186,15 @@ impl Found<'_> {
 pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
     let reading = serving.read();
     let found = find(serving, reading.as_ref(), spelled, now)?;
+    let attributes = found.attributes().ok_or(Miss::Unknown)?;
+    if attributes.is_directory() {
+        // It can be opened, but has no bytes: not those of its listing.
+        return Err(Miss::Unknown);
+    }
     if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
-    if !rights::may_read(&found.attributes().ok_or(Miss::Unknown)?, path) {
+    if !rights::may_read(&attributes, path) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
     let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;

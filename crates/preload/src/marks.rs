@@ -1,5 +1,6 @@
 //! Tombstones: what this program changes under a source is marked before the change and after it, so that no copy made or checked
-//! before the change's end stands in for what comes after (see `Control::usable`).
+//! before the change's end stands in for what comes after (see `Control::usable`). A directory is changed by each name that is made in it
+//! or taken away.
 
 use core::ffi::{CStr, c_int};
 
@@ -7,7 +8,7 @@ use forebay_contract::Counter;
 
 use crate::{
     lookup,
-    path::{PathBuffer, split},
+    path::{PathBuffer, ShortBuffer, descriptor_name, split},
     real,
     state::Serving,
     sys,
@@ -59,9 +60,17 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Marks a change of what the name leads to.
+    /// Whether it is a link that led nowhere: a file that is made by it is made elsewhere.
+    pub(crate) const fn is_dangling(&self) -> bool {
+        self.own.is_some() && self.file.is_none()
+    }
+
+    /// Marks a change of what the name leads to, and where there is no such name, of the directory that it will be in.
     pub(crate) fn mark(&self, serving: Serving) {
         let now = real::now();
+        if self.own.is_none() {
+            serving.control.mark_file(self.parent.0, self.parent.1, now);
+        }
         serving.control.mark_name(self.parent.0, self.parent.1, self.name, now);
         for (dev, ino) in self.file.into_iter().chain(self.own).chain(self.copied) {
             serving.control.mark_file(dev, ino, now);
@@ -70,7 +79,11 @@ impl<'a> Place<'a> {
 
     fn mark_change(&self, serving: Serving, change: Change) {
         self.mark(serving);
+        if change != Change::Contents {
+            serving.control.mark_file(self.parent.0, self.parent.1, real::now());
+        }
         let leads_elsewhere = match change {
+            Change::Make => false,
             Change::Move => self.way.is_some(),
             // A directory that can be removed is empty: nothing is reached through it any more.
             Change::Remove => self.way == Some(Way::Link),
@@ -105,6 +118,8 @@ fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
 /// What a change does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
+    /// Makes a name where there is none.
+    Make,
     /// Puts what a name leads to elsewhere, or something else in its place.
     Move,
     /// Takes a name away.
@@ -142,6 +157,33 @@ pub(crate) fn mark_attributes(serving: Serving, fd: c_int) {
     serving.control.mark_file(stat.st_dev, stat.st_ino, now);
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         serving.control.mark_void(now);
+    }
+}
+
+/// Marks the directory that a name is in, whatever way leads there.
+#[inline(never)]
+pub(crate) fn mark_parent(serving: Serving, dirfd: c_int, path: &CStr) {
+    mark_directory(
+        serving,
+        split(path.to_bytes()).and_then(|(parent, _)| stat_directory(dirfd, parent)),
+    );
+}
+
+/// Marks the directory that an open file lies in, as the kernel knows it.
+#[inline(never)]
+pub(crate) fn mark_parent_of(serving: Serving, fd: c_int) {
+    let (mut link, mut path) = (ShortBuffer::new(), PathBuffer::new());
+    let is_known = descriptor_name(fd, &mut link).and_then(|link| sys::read_link(link, &mut path));
+    let parent = is_known.and_then(|()| split(path.bytes())).map(|(parent, _)| parent.len());
+    if let Some(parent) = parent {
+        path.truncate(parent);
+        mark_directory(serving, sys::stat_at(libc::AT_FDCWD, path.c_str(), 0).ok());
+    }
+}
+
+fn mark_directory(serving: Serving, found: Option<libc::stat>) {
+    if let Some(stat) = found.filter(|stat| serving.door.run.is_source_device(stat.st_dev)) {
+        serving.control.mark_file(stat.st_dev, stat.st_ino, real::now());
     }
 }
 

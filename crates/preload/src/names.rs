@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::{
     copies::{self, Copy},
     lookup,
-    marks::{Change, Place, around},
+    marks::{Change, Place, around, mark_parent},
     path::PathBuffer,
     real,
     stat::is_descriptor,
@@ -112,6 +112,14 @@ fn name_source(copy: Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int 
 fn void_if_moved<const N: usize>(serving: Serving, result: c_int, names: [Name; N]) {
     if result == 0 && names.iter().any(|name| name.is_on_the_way(serving)) {
         serving.control.mark_void(real::now());
+    }
+}
+
+/// After libc has made a name by itself (`mkstemp` and kin): the directory that it is in is marked.
+pub(crate) fn mark_made(name: Name) {
+    if let Some(serving) = state::serving() {
+        // SAFETY: the program's string, with which its call has just succeeded.
+        mark_parent(serving, name.0, unsafe { CStr::from_ptr(name.1) });
     }
 }
 

@@ -162,7 +162,12 @@ pub(crate) fn opened_for_writing(serving: Serving, place: Option<&Place<'_>>, fd
     if let Some(place) = place {
         place.mark(serving);
     }
-    if marks::mark_descriptor(serving, fd) || place.is_some() {
+    let is_source = marks::mark_descriptor(serving, fd);
+    if is_source && place.is_none_or(Place::is_dangling) {
+        // It may be a new file, in a directory that nothing was asked of before.
+        marks::mark_parent_of(serving, fd);
+    }
+    if is_source || place.is_some() {
         serving.door.count(Counter::Tombstones, 1);
         serving.door.count(Counter::Writing, 1);
     } else {

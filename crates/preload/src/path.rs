@@ -1,6 +1,10 @@
 //! Paths on the stack. A buffer is not cleared beforehand: that would cost more than the copy.
 
-use core::{ffi::CStr, mem::MaybeUninit, slice};
+use core::{
+    ffi::{CStr, c_int},
+    mem::MaybeUninit,
+    slice,
+};
 
 use forebay_contract::run::AGENT_DIR_BYTES_MAX;
 
@@ -46,6 +50,11 @@ impl<const BYTES: usize> Buffer<BYTES> {
         Some(())
     }
 
+    /// Keeps the first `len` bytes of what is filled.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// What is filled.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the first `len` bytes have been written, and `len` is below the capacity.
@@ -73,6 +82,14 @@ pub(crate) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
         None => (&b"."[..], path),
     };
     (name != b"." && name != b"..").then_some((parent, name))
+}
+
+/// `/proc/self/fd/N`.
+pub(crate) fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CStr> {
+    let digits = Digits::of(fd as u64);
+    buffer.push(b"/proc/self/fd/")?;
+    buffer.push(digits.bytes())?;
+    Some(buffer.c_str())
 }
 
 /// A number in decimal.

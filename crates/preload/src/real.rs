@@ -4,7 +4,7 @@
 //! opens and questions about files go straight to the kernel, and the rest is looked up on the spot.
 
 use core::{
-    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    ffi::{CStr, c_char, c_int, c_long, c_uint, c_void},
     marker::PhantomData,
     ptr, slice,
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
@@ -85,6 +85,13 @@ type OldStat = unsafe extern "C" fn(c_int, Text, *mut libc::stat) -> c_int;
 type StatFd = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
 type OldStatFd = unsafe extern "C" fn(c_int, c_int, *mut libc::stat) -> c_int;
 type StatAt = unsafe extern "C" fn(c_int, Text, *mut libc::stat, c_int) -> c_int;
+type Template = *mut c_char;
+type MakeFile = unsafe extern "C" fn(Template) -> c_int;
+type MakeFileWith = unsafe extern "C" fn(Template, c_int) -> c_int;
+type MakeFileWithBoth = unsafe extern "C" fn(Template, c_int, c_int) -> c_int;
+type Directory = *mut libc::DIR;
+type ReadDir = unsafe extern "C" fn(Directory) -> *mut libc::dirent;
+type ReadDirInto = unsafe extern "C" fn(Directory, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
 type OldStatAt = unsafe extern "C" fn(c_int, c_int, Text, *mut libc::stat, c_int) -> c_int;
 
 next! {
@@ -116,6 +123,31 @@ next! {
     TRUNCATE64 = c"truncate64": Truncate;
     LINK = c"link": TwoNames;
     LINKAT = c"linkat": unsafe extern "C" fn(c_int, Text, c_int, Text, c_int) -> c_int;
+    MKDIR = c"mkdir": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    MKDIRAT = c"mkdirat": unsafe extern "C" fn(c_int, Text, libc::mode_t) -> c_int;
+    MKNOD = c"mknod": unsafe extern "C" fn(Text, libc::mode_t, libc::dev_t) -> c_int;
+    MKNODAT = c"mknodat": unsafe extern "C" fn(c_int, Text, libc::mode_t, libc::dev_t) -> c_int;
+    MKFIFO = c"mkfifo": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    MKFIFOAT = c"mkfifoat": unsafe extern "C" fn(c_int, Text, libc::mode_t) -> c_int;
+    MKDTEMP = c"mkdtemp": unsafe extern "C" fn(Template) -> Template;
+    MKSTEMP = c"mkstemp": MakeFile;
+    MKSTEMP64 = c"mkstemp64": MakeFile;
+    MKOSTEMP = c"mkostemp": MakeFileWith;
+    MKOSTEMP64 = c"mkostemp64": MakeFileWith;
+    MKSTEMPS = c"mkstemps": MakeFileWith;
+    MKSTEMPS64 = c"mkstemps64": MakeFileWith;
+    MKOSTEMPS = c"mkostemps": MakeFileWithBoth;
+    MKOSTEMPS64 = c"mkostemps64": MakeFileWithBoth;
+    OPENDIR = c"opendir": unsafe extern "C" fn(Text) -> Directory;
+    READDIR = c"readdir": ReadDir;
+    READDIR64 = c"readdir64": ReadDir;
+    READDIR_R = c"readdir_r": ReadDirInto;
+    READDIR64_R = c"readdir64_r": ReadDirInto;
+    REWINDDIR = c"rewinddir": unsafe extern "C" fn(Directory);
+    SEEKDIR = c"seekdir": unsafe extern "C" fn(Directory, c_long);
+    TELLDIR = c"telldir": unsafe extern "C" fn(Directory) -> c_long;
+    DIRFD = c"dirfd": unsafe extern "C" fn(Directory) -> c_int;
+    CLOSEDIR = c"closedir": unsafe extern "C" fn(Directory) -> c_int;
     SYMLINK = c"symlink": TwoNames;
     SYMLINKAT = c"symlinkat": unsafe extern "C" fn(Text, c_int, Text) -> c_int;
     STAT = c"stat": Stat;

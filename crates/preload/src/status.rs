@@ -6,9 +6,10 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
-use forebay_contract::{Counter, FileTime, Freshness, Identity};
+use forebay_contract::{Attributes, Counter, FileTime, Freshness, Identity};
 
 use crate::{
+    listings,
     lookup::{self, Found, ObjectPath, identity_of},
     path::PathBuffer,
     real, rights,
@@ -47,9 +48,9 @@ impl Question {
                 }
                 // SAFETY: the call succeeded, so the kernel has filled it.
                 let stat = unsafe { &mut *out };
-                let attributes = found.attributes().filter(|_| found.is(&identity_of(stat)));
-                attributes.is_some_and(|attributes| {
-                    put(stat, &found.identity, &attributes);
+                let known = if found.is(&identity_of(stat)) { source_of(found) } else { None };
+                known.is_some_and(|(identity, attributes)| {
+                    put(stat, &identity, &attributes);
                     true
                 })
             }
@@ -59,9 +60,9 @@ impl Question {
                 }
                 // SAFETY: the call succeeded, so the kernel has filled it.
                 let statx = unsafe { &mut *out };
-                let attributes = found.attributes().filter(|_| found.is(&identity_of_x(statx)));
-                attributes.is_some_and(|attributes| {
-                    put_x(statx, &found.identity, &attributes);
+                let known = if found.is(&identity_of_x(statx)) { source_of(found) } else { None };
+                known.is_some_and(|(identity, attributes)| {
+                    put_x(statx, &identity, &attributes);
                     true
                 })
             }
@@ -73,6 +74,28 @@ impl Question {
             Self::Other => false,
         }
     }
+}
+
+/// What is known of the source.
+fn source_of(found: &Found<'_>) -> Option<(Identity, Attributes)> {
+    let attributes = found.attributes()?;
+    let identity = if attributes.is_directory() {
+        source_of_listing(found)?
+    } else {
+        found.identity
+    };
+    Some((identity, attributes))
+}
+
+/// The record of a listing has not the directory's own size, and under `immutable` what an earlier run knew of a directory is not what is in
+/// it now: whoever vouches for files may add some.
+#[inline(never)]
+fn source_of_listing(found: &Found<'_>) -> Option<Identity> {
+    if !found.is_checked() {
+        return None;
+    }
+    let size = listings::directory_size(found)?;
+    Some(Identity { size, ..found.identity })
 }
 
 fn identity_of_x(statx: &libc::statx) -> Identity {

@@ -13,7 +13,7 @@ use crate::{
     handover,
     lookup::{self, Miss},
     open::{concerned, opened_for_writing},
-    path::{Digits, PathBuffer, ShortBuffer},
+    path::{PathBuffer, ShortBuffer, descriptor_name},
     real,
     state::{self, Serving},
     sys,
@@ -228,12 +228,4 @@ fn change_mode(
         .filter(|_| writes && path.is_null())
         .and_then(|fd| write_source(serving, copies::of_descriptor(serving, fd)?, real))
         .unwrap_or_else(|| real(path))
-}
-
-/// `/proc/self/fd/N`.
-fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CStr> {
-    let digits = Digits::of(fd as u64);
-    buffer.push(b"/proc/self/fd/")?;
-    buffer.push(digits.bytes())?;
-    Some(buffer.c_str())
 }

@@ -137,6 +137,19 @@ pub(crate) fn current_directory(buffer: &mut PathBuffer) -> Option<()> {
     (buffer.bytes().first() == Some(&b'/')).then_some(())
 }
 
+/// Appends what a link holds to an empty buffer; `None` if it does not fit.
+pub(crate) fn read_link(path: &CStr, buffer: &mut PathBuffer) -> Option<()> {
+    let room = buffer.room();
+    let len = room.len();
+    let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, room.as_mut_ptr() as usize, len, 0, 0];
+    // SAFETY: a string with its NUL, and the kernel writes no more than the room there is.
+    let written = unsafe { call(libc::SYS_readlinkat, arguments) }
+        .ok()
+        .filter(|written| *written < len)?;
+    buffer.grown_by(written);
+    Some(())
+}
+
 /// Maps a whole file of at least `len_min` bytes, which must be there, shared; gives its length.
 pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(NonNull<u8>, usize)> {
     let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
@@ -160,9 +173,36 @@ pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(N
     mapped
 }
 
+/// Memory of the process's own, all zeroes.
+pub(crate) fn map_memory(len: usize) -> Option<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, where the kernel chooses.
+    let base = unsafe { call(libc::SYS_mmap, [0, len, word(protection), word(flags), word(-1), 0]) }.ok()?;
+    NonNull::new(base as *mut u8)
+}
+
+/// Reads until the room is full.
+///
+/// # Errors
+/// Also where the file ends before that: `EIO`.
+pub(crate) fn read_full(fd: c_int, room: &mut [u8]) -> Result<(), Errno> {
+    let mut filled = 0;
+    while let Some(rest) = room.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: the kernel writes no more than the room there is.
+        match unsafe { call(libc::SYS_read, [word(fd), rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0]) } {
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(count) => filled += count,
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
 /// Takes away a mapping in which nobody reads.
 pub(crate) fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: callers give back what `map_file` gave them and nobody else has, or has any more.
+    // SAFETY: callers give back what `map_file` or `map_memory` gave them and nobody else has, or has any more.
     let _ = unsafe { call(libc::SYS_munmap, [base.as_ptr() as usize, len, 0, 0, 0, 0]) };
 }
 

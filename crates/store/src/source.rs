@@ -94,9 +94,14 @@ impl Source for SourceFile {
 }
 
 impl SourceStat {
-    /// Whether this is a regular file: nothing else is ever copied.
+    /// Whether this is a regular file.
     pub fn is_regular(&self) -> bool {
         FileType::from_raw_mode(self.attributes.mode) == FileType::RegularFile
+    }
+
+    /// Whether this is a directory, whose copy is a listing of it.
+    pub fn is_directory(&self) -> bool {
+        self.attributes.is_directory()
     }
 }
 

@@ -301,15 +301,16 @@ impl Clerk {
     }
 
     fn adopt_one(&mut self, tier: usize, found: Found) {
+        let is_listing = found.attributes.is_directory();
         if found.damaged || retention::is_due(found.last_used_unix_s, unix_s()) {
             if found.counted {
-                self.remove_copy(found.copy, tier, found.identity.size);
+                self.remove_copy(found.copy, tier, found.identity.size, is_listing);
             } else {
                 self.remove_uncounted(tier, found.copy);
             }
             return;
         }
-        if !found.counted && !self.count_adopted(tier, found.copy, found.identity.size) {
+        if !found.counted && !self.count_adopted(tier, &found) {
             return;
         }
         let Some(dev) = self.device_of(&found.mount) else {
@@ -322,7 +323,7 @@ impl Clerk {
             || self.pages.index().find_kept(&joined(&found.dir, &found.name)).is_some();
         if copied_again || self.flight_of_file.contains_key(&(dev, identity.ino)) {
             // A program was faster.
-            self.remove_copy(found.copy, tier, identity.size);
+            self.remove_copy(found.copy, tier, identity.size, is_listing);
             return;
         }
         self.total.adopted += 1;
@@ -402,18 +403,18 @@ impl Clerk {
     }
 
     /// Counts an adopted copy against the quota; one that is over it is removed.
-    fn count_adopted(&mut self, tier: usize, copy: u64, size: u64) -> bool {
+    fn count_adopted(&mut self, tier: usize, found: &Found) -> bool {
         let event = fill_first::Event::Adopt {
-            copy: CopyId(copy),
-            size,
+            copy: CopyId(found.copy),
+            size: found.identity.size,
             tier: TierIndex(tier),
         };
         let placed = matches!(fill_first::step(&mut self.policy, event), Action::Place { .. });
         let Some(state) = self.tiers.get_mut(tier) else { return false };
         if placed {
-            state.files += 1;
+            *state.copies(found.attributes.is_directory()) += 1;
         } else {
-            self.remove_uncounted(tier, copy);
+            self.remove_uncounted(tier, found.copy);
         }
         placed
     }

@@ -2,12 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_contract::run::use_stamp;
+use forebay_contract::{index::split, run::use_stamp};
 
 use crate::{
-    clock::boot_ns,
-    limits::{FIRST_SWEEPS, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED, SWEEP_WANTED_SHARE},
+    clock::{boot_ns, unix_s},
+    limits::{
+        CLOCK_SKEW_MAX, FIRST_SWEEPS, SETTLED_AFTER, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED,
+        SWEEP_WANTED_SHARE,
+    },
     protocol::RunFreshness,
+    receiver::Handed,
     sweeper::{Request, Swept},
 };
 
@@ -73,6 +77,31 @@ impl Budgets {
 }
 
 impl Clerk {
+    /// Whether what was handed over is old enough for its times to tell its next change, and was not changed through a door since it was
+    /// opened.
+    ///
+    /// # Errors
+    /// The reason to count.
+    pub(super) fn is_settled(&self, handed: &Handed) -> Result<(), &'static str> {
+        let identity = &handed.stat.identity;
+        let (dir, name) = split(&handed.path).ok_or("malformed")?;
+        let now = unix_s();
+        let newest = identity.mtime.max(identity.ctime).sec;
+        if newest > now - SETTLED_AFTER.as_secs() as i64 && newest < now + CLOCK_SKEW_MAX.as_secs() as i64 {
+            return Err("recently_modified");
+        }
+        if self.control.newest_tombstone() != 0 {
+            let index = self.pages.index();
+            let directory = self.directories.get(dir).and_then(|number| index.directory(*number));
+            let name_marked = directory.map_or(0, |d| self.control.name_marked_at(d.dev(), d.ino(), name));
+            let file_marked = self.control.file_marked_at(identity.dev, identity.ino);
+            if handed.opened_at <= self.control.void_since().max(name_marked).max(file_marked) {
+                return Err("changed_meanwhile");
+            }
+        }
+        Ok(())
+    }
+
     /// The shortest validity among the runs; `None` if none has one.
     fn ttl(&self) -> Option<Duration> {
         let seconds = self.runs.values().filter_map(|run| match run.freshness {
@@ -102,7 +131,7 @@ impl Clerk {
             let due = used && state.due_at != 0 && state.due_at <= now;
             let pressing = due && state.due_at + pressing_after <= now && u64::from(unused_s) <= ttl.as_secs();
             let is_wanted = wanted_left && (state.wanted || pressing);
-            let is_next = state.names > 0 && (is_wanted || (quiet_left && (state.wanted || due)));
+            let is_next = state.names > state.listings && (is_wanted || (quiet_left && (state.wanted || due)));
             is_next.then_some((!state.wanted, state.due_at, number as u32, is_wanted))
         });
         if let Some((_, _, number, is_wanted)) = due.min() {

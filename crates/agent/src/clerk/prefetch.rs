@@ -95,7 +95,10 @@ impl Clerk {
         if self.prefetch.batch.remove(&file) {
             self.count_in_vain(handed.run, identity.size);
         }
-        self.note_directory(handed, now_ms);
+        // Who lists a directory has not opened a file beside it.
+        if handed.stat.is_regular() {
+            self.note_directory(handed, now_ms);
+        }
     }
 
     /// Remembers where a program has opened a file.

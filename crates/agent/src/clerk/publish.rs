@@ -44,7 +44,7 @@ impl Clerk {
         if flight.ahead {
             self.read_in_vain(&flight, read_bytes);
         } else {
-            self.not_copied(flight.run, reason);
+            self.not_kept(flight.run, &flight.stat, reason);
         }
         self.publish_room();
     }
@@ -89,7 +89,7 @@ impl Clerk {
 
     fn publish_names(&mut self, flight: &Flight, finished: &Finished) {
         if let Some(state) = self.tiers.get_mut(flight.tier) {
-            state.files += 1;
+            *state.copies(flight.stat.is_directory()) += 1;
         }
         let size = flight.identity.size;
         let mut is_found = false;
@@ -114,9 +114,11 @@ impl Clerk {
             is_found |= self.insert(dir, entry);
         }
         if is_found {
-            let ahead = flight.ahead;
+            let (ahead, is_directory) = (flight.ahead, flight.stat.is_directory());
             self.tally(flight.run, |tally| {
-                let (files, bytes) = if ahead {
+                let (files, bytes) = if is_directory {
+                    (&mut tally.listings_kept, &mut tally.listings_bytes)
+                } else if ahead {
                     (&mut tally.prefetched_files, &mut tally.prefetched_bytes)
                 } else {
                     (&mut tally.files_copied, &mut tally.bytes_copied)
@@ -126,9 +128,9 @@ impl Clerk {
             });
         } else {
             // Nobody would ever find it.
-            self.remove_copy(flight.copy, flight.tier, size);
+            self.remove_copy(flight.copy, flight.tier, size, flight.stat.is_directory());
             if !flight.ahead {
-                self.not_copied(flight.run, INDEX_FULL);
+                self.not_kept(flight.run, &flight.stat, INDEX_FULL);
             }
         }
     }
@@ -151,9 +153,9 @@ impl Clerk {
             ..old
         };
         if self.insert(dir, entry) {
-            self.tally(handed.run, |tally| tally.files_confirmed += 1);
+            self.confirmed(handed.run, &handed.stat);
         } else {
-            self.not_copied(handed.run, INDEX_FULL);
+            self.not_kept(handed.run, &handed.stat, INDEX_FULL);
         }
     }
 

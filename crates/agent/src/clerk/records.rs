@@ -111,8 +111,11 @@ impl Clerk {
         } else {
             self.names.add(&self.pages.index(), number);
         }
+        let index = self.pages.index();
+        let is_listing = index.record(number).is_some_and(|record| index.is_listing(record));
         if let Some(state) = self.directory_states.get_mut(directory as usize) {
             state.names += 1;
+            state.listings += u32::from(is_listing);
         }
     }
 
@@ -123,14 +126,16 @@ impl Clerk {
             return;
         };
         let (copy, tier, size, directory) = (record.copy(), record.tier(), record.size(), record.directory());
+        let is_listing = index.is_listing(record);
         let Some((dev, ino)) = file_of(&index, number) else { return };
         let left = self.names.remove(&index, number);
         self.pages.writer().kill(number);
         if let Some(state) = self.directory_states.get_mut(directory as usize) {
             state.names = state.names.saturating_sub(1);
+            state.listings = state.listings.saturating_sub(u32::from(is_listing));
         }
         if left == 0 {
-            self.remove_copy(copy, tier, size);
+            self.remove_copy(copy, tier, size, is_listing);
         } else if let Some(other) = self.names.of_file(&self.pages.index(), dev, ino) {
             // The catalogue can't forget one name of a copy: the next run would find it again.
             self.drop_record(other);
@@ -186,9 +191,10 @@ impl Clerk {
         }
     }
 
-    pub(super) fn remove_copy(&mut self, copy: u64, tier: usize, size: u64) {
+    pub(super) fn remove_copy(&mut self, copy: u64, tier: usize, size: u64, is_listing: bool) {
         if let Some(state) = self.tiers.get_mut(tier) {
-            state.files = state.files.saturating_sub(1);
+            let copies = state.copies(is_listing);
+            *copies = copies.saturating_sub(1);
             if let Err(error) = state.tier.remove(copy) {
                 self.log.line(&format!("a copy could not be removed: {error}"));
                 self.count_leftovers(tier);

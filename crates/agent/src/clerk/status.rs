@@ -34,7 +34,7 @@ impl Clerk {
         let flights = || self.flights.values().filter(move |flight| run.is_none_or(|run| flight.run == run));
         let prefetching = flights().filter(|flight| flight.ahead).count();
         let deferred = run.map_or_else(|| self.adoption.deferred(), |run| self.adoption.deferred_of(run));
-        let in_flight = flights().count() - prefetching + deferred;
+        let in_flight = flights().count() - prefetching + deferred + self.listings.waiting_of(run);
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Status {
             in_flight: in_flight as u64,
@@ -52,6 +52,7 @@ impl Clerk {
                     quota_bytes: tier.setting.bytes,
                     used_bytes: self.policy.used_bytes(TierIndex(number)),
                     files: tier.files,
+                    listings: tier.listings,
                     off: tier.off.clone(),
                     set_aside: tier.set_aside,
                     replaced_files: tier.replaced.files,

@@ -11,7 +11,7 @@ use prometheus::{
 use super::Agent;
 use crate::{
     refusal::Refusal,
-    summary::{MISSED, PASSED},
+    summary::{MISSED, NOT_LISTED, PASSED},
 };
 
 /// Labels beside the agent's own, and a value.
@@ -83,6 +83,30 @@ const METRICS: &[Metric] = &[
         },
     ),
     counter(
+        "forebay_listings_total",
+        "Directories under the sources that programs listed",
+        |agent| one(agent.totals.doors.of(Counter::SourceListings)),
+    ),
+    counter(
+        "forebay_saved_listings_total",
+        "Directories under the sources that were listed on the node",
+        |agent| one(agent.totals.doors.of(Counter::ListingsSaved)),
+    ),
+    counter(
+        "forebay_passed_listings_total",
+        "Directories that the source listed though a listing was known or could have been made, by reason",
+        |agent| {
+            let passed = NOT_LISTED.iter();
+            passed
+                .map(|counter| {
+                    let name = counter.name();
+                    let reason = name.strip_prefix("listings_").unwrap_or(name);
+                    (vec![("reason", reason.into())], agent.totals.doors.of(*counter) as f64)
+                })
+                .collect()
+        },
+    ),
+    counter(
         "forebay_hand_overs_total",
         "Files that programs opened and the agent was handed",
         |agent| one(agent.totals.status.handed_over),
@@ -92,6 +116,9 @@ const METRICS: &[Metric] = &[
     }),
     counter("forebay_copied_bytes_total", "Bytes of files copied to a tier", |agent| {
         one(agent.totals.status.bytes_copied)
+    }),
+    counter("forebay_kept_listings_total", "Listings of directories kept in a tier", |agent| {
+        one(agent.totals.status.listings_kept)
     }),
     counter(
         "forebay_prefetched_files_total",

@@ -12,7 +12,7 @@ use crate::{
         Page,
         plots::{self, Frame, LIMIT, Line, RGBColor, SERIES},
     },
-    summary::{MISSED, PASSED},
+    summary::{MISSED, NOT_LISTED, PASSED},
     text,
     timeline::{Epochs, Moment, Timeline},
 };
@@ -411,6 +411,7 @@ fn reasons(page: &mut Page, run: &Recorded) {
                 .iter()
                 .map(|counter| (run.of(*counter), format!("left alone: {}", counter.meaning()))),
         )
+        .chain(NOT_LISTED.iter().map(|counter| (run.of(*counter), counter.meaning().to_owned())))
         .chain(run.agent.iter().flat_map(|agent| {
             let not_copied = agent.not_copied.iter();
             not_copied.map(|(why, number)| (*number, format!("not copied: {}", text::why_not_copied(why))))

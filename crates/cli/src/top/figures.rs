@@ -6,7 +6,7 @@ use forebay_contract::Counter;
 
 use super::{Agent, Seen};
 use crate::{
-    summary::{MISSED, PASSED},
+    summary::{MISSED, NOT_LISTED, PASSED},
     text,
 };
 
@@ -163,6 +163,7 @@ impl Lines<'_> {
         let mut all: Vec<(u64, String)> = MISSED
             .iter()
             .chain(PASSED)
+            .chain(NOT_LISTED)
             .map(|counter| (self.agent.counts.of(*counter), counter.meaning().to_owned()))
             .chain(
                 self.agent

@@ -52,6 +52,13 @@ pub struct AdoptedCopy<'a> {
     pub trusted: bool,
 }
 
+impl AdoptedCopy<'_> {
+    /// Whether it is the listing of a directory.
+    pub fn is_listing(&self) -> bool {
+        self.attributes.is_directory()
+    }
+}
+
 /// Another path of an adopted copy.
 #[derive(Clone, Copy, Debug)]
 pub struct AdoptedAlias<'a> {

@@ -1,0 +1,131 @@
+//! The listing of a directory as it lies in a tier: a header, and behind it the entries as the kernel gives them (`getdents64`).
+//!
+//! On the machines that are supported that is also how libc lays out `struct dirent`: a door hands out entries where they lie.
+//! A listing is a copy like any other, with a record that bears the directory's name; only the size is its own, since that of a directory
+//! says nothing about what is in it. So the header keeps the latter, for questions about the directory.
+
+use crate::{hash::hash_bytes, layout::layout};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FBLIST\0\x01");
+const SEED: u64 = 0x6C69_7374_696E_672E;
+/// Bytes before the entries; entries begin at multiples of eight.
+pub const HEADER_BYTES: usize = size_of::<Header>();
+/// Longest entry: a name of 255 bytes. It fits into a `struct dirent`.
+pub const ENTRY_BYTES_MAX: usize = 280;
+/// Shortest entry: a name of one byte.
+pub const ENTRY_BYTES_MIN: usize = 24;
+/// Where `d_off` lies in an entry, in eight bytes; before it lies the inode,
+pub const OFFSET_AT: usize = 8;
+/// and behind it, in two bytes, the length of the entry.
+pub const LENGTH_AT: usize = 16;
+const KIND_AT: usize = 18;
+const NAME_AT: usize = 19;
+const NAME_BYTES_MAX: usize = 255;
+
+/// What doors and agent must lay out alike.
+pub(crate) const LAYOUT: &[&[u64]] = &[
+    layout!(Header: magic, directory_size, bytes, checksum),
+    &[
+        MAGIC,
+        SEED,
+        ENTRY_BYTES_MAX as u64,
+        ENTRY_BYTES_MIN as u64,
+        OFFSET_AT as u64,
+        LENGTH_AT as u64,
+        KIND_AT as u64,
+        NAME_AT as u64,
+    ],
+];
+
+/// What stands before the entries.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    magic: u64,
+    directory_size: u64,
+    bytes: u64,
+    checksum: u64,
+}
+
+impl Header {
+    /// Of these entries, of a directory whose own size (`st_size`) is `directory_size` bytes.
+    pub fn of(directory_size: u64, entries: &[u8]) -> Self {
+        Self {
+            magic: MAGIC,
+            directory_size,
+            bytes: entries.len() as u64,
+            checksum: hash_bytes(SEED, entries),
+        }
+    }
+
+    /// As it is written.
+    pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        let words = [self.magic, self.directory_size, self.bytes, self.checksum];
+        let mut bytes = [0; HEADER_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The header of a listing that begins with `bytes`; `None` if it is none.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |nth: usize| Some(u64::from_le_bytes(bytes.get(nth * 8..nth * 8 + 8)?.try_into().ok()?));
+        let header = Self {
+            magic: word(0)?,
+            directory_size: word(1)?,
+            bytes: word(2)?,
+            checksum: word(3)?,
+        };
+        (header.magic == MAGIC).then_some(header)
+    }
+
+    /// Whether these are the entries that it was made of.
+    pub fn is_of(&self, entries: &[u8]) -> bool {
+        self.bytes == entries.len() as u64 && self.checksum == hash_bytes(SEED, entries)
+    }
+
+    /// The directory's own size in bytes, as `stat` tells it.
+    pub const fn directory_size(&self) -> u64 {
+        self.directory_size
+    }
+}
+
+/// One entry, to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// `d_ino`.
+    pub inode: u64,
+    /// `d_off`: where a listing goes on behind this entry.
+    pub offset: u64,
+    /// `d_type`.
+    pub kind: u8,
+    /// `d_name`, without a NUL.
+    pub name: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// Writes it in the kernel's form to the start of `room`; gives its length, or `None` for a name that no libc could hand out.
+    pub fn write(&self, room: &mut [u8; ENTRY_BYTES_MAX]) -> Option<usize> {
+        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || self.name.contains(&0) || self.name.contains(&b'/') {
+            return None;
+        }
+        let len = (NAME_AT + self.name.len() + 1).next_multiple_of(8);
+        let entry = room.get_mut(..len)?;
+        entry.fill(0);
+        let parts: [(usize, &[u8]); 5] = [
+            (0, &self.inode.to_le_bytes()),
+            (OFFSET_AT, &self.offset.to_le_bytes()),
+            (LENGTH_AT, &(len as u16).to_le_bytes()),
+            (KIND_AT, &[self.kind]),
+            (NAME_AT, self.name),
+        ];
+        for (at, bytes) in parts {
+            entry.get_mut(at..at + bytes.len())?.copy_from_slice(bytes);
+        }
+        Some(len)
+    }
+}
+
+const _: () = assert!(NAME_AT + NAME_BYTES_MAX < ENTRY_BYTES_MAX && ENTRY_BYTES_MAX.is_multiple_of(8));
+const _: () = assert!(HEADER_BYTES.is_multiple_of(8));

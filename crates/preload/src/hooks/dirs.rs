@@ -1,0 +1,197 @@
+//! Directory streams, of which ours go to `streams` and those of libc to libc; and all that makes a name without opening it.
+
+use core::{
+    ffi::{c_char, c_int, c_long},
+    ptr::null_mut,
+};
+
+use libc::{DIR, dev_t, dirent, mode_t};
+
+use super::Text;
+use crate::{
+    listings,
+    marks::Change,
+    names::{Name, change_one, mark_made},
+    real, streams,
+};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn opendir(path: Text) -> *mut DIR {
+    listings::open(path, || next!(OPENDIR(path) or real::missing(null_mut())))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readdir(dir: *mut DIR) -> *mut dirent {
+    let pass = |dir| next!(READDIR(dir) or real::missing(null_mut()));
+    match streams::find(dir) {
+        None => pass(dir),
+        Some(ours) => ours.read(pass),
+    }
+}
+
+/// On the machines that are supported its entries are those of `readdir`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readdir64(dir: *mut DIR) -> *mut dirent {
+    let pass = |dir| next!(READDIR64(dir) or real::missing(null_mut()));
+    match streams::find(dir) {
+        None => pass(dir),
+        Some(ours) => ours.read(pass),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readdir_r(dir: *mut DIR, room: *mut dirent, result: *mut *mut dirent) -> c_int {
+    let pass = |dir| next!(READDIR_R(dir, room, result) or libc::ENOSYS);
+    match streams::find(dir) {
+        None => pass(dir),
+        // SAFETY: the program's own places.
+        Some(ours) => unsafe { ours.read_into(room, result, pass) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readdir64_r(dir: *mut DIR, room: *mut dirent, result: *mut *mut dirent) -> c_int {
+    let pass = |dir| next!(READDIR64_R(dir, room, result) or libc::ENOSYS);
+    match streams::find(dir) {
+        None => pass(dir),
+        // SAFETY: the program's own places.
+        Some(ours) => unsafe { ours.read_into(room, result, pass) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rewinddir(dir: *mut DIR) {
+    let pass = |dir| next!(REWINDDIR(dir) or ());
+    match streams::find(dir) {
+        None => pass(dir),
+        Some(ours) => ours.rewind(pass),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn telldir(dir: *mut DIR) -> c_long {
+    let pass = |dir| next!(TELLDIR(dir) or real::missing(-1));
+    match streams::find(dir) {
+        None => pass(dir),
+        Some(ours) => ours.tell(pass),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn seekdir(dir: *mut DIR, offset: c_long) {
+    let pass = |dir| next!(SEEKDIR(dir, offset) or ());
+    match streams::find(dir) {
+        None => pass(dir),
+        Some(ours) => ours.seek(offset, pass),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dirfd(dir: *mut DIR) -> c_int {
+    match streams::find(dir) {
+        None => next!(DIRFD(dir) or real::missing(-1)),
+        Some(ours) => ours.descriptor(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
+    match streams::find(dir) {
+        None => next!(CLOSEDIR(dir) or real::missing(-1)),
+        Some(ours) => ours.close(),
+    }
+}
+
+/// A new name.
+fn make(name: Name, real: impl FnOnce() -> c_int) -> c_int {
+    change_one(name, Change::Make, real)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkdir(path: Text, mode: mode_t) -> c_int {
+    make(Name::here(path), || next!(MKDIR(path, mode) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkdirat(dirfd: c_int, path: Text, mode: mode_t) -> c_int {
+    make(Name(dirfd, path), || next!(MKDIRAT(dirfd, path, mode) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mknod(path: Text, mode: mode_t, dev: dev_t) -> c_int {
+    make(Name::here(path), || next!(MKNOD(path, mode, dev) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mknodat(dirfd: c_int, path: Text, mode: mode_t, dev: dev_t) -> c_int {
+    make(Name(dirfd, path), || next!(MKNODAT(dirfd, path, mode, dev) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkfifo(path: Text, mode: mode_t) -> c_int {
+    make(Name::here(path), || next!(MKFIFO(path, mode) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkfifoat(dirfd: c_int, path: Text, mode: mode_t) -> c_int {
+    make(Name(dirfd, path), || next!(MKFIFOAT(dirfd, path, mode) or real::missing(-1)))
+}
+
+type Template = *mut c_char;
+
+/// After libc has made a file, under a name that it has put into the program's template, without a call that has a hook.
+fn made(template: Template, fd: c_int) -> c_int {
+    if fd >= 0 {
+        mark_made(Name::here(template));
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkdtemp(template: Template) -> Template {
+    let path = next!(MKDTEMP(template) or real::missing(null_mut()));
+    if !path.is_null() {
+        mark_made(Name::here(path));
+    }
+    path
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkstemp(template: Template) -> c_int {
+    made(template, next!(MKSTEMP(template) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkstemp64(template: Template) -> c_int {
+    made(template, next!(MKSTEMP64(template) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkostemp(template: Template, flags: c_int) -> c_int {
+    made(template, next!(MKOSTEMP(template, flags) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkostemp64(template: Template, flags: c_int) -> c_int {
+    made(template, next!(MKOSTEMP64(template, flags) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkstemps(template: Template, suffix: c_int) -> c_int {
+    made(template, next!(MKSTEMPS(template, suffix) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkstemps64(template: Template, suffix: c_int) -> c_int {
+    made(template, next!(MKSTEMPS64(template, suffix) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkostemps(template: Template, suffix: c_int, flags: c_int) -> c_int {
+    made(template, next!(MKOSTEMPS(template, suffix, flags) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkostemps64(template: Template, suffix: c_int, flags: c_int) -> c_int {
+    made(template, next!(MKOSTEMPS64(template, suffix, flags) or real::missing(-1)))
+}
