@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import command
 from bench.catalogue import catalogue
 from bench.half import half
+from bench.listings import listings
 from bench.micro import micro
 from bench.part import part
 from bench.report import Report
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "part": part,
     "workers": workers,
     "micro": micro,
+    "listings": listings,
     "catalogue": catalogue,
 }
 

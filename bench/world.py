@@ -40,10 +40,11 @@ class Size:
     catalogued: int = 0
     # Figures that vary from pair to pair by more than their bar allows take so many times the pairs.
     times_pairs: int = 1
+    listed: int = 0
 
 
-FULL = Size(files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000, times_pairs=3)
-QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=300_000)
+FULL = Size(files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000, times_pairs=3, listed=100_000)
+QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=300_000, listed=20_000)
 
 
 @dataclass(frozen=True)
