@@ -1,4 +1,4 @@
-"""A node of its own for tests of forks: its fork agent, and clones that a test plays itself."""
+"""A node of its own for tests of forks: its fork agent, and jobs and clones that a test plays itself."""
 
 import contextlib
 import fcntl
@@ -9,13 +9,23 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import forebay
+import forebay.clone as clone
+from forebay import _core
+from forebay.clone._resume import Asked
 from tests import support
+from tests.clone.jobs import Job
+
+Opened = Callable[..., clone.Session]
+State = tuple[str, int, int]
 
 # A program that says by which fork it was started, and ends when its standard input does.
 ASKED = ["sh", "-c", 'printf "%s\\n" "$FOREBAY_CLONE"; exec cat']
@@ -120,3 +130,47 @@ def told(lines: str) -> list[dict[str, Any]]:
         value, at = decoder.raw_decode(lines, at)
         found.append(value)
     return sorted(found, key=lambda one: int(one["rank"]))
+
+
+def train(made: Job, session: clone.Session | None, steps: int, first: int = 1) -> int:
+    """Gives the number of the next step."""
+    for step in range(first, first + steps):
+        made.step()
+        if session:
+            session.point(epoch=0, step=step)
+    return first + steps
+
+
+def train_until(made: Job, session: clone.Session, done: Callable[[], bool], first: int = 1) -> int:
+    deadline = time.monotonic() + support.LONG_S
+    while not done():
+        assert time.monotonic() < deadline
+        first = train(made, session, 1, first)
+    return first
+
+
+def taking(asked: str) -> _core.Taking:
+    told = Asked.from_json(asked)
+    return _core.Taking(told.directory, told.fork, 0, 1)
+
+
+def wait_for_state(mine: _core.Taking) -> State:
+    state = support.wait_until(lambda: mine.state(0.1), "a state")
+    assert state
+    return state
+
+
+def refusal(asked: str, why: str) -> None:
+    """Waits until who asks for this fork's state is told so. Before that, another has the place."""
+
+    def is_told() -> bool:
+        with pytest.raises(ConnectionError) as told:
+            wait_for_state(taking(asked))
+        return why in str(told.value)
+
+    support.wait_until(is_told, why)
+
+
+def drop(state: State) -> None:
+    for descriptor in state[1:]:
+        os.close(descriptor)

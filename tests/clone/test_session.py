@@ -3,11 +3,8 @@
 Clones are played in the test's own process.
 """
 
-import itertools
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -17,96 +14,12 @@ import torch
 from torch import nn
 
 import forebay.clone as clone
-from forebay import _core
 from forebay.clone import _offer, _session, _source
 from forebay.clone._resume import Asked
 from tests import support
 from tests.clone import jobs
-from tests.clone.forks import Node, node
-from tests.clone.jobs import Job, full
-
-Opened = Callable[..., clone.Session]
-State = tuple[str, int, int]
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[Node]:
-    with node() as made:
-        yield made
-
-
-@pytest.fixture
-def opened(here: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    """Makes sessions that end with the test; one is a clone's if it is given what `forebay clone` has asked for."""
-    for name, value in here.own.items():
-        monkeypatch.setenv(name, value)
-    for name in ("FOREBAY", "FOREBAY_CLONE", "FOREBAY_JOB", "WORLD_SIZE", *itertools.chain(*_session.SCHEDULERS)):
-        monkeypatch.delenv(name, raising=False)
-    sessions: list[clone.Session] = []
-
-    def make(made: Job, job: str | None = "trunk", asked: str | None = None, **options: Any) -> clone.Session:
-        given = {name: value for name, value in made.given().items() if name != "counters"}
-        if asked:
-            monkeypatch.setenv("FOREBAY_CLONE", asked)
-        sessions.append(clone.session(**given, job=job, **options))
-        assert "FOREBAY_CLONE" not in os.environ
-        return sessions[-1]
-
-    yield make
-    for session in sessions:
-        session.close()
-    # What a module has for all of its tests is in the same state before each.
-    support.wait_until(lambda: not here.jobs(), "the end of the jobs")
-
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as made:
-        yield made
-
-
-def train(made: Job, session: clone.Session | None, steps: int, first: int = 1) -> int:
-    """Gives the number of the next step."""
-    for step in range(first, first + steps):
-        made.step()
-        if session:
-            session.point(epoch=0, step=step)
-    return first + steps
-
-
-def train_until(made: Job, session: clone.Session, done: Callable[[], bool], first: int = 1) -> int:
-    deadline = time.monotonic() + support.LONG_S
-    while not done():
-        assert time.monotonic() < deadline
-        first = train(made, session, 1, first)
-    return first
-
-
-def taking(asked: str) -> _core.Taking:
-    told = Asked.from_json(asked)
-    return _core.Taking(told.directory, told.fork, 0, 1)
-
-
-def wait_for_state(mine: _core.Taking) -> State:
-    state = support.wait_until(lambda: mine.state(0.1), "a state")
-    assert state
-    return state
-
-
-def refusal(asked: str, why: str) -> None:
-    """Waits until who asks for this fork's state is told so. Before that, another has the place."""
-
-    def is_told() -> bool:
-        with pytest.raises(ConnectionError) as told:
-            wait_for_state(taking(asked))
-        return why in str(told.value)
-
-    support.wait_until(is_told, why)
-
-
-def drop(state: State) -> None:
-    for descriptor in state[1:]:
-        os.close(descriptor)
+from tests.clone.forks import Node, Opened, State, drop, refusal, taking, train, train_until, wait_for_state
+from tests.clone.jobs import full
 
 
 def test_f50_a_clone_at_a_step_goes_on_as_its_parent_does(here: Node, opened: Opened) -> None:

@@ -17,7 +17,8 @@ use forebay_contract::{
 use crate::{
     config::AgentConfig,
     counts::Totals,
-    error::{AgentError, io_error},
+    error::{AgentError, io_error, silent},
+    limits::LEAVE_MAX,
     private_dir::private_dir_all,
     protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
     shared::SharedFile,
@@ -60,7 +61,13 @@ impl Connection {
     /// One request and its reply.
     pub fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
         self.send(request)?;
-        self.receive()?.ok_or_else(|| broken(&"it did not answer in time"))
+        let waits = self.stream.get_ref().read_timeout().ok().flatten().unwrap_or(REPLY_DEADLINE);
+        self.receive()?.ok_or_else(|| silent(waits, self.pid()))
+    }
+
+    /// From now on no answer is waited for longer than this.
+    fn wait_no_longer_than(&self, deadline: Duration) -> Result<(), AgentError> {
+        self.stream.get_ref().set_read_timeout(Some(deadline)).map_err(|e| broken(&e))
     }
 
     /// Sends a request, the reply to which [`Self::receive`] takes.
@@ -186,7 +193,11 @@ impl JoinedRun {
     }
 
     /// Ends the run; the agent ends with its last one. Gives the last status.
+    ///
+    /// # Errors
+    /// The agent is gone, or does not answer for half a minute: a program's end waits no longer for one that is stopped.
     pub fn leave(mut self) -> Result<Status, AgentError> {
+        self.connection.wait_no_longer_than(LEAVE_MAX)?;
         match self.connection.ask(&Request::Leave)? {
             Reply::Status(status) => Ok(status),
             other => Err(AgentError::Protocol(format!("{other:?}"))),
@@ -294,4 +305,24 @@ fn last_line(log: &Path) -> String {
     .and_then(|fd| std::io::read_to_string(std::fs::File::from(fd)).ok())
     .unwrap_or_default();
     text.lines().last().unwrap_or("it left no message").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_does_not_answer_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        let mut connection = Connection::open_for(dir.path(), Duration::from_millis(20)).unwrap();
+        let error = connection.status().unwrap_err();
+        assert!(matches!(error, AgentError::Silent { .. }), "{error}");
+        assert!(
+            error.to_string().contains(&format!("(kill -CONT {})", std::process::id())),
+            "{error}"
+        );
+    }
 }

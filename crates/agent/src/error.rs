@@ -35,6 +35,14 @@ pub enum AgentError {
         /// Its log.
         log: PathBuf,
     },
+    /// An agent that stands does not answer.
+    #[error("the agent has not answered in {seconds} s: {mend}")]
+    Silent {
+        /// How long was waited.
+        seconds: u64,
+        /// What to do about it.
+        mend: String,
+    },
     /// The agent ended at once.
     #[error("the agent could not start: {why}")]
     Failed {
@@ -62,6 +70,20 @@ pub enum AgentError {
     /// An answer that is none.
     #[error("the agent's answer could not be read: {0}")]
     Protocol(String),
+}
+
+/// Of an agent that has not answered for so long; its process is named where it is known.
+pub(crate) fn silent(waited: std::time::Duration, pid: Option<i32>) -> AgentError {
+    let mend = match pid {
+        Some(pid) if pid > 0 => {
+            format!("where it is stopped, let it go on (kill -CONT {pid}) or end it (kill -KILL {pid}), and the next one takes its place")
+        }
+        _ => "is its process stopped? The next one takes its place when it has ended".into(),
+    };
+    AgentError::Silent {
+        seconds: waited.as_secs(),
+        mend,
+    }
 }
 
 /// Puts path and operation to an I/O error.

@@ -77,6 +77,8 @@ pub(crate) const SWEEP_UNUSED_MAX: Duration = Duration::from_secs(600);
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// How often the room of the tiers' file systems is looked at.
 pub(crate) const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// How long a run that ends waits for what its agent has done for it; the agent itself waits for [`QUEUE_WAIT_MAX`].
+pub(crate) const LEAVE_MAX: Duration = Duration::from_secs(30);
 /// How long copies that were begun may go on after the last run has ended.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// How long it may take to bring all copies of earlier runs, where something under the sources was changed.
@@ -124,6 +126,10 @@ pub(crate) const FORK_PACKET_BYTES_MAX: usize = 64 << 10;
 pub(crate) const FORK_PEERS_MAX: usize = 4096;
 /// The fork agent ends when nobody has been connected for so long.
 pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
+/// How long the fork agent takes on nobody new after it had no descriptor for somebody, unless somebody leaves before.
+pub(crate) const FORK_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// How long somebody waits for an answer of the fork agent that needs nothing but the agent itself.
+pub(crate) const FORK_REPLY_MAX: Duration = Duration::from_secs(10);
 /// How long a rank may wait until the fork agent's socket takes its packet: that happens only if the agent stands still.
 pub(crate) const FORK_SEND_MAX: Duration = Duration::from_millis(50);
 /// Most bytes of what describes a state; `forebay.clone` has the same bound on a manifest.
@@ -139,6 +145,7 @@ pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
 
 const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < FORK_PACKET_BYTES_MAX);
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);
+const _: () = assert!(LEAVE_MAX.as_secs() > QUEUE_WAIT_MAX.as_secs());
 const _: () = assert!(SWEEP_AT < SWEEP_PRESSING_AT && SWEEP_PRESSING_AT < 1.0);
 const _: () = assert!(SWEEP_SHARE < SWEEP_WANTED_SHARE && SWEEP_WANTED_SHARE <= 0.5);
 const _: () = assert!(ADOPT_SHARE > 0.0 && ADOPT_SHARE < 0.1);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use forebay_agent::{Counts, JoinedRun, protocol::Status};
+use forebay_agent::{AgentError, Counts, JoinedRun, protocol::Status};
 use forebay_contract::{Counter, env};
 
 use crate::{
@@ -142,6 +142,7 @@ impl Job<'_> {
                 timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes));
                 forget_slow(&plan.state_dir.value, status);
             }
+            Err(error @ AgentError::Silent { .. }) => plan.say(format_args!("{error}; what it did for this run is not known")),
             Err(error) => plan.say(format_args!(
                 "the agent was gone before the program's end ({error}); from then on the source was read"
             )),

@@ -9,7 +9,7 @@ use std::{
 
 use forebay_agent::{AgentError, fork::client};
 use pyo3::{
-    exceptions::{PyConnectionError, PyConnectionRefusedError, PyValueError},
+    exceptions::{PyConnectionError, PyConnectionRefusedError, PyTimeoutError, PyValueError},
     prelude::*,
 };
 
@@ -20,8 +20,8 @@ pub(crate) struct Rank(Mutex<client::Rank>);
 #[pymethods]
 impl Rank {
     #[new]
-    fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32) -> PyResult<Self> {
-        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks));
+    fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32, rejoins: bool) -> PyResult<Self> {
+        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks, rejoins));
         Ok(Self(Mutex::new(registered.map_err(to_python)?)))
     }
 
@@ -42,7 +42,7 @@ impl Rank {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_served()
     }
 
-    /// Says how many bytes the rank's state has.
+    /// Says how many bytes the rank's state has, and that it calls `due` at its points.
     fn measured(&self, length: u64) -> PyResult<()> {
         let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rank.measured(length).map_err(to_python)
@@ -117,6 +117,7 @@ fn duration(seconds: f64) -> PyResult<Duration> {
 fn to_python(error: AgentError) -> PyErr {
     match error {
         AgentError::Refused { why } => PyConnectionRefusedError::new_err(why),
+        silent @ AgentError::Silent { .. } => PyTimeoutError::new_err(silent.to_string()),
         other => PyConnectionError::new_err(other.to_string()),
     }
 }

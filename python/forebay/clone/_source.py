@@ -69,7 +69,7 @@ class Source:
         self._ahead: Later[_core.Reserved] | None = None
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
-        self._rank = _join(job, *inventory.rank)
+        self._rank = _join(job, *inventory.rank, rejoins=False)
 
     def point(self, epoch: int, step: int) -> Fork | None:
         """At the end of a step. Gives the fork, if there was one.
@@ -84,7 +84,7 @@ class Source:
             self._length = self._inventory.length()
             self._rank.measured(self._length)
             self._left = _core.memory_left()
-        if time.monotonic() - self._looked_at > LOOK_EVERY_S:
+        if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
         due, is_near = self._rank.due(self._points, step)
         if due:
@@ -99,18 +99,22 @@ class Source:
     def _look(self) -> None:
         """Notes how much memory is left, and joins the next fork agent if this one has ended, without waiting for it."""
         self._looked_at = time.monotonic()
-        if self._ahead is None:
-            self._left = _core.memory_left()
-        if self._joining is not None and self._joining.is_there():
+        if self._joining is not None:
+            if not self._joining.is_there():
+                return
             joining, self._joining = self._joining, None
             try:
                 self._rank = joining.wait()
             except CloneError as error:
                 raise ConnectionError(f"the agent for forks has ended, and the next one says: {error}") from error
+            # From this point on its page is looked at. The agent waits until all ranks do so: others may come to it steps later.
             self._rank.measured(self._length)
-        elif self._joining is None and not self._rank.is_served():
+            return
+        if self._ahead is None:
+            self._left = _core.memory_left()
+        if not self._rank.is_served():
             job, (rank, ranks) = self._job, self._inventory.rank
-            self._joining = Later(lambda: _join(job, rank, ranks))
+            self._joining = Later(lambda: _join(job, rank, ranks, rejoins=True))
 
     def _offer(self, forks: list[int], epoch: int, step: int) -> Fork:
         began = time.perf_counter()
@@ -148,8 +152,8 @@ class Source:
         del self._rank
 
 
-def _join(job: str, rank: int, ranks: int) -> _core.Rank:
-    """Makes a rank known to the node's fork agent.
+def _join(job: str, rank: int, ranks: int, *, rejoins: bool) -> _core.Rank:
+    """Makes a rank known to the node's fork agent. One that rejoins trains already, and looks at the new page once it says so (`measured`).
 
     Raises:
         CloneError: that can't be, with the reason and the mend.
@@ -157,11 +161,14 @@ def _join(job: str, rank: int, ranks: int) -> _core.Rank:
     left, deadline = START_TRIES, time.monotonic() + TAKEN_WAIT_S
     while True:
         try:
-            return _core.Rank(_agent(), job, rank, ranks)
+            return _core.Rank(_agent(), job, rank, ranks, rejoins)
         except ConnectionRefusedError as error:
             if TAKEN not in str(error) or time.monotonic() > deadline:
                 raise CloneError(str(error)) from error
             time.sleep(TAKEN_PAUSE_S)
+        except TimeoutError as error:
+            # One that stands and says nothing will not say more when it is asked again.
+            raise CloneError(str(error)) from error
         except ConnectionError as error:
             left -= 1
             if left == 0:

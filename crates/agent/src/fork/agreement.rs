@@ -8,6 +8,33 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Replicated(BTreeMap<String, String>);
 
+/// A rank's state.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer<S> {
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    pub(crate) replicated: Replicated,
+    pub(crate) state: S,
+}
+
+/// Why these states are not of one step of one job, if so.
+pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
+    let (first, others) = offers.split_first()?;
+    others.iter().enumerate().find_map(|(index, other)| {
+        let rank = index + 1;
+        if (other.epoch, other.step) != (first.epoch, first.step) {
+            return Some(format!(
+                "the ranks were not at one step: rank 0 at step {} of epoch {}, rank {rank} at step {} of epoch {}; do all take every step together?",
+                first.step, first.epoch, other.step, other.epoch
+            ));
+        }
+        let path = first.replicated.difference(&other.replicated)?;
+        Some(format!(
+            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
+        ))
+    })
+}
+
 /// Of a manifest what is looked at here; `forebay.clone` reads all of it.
 #[derive(Debug, Deserialize)]
 struct Manifest {

@@ -20,12 +20,10 @@ use super::{
 };
 use crate::{
     client::start_until,
-    error::{AgentError, io_error},
-    limits::FORK_SEND_MAX,
+    error::{AgentError, io_error, silent},
+    limits::{FORK_REPLY_MAX, FORK_SEND_MAX},
     private_dir::private_dir,
 };
-
-const REPLY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Makes the fork agent's directory, and starts it with `COMMAND agent` if none stands.
 ///
@@ -61,17 +59,19 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Registers a rank of a job.
+    /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks at the page that it gets here only
+    /// once it has said how large its state is.
     ///
     /// # Errors
-    /// No fork agent stands, or it refuses.
-    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32) -> Result<Self, AgentError> {
+    /// No fork agent stands, or it refuses, or does not answer in time.
+    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
         let ask = Ask::Register {
             version: VERSION,
             job: job.to_owned(),
             rank,
             ranks,
+            rejoins,
         };
         match connection.ask(&ask)? {
             (Tell::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
@@ -118,7 +118,7 @@ impl Rank {
         self.connection.send(&Ask::Offer { forks, epoch, step }, &[state, text])
     }
 
-    /// Says how large this rank's state is.
+    /// Says how large this rank's state is, and that it looks at the page at its points.
     ///
     /// # Errors
     /// The fork agent is gone.
@@ -207,20 +207,20 @@ impl Taking {
     /// Asks for the state of a rank.
     ///
     /// # Errors
-    /// No fork agent stands.
+    /// No fork agent stands, or it does not answer in time.
     pub fn begin(dir: &Path, fork: u64, rank: u32, ranks: u32) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
         let version = VERSION;
-        connection.send(
-            &Ask::Take {
-                version,
-                fork,
-                rank,
-                ranks,
-            },
-            &[],
-        )?;
-        Ok(Self { connection })
+        let ask = Ask::Take {
+            version,
+            fork,
+            rank,
+            ranks,
+        };
+        match connection.ask(&ask)? {
+            (Tell::Waiting, _) => Ok(Self { connection }),
+            (other, _) => Err(unexpected(&other)),
+        }
     }
 
     /// Waits for the state, no longer than this; `None` if it has not come.
@@ -300,8 +300,13 @@ impl Connection {
 
     fn ask(&self, ask: &Ask) -> Result<(Tell, Vec<OwnedFd>), AgentError> {
         self.send(ask, &[])?;
-        self.hear(REPLY_DEADLINE)?
-            .ok_or_else(|| AgentError::Protocol(format!("none came in {} s", REPLY_DEADLINE.as_secs())))
+        self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.pid()))
+    }
+
+    /// The agent's process; `None` where it can't be known.
+    fn pid(&self) -> Option<i32> {
+        let peer = sockopt::socket_peercred(&self.socket).ok()?;
+        Some(peer.pid.as_raw_nonzero().get())
     }
 
     /// What the agent says next, if it says anything within this time.

@@ -8,8 +8,10 @@
 //! leaves nothing here. `registry.rs` decides what follows from each message (no I/O); `service.rs` carries that out, in one thread; `page.rs` is the memory by
 //! which ranks hear of forks without a system call; `agreement.rs` compares what all ranks should hold alike; [`client`] is the other side.
 
+mod admission;
 mod agreement;
 pub mod client;
+mod names;
 mod packet;
 mod page;
 pub mod protocol;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever what follows, or the page, changes.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// What is said to the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +19,10 @@ pub enum Ask {
         rank: u32,
         /// How many there are.
         ranks: u32,
+        /// It trains already, by the page of an earlier fork agent, and looks at this one's from [`Ask::Measured`] on.
+        rejoins: bool,
     },
-    /// How large the state of a rank is. No answer.
+    /// How large the state of a rank is, which looks at the page at its points. No answer.
     Measured {
         /// Bytes.
         bytes: u64,
@@ -52,7 +54,7 @@ pub enum Ask {
     },
     /// How a command's fork stands. Answer: [`Tell::Outcome`].
     Outcome,
-    /// A rank of a clone wants its state. Answer, as soon as all ranks of the job have taken it: [`Tell::State`].
+    /// A rank of a clone wants its state. Answers: [`Tell::Waiting`] at once, and as soon as all ranks of the job have taken it [`Tell::State`].
     Take {
         /// [`VERSION`].
         version: u32,
@@ -101,6 +103,8 @@ pub enum Tell {
         /// All ranks of the clone have loaded and checked theirs.
         exists: bool,
     },
+    /// The state will come.
+    Waiting,
     /// A state; with this come two descriptors, of the state and of what describes it.
     State {
         /// The clone's name.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    agreement::Replicated,
+    agreement::{Offer, disagreement},
+    names::{is_name, ranks_text},
     protocol::{Job as JobLine, Tell},
 };
 use crate::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX};
@@ -32,19 +33,22 @@ pub(crate) enum Effect<S> {
     Give { to: Peer, tell: Tell, state: S },
 }
 
-/// A rank's state.
+/// Where a rank belongs.
 #[derive(Clone, Debug)]
-pub(crate) struct Offer<S> {
-    pub(crate) epoch: u64,
-    pub(crate) step: u64,
-    pub(crate) replicated: Replicated,
-    pub(crate) state: S,
+pub(crate) struct Place {
+    pub(crate) job: String,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
 }
 
 #[derive(Debug, Default)]
 struct Job {
     secret: u64,
     ranks: Vec<Option<Peer>>,
+    /// Which of them look at the job's page at their points. A rank that rejoins comes to look steps after it is known here, and another may look by then.
+    looking: Vec<bool>,
+    /// It trained before this agent was there.
+    rejoins: bool,
     /// Of each rank's state.
     bytes: Vec<u64>,
     /// Clones that were named, and those of them that came to be.
@@ -110,13 +114,14 @@ impl<S> Default for Registry<S> {
 type Effects<S> = Vec<Effect<S>>;
 
 impl<S: Clone> Registry<S> {
-    /// A rank of a job comes. `number` is a new one, for the job's secret if this is its first rank.
-    pub(crate) fn register(&mut self, peer: Peer, number: u64, job: String, rank: u32, ranks: u32) -> Effects<S> {
-        if let Err(why) = self.can_register(peer, &job, rank, ranks) {
+    /// A rank of a job comes. `number` is a new one, for the job's secret if this is its first rank. One that rejoins looks at the page from when it says
+    /// how large its state is; any other from its first point on.
+    pub(crate) fn register(&mut self, peer: Peer, number: u64, place: Place, rejoins: bool) -> Effects<S> {
+        if let Err(why) = self.can_register(peer, &place) {
             return refuse(peer, why);
         }
         let mut effects = Vec::new();
-        let (rank, ranks) = (rank as usize, ranks as usize);
+        let (job, rank, ranks) = (place.job, place.rank as usize, place.ranks as usize);
         let known = self.jobs.entry(job.clone()).or_insert_with(|| {
             effects.push(Effect::Open {
                 job: job.clone(),
@@ -126,11 +131,14 @@ impl<S: Clone> Registry<S> {
             Job {
                 secret: number,
                 ranks: vec![None; ranks],
+                looking: vec![false; ranks],
                 bytes: vec![0; ranks],
                 ..Job::default()
             }
         });
         known.ranks[rank] = Some(peer);
+        known.looking[rank] = !rejoins;
+        known.rejoins |= rejoins;
         known.bytes[rank] = 0;
         let secret = known.secret;
         self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
@@ -138,14 +146,15 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    fn can_register(&self, peer: Peer, job: &str, rank: u32, ranks: u32) -> Result<(), String> {
+    fn can_register(&self, peer: Peer, place: &Place) -> Result<(), String> {
+        let Place { job, rank, ranks } = place;
         if !is_name(job) || job == "ls" {
             return Err(format!(
                 "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
                  and not ls"
             ));
         }
-        if rank >= ranks || ranks > FORK_RANKS_MAX {
+        if rank >= ranks || *ranks > FORK_RANKS_MAX {
             return Err(format!(
                 "rank {rank} of {ranks}: there can be 1 to {FORK_RANKS_MAX} ranks, counted from 0"
             ));
@@ -160,7 +169,7 @@ impl<S: Clone> Registry<S> {
                 Err(format!("{JOBS_MAX} jobs that can be forked train on this node already"))
             };
         };
-        if known.ranks.len() != ranks as usize || known.ranks[rank as usize].is_some() {
+        if known.ranks.len() != *ranks as usize || known.ranks[*rank as usize].is_some() {
             return Err(format!(
                 "a job {job} trains here already, with {}; name this one otherwise: session(job=...) or FOREBAY_JOB",
                 ranks_text(known.ranks.len())
@@ -215,6 +224,12 @@ impl<S: Clone> Registry<S> {
             return Err(format!("no job '{job}' that can be forked trains on this node; {others}"));
         };
         let here = known.ranks.iter().flatten().count();
+        if here < known.ranks.len() && known.rejoins {
+            return Err(format!(
+                "the fork agent was replaced, and {here} of the {} of {job} have come to the new one; the others follow in seconds: ask again",
+                ranks_text(known.ranks.len())
+            ));
+        }
         if here < known.ranks.len() {
             return Err(format!(
                 "{here} of the {} of {job} are on this node and have called session(); wait for the others (a job on several nodes can't be forked yet)",
@@ -284,14 +299,18 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// A rank of a job says how large its state is.
+    /// A rank of a job says how large its state is, and that it looks at the page.
     pub(crate) fn measured(&mut self, peer: Peer, bytes: u64) -> Effects<S> {
-        if let Some(Role::Rank { job, rank }) = self.roles.get(&peer)
-            && let Some(known) = self.jobs.get_mut(job)
-        {
-            known.bytes[*rank] = bytes;
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return Vec::new();
+        };
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.bytes[rank] = bytes;
+            known.looking[rank] = true;
         }
-        Vec::new()
+        let forks = self.forks.iter().filter(|(_, fork)| fork.job == job);
+        let numbers: Vec<_> = forks.map(|(number, _)| *number).collect();
+        numbers.into_iter().flat_map(|number| self.want(number)).collect()
     }
 
     /// A rank of a job has taken its state, for these forks.
@@ -415,6 +434,7 @@ impl<S: Clone> Registry<S> {
         let mut effects: Effects<S> = numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect();
         if let Some(known) = self.jobs.get_mut(job) {
             known.ranks[rank] = None;
+            known.looking[rank] = false;
             if known.ranks.iter().all(Option::is_none) {
                 let secret = known.secret;
                 self.jobs.remove(job);
@@ -450,7 +470,8 @@ impl<S: Clone> Registry<S> {
             return Vec::new();
         };
         let is_time = fork.at.is_some() || fork.takers.iter().all(Option::is_some);
-        if fork.wanted || fork.is_complete() || !is_time {
+        let all_look = self.jobs.get(&fork.job).is_some_and(|job| job.looking.iter().all(|looks| *looks));
+        if fork.wanted || fork.stage != Stage::UnderWay || fork.is_complete() || !is_time || !all_look {
             return Vec::new();
         }
         fork.wanted = true;
@@ -519,34 +540,6 @@ impl<S> Fork<S> {
     fn is_complete(&self) -> bool {
         self.stage == Stage::Exists || self.offers.iter().all(Option::is_some)
     }
-}
-
-/// Why these states are not of one step of one job, if so.
-fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
-    let (first, others) = offers.split_first()?;
-    others.iter().enumerate().find_map(|(index, other)| {
-        let rank = index + 1;
-        if (other.epoch, other.step) != (first.epoch, first.step) {
-            return Some(format!(
-                "the ranks were not at one step: rank 0 at step {} of epoch {}, rank {rank} at step {} of epoch {}; do all take every step together?",
-                first.step, first.epoch, other.step, other.epoch
-            ));
-        }
-        let path = first.replicated.difference(&other.replicated)?;
-        Some(format!(
-            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
-        ))
-    })
-}
-
-/// Whether it is one name of a file, and short enough for clones' names to be added.
-fn is_name(job: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    job.len() <= JOB_NAME_BYTES_MAX && job.bytes().all(plain) && job.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
-}
-
-fn ranks_text(ranks: usize) -> String {
-    if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") }
 }
 
 fn tell<S>(to: Peer, tell: Tell) -> Effect<S> {

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
+use super::{super::agreement::Replicated, *};
 
 const PEERS: u64 = 10;
 
 #[derive(Clone, Debug)]
 enum Said {
-    Register { job: bool, rank: u32, ranks: u32 },
+    Register { job: bool, rank: u32, ranks: u32, rejoins: bool },
+    Measured,
     Fork { job: bool, at: Option<u64> },
     Take { fork: usize, rank: u32, ranks: u32 },
     Offer { forks: usize, step: u64, weight: bool },
@@ -23,7 +24,8 @@ enum Said {
 fn said() -> impl Strategy<Value = Said> {
     let rank = || (0..2u32, 1..3u32);
     prop_oneof![
-        4 => (any::<bool>(), rank()).prop_map(|(job, (rank, ranks))| Said::Register { job, rank, ranks }),
+        4 => (any::<bool>(), rank(), any::<bool>()).prop_map(|(job, (rank, ranks), rejoins)| Said::Register { job, rank, ranks, rejoins }),
+        3 => Just(Said::Measured),
         3 => (any::<bool>(), prop::option::of(0..3u64)).prop_map(|(job, at)| Said::Fork { job, at }),
         5 => (0..4usize, rank()).prop_map(|(fork, (rank, ranks))| Said::Take { fork, rank, ranks }),
         6 => (0..4usize, 0..2u64, any::<bool>()).prop_map(|(forks, step, weight)| Said::Offer { forks, step, weight }),
@@ -56,7 +58,11 @@ impl World {
         // The newest are named, and one that nobody has asked for.
         let fork = |index: &usize| self.forks.iter().rev().nth(*index).copied().unwrap_or(0);
         let effects = match said {
-            Said::Register { job, rank, ranks } => self.known.register(peer, self.number, name(job), *rank, *ranks),
+            Said::Register { job, rank, ranks, rejoins } => {
+                let (job, rank, ranks) = (name(job), *rank, *ranks);
+                self.known.register(peer, self.number, Place { job, rank, ranks }, *rejoins)
+            }
+            Said::Measured => self.known.measured(peer, 1),
             Said::Fork { job, at } => self.known.fork(peer, self.number, &name(job), *at),
             Said::Take { fork: index, rank, ranks } => {
                 let number = fork(index);
@@ -103,7 +109,13 @@ impl World {
             Effect::Shut { job } => assert!(self.open.remove(&job)),
             Effect::Forget { secret } => assert!(self.secrets.remove(&secret)),
             Effect::Page { job, secret, .. } => assert!(self.open.contains(&job) && self.secrets.contains(&secret)),
-            Effect::Want { fork, .. } => assert!(self.wanted.insert(fork) && self.wanted.len() <= 2 * FORKS_PER_JOB_MAX),
+            Effect::Want { job, fork, .. } => {
+                assert!(self.wanted.insert(fork) && self.wanted.len() <= 2 * FORKS_PER_JOB_MAX);
+                assert!(
+                    self.known.jobs[&job].looking.iter().all(|looks| *looks),
+                    "a rank would be asked that does not look"
+                );
+            }
             Effect::Unwant { fork, .. } => assert!(self.wanted.remove(&fork)),
             Effect::Give { to, state, .. } => {
                 let states = self.given.entry(self.takers[&to]).or_default();

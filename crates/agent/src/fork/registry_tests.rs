@@ -1,6 +1,6 @@
 //! What the registry answers, message by message.
 
-use super::*;
+use super::{super::agreement::Replicated, *};
 
 /// A state is the name of a rank here.
 type Known = Registry<&'static str>;
@@ -18,14 +18,19 @@ fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
     }
 }
 
+fn place(job: &str, rank: u32, ranks: u32) -> Place {
+    let job = job.into();
+    Place { job, rank, ranks }
+}
+
 /// A job `trunk` of two ranks, peers 0 and 1.
 fn trunk() -> Known {
     let mut known = Known::default();
     let (job, secret) = (|| "trunk".to_owned(), SECRET);
     let page = |to| Effect::Page { to, job: job(), secret };
-    let opened = known.register(0, SECRET, job(), 0, 2);
+    let opened = known.register(0, SECRET, place("trunk", 0, 2), false);
     assert_eq!(opened, [Effect::Open { job: job(), secret }, page(0)]);
-    assert_eq!(known.register(1, SECRET + 1, job(), 1, 2), [page(1)]);
+    assert_eq!(known.register(1, SECRET + 1, place("trunk", 1, 2), false), [page(1)]);
     known
 }
 
@@ -115,10 +120,36 @@ fn a_step_that_was_named_is_taken_before_the_clone_asks() {
     known.gone(0);
     assert_eq!(known.gone(1), [Effect::Shut { job: "trunk".into() }]);
     assert_eq!(known.jobs(), []);
-    known.register(2, SECRET + 1, "trunk".into(), 0, 1);
+    known.register(2, SECRET + 1, place("trunk", 0, 1), false);
     assert_eq!(known.take(11, FORK, 1, 2), [give(11, "one")]);
     assert_eq!(known.take(10, FORK, 0, 2), [give(10, "zero")]);
     assert_eq!(known.gone(COMMAND).last(), Some(&Effect::Forget { secret: SECRET }));
+}
+
+#[test]
+fn ranks_that_rejoin_are_asked_once_all_of_them_look() {
+    let mut known = Known::default();
+    known.register(0, SECRET, place("trunk", 0, 2), true);
+    let (peers, why) = refused(&known.fork(COMMAND, FORK, "trunk", None));
+    assert_eq!(peers, [COMMAND]);
+    assert!(
+        why.contains("the fork agent was replaced, and 1 of the 2 ranks of trunk have come"),
+        "{why}"
+    );
+    known.register(1, SECRET + 1, place("trunk", 1, 2), true);
+    assert_eq!(known.fork(COMMAND, FORK, "trunk", Some(9)).len(), 1, "the answer alone");
+    assert_eq!(known.measured(0, 10), []);
+    assert_eq!(known.measured(1, 10), [want(9)]);
+    assert_eq!(known.measured(1, 11), [], "once");
+    // One that goes and comes again, as a rank that is started again by itself.
+    known.fork(101, 78, "trunk", None);
+    known.take(10, 78, 0, 2);
+    known.gone(1);
+    known.register(1, SECRET + 2, place("trunk", 1, 2), false);
+    let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9)).remove(1) else {
+        panic!()
+    };
+    assert!(matches!(tell, Tell::Forking { fork: 79, .. }));
 }
 
 #[test]
@@ -211,12 +242,12 @@ fn a_clones_name_is_none_that_an_earlier_jobs_clone_still_has() {
         other => panic!("{other:?}"),
     };
     let mut known = trunk();
-    known.register(20, SECRET + 1, "trunk.1".into(), 0, 1);
+    known.register(20, SECRET + 1, place("trunk.1", 0, 1), false);
     assert_eq!(name(&mut known, COMMAND), "trunk.2");
     // The job ends and is started again; that fork's command has not ended.
     known.gone(0);
     known.gone(1);
-    known.register(0, SECRET + 2, "trunk".into(), 0, 1);
+    known.register(0, SECRET + 2, place("trunk", 0, 1), false);
     assert_eq!(name(&mut known, 101), "trunk.3");
     known.gone(COMMAND);
     assert_eq!(name(&mut known, 102), "trunk.4", "it counts on");
@@ -230,11 +261,11 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
         assert!(peers.len() == 1 && why.contains(text), "{why:?} should have {text:?}");
     };
     for name in ["", ".x", "a/b", "../x", "x\0", "ls", &"x".repeat(JOB_NAME_BYTES_MAX + 1)] {
-        why(known.register(2, 1, name.into(), 0, 1), "a job can't be named");
+        why(known.register(2, 1, place(name, 0, 1), false), "a job can't be named");
     }
-    why(known.register(2, 1, "trunk".into(), 0, 2), "name this one otherwise");
-    why(known.register(2, 1, "trunk".into(), 0, 3), "with 2 ranks");
-    why(known.register(2, 1, "other".into(), 1, 1), "rank 1 of 1");
+    why(known.register(2, 1, place("trunk", 0, 2), false), "name this one otherwise");
+    why(known.register(2, 1, place("trunk", 0, 3), false), "with 2 ranks");
+    why(known.register(2, 1, place("other", 1, 1), false), "rank 1 of 1");
     why(
         known.fork(2, 1, "nobody", None),
         "no job 'nobody' that can be forked trains on this node; there are: trunk",

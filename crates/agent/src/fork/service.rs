@@ -12,6 +12,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{self, Mode, OFlags, SealFlags},
+    io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
     process::{Resource, Rlimit, setrlimit},
     rand::{GetRandomFlags, getrandom},
@@ -20,16 +21,17 @@ use zeroize::Zeroizing;
 
 use super::{
     ForkConfig,
-    agreement::Replicated,
+    admission::Admission,
+    agreement::{Offer, Replicated},
     packet,
     page::Page,
     protocol::{Ask, Tell, VERSION},
-    registry::{Effect, Offer, Peer, Registry},
+    registry::{Effect, Peer, Place, Registry},
     secret_path, secrets_dir, socket_path,
 };
 use crate::{
     error::{AgentError, io_error},
-    limits::{BACKLOG, FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
+    limits::{BACKLOG, FORK_IDLE_MAX, FORK_TEXT_BYTES_MAX},
     log::Log,
     private_dir::private_dir,
     serve::lock,
@@ -76,6 +78,7 @@ struct Service<'a> {
     dir: &'a Path,
     log: Log,
     listener: OwnedFd,
+    admission: Admission,
     peers: BTreeMap<Peer, OwnedFd>,
     next_peer: Peer,
     pages: HashMap<String, Page>,
@@ -103,6 +106,7 @@ impl<'a> Service<'a> {
             dir,
             log,
             listener,
+            admission: Admission::default(),
             peers: BTreeMap::new(),
             next_peer: 0,
             pages: HashMap::new(),
@@ -129,11 +133,14 @@ impl<'a> Service<'a> {
 
     /// Connections on which something has come.
     fn wait(&self) -> Result<Vec<Peer>, AgentError> {
+        let now = Instant::now();
         let mut polled: Vec<_> = self.peers.values().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
-        polled.push(PollFd::new(&self.listener, PollFlags::IN));
-        let pause = to_timespec(FORK_IDLE_MAX);
+        if self.admission.is_open(self.peers.len(), now) {
+            polled.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        let pause = to_timespec(self.admission.wait(now));
         match poll(&mut polled, Some(&pause)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
         }
         let ready = self.peers.keys().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
@@ -141,12 +148,23 @@ impl<'a> Service<'a> {
     }
 
     fn accept(&mut self) {
-        while self.peers.len() < FORK_PEERS_MAX
-            && let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
-            if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                self.next_peer += 1;
-                self.peers.insert(self.next_peer, socket);
+        while self.admission.is_open(self.peers.len(), Instant::now()) {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    self.admission.resume();
+                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                        self.next_peer += 1;
+                        self.peers.insert(self.next_peer, socket);
+                    }
+                }
+                Err(Errno::AGAIN) => return self.admission.resume(),
+                // Whoever it was has gone.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    if self.admission.pause(Instant::now()) {
+                        self.log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
+                    }
+                }
             }
         }
     }
@@ -174,8 +192,10 @@ impl<'a> Service<'a> {
             return refuse("the fork agent is of another version of Forebay: use one version, or wait until its jobs have ended".into());
         }
         match ask {
-            Ask::Register { job, rank, ranks, .. } => match new_number() {
-                Ok(number) => self.registry.register(peer, number, job, rank, ranks),
+            Ask::Register {
+                job, rank, ranks, rejoins, ..
+            } => match new_number() {
+                Ok(number) => self.registry.register(peer, number, Place { job, rank, ranks }, rejoins),
                 Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
             },
             Ask::Measured { bytes } => self.registry.measured(peer, bytes),
@@ -203,7 +223,14 @@ impl<'a> Service<'a> {
                 }
             }
             Ask::Outcome => self.registry.outcome(peer),
-            Ask::Take { fork, rank, ranks, .. } => self.registry.take(peer, fork, rank, ranks),
+            Ask::Take { fork, rank, ranks, .. } => {
+                let waiting = Effect::Tell {
+                    to: peer,
+                    tell: Tell::Waiting,
+                };
+                let effects = self.registry.take(peer, fork, rank, ranks);
+                std::iter::once(waiting).chain(effects).collect()
+            }
             Ask::Loaded => self.registry.loaded(peer),
             Ask::Failed { why } => self.registry.failed(peer, &why),
             Ask::Jobs => {
@@ -221,6 +248,7 @@ impl<'a> Service<'a> {
 
     fn part(&mut self, peer: Peer) {
         self.peers.remove(&peer);
+        self.admission.resume();
         let effects = self.registry.gone(peer);
         self.carry_out(effects);
     }

@@ -1,0 +1,77 @@
+"""The fork agent under faults: it has no descriptors left, or is stopped."""
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import forebay.clone as clone
+from tests import support
+from tests.clone.forks import Node, Opened, train
+from tests.clone.jobs import full
+
+CONNECTIONS = 20
+
+
+def busy_s(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def few_descriptors(pid: int, spare: int) -> Iterator[None]:
+    """A process gets so many more descriptors, and no more."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    held = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + spare, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: Node, opened: Opened) -> None:
+    made = full(1)
+    session = opened(made)
+    train(made, session, 1)
+    pid = here.agent_pid()
+    with few_descriptors(pid, 3), contextlib.ExitStack() as connections:
+        for _ in range(CONNECTIONS):
+            connections.enter_context(here.connect())
+        log = here.forks / "agent.log"
+        support.wait_until(lambda: "nobody new is taken on until somebody leaves" in log.read_text(), "a full agent")
+        before = busy_s(pid)
+        # The listening socket is readable all the time.
+        time.sleep(2)
+        assert busy_s(pid) - before < 0.5
+        connections.close()
+        assert [job["job"] for job in here.jobs()] == ["trunk"]
+    assert log.read_text().count("nobody new") < CONNECTIONS
+
+
+def test_an_agent_that_is_stopped_holds_nobody_for_long(here: Node, opened: Opened) -> None:
+    made = full(1)
+    session = opened(made)
+    step = train(made, session, 1)
+    pid = here.agent_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(clone.CloneError, match=rf"the agent has not answered in 10 s: where it is stopped, .*kill -CONT {pid}\b"):
+            opened(full(2), job="other")
+        done = here.type("clone", "ls")
+        assert done.returncode == 2
+        assert f"kill -CONT {pid}" in done.stderr
+        step = train(made, session, 3, step)
+        session.close()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert opened(full(2), job="other").job == "other"
+    plain = full(1)
+    train(plain, None, step - 1)
+    assert made.losses == plain.losses
