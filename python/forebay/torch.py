@@ -74,6 +74,11 @@ def process(generators: Mapping[str, object]) -> list[Component]:
     ]
 
 
+def is_tensor(value: object) -> bool:
+    """See `Adapter.is_tensor`."""
+    return isinstance(value, torch.Tensor)
+
+
 def layout(value: object, path: Path) -> Layout | None:
     """See `Adapter.layout`."""
     if not isinstance(value, torch.Tensor):
@@ -125,6 +130,43 @@ def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) 
     write(Memory(target.data_ptr(), target.numel() * target.element_size(), target))
     if not in_place:
         local.copy_(target)
+
+
+def tensor_length(tensor: torch.Tensor) -> int:
+    """See `Adapter.tensor_length`."""
+    local = _local(tensor) if _is_dtensor(tensor) else tensor
+    return local.numel() * local.element_size()
+
+
+def lying(tensor: torch.Tensor) -> Memory | None:
+    """See `Adapter.lying`."""
+    if not _is_plain(tensor) or not _is_dense(tuple(tensor.shape), tensor.stride()):
+        return None
+    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def why_fixed(tensor: torch.Tensor) -> str:
+    """See `Adapter.why_fixed`."""
+    if lying(tensor) is None:
+        return f"a {_type(tensor)} on {tensor.device.type}, or one whose elements don't lie in a row"
+    uses = getattr(torch._C, "_storage_Use_Count", None)
+    if uses is None:
+        return f"torch {torch.__version__} does not tell who uses a tensor's memory"
+    fresh = torch.empty(1)
+    storage, alone = tensor.untyped_storage(), fresh.untyped_storage()
+    if storage.is_shared() or not storage.resizable():
+        return "NumPy, another library or another process uses its memory"
+    if storage.nbytes() != tensor_length(tensor) or uses(storage._cdata) != uses(alone._cdata):
+        return "another tensor uses its memory"
+    return ""
+
+
+def move(tensor: torch.Tensor, buffer: object, offset: int) -> None:
+    """See `Adapter.move`. By `data`: after `Parameter.set_` DDP would no longer average that parameter's gradients."""
+    elements = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+    moved = elements.as_strided(tensor.shape, tensor.stride())
+    moved.copy_(tensor.detach())
+    tensor.data = moved
 
 
 def on_step(given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
@@ -217,6 +259,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has memory of the processor, and nothing stands between its elements and their bytes."""
+    known = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
 def _is_dtensor(value: object) -> "TypeGuard[DTensor]":
     """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -274,7 +322,8 @@ def _module(module: nn.Module, path: Path) -> list[Component]:
 
     return [
         _fixed((*path, "type"), lambda: _type(module)),
-        _fixed((*path, "parameters"), lambda: dict(module.named_parameters())),
+        # An average's change whenever the program has it changed.
+        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=path[0] == "model"),
         _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad]),
         # Under DDP running statistics differ between ranks.
         _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), Placement.PER_RANK),
@@ -326,7 +375,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
             lambda: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
             set_groups,
         ),
-        Component((*path, "state"), Placement.REPLICATED, state, set_state),
+        Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True),
     ]
 
 

@@ -157,16 +157,20 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-def job(optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0) -> Job:
+WIDE = 256
+"""At this width the last layer's weight, of 110,592 bytes, is large enough for shared memory."""
+
+
+def job(optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0, width: int = 8) -> Job:
     """A job with one optimizer and nothing else, its weights drawn from a seed."""
     seed(number)
-    model = Net()
+    model = Net(width)
     return Job(model, optimizer(model))
 
 
-def full(number: int = 0, scheduler: str = "sequential") -> Job:
+def full(number: int = 0, scheduler: str = "sequential", width: int = 8) -> Job:
     """A job with something of every kind."""
-    made = job(momentum, number)
+    made = job(momentum, number, width)
     made.scheduler = SCHEDULERS[scheduler](made.optimizer)
     made.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     made.ema = averaged(made.model)

@@ -8,6 +8,7 @@
 mod fork;
 mod memory;
 mod one_pass;
+mod shared;
 
 use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
@@ -83,6 +84,8 @@ mod _core {
     use super::fork::{Rank, Taking};
     #[pymodule_export]
     use super::memory::Reserved;
+    #[pymodule_export]
+    use super::shared::Shared;
     #[pymodule_export]
     use super::{copy_and_digest, digest, memory_left, read_and_digest};
 }

@@ -1,6 +1,7 @@
 //! Memory for a copy: shared, backed and touched before it is needed, sealed once it is filled.
 
 use std::{
+    ffi::c_void,
     os::fd::{IntoRawFd, OwnedFd},
     ptr,
     sync::{Mutex, PoisonError},
@@ -92,14 +93,8 @@ impl Mapped {
         // What a worker that is forked meanwhile had mapped, too, could not be sealed.
         // SAFETY: of this mapping alone, to which nobody has an address yet.
         unsafe { madvise(address, length, Advice::LinuxDontFork)? };
-        // SAFETY: as above.
-        if unsafe { madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
-            // A kernel before 5.14.
-            for page in (0..length).step_by(PAGE_BYTES) {
-                // SAFETY: within the mapping, whose file has its pages; each byte of it is zero.
-                unsafe { address.cast::<u8>().add(page).write_volatile(0) };
-            }
-        }
+        // SAFETY: as above; each byte of it is zero.
+        unsafe { touch(address, length) };
         Ok(mapped)
     }
 
@@ -129,10 +124,25 @@ impl Drop for Mapped {
     }
 }
 
+/// Has all pages of a new mapping mapped.
+///
+/// # Safety
+/// `length` bytes at `address` are a mapping whose file has its pages, all bytes are zero, and nobody else uses it yet.
+pub(crate) unsafe fn touch(address: *mut c_void, length: usize) {
+    // SAFETY: the caller's.
+    if unsafe { madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {
+        // A kernel before 5.14.
+        for page in (0..length).step_by(PAGE_BYTES) {
+            // SAFETY: the caller's; within the mapping.
+            unsafe { address.cast::<u8>().add(page).write_volatile(0) };
+        }
+    }
+}
+
 fn is_sealed() -> PyErr {
     PyValueError::new_err("the memory is sealed")
 }
 
-fn to_python(errno: Errno) -> PyErr {
+pub(crate) fn to_python(errno: Errno) -> PyErr {
     PyOSError::new_err((errno.raw_os_error(), std::io::Error::from(errno).to_string()))
 }

@@ -26,12 +26,14 @@ class Component:
         get: gives nested containers of plain values and tensors. Tensors are the state's own, or throw-away copies.
         put: sets such containers. None where nothing can be set: then source and clone must have the same values and layouts, and
             tensors are written in place.
+        steady: its tensors are the state's own, and nothing but an optimizer's step changes them.
     """
 
     path: Path
     placement: Placement
     get: Callable[[], object]
     put: Callable[[Any], object] | None = None
+    steady: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ class Adapter(Protocol):
             UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
         """
 
+    def is_tensor(self, value: object) -> bool:
+        """Whether a value is a tensor, described or not."""
+
     def is_sharded(self, tensor: Any) -> bool:  # noqa: ANN401  (a tensor)
         """Whether each rank holds only a part."""
 
@@ -100,6 +105,18 @@ class Adapter(Protocol):
 
     def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> None:  # noqa: ANN401
         """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy."""
+
+    def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
+        """Bytes of a tensor's elements in this rank."""
+
+    def lying(self, tensor: Any) -> Memory | None:  # noqa: ANN401
+        """The tensor's bytes, in the order of its layout, where they lie; None if they have gaps, or are not in the processor's memory."""
+
+    def why_fixed(self, tensor: Any) -> str:  # noqa: ANN401
+        """Why the tensor can't lie elsewhere without anybody noticing; empty if it can."""
+
+    def move(self, tensor: Any, buffer: object, offset: int) -> None:  # noqa: ANN401
+        """Has such a tensor lie in a buffer from now on, from an offset in bytes on; its elements stay as they are."""
 
     def on_step(self, given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
         """Has a function called after each update by an optimizer; gives what ends that."""

@@ -9,7 +9,7 @@ from forebay import _core
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._manifest import Manifest
 
-__all__ = ["Capture", "reserve"]
+__all__ = ["Capture", "check_room", "reserve"]
 
 MEMORY_ASKED_FROM_BYTES = 1 << 20
 MEMORY_SPARE = 1.05
@@ -82,15 +82,25 @@ def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved
     Raises:
         CloneError: there is not as much memory.
     """
-    together = length * ranks
-    if together > MEMORY_ASKED_FROM_BYTES:
-        left = _core.memory_left()
-        if length * MEMORY_SPARE > left or together * MEMORY_SPARE > max(left, left_before):
-            sum_of = f", {together:,} in all {ranks} ranks" if ranks > 1 else ""
-            raise CloneError(f"no memory for a copy of {length:,} bytes of state{sum_of}: {left:,} are left to this process")
+    check_room("a copy", length, ranks, left_before)
     try:
         reserved = _core.Reserved(length)
     except OSError as error:
         raise CloneError(f"no memory for a copy of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
     _living.add(reserved)
     return reserved
+
+
+def check_room(what: str, length: int, ranks: int, left_before: int) -> None:
+    """Looks whether there is memory for so many bytes of state, as `reserve` is told of them.
+
+    Raises:
+        CloneError: there is not.
+    """
+    together = length * ranks
+    if together <= MEMORY_ASKED_FROM_BYTES:
+        return
+    left = _core.memory_left()
+    if length * MEMORY_SPARE > left or together * MEMORY_SPARE > max(left, left_before):
+        sum_of = f", {together:,} in all {ranks} ranks" if ranks > 1 else ""
+        raise CloneError(f"no memory for {what} of {length:,} bytes of state{sum_of}: {left:,} are left to this process")

@@ -204,6 +204,29 @@ class Inventory:
         *_, end = offsets([item.length for item in self._items(self._parts())])
         return end
 
+    @property
+    def adapter(self) -> Adapter:
+        """What knows the framework."""
+        return self._adapter
+
+    def steady(self) -> dict[str, Any]:
+        """The tensors that nothing but an optimizer's step changes, by path; one that stands twice, once.
+
+        Raises:
+            UndescribableError: the state holds a value of a type that is not known.
+        """
+        found: dict[int, tuple[str, Any]] = {}
+
+        def note(path: Path, value: object) -> bool:
+            if is_tensor := self._adapter.is_tensor(value):
+                found.setdefault(id(value), (spelled(path), value))
+            return is_tensor
+
+        for component in self._components:
+            if component.steady:
+                encode(component.get(), component.path, note)
+        return dict(found.values())
+
     def on_step(self, call: Callable[[], None]) -> Callable[[], None]:
         """Has a function called after each update by an optimizer; gives what ends that."""
         return self._adapter.on_step(self._objects, call)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._resume import Asked, Lineage, resume
-from forebay.clone._source import Fork, Source, say
+from forebay.clone._source import PREPARES, Fork, Source, say
 
 __all__ = ["Session", "session"]
 
@@ -54,7 +54,7 @@ class Session:
         self._stepped = False
         self._source: Source | None = None
         if forkable and os.environ.get(OFF) not in ("off", "0"):
-            self._source = Source(job, described)
+            self._source = Source(job, described, state.prepare)
             self._remove_hook = described.on_step(self._note_step)
             atexit.register(self.close)
 
@@ -159,12 +159,14 @@ class _State:
         counters: what `point` was last told.
         place: in the epoch, as `Session.batches` counts: `batch`, those that were had; `generators`, as they were when it began.
         loader_has_place: the state has a loader that knows its place by itself.
+        prepare: when large tensors are moved into shared memory.
     """
 
-    def __init__(self, *, loader_has_place: bool) -> None:
+    def __init__(self, *, loader_has_place: bool, prepare: str = "start") -> None:
         self.counters: dict[str, int] = {}
         self.place: dict[str, Any] = {}
         self.loader_has_place = loader_has_place
+        self.prepare = prepare
 
 
 def session(
@@ -180,6 +182,7 @@ def session(
     job: str | None = None,
     warm: Callable[[], object] | None = None,
     wait_s: float = 600.0,
+    prepare: str = "start",
 ) -> Session:
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
@@ -201,12 +204,17 @@ def session(
             clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in
             their last bits.
         wait_s: for how many seconds a clone waits for its parent's next point, and for its own other ranks.
+        prepare: parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones can read: with "start" at the first
+            point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause.
 
     Raises:
+        ValueError: `prepare` is neither.
         CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
             process then: its objects may be in no defined state.
     """
-    state = _State(loader_has_place=loader is not None)
+    if prepare not in PREPARES:
+        raise ValueError(f"prepare={prepare!r}: write {' or '.join(map(repr, PREPARES))}")
+    state = _State(loader_has_place=loader is not None, prepare=prepare)
     described = inventory(
         model=model,
         optimizer=optimizer,

@@ -11,11 +11,15 @@ import forebay
 from forebay import _core
 from forebay.clone._capture import reserve
 from forebay.clone._errors import CloneError
-from forebay.clone._inventory import Inventory
+from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later
 from forebay.clone._offer import Header, described
+from forebay.clone._shared import Storage
 
-__all__ = ["REASON_MAX", "Fork", "Source", "say"]
+__all__ = ["PREPARES", "REASON_MAX", "Fork", "Source", "say"]
+
+PREPARES = ("start", "fork")
+"""When large tensors are moved into shared memory: at the first point, or when a fork is near."""
 
 LOOK_EVERY_S = 5.0
 """How often a rank looks whether the fork agent still stands."""
@@ -56,13 +60,21 @@ def say(line: str) -> None:
 class Source:
     """One rank of a job that can be forked, until it is closed."""
 
-    def __init__(self, job: str, inventory: Inventory) -> None:
+    def __init__(self, job: str, inventory: Inventory, prepare: str) -> None:
         """Makes the rank known to the node's fork agent, which is started if there is none.
+
+        Args:
+            job: its name.
+            inventory: of its state.
+            prepare: one of `PREPARES`.
 
         Raises:
             CloneError: that can't be, with the reason and the mend.
         """
         self._job, self._inventory = job, inventory
+        self._prepare = prepare
+        self._storage = Storage(inventory.adapter)
+        self._told: set[str] = set()
         self._points = 0
         self._length = 0
         self._left = 0
@@ -81,9 +93,11 @@ class Source:
         self._points += 1
         if self._points == 1:
             # Only now is all of it there: optimizers make their state with the first step.
+            self._left = _core.memory_left()
+            if self._prepare == "start":
+                self._share()
             self._length = self._inventory.length()
             self._rank.measured(self._length)
-            self._left = _core.memory_left()
         if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
         due, is_near = self._rank.due(self._points, step)
@@ -92,9 +106,22 @@ class Source:
         if not is_near:
             self._ahead = None
         elif self._ahead is None:
+            self._share()
             length, ranks, left = self._length + LENGTH_SPARE_BYTES, self._inventory.rank[1], self._left
             self._ahead = Later(lambda: reserve(length, ranks, left))
         return None
+
+    def _share(self) -> None:
+        """Has large tensors lie in shared memory. Which of them can't is said once."""
+        try:
+            left = self._storage.share(self._inventory.steady(), self._left)
+        except CloneError as error:
+            left = {"all that are not there yet": str(error)}
+        if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):
+            named = "; ".join(f"{path}: {left[path]}" for path in new[:NAMED_MAX])
+            more = f"; and {len(new) - NAMED_MAX} more" if len(new) > NAMED_MAX else ""
+            say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}{more}")
+        self._told |= left.keys()
 
     def _look(self) -> None:
         """Notes how much memory is left, and joins the next fork agent if this one has ended, without waiting for it."""

@@ -1,0 +1,109 @@
+//! Memory in which a program's tensors lie while it trains, and which other processes can read. It has no name: it is there as long as somebody has it
+//! mapped or open.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use pyo3::{exceptions::PyValueError, prelude::*};
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create, open},
+    io::Errno,
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+};
+
+use crate::memory::{to_python, touch};
+
+/// Nobody can make it longer or shorter, or take these away.
+const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
+
+/// New memory at `address`, for this process to write to and for others to read by `descriptor`. It is unmapped with the object.
+#[pyclass(frozen, weakref)]
+pub(crate) struct Shared {
+    address: usize,
+    length: usize,
+    /// By which it can be read, and not written to; none in a process that was forked.
+    file: Mutex<Option<OwnedFd>>,
+}
+
+#[pymethods]
+impl Shared {
+    /// Takes `length` bytes, at once: where memory is short this fails, while a page that is missing later would be a signal.
+    #[new]
+    fn new(py: Python<'_>, length: usize) -> PyResult<Self> {
+        py.detach(|| Self::of_length(length)).map_err(to_python)
+    }
+
+    /// Where it begins.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Its length in bytes.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    /// A descriptor for reading, which stays the object's.
+    #[getter]
+    fn descriptor(&self) -> PyResult<i32> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.as_ref()
+            .map(AsRawFd::as_raw_fd)
+            .ok_or_else(|| PyValueError::new_err("the memory belongs to the process that this one was forked from"))
+    }
+
+    /// In a process that was forked: what it writes from now on is its own, and it holds no descriptor.
+    fn part(&self) -> PyResult<()> {
+        let Some(file) = self.file.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(());
+        };
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: takes the place of this object's own mapping, with the same content; nobody else runs in a process that has just been forked.
+        unsafe { mmap(self.address as *mut _, self.length, protection, flags, &file, 0) }.map_err(to_python)?;
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn of_length(length: usize) -> Result<Self, Errno> {
+        let file = memfd_create("forebay-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, undone by `drop`.
+        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
+        let shared = Self {
+            address: address as usize,
+            length,
+            file: Mutex::new(None),
+        };
+        // Where the machine has large pages for shared memory; refused or without effect elsewhere.
+        // SAFETY: of this mapping alone.
+        let _ = unsafe { madvise(address, length, Advice::LinuxHugepage) };
+        // SAFETY: as above; nobody has its address yet, and each byte of it is zero.
+        unsafe { touch(address, length) };
+        // From now on only this mapping can write to it; a kernel before 5.1 does not know that seal.
+        if fcntl_add_seals(&file, LENGTH_SEALS.union(SealFlags::FUTURE_WRITE)).is_err() {
+            fcntl_add_seals(&file, LENGTH_SEALS)?;
+        }
+        *shared.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(for_reading(file));
+        Ok(shared)
+    }
+}
+
+/// Opened anew: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the seal keeps others from writing.
+fn for_reading(file: OwnedFd) -> OwnedFd {
+    let name = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap_or(file)
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made by `of_length`; who uses its address keeps the object.
+        let _ = unsafe { munmap(self.address as *mut _, self.length) };
+    }
+}

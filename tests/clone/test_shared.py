@@ -1,0 +1,218 @@
+"""Shared storage: tensors that lie in shared memory are the same tensors, and who takes one out of it is found out."""
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import forebay.clone as clone
+from forebay import _core
+from forebay.clone._adapter import adapter_of
+from forebay.clone._shared import FROM_BYTES, MOVES_MAX, Storage
+from tests.clone import jobs
+from tests.clone.forks import Node, Opened, train
+from tests.clone.jobs import WIDE, Job, full, job
+
+WEIGHT = "model/parameters/head.weight"
+
+
+def storage() -> Storage:
+    return Storage(adapter_of(nn.Identity()))
+
+
+def shared(made: Job) -> tuple[Storage, dict[str, str]]:
+    """A job's storage, and what stays out of it."""
+    there = storage()
+    return there, there.share(made.inventory().steady())
+
+
+def places(there: Storage, made: Job) -> dict[str, tuple[int, int]]:
+    found = {path: there.place(tensor) for path, tensor in made.inventory().steady().items()}
+    return {path: place for path, place in found.items() if place}
+
+
+def descriptors() -> int:
+    """Of shared memory, in this process."""
+    return sum("forebay-shared" in str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+
+
+@pytest.mark.parametrize("optimizer", [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs], ids=lambda one: one.__name__)
+def test_a_job_trains_the_same_in_shared_memory(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    made, plain = (job(optimizer, 1, WIDE) for _ in range(2))
+    for one in (made, plain):
+        jobs.seed(5)
+        for _ in range(2):
+            one.step()
+    before, parameters = made.inventory().manifest(), list(made.model.parameters())
+    there, left = shared(made)
+    assert WEIGHT not in left
+    assert WEIGHT in places(there, made)
+    assert made.inventory().manifest().differences(before) == []
+    assert all(one is other for one, other in zip(made.model.parameters(), parameters, strict=True))
+    for one in (made, plain):
+        jobs.seed(6)
+        for _ in range(5):
+            one.step()
+    assert made.losses == plain.losses
+    assert made.inventory().manifest().differences(plain.inventory().manifest()) == []
+
+
+def test_only_what_is_large_and_steady_is_moved() -> None:
+    made = full(1, width=WIDE)
+    made.step()
+    there, _ = shared(made)
+    assert set(places(there, made)) == {WEIGHT, "optimizer/state/0.4/momentum_buffer"}
+    assert all(tensor.nbytes >= FROM_BYTES for path, tensor in made.inventory().steady().items() if there.place(tensor))
+    averaged = made.ema.module.head.weight
+    assert there.place(averaged) is None, "the program may change it at any time"
+
+
+def replaced_data(made: Job) -> None:
+    weight = made.model.get_parameter("head.weight")
+    weight.data = weight.data.clone()
+
+
+def assigned(made: Job) -> None:
+    copies = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    made.model.load_state_dict(copies, assign=True)
+
+
+def loaded(made: Job) -> None:
+    made.optimizer.load_state_dict(made.optimizer.state_dict())
+
+
+def doubled(made: Job) -> None:
+    made.model.double().float()
+
+
+def channels_last(made: Job) -> None:
+    made.model.to(memory_format=torch.channels_last)
+    made.model.get_parameter("head.weight").data = made.model.get_parameter("head.weight").data.T.contiguous().T
+
+
+@pytest.mark.parametrize("take_away", [replaced_data, assigned, loaded, doubled, channels_last], ids=lambda one: one.__name__)
+def test_a_tensor_that_was_taken_out_is_put_back(take_away: Callable[[Job], None]) -> None:
+    made = job(jobs.momentum, 1, WIDE)
+    made.step()
+    there, _ = shared(made)
+    was = places(there, made)
+    take_away(made)
+    now = made.inventory().manifest()
+    assert places(there, made).items() <= was.items()
+    assert there.share(made.inventory().steady()) == {}
+    assert places(there, made).keys() == was.keys()
+    assert made.inventory().manifest().differences(now) == []
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (lambda weight: weight.detach().numpy(), "NumPy, another library or another process uses its memory"),
+        (lambda weight: weight.detach(), "another tensor uses its memory"),
+        (lambda weight: weight.detach().flatten()[5:], "another tensor uses its memory"),
+    ],
+    ids=["numpy", "alias", "slice"],
+)
+def test_a_tensor_whose_memory_somebody_else_uses_stays_and_is_named(view: Callable[[torch.Tensor], Any], why: str) -> None:
+    made = job(jobs.sgd, 1, WIDE)
+    weight = made.model.get_parameter("head.weight")
+    other = view(weight)
+    address = weight.data_ptr()
+    _, left = shared(made)
+    assert left == {WEIGHT: why}
+    assert weight.data_ptr() == address
+    with torch.no_grad():
+        weight.fill_(7)
+    assert (other == 7).all()
+
+
+def test_a_tensor_that_is_made_anew_all_the_time_is_left_alone() -> None:
+    made = job(jobs.sgd, 1, WIDE)
+    there = storage()
+    for _ in range(MOVES_MAX):
+        assert there.share(made.inventory().steady()) == {}
+        replaced_data(made)
+    assert there.share(made.inventory().steady()) == {WEIGHT: "it is made anew all the time"}
+
+
+def test_shared_memory_goes_with_its_tensors() -> None:
+    before = descriptors()
+    made = job(jobs.sgd, 1, WIDE)
+    there, _ = shared(made)
+    weight = made.model.get_parameter("head.weight")
+    kept = weight.detach()
+    value = kept.clone()
+    assert descriptors() == before + 1
+    replaced_data(made)
+    there.share(made.inventory().steady())
+    assert descriptors() == before + 2, "somebody still has the tensor that lay there"
+    assert torch.equal(kept, value)
+    del kept
+    gc.collect()
+    assert descriptors() == before + 1
+    del there, made, weight
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_shared_memory_is_read_and_not_written_to_by_others() -> None:
+    memory = _core.Shared(8192)
+    assert os.fstat(memory.descriptor).st_size == 8192
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(memory.descriptor, b"x")
+    again = os.open(f"/proc/self/fd/{memory.descriptor}", os.O_RDWR)
+    for forbidden in (lambda: os.write(again, b"x"), lambda: os.ftruncate(again, 100), lambda: os.ftruncate(again, 1 << 20)):
+        with pytest.raises(PermissionError):
+            forbidden()
+    os.close(again)
+    with pytest.raises(OSError, match="Errno"):
+        _core.Shared(0)
+
+
+def test_what_a_forked_child_writes_is_its_own() -> None:
+    made = job(jobs.sgd, 1, WIDE)
+    there, _ = shared(made)
+    weight = made.model.get_parameter("head.weight")
+    value, number = weight.detach().clone(), descriptors()
+    assert number > 0
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with torch.no_grad():
+                weight.fill_(3)
+            status = 0 if (weight == 3).all() and descriptors() == 0 else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert torch.equal(weight, value)
+    assert there.place(weight) is not None
+
+
+def test_when_tensors_are_moved_is_the_program_s_choice(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="prepare='now': write 'start' or 'fork'"):
+        opened(full(1), prepare="now")
+    made, lazy = full(1, width=WIDE), full(1, width=WIDE)
+    alias = lazy.model.get_parameter("head.weight").detach()
+    session, other = opened(made), opened(lazy, job="lazy", prepare="fork")
+    train(made, session, 1)
+    train(lazy, other, 1)
+    assert session._source
+    assert other._source
+    assert session._source._storage.place(made.model.get_parameter("head.weight"))
+    assert other._source._storage.arenas == []
+    assert capfd.readouterr().err == ""
+    with here.cloning("lazy", "--at", "3"):
+        train(lazy, other, 3, 2)
+    assert other._source._storage.place(lazy.optimizer.state[lazy.model.get_parameter("head.weight")]["momentum_buffer"])
+    assert other._source._storage.place(alias) is None
+    told = capfd.readouterr().err
+    assert told.count("can't be in shared memory") == 1
+    assert f"{WEIGHT}: another tensor uses its memory" in told
+    assert [fork.step for fork in other.forks] == [3]
+    assert isinstance(session, clone.Session)
