@@ -1,5 +1,6 @@
 """What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch. The only file that imports it."""
 
+import functools
 import importlib
 import math
 import random
@@ -88,13 +89,20 @@ def layout(value: object, path: Path) -> Layout | None:
         raise UndescribableError(
             f"{spelled(path)}: a {_type(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
         )
-    local = _local(value)
-    shape = tuple(local.shape)
-    if any(size > 1 and stride == 0 for size, stride in zip(shape, local.stride(), strict=True)):
+    local = _local(value) if _is_dtensor(value) else value
+    described = _layout(local.dtype, tuple(local.shape), local.stride(), local.device.type)
+    if described is None:
         raise UndescribableError(f"{spelled(path)}: an expanded tensor, whose elements share memory: keep its contiguous() instead")
-    strides = local.stride() if _is_dense(shape, local.stride()) else _contiguous(shape)
-    strides = tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True))
-    return Layout(_name(local.dtype), shape, strides, local.device.type)
+    return described
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Layout | None:
+    """The layout in which a tensor is written; None of an expanded one. Kept: training stands still while all are described."""
+    if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
+        return None
+    strides = strides if _is_dense(shape, strides) else _contiguous(shape)
+    return Layout(_name(dtype), shape, tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -116,6 +124,8 @@ def empty(layout: Layout) -> torch.Tensor:
 
 def memory(tensor: torch.Tensor) -> Memory:
     """See `Adapter.memory`."""
+    if (there := lying(tensor)) is not None:
+        return there
     local = _local(tensor).resolve_conj().resolve_neg().cpu()
     if not _is_dense(tuple(local.shape), local.stride()):
         local = local.contiguous()
@@ -140,7 +150,7 @@ def tensor_length(tensor: torch.Tensor) -> int:
 
 def lying(tensor: torch.Tensor) -> Memory | None:
     """See `Adapter.lying`."""
-    if not _is_plain(tensor) or not _is_dense(tuple(tensor.shape), tensor.stride()):
+    if not _is_plain(tensor) or not _is_dense(tensor.shape, tensor.stride()):
         return None
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
@@ -169,9 +179,22 @@ def move(tensor: torch.Tensor, buffer: object, offset: int) -> None:
     tensor.data = moved
 
 
-def on_step(given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
+def version(tensor: torch.Tensor) -> int:
+    """See `Adapter.version`. Fused optimizers and `data` leave it as it is."""
+    local = tensor._local_tensor if _is_dtensor(tensor) else tensor
+    return 0 if local.is_inference() else local._version
+
+
+def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
     """See `Adapter.on_step`."""
-    hooks = [optimizer.register_step_post_hook(lambda *_: call()) for optimizer in _optimizers(given)]
+    hooks = [
+        hook
+        for optimizer in _optimizers(given)
+        for hook in (
+            optimizer.register_step_pre_hook(lambda *_: before()),
+            optimizer.register_step_post_hook(lambda *_: after()),
+        )
+    ]
 
     def remove() -> None:
         for hook in hooks:
@@ -275,6 +298,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether the elements fill their memory without gaps and without sharing it."""
     if 0 in shape:
@@ -322,8 +346,7 @@ def _module(module: nn.Module, path: Path) -> list[Component]:
 
     return [
         _fixed((*path, "type"), lambda: _type(module)),
-        # An average's change whenever the program has it changed.
-        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=path[0] == "model"),
+        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True),
         _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad]),
         # Under DDP running statistics differ between ranks.
         _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), Placement.PER_RANK),
@@ -368,7 +391,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
 
     return [
         _fixed((*path, "type"), lambda: _type(optimizer)),
-        _fixed((*path, "parameters"), lambda: {name: [str(p.dtype), list(p.shape)] for name, p in parameters().items()}),
+        _fixed((*path, "parameters"), lambda: {name: f"{_name(p.dtype)} {list(p.shape)}" for name, p in parameters().items()}),
         Component(
             (*path, "groups"),
             Placement.REPLICATED,

@@ -25,7 +25,7 @@ from tests import support
 from tests.clone.jobs import Job
 
 Opened = Callable[..., clone.Session]
-State = tuple[str, int, int]
+State = tuple[str, int, list[int]]
 
 # A program that says by which fork it was started, and ends when its standard input does.
 ASKED = ["sh", "-c", 'printf "%s\\n" "$FOREBAY_CLONE"; exec cat']
@@ -172,5 +172,5 @@ def refusal(asked: str, why: str) -> None:
 
 
 def drop(state: State) -> None:
-    for descriptor in state[1:]:
+    for descriptor in state[2]:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 """The fork agent under faults: it has no descriptors left, or is stopped."""
 
 import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import forebay.clone as clone
+from forebay import _core
+from forebay.clone import _source
 from tests import support
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
@@ -55,15 +58,36 @@ def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: Node, op
     assert log.read_text().count("nobody new") < CONNECTIONS
 
 
+def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node, opened: Opened) -> None:
+    opened(full(1), job="other")
+    ranks = [_core.Rank(str(here.forks), "duo", rank, 2, False) for rank in range(2)]
+    here.kill_agent()
+    directory = _source._agent()
+    ranks[0] = _core.Rank(directory, "duo", 0, 2, True)
+    done = here.type("clone", "duo", "--", "true")
+    assert done.returncode == 2
+    assert "the fork agent was replaced, and 1 of the 2 ranks of duo have come to the new one" in done.stderr
+    ranks[1] = _core.Rank(directory, "duo", 1, 2, True)
+    ranks[0].measured(1)
+    with here.cloning("duo", "--at", "5"):
+        assert ranks[0].due(1, 4) == ([], False, False), "rank 1 would not know of it"
+        ranks[1].measured(1)
+        points = itertools.count(2)
+        support.wait_until(lambda: ranks[0].due(next(points), 4)[1], "the fork")
+        last = next(points)
+        assert [len(rank.due(last, 5)[0]) for rank in ranks] == [1, 1]
+
+
 def test_an_agent_that_is_stopped_holds_nobody_for_long(here: Node, opened: Opened) -> None:
-    made = full(1)
+    # To make one is to seed this process's generators: the last is the one that trains.
+    other, made = full(2), full(1)
     session = opened(made)
     step = train(made, session, 1)
     pid = here.agent_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(clone.CloneError, match=rf"the agent has not answered in 10 s: where it is stopped, .*kill -CONT {pid}\b"):
-            opened(full(2), job="other")
+            opened(other, job="other")
         done = here.type("clone", "ls")
         assert done.returncode == 2
         assert f"kill -CONT {pid}" in done.stderr
@@ -71,7 +95,7 @@ def test_an_agent_that_is_stopped_holds_nobody_for_long(here: Node, opened: Open
         session.close()
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert opened(full(2), job="other").job == "other"
+    assert opened(other, job="other").job == "other"
     plain = full(1)
     train(plain, None, step - 1)
     assert made.losses == plain.losses

@@ -46,10 +46,20 @@ def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
     wanted = xxhash.xxh3_128_hexdigest(content[:size])
     source, copied, read = Buffer(content[:size]), Buffer(bytes(size)), Buffer(bytes(size))
     assert _core.digest(source.address, size) == wanted
-    assert _core.copy_and_digest(source.address, copied.address, size) == wanted
+    assert _core.pack(copied.address, size, [(source.address, size, 0)]) == [wanted]
     assert copied.bytes() == content[:size]
     assert _core.read_and_digest(file, 0, read.address, size) == wanted
     assert read.bytes() == content[:size]
+
+
+def test_several_are_packed_at_once(content: bytes) -> None:
+    one, two, target = Buffer(content[:100]), Buffer(content[100:107]), Buffer(bytes(200))
+    packed = _core.pack(target.address, 200, [(one.address, 100, 64), (two.address, 7, 3), (two.address, 0, 200)])
+    assert packed == [xxhash.xxh3_128_hexdigest(part) for part in (content[:100], content[100:107], b"")]
+    assert target.bytes() == bytes(3) + content[100:107] + bytes(54) + content[:100] + bytes(36)
+    for length, offset in ((100, 101), (1, 200), (0, 201)):
+        with pytest.raises(ValueError, match=f"no {length} bytes are at {offset} of 200 bytes"):
+            _core.pack(target.address, 200, [(one.address, length, offset)])
 
 
 def test_reading_begins_at_the_offset(content: bytes, file: int) -> None:
@@ -73,13 +83,15 @@ def test_memory_that_can_not_be_is_refused(address: int, length: int) -> None:
     with pytest.raises(ValueError, match="no memory of"):
         _core.read_and_digest(0, 0, address, length)
     with pytest.raises(ValueError, match="no memory of"):
-        _core.copy_and_digest(1, address, length)
+        _core.pack(address, length, [])
+    with pytest.raises(ValueError, match="no memory of"):
+        _core.pack(1, 8, [(address, length, 0)])
 
 
 def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
     memory = Buffer(bytes(20))
     with pytest.raises(ValueError, match="overlap"):
-        _core.copy_and_digest(memory.address, memory.address + 9, 10)
+        _core.pack(memory.address + 9, 10, [(memory.address, 10, 0)])
     with pytest.raises(ValueError, match="-1 is no descriptor"):
         _core.read_and_digest(-1, 0, memory.address, 10)
 
@@ -88,9 +100,9 @@ def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:
     memory = _core.Reserved(PIECE)
     assert memory.length == PIECE
     source = Buffer(content[:1000])
-    _core.copy_and_digest(source.address, memory.address, 1000)
+    _core.pack(memory.address, PIECE, [(source.address, 1000, 0)])
     with pytest.raises(ValueError, match="overlap"):
-        _core.copy_and_digest(memory.address, memory.address, 1)
+        _core.pack(memory.address, PIECE, [(memory.address, 1, 0)])
     descriptor = memory.seal(1000)
     assert os.pread(descriptor, PIECE, 0) == content[:1000]
     with pytest.raises(PermissionError):

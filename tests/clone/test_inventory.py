@@ -205,6 +205,31 @@ def test_tensors_that_are_alike_stay_where_they_lie() -> None:
     assert places(other) == before
 
 
+class Meddler:
+    """Has no state, and changes a model when it is loaded."""
+
+    def __init__(self, made: Job) -> None:
+        self.weight = made.model.get_parameter("head.weight")
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, _: dict[str, int]) -> None:
+        with torch.no_grad():
+            self.weight.add_(1)
+
+
+def test_what_is_written_to_after_it_was_loaded_is_seen() -> None:
+    """Though a tensor that lies where it was read to is not read once more."""
+    original, other = job(), job()
+    states = [made.inventory(others={"meddler": Meddler(made)}) for made in (original, other)]
+    with (
+        states[0].capture() as capture,
+        pytest.raises(clone.DamagedError, match=r"^not as it was .*: model/parameters/head.weight: does its"),
+    ):
+        states[1].load(capture, survey=states[1].survey())
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

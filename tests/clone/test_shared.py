@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-import forebay.clone as clone
 from forebay import _core
 from forebay.clone._adapter import adapter_of
 from forebay.clone._shared import FROM_BYTES, MOVES_MAX, Storage
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, train
+from tests.clone.forks import Node, Opened, drop, taking, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, Job, full, job
 
 WEIGHT = "model/parameters/head.weight"
@@ -36,9 +36,9 @@ def places(there: Storage, made: Job) -> dict[str, tuple[int, int]]:
     return {path: place for path, place in found.items() if place}
 
 
-def descriptors() -> int:
-    """Of shared memory, in this process."""
-    return sum("forebay-shared" in str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+def memories() -> set[int]:
+    """Shared memory of which this process has a descriptor, by inode. What earlier tests have left may go at any time."""
+    return {one.stat().st_ino for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and "forebay-shared" in str(one.readlink())}
 
 
 @pytest.mark.parametrize("optimizer", [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs], ids=lambda one: one.__name__)
@@ -66,10 +66,12 @@ def test_only_what_is_large_and_steady_is_moved() -> None:
     made = full(1, width=WIDE)
     made.step()
     there, _ = shared(made)
-    assert set(places(there, made)) == {WEIGHT, "optimizer/state/0.4/momentum_buffer"}
+    assert set(places(there, made)) == {WEIGHT, "ema/parameters/module.head.weight", "optimizer/state/0.4/momentum_buffer"}
     assert all(tensor.nbytes >= FROM_BYTES for path, tensor in made.inventory().steady().items() if there.place(tensor))
-    averaged = made.ema.module.head.weight
-    assert there.place(averaged) is None, "the program may change it at any time"
+    gradient = made.model.get_parameter("head.weight").grad
+    assert gradient is not None
+    assert gradient.nbytes >= FROM_BYTES
+    assert there.place(gradient) is None, "it is another one after each step"
 
 
 def replaced_data(made: Job) -> None:
@@ -141,23 +143,24 @@ def test_a_tensor_that_is_made_anew_all_the_time_is_left_alone() -> None:
 
 
 def test_shared_memory_goes_with_its_tensors() -> None:
-    before = descriptors()
+    before = memories()
     made = job(jobs.sgd, 1, WIDE)
     there, _ = shared(made)
     weight = made.model.get_parameter("head.weight")
     kept = weight.detach()
     value = kept.clone()
-    assert descriptors() == before + 1
+    (first,) = memories() - before
     replaced_data(made)
     there.share(made.inventory().steady())
-    assert descriptors() == before + 2, "somebody still has the tensor that lay there"
+    (second,) = memories() - before - {first}
+    assert first in memories(), "somebody still has the tensor that lay there"
     assert torch.equal(kept, value)
     del kept
     gc.collect()
-    assert descriptors() == before + 1
+    assert memories() - before == {second}
     del there, made, weight
     gc.collect()
-    assert descriptors() == before
+    assert memories() <= before
 
 
 def test_shared_memory_is_read_and_not_written_to_by_others() -> None:
@@ -178,15 +181,15 @@ def test_what_a_forked_child_writes_is_its_own() -> None:
     made = job(jobs.sgd, 1, WIDE)
     there, _ = shared(made)
     weight = made.model.get_parameter("head.weight")
-    value, number = weight.detach().clone(), descriptors()
-    assert number > 0
+    value = weight.detach().clone()
+    assert memories()
     child = os.fork()
     if child == 0:
         status = 1
         try:
             with torch.no_grad():
                 weight.fill_(3)
-            status = 0 if (weight == 3).all() and descriptors() == 0 else 2
+            status = 0 if (weight == 3).all() and not memories() else 2
         finally:
             os._exit(status)
     assert os.waitpid(child, 0) == (child, 0)
@@ -195,7 +198,7 @@ def test_what_a_forked_child_writes_is_its_own() -> None:
 
 
 def test_when_tensors_are_moved_is_the_program_s_choice(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="prepare='now': write 'start' or 'fork'"):
+    with pytest.raises(ValueError, match="prepare='now': write one of 'start', 'fork', 'never'"):
         opened(full(1), prepare="now")
     made, lazy = full(1, width=WIDE), full(1, width=WIDE)
     alias = lazy.model.get_parameter("head.weight").detach()
@@ -215,4 +218,38 @@ def test_when_tensors_are_moved_is_the_program_s_choice(here: Node, opened: Open
     assert told.count("can't be in shared memory") == 1
     assert f"{WEIGHT}: another tensor uses its memory" in told
     assert [fork.step for fork in other.forks] == [3]
-    assert isinstance(session, clone.Session)
+
+
+def test_f54_what_there_is_no_shared_memory_for_stays_until_there_is(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+    made = full(1, width=WIDE)
+    weight = made.model.get_parameter("head.weight")
+    session = opened(made)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FROM_BYTES, hard))
+    try:
+        train(made, session, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    refused = f"no memory for shared storage of {3 * weight.nbytes:,} bytes of state: File too large"
+    assert f"all that are not there yet: {refused}" in capfd.readouterr().err
+    assert session._source
+    assert session._source._storage.place(weight) is None
+    with here.cloning("trunk", "--at", "4"):
+        train(made, session, 3, 2)
+    assert session._source._storage.place(weight)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_program_may_keep_its_tensors_where_they_are(here: Node, opened: Opened) -> None:
+    made = full(1, width=WIDE)
+    addresses = [parameter.data_ptr() for parameter in made.model.parameters()]
+    session = opened(made, prepare="never")
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        train_until(made, session, lambda: bool(session.forks))
+        state = wait_for_state(mine)
+        assert len(state[2]) == 2, "what describes it, and what was copied"
+        drop(state)
+    (fork,) = session.forks
+    assert (fork.copied, fork.aside) == (fork.length, 0)
+    assert [parameter.data_ptr() for parameter in made.model.parameters()] == addresses

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.clone import DamagedError, UndescribableError
-from forebay.clone._values import DEPTH_MAX, Path, decode, encode
+from forebay.clone._values import DEPTH_MAX, Path, decode, encode, leaves
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.tuples(st.integers(), st.text())
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -53,6 +53,26 @@ def same(one: Any, other: Any) -> bool:  # noqa: ANN401
 @given(VALUES)
 def test_what_is_written_is_read_back(value: object) -> None:
     assert same(round_trip(value), value)
+
+
+@given(VALUES)
+def test_leaves_are_named_as_they_are_written(value: object) -> None:
+    marks = [Mark(), Mark()]
+    named: list[tuple[Path, object]] = []
+
+    def note(path: Path, leaf: object) -> bool:
+        named.append((path, leaf))
+        return isinstance(leaf, Mark)
+
+    nested = {"a": [value, marks[0]], "b": ({1: marks[1]},)}
+    encode(nested, ("x",), note)
+    found = [(path, leaf) for path, leaf in leaves(nested, ("x",)) if isinstance(leaf, Mark)]
+    assert found == [(("x", "a", "1"), marks[0]), (("x", "b", "0", "1"), marks[1])]
+    assert found == named
+
+
+class Mark:
+    """What is no value."""
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -0.0, 5e-324, 1 << 127, "\ud800", True, 1.0])

@@ -26,7 +26,7 @@ asked = parser.parse_args()
 
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 # All ranks begin with the same weights, and then draw different samples.
-made = jobs.full()
+made = jobs.full(width=jobs.WIDE)
 jobs.seed(rank)
 if ranks > 1:
     torch.distributed.init_process_group("gloo")
@@ -39,7 +39,8 @@ def warm() -> None:
 
 
 given = {name: value for name, value in made.given().items() if name != "counters"}
-session = clone.session(**given, warm=warm)
+# However busy the machine is, no fork is dropped.
+session = clone.session(**given, warm=warm, stall_s=600.0)
 begun = step = session.resumed["step"] if session.resumed else 0
 last = begun + asked.after if session.resumed else asked.steps
 losses = {}

@@ -126,6 +126,9 @@ pub(crate) const FORK_PACKET_BYTES_MAX: usize = 64 << 10;
 pub(crate) const FORK_PEERS_MAX: usize = 4096;
 /// The fork agent ends when nobody has been connected for so long.
 pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
+/// Descriptors beside a packet of the fork agent: a state's, and those of at most 200 pieces of memory in which tensors lie, as `forebay.clone` has it. The
+/// kernel's own bound is 253.
+pub(crate) const FORK_DESCRIPTORS_MAX: usize = 204;
 /// How long the fork agent takes on nobody new after it had no descriptor for somebody, unless somebody leaves before.
 pub(crate) const FORK_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// How long somebody waits for an answer of the fork agent that needs nothing but the agent itself.

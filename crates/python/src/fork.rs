@@ -1,7 +1,7 @@
 //! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in `forebay_agent::fork`.
 
 use std::{
-    os::fd::{BorrowedFd, IntoRawFd},
+    os::fd::{BorrowedFd, IntoRawFd, OwnedFd},
     path::Path,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -32,9 +32,11 @@ impl Rank {
         rank.secret().to_string_lossy().into_owned()
     }
 
-    /// The forks for which the state has to be taken at this point, and whether there will be one at the next. A look into shared memory: the interpreter's lock is kept.
-    fn due(&self, point: u64, step: u64) -> (Vec<u64>, bool) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step)
+    /// The forks for which the state has to be taken at this point, whether there will be one at the next, and whether the clones of all of these are waiting. A look
+    /// into shared memory: the interpreter's lock is kept.
+    fn due(&self, point: u64, step: u64) -> (Vec<u64>, bool, bool) {
+        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step);
+        (due.forks, due.is_near, due.is_awaited)
     }
 
     /// Whether the fork agent still stands.
@@ -48,12 +50,13 @@ impl Rank {
         rank.measured(length).map_err(to_python)
     }
 
-    /// Hands over a state and what describes it: descriptors of sealed memory, which stay the caller's.
-    fn offer(&self, py: Python<'_>, forks: Vec<u64>, epoch: u64, step: u64, state: i32, text: i32) -> PyResult<()> {
-        let (state, text) = (borrowed(state)?, borrowed(text)?);
+    /// Hands over a state: descriptors of what describes it and of what was copied, both sealed, and where more is read in its place of the window, of what is
+    /// copied aside, and of shared memory. They stay the caller's.
+    fn offer(&self, py: Python<'_>, forks: Vec<u64>, epoch: u64, step: u64, state: Vec<i32>) -> PyResult<()> {
+        let state: Vec<_> = state.into_iter().map(borrowed).collect::<PyResult<_>>()?;
         let offer = || {
             let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            rank.offer(forks, epoch, step, state, text)
+            rank.offer(forks, epoch, step, &state)
         };
         py.detach(offer).map_err(to_python)
     }
@@ -77,17 +80,18 @@ impl Taking {
         begun.map(Self).map_err(to_python)
     }
 
-    /// The clone's name, and the descriptors of the state and of what describes it, which are the caller's to close; `None` if they have
-    /// not come in time.
-    fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<(String, i32, i32)>> {
+    /// The clone's name, its number as a reader of the window, and the descriptors of `Rank.offer`, which are the caller's to close; `None` if they have not come
+    /// in time.
+    fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<(String, u32, Vec<i32>)>> {
         let wait = duration(wait_s)?;
         let taken = py.detach(|| self.0.state(wait)).map_err(to_python)?;
-        Ok(taken.map(|taken| (taken.name, taken.state.into_raw_fd(), taken.text.into_raw_fd())))
+        let raw = |state: Vec<OwnedFd>| state.into_iter().map(IntoRawFd::into_raw_fd).collect();
+        Ok(taken.map(|taken| (taken.name, taken.reader, raw(taken.state))))
     }
 
-    /// Says that the state is loaded and checked.
-    fn loaded(&self) -> PyResult<()> {
-        self.0.loaded().map_err(to_python)
+    /// Says that the state is loaded and checked, with a descriptor of what describes it, which stays the caller's.
+    fn loaded(&self, text: i32) -> PyResult<()> {
+        self.0.loaded(borrowed(text)?).map_err(to_python)
     }
 
     /// Says why it could not be loaded.
@@ -102,7 +106,8 @@ impl Taking {
     }
 }
 
-fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
+/// A descriptor that the caller keeps open until its call returns.
+pub(crate) fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
     if descriptor < 0 {
         return Err(PyValueError::new_err(format!("{descriptor} is no descriptor")));
     }
@@ -110,7 +115,7 @@ fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
     Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
 }
 
-fn duration(seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds} s: {error}")))
 }
 

@@ -9,6 +9,7 @@ mod fork;
 mod memory;
 mod one_pass;
 mod shared;
+mod window;
 
 use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
@@ -33,6 +34,20 @@ impl Memory {
         Ok(Self { address, length })
     }
 
+    /// So many bytes of it, from an offset on.
+    fn part(self, offset: usize, length: usize) -> PyResult<Self> {
+        if offset > self.length || length > self.length - offset {
+            return Err(PyValueError::new_err(format!(
+                "no {length} bytes are at {offset} of {} bytes",
+                self.length
+            )));
+        }
+        Ok(Self {
+            address: self.address + offset,
+            length,
+        })
+    }
+
     fn overlaps(self, other: Self) -> bool {
         self.address < other.address + other.length && other.address < self.address + self.length
     }
@@ -45,14 +60,27 @@ fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
 }
 
-/// Copies `length` bytes from `source` to `target` and returns the digest of what then stands at `target`, in one pass over memory.
+/// Copies memory into the `length` bytes at `target`: parts of an address, a length, and an offset to which they go. Gives the digest of what then stands there of
+/// each part, in one pass over memory. The interpreter's lock is let go of once for all: each time it may be long in coming back.
 #[pyfunction]
-fn copy_and_digest(py: Python<'_>, source: usize, target: usize, length: usize) -> PyResult<String> {
-    let (source, target) = (Memory::new(source, length)?, Memory::new(target, length)?);
-    if source.overlaps(target) {
-        return Err(PyValueError::new_err("source and target overlap"));
-    }
-    Ok(hexadecimal(py.detach(|| one_pass::of_copy(source, target))))
+fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, usize)>) -> PyResult<Vec<String>> {
+    let target = Memory::new(target, length)?;
+    let copies = parts.into_iter().map(|(address, length, offset)| {
+        let source = Memory::new(address, length)?;
+        let part = target.part(offset, length)?;
+        if source.overlaps(target) {
+            return Err(PyValueError::new_err("source and target overlap"));
+        }
+        Ok((source, part))
+    });
+    let copies: Vec<_> = copies.collect::<PyResult<_>>()?;
+    let digests = py.detach(|| {
+        copies
+            .into_iter()
+            .map(|(source, part)| one_pass::of_copy(source, part))
+            .collect::<Vec<_>>()
+    });
+    Ok(digests.into_iter().map(hexadecimal).collect())
 }
 
 /// Reads `length` bytes from `offset` of the open file `descriptor` to `target` and returns their digest, in one pass over memory.
@@ -87,5 +115,7 @@ mod _core {
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]
-    use super::{copy_and_digest, digest, memory_left, read_and_digest};
+    use super::window::{Reading, Window};
+    #[pymodule_export]
+    use super::{digest, memory_left, pack, read_and_digest};
 }

@@ -24,8 +24,11 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
     let mut hash = Xxh3::new();
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
-        // SAFETY: both pieces lie in memory that the caller vouches for, and the two do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping((source.address + at) as *const u8, piece.address as *mut u8, piece.length) };
+        let from = Memory {
+            address: source.address + at,
+            length: piece.length,
+        };
+        copy(from, piece);
         // Of the copy, not of the source: if another thread writes to the source meanwhile, what is vouched for is what was taken.
         hash.update(bytes(piece));
     }
@@ -41,33 +44,49 @@ pub(crate) fn of_read(descriptor: i32, offset: u64, target: Memory) -> io::Resul
     // SAFETY: the caller keeps the descriptor open until this returns, and it is not -1.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let mut hash = Xxh3::new();
-    let mut at = 0;
-    while at < target.length {
+    for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
-        // SAFETY: memory that the caller vouches for and that nobody else uses; it may be uninitialised, which `MaybeUninit` allows for.
-        let room = unsafe { std::slice::from_raw_parts_mut(piece.address as *mut MaybeUninit<u8>, piece.length) };
-        match pread(file, room, offset.saturating_add(at as u64)) {
-            Ok(([], _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((read, _)) => {
-                hash.update(read);
-                at += read.len();
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        fill(file, offset.saturating_add(at as u64), piece)?;
+        hash.update(bytes(piece));
     }
     Ok(hash.digest128())
 }
 
+/// Fills `target` from `offset` of a file.
+///
+/// # Errors
+///
+/// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
+pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<()> {
+    let mut at = 0;
+    while at < target.length {
+        // SAFETY: memory that the caller vouches for and that nobody else uses; it may be uninitialised, which `MaybeUninit` allows for.
+        let room = unsafe { std::slice::from_raw_parts_mut((target.address + at) as *mut MaybeUninit<u8>, target.length - at) };
+        match pread(file, room, offset.saturating_add(at as u64)) {
+            Ok(([], _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((read, _)) => at += read.len(),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Copies `source` to `target`, which has the same length and does not overlap it.
+pub(crate) fn copy(source: Memory, target: Memory) {
+    // SAFETY: both lie in memory that the caller vouches for, and the two do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(source.address as *const u8, target.address as *mut u8, target.length) };
+}
+
 /// At most `PIECE_BYTES` of `memory`, from `at` on, which is within it.
-fn piece(memory: Memory, at: usize) -> Memory {
+pub(crate) fn piece(memory: Memory, at: usize) -> Memory {
     Memory {
         address: memory.address + at,
         length: PIECE_BYTES.min(memory.length - at),
     }
 }
 
-fn bytes<'a>(memory: Memory) -> &'a [u8] {
+pub(crate) fn bytes<'a>(memory: Memory) -> &'a [u8] {
     if memory.length == 0 {
         return &[];
     }

@@ -2,7 +2,7 @@
 //! mapped or open.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     ptr,
     sync::{Mutex, PoisonError},
 };
@@ -97,7 +97,7 @@ impl Shared {
 
 /// Opened anew: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the seal keeps others from writing.
 fn for_reading(file: OwnedFd) -> OwnedFd {
-    let name = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap_or(file)
 }
 

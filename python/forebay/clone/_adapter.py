@@ -26,7 +26,8 @@ class Component:
         get: gives nested containers of plain values and tensors. Tensors are the state's own, or throw-away copies.
         put: sets such containers. None where nothing can be set: then source and clone must have the same values and layouts, and
             tensors are written in place.
-        steady: its tensors are the state's own, and nothing but an optimizer's step changes them.
+        steady: its tensors are the state's own, and stay as they are from a point to the next step of an optimizer, unless the program
+            does something unusual.
     """
 
     path: Path
@@ -118,8 +119,13 @@ class Adapter(Protocol):
     def move(self, tensor: Any, buffer: object, offset: int) -> None:  # noqa: ANN401
         """Has such a tensor lie in a buffer from now on, from an offset in bytes on; its elements stay as they are."""
 
-    def on_step(self, given: Mapping[str, Mapping[str, object]], call: Callable[[], None]) -> Callable[[], None]:
-        """Has a function called after each update by an optimizer; gives what ends that."""
+    def version(self, tensor: Any) -> int:  # noqa: ANN401
+        """A number that most of what writes to the tensor makes another one."""
+
+    def on_step(
+        self, given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Has functions called before and after each update by an optimizer; gives what ends that."""
 
     def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float) -> None:
         """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.

@@ -22,14 +22,15 @@ class Capture:
     """A manifest, and the bytes of its entries behind a descriptor, at `Manifest.offsets`.
 
     The memory is sealed: nobody can write to it any more, make it shorter, or take the seals away; so what has been checked stays so
-    while it is read. It goes when the last process has closed its descriptor.
+    while it is read. It goes when the last process has closed its descriptor. Entries with a place are not in it: those lie where they lay.
 
     Attributes:
         manifest: what there is.
         descriptor: of the memory, for reading; pass it on as any other.
+        in_place: where it was made, the tensors that were not copied, in the order of their entries.
     """
 
-    def __init__(self, manifest: Manifest, descriptor: int) -> None:
+    def __init__(self, manifest: Manifest, descriptor: int, in_place: tuple[object, ...] = ()) -> None:
         """Takes over a descriptor that may come from another process; one that is refused stays the caller's.
 
         Raises:
@@ -45,6 +46,7 @@ class Capture:
             raise DamagedError(f"the memory of a state has {length:,} bytes; its manifest says {manifest.length:,}")
         self.manifest = manifest
         self.descriptor = descriptor
+        self.in_place = in_place
 
     def close(self) -> None:
         """Closes the descriptor; without effect the second time."""

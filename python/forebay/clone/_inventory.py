@@ -10,9 +10,11 @@ from typing import Any
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
 from forebay.clone._capture import Capture, reserve
-from forebay.clone._errors import DamagedError, DifferenceError, MissingError
+from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
-from forebay.clone._values import Path, decode, encode, spelled
+from forebay.clone._shared import FROM_BYTES, Storage
+from forebay.clone._values import Path, decode, encode, leaves, spelled
+from forebay.clone._window import Remote
 
 __all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory"]
 
@@ -24,6 +26,8 @@ GENERATORS = "generators"
 
 NAMED_MAX = 5
 """Entries that one message names."""
+PACK_BYTES = 64 << 20
+"""So many are copied in one call, or one entry: of tensors of accelerators there are copies meanwhile."""
 
 
 class _NotGiven:
@@ -109,6 +113,7 @@ class _Part:
     component: Component
     text: bytes = b""
     tensors: dict[Path, Any] = field(default_factory=dict)
+    layouts: dict[Path, Layout] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,13 @@ class _Item:
     layout: Layout
     length: int
     bytes: Callable[[], Memory | bytes]
+    # If it is steady.
+    tensor: Any = None
+    place: tuple[int, int] | None = None
+
+
+Survey = dict[str, _Part]
+"""The components of a state as they are here, by path."""
 
 
 class Inventory:
@@ -139,40 +151,49 @@ class Inventory:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        return self._manifest([(item, _digest(item.bytes())) for item in self._items(self._parts())])
+        return self._manifest_after({})
 
-    def capture(self, memory: Callable[[int], _core.Reserved] = reserve) -> Capture:
+    def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.
 
         Args:
             memory: gives at least so many bytes of it.
+            storage: shared storage; steady tensors that lie in it are not copied, but only named.
 
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
             CloneError: there is no memory for the copy.
         """
-        items = self._items(self._parts())
-        *starts, end = offsets([item.length for item in items])
+        items = self._items(self._parts(), storage)
+        *starts, end = offsets([item.length if item.place is None else 0 for item in items])
         reserved = memory(end)
-        address = reserved.address
-        digests = [_copy(item.bytes(), address + start) for item, start in zip(items, starts, strict=True)]
-        manifest = self._manifest(list(zip(items, digests, strict=True)))
-        return Capture(manifest, reserved.seal(end))
+        manifest = self._manifest(list(zip(items, _pack(items, starts, reserved), strict=True)))
+        return Capture(manifest, reserved.seal(end), tuple(item.tensor for item in items if item.place))
 
-    def load(self, capture: Capture) -> None:
+    def survey(self) -> Survey:
+        """What there is to load a state to. Made while the state is waited for, it need not be made when it has come."""
+        return {spelled(part.component.path): part for part in self._parts()}
+
+    def load(self, capture: Capture, remote: Remote | None = None, survey: Survey | None = None) -> Manifest:
         """Sets this process's state to a captured one, and checks the digest of every entry: of what arrived, and of what was made of it.
 
         All that can be refused is refused before anything is changed. Nothing that is read can run code.
 
         Args:
             capture: a state of a job with the same model and the same kinds.
+            remote: reads what the capture does not hold.
+            survey: made before; nothing has changed since.
+
+        Returns:
+            The state's manifest, in which every entry has its digest.
 
         Raises:
             DifferenceError: the captured state is of another job. Nothing has been changed.
+            CloneError: what the capture does not hold could not be read. The objects are in no defined state then: end the process.
             DamagedError: an entry is not what its digest says, or an object did not take its state back. The objects of this inventory
                 are in no defined state: end the process.
         """
-        parts = {spelled(part.component.path): part for part in self._parts()}
+        parts = self.survey() if survey is None else survey
         self._check_job(capture.manifest)
         found = _by_component(capture.manifest, parts)
         offsets_by_path = {entry.path: offset for entry, offset in capture.manifest.offsets()}
@@ -180,15 +201,23 @@ class Inventory:
         for name, entries in found.items():
             self._check_layouts(entries, texts[name], parts[name])
         received = [self._received(texts[name], entries, parts[name]) for name, entries in found.items()]
-        for _, fills in received:
-            for tensor, entry in fills:
-                self._adapter.fill(tensor, entry.layout, _Reading(capture, entry, offsets_by_path[entry.path]))
+        fills = [fill for _, fills in received for fill in fills]
+        digests: dict[str, str] = {}
+        filled: dict[int, _Filled] = {}
+        # Those that lie where they lay come first: the parent's next step comes.
+        for tensor, entry in sorted(fills, key=lambda fill: fill[1].place is None):
+            reading = _Reading(capture, entry, offsets_by_path[entry.path], remote)
+            self._adapter.fill(tensor, entry.layout, reading)
+            digests[entry.path] = reading.digest
+            filled[id(tensor)] = _Filled(tensor, reading.address, self._adapter.version(tensor), reading.digest)
         for tree, name in zip((tree for tree, _ in received), found, strict=True):
             put = parts[name].component.put
             if put is not None:
                 put(tree)
-        if wrong := capture.manifest.differences(self.manifest()):
+        manifest = capture.manifest.read(digests)
+        if wrong := manifest.differences(self._manifest_after(filled)):
             raise DamagedError(f"not as it was captured after loading: {_named(wrong)}: does its load_state_dict set all of it?")
+        return manifest
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -210,26 +239,22 @@ class Inventory:
         return self._adapter
 
     def steady(self) -> dict[str, Any]:
-        """The tensors that nothing but an optimizer's step changes, by path; one that stands twice, once.
+        """The tensors that should stay as they are from a point to the next step, by path; one that stands twice, once.
 
         Raises:
-            UndescribableError: the state holds a value of a type that is not known.
+            UndescribableError: an optimizer's state belongs to no parameter.
         """
         found: dict[int, tuple[str, Any]] = {}
-
-        def note(path: Path, value: object) -> bool:
-            if is_tensor := self._adapter.is_tensor(value):
-                found.setdefault(id(value), (spelled(path), value))
-            return is_tensor
-
         for component in self._components:
             if component.steady:
-                encode(component.get(), component.path, note)
+                for path, value in leaves(component.get(), component.path):
+                    if self._adapter.is_tensor(value):
+                        found.setdefault(id(value), (spelled(path), value))
         return dict(found.values())
 
-    def on_step(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Has a function called after each update by an optimizer; gives what ends that."""
-        return self._adapter.on_step(self._objects, call)
+    def on_step(self, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
+        """Has functions called before and after each update by an optimizer; gives what ends that."""
+        return self._adapter.on_step(self._objects, before, after)
 
     def change(self, name: str, value: float) -> None:
         """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.
@@ -260,33 +285,43 @@ class Inventory:
         part = _Part(component)
 
         def note(path: Path, value: object) -> bool:
-            tensor = self._adapter.layout(value, path) is not None
-            if tensor:
-                part.tensors[path] = value
-            return tensor
+            layout = self._adapter.layout(value, path)
+            if layout is not None:
+                part.tensors[path], part.layouts[path] = value, layout
+            return layout is not None
 
         part.text = encode(component.get(), component.path, note)
         return part
 
-    def _items(self, parts: list[_Part]) -> list[_Item]:
-        return [item for part in parts for item in self._items_of(part)]
+    def _items(self, parts: list[_Part], storage: Storage | None = None) -> list[_Item]:
+        return [item for part in parts for item in self._items_of(part, storage)]
 
-    def _items_of(self, part: _Part) -> Iterator[_Item]:
+    def _items_of(self, part: _Part, storage: Storage | None) -> Iterator[_Item]:
         component, text = part.component, part.text
         layout = Layout(VALUE, (len(text),), (1,), "cpu")
         yield _Item(spelled(component.path), component.placement, layout, len(text), lambda: text)
         for path, tensor in part.tensors.items():
             placement = Placement.SHARDED if self._adapter.is_sharded(tensor) else component.placement
-            layout = self._layout(tensor, path)
-            yield _Item(spelled(path), placement, layout, self._adapter.length(layout), functools.partial(self._adapter.memory, tensor))
+            layout = part.layouts[path]
+            name, length = spelled(path), self._adapter.length(layout)
+            steady = tensor if component.steady else None
+            stays = storage is not None and component.steady and length >= FROM_BYTES and name not in storage.unsteady
+            place = storage.place(tensor) if storage is not None and stays else None
+            yield _Item(name, placement, layout, length, functools.partial(self._adapter.memory, tensor), steady, place)
 
-    def _layout(self, tensor: object, path: Path) -> Layout:
-        layout = self._adapter.layout(tensor, path)
-        assert layout is not None
-        return layout
+    def _manifest_after(self, filled: "Mapping[int, _Filled]") -> Manifest:
+        """Every entry with its digest. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
+        return self._manifest([(item, self._digest(item, filled.get(id(item.tensor)))) for item in self._items(self._parts())])
+
+    def _digest(self, item: _Item, filled: "_Filled | None") -> str:
+        content = item.bytes()
+        if filled is None or isinstance(content, bytes) or filled.tensor is not item.tensor:
+            return _digest(content)
+        is_same = (content.address, self._adapter.version(item.tensor)) == (filled.address, filled.version)
+        return filled.digest if is_same else _digest(content)
 
     def _manifest(self, digested: list[tuple[_Item, str]]) -> Manifest:
-        entries = tuple(Entry(item.path, item.placement, item.layout, item.length, digest) for item, digest in digested)
+        entries = tuple(Entry(item.path, item.placement, item.layout, item.length, digest, item.place) for item, digest in digested)
         rank, ranks = self._adapter.rank()
         return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
 
@@ -313,7 +348,7 @@ class Inventory:
         if part.component.put is not None:
             return
         theirs = {entry.path: entry.layout for entry in entries[1:]}
-        ours = {spelled(path): self._layout(tensor, path) for path, tensor in part.tensors.items()}
+        ours = {spelled(path): layout for path, layout in part.layouts.items()}
         for path in {**theirs, **ours}:
             if theirs.get(path) != ours.get(path):
                 there, here = theirs.get(path, "nothing"), ours.get(path, "nothing")
@@ -324,15 +359,14 @@ class Inventory:
 
     def _received(self, text: bytes, entries: list[Entry], part: _Part) -> tuple[object, list[tuple[Any, Entry]]]:
         """A component's containers, and the tensors in them that are to be filled: its own where they are alike, else new ones."""
-        own = {spelled(path): tensor for path, tensor in part.tensors.items()}
+        own = {spelled(path): (tensor, part.layouts[path]) for path, tensor in part.tensors.items()}
         by_path = {entry.path: entry for entry in entries[1:]}
         fills: list[tuple[Any, Entry]] = []
 
         def tensor(path: Path) -> object:
             entry = by_path.pop(spelled(path))
-            mine = own.get(entry.path)
-            alike = mine is not None and self._layout(mine, path) == entry.layout
-            fills.append((mine if alike else self._adapter.empty(entry.layout), entry))
+            mine, layout = own.get(entry.path, (None, None))
+            fills.append((mine if layout == entry.layout else self._adapter.empty(entry.layout), entry))
             return fills[-1][0]
 
         tree = decode(text, part.component.path, tensor)
@@ -341,20 +375,68 @@ class Inventory:
         return tree, fills
 
 
-@dataclass(frozen=True)
 class _Reading:
-    """Fills memory with an entry's bytes."""
+    """Fills memory with an entry's bytes.
 
-    capture: Capture
-    entry: Entry
-    offset: int
+    Attributes:
+        address: of the memory.
+        digest: of what was written there, as it was written.
+    """
+
+    def __init__(self, capture: Capture, entry: Entry, offset: int, remote: Remote | None) -> None:
+        self.address, self.digest = 0, ""
+        self._capture, self._entry, self._offset, self._remote = capture, entry, offset, remote
 
     def __call__(self, memory: Memory) -> None:
+        self.address = memory.address
+        if self._entry.place is None:
+            self.digest = self._copied(memory)
+            _verify(self._entry, self.digest)
+        elif self._remote is None:
+            raise CloneError(f"{self._entry.path} was not copied, and its job is not there to be read from")
+        else:
+            self.digest = self._remote.read(self._entry, memory)
+
+    def _copied(self, memory: Memory) -> str:
         try:
-            digest = _core.read_and_digest(self.capture.descriptor, self.offset, memory.address, memory.length)
+            return _core.read_and_digest(self._capture.descriptor, self._offset, memory.address, memory.length)
         except OSError as error:
-            raise DamagedError(f"{self.entry.path}: can't be read: {error}") from error
-        _verify(self.entry, digest)
+            raise DamagedError(f"{self._entry.path}: can't be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A tensor whose bytes were digested as they were written to where it lies."""
+
+    tensor: Any
+    address: int
+    version: int
+    digest: str
+
+
+def _pack(items: list[_Item], starts: list[int], reserved: _core.Reserved) -> list[str]:
+    """Copies items to where they are to be, and gives their digests; of those that have a place no copy, and nothing."""
+    digests = [""] * len(items)
+    batch: list[tuple[int, Memory]] = []
+    left = PACK_BYTES
+
+    def flush() -> None:
+        parts = [(memory.address, memory.length, starts[number]) for number, memory in batch]
+        for (number, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, parts), strict=True):
+            digests[number] = digest
+        batch.clear()
+
+    for number, item in enumerate(items):
+        if item.place is not None:
+            continue
+        content = item.bytes()
+        batch.append((number, _memory(content) if isinstance(content, bytes) else content))
+        left -= item.length
+        if left <= 0:
+            flush()
+            left = PACK_BYTES
+    flush()
+    return digests
 
 
 def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, list[Entry]]:
@@ -385,12 +467,6 @@ def _digest(content: Memory | bytes) -> str:
     if isinstance(content, bytes):
         content = _memory(content)
     return _core.digest(content.address, content.length)
-
-
-def _copy(content: Memory | bytes, target: int) -> str:
-    if isinstance(content, bytes):
-        content = _memory(content)
-    return _core.copy_and_digest(content.address, target, content.length)
 
 
 def _memory(text: bytes) -> Memory:

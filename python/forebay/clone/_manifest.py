@@ -2,15 +2,15 @@
 
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from forebay.clone._errors import DamagedError
 
 __all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
 
-FORMAT = "forebay clone manifest 1"
+FORMAT = "forebay clone manifest 2"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
 VALUE = "value"
@@ -57,7 +57,8 @@ class Entry:
         placement: how the ranks hold it.
         layout: type, sizes, strides, kind of device.
         length: bytes.
-        digest: XXH3-128 of its bytes, 32 hexadecimal digits.
+        digest: XXH3-128 of its bytes, 32 hexadecimal digits; empty as long as it has a place, for who reads it there finds out.
+        place: of one that was not copied: in which shared memory it lies, and from which offset on.
     """
 
     path: str
@@ -65,11 +66,19 @@ class Entry:
     layout: Layout
     length: int
     digest: str
+    place: tuple[int, int] | None = None
+
+    @property
+    def copied(self) -> int:
+        """Bytes of it that a capture holds."""
+        return self.length if self.place is None else 0
 
     def fields(self) -> dict[str, object]:
         """The entry as it is written. By hand: this is done while training stands still, and `asdict` takes ten times as long."""
         layout = {"dtype": self.layout.dtype, "shape": self.layout.shape, "strides": self.layout.strides, "device": self.layout.device}
-        return {"path": self.path, "placement": self.placement.value, "layout": layout, "length": self.length, "digest": self.digest}
+        fields: dict[str, object] = {"path": self.path, "placement": self.placement.value, "layout": layout}
+        fields |= {"length": self.length, "digest": self.digest}
+        return fields if self.place is None else fields | {"place": self.place}
 
 
 @dataclass(frozen=True)
@@ -91,14 +100,28 @@ class Manifest:
     entries: tuple[Entry, ...]
 
     def offsets(self) -> Iterator[tuple[Entry, int]]:
-        """Each entry with the offset in bytes at which a capture holds it: one behind the other, on multiples of 64."""
-        return zip(self.entries, offsets([entry.length for entry in self.entries]), strict=False)
+        """Each entry with the offset in bytes at which a capture holds it, if it was copied: one behind the other, on multiples of 64."""
+        return zip(self.entries, offsets([entry.copied for entry in self.entries]), strict=False)
 
     @property
     def length(self) -> int:
         """Bytes of a capture."""
-        *_, end = offsets([entry.length for entry in self.entries])
+        *_, end = offsets([entry.copied for entry in self.entries])
         return end
+
+    @property
+    def in_place(self) -> list[Entry]:
+        """The entries that were not copied."""
+        return [entry for entry in self.entries if entry.place is not None]
+
+    def read(self, digests: Mapping[str, str]) -> "Manifest":
+        """The same state when all of it has been read.
+
+        Args:
+            digests: of the entries that were not copied, by path.
+        """
+        entries = (replace(entry, digest=digests[entry.path], place=None) if entry.place else entry for entry in self.entries)
+        return replace(self, entries=tuple(entries))
 
     def differences(self, other: "Manifest") -> list[str]:
         """Paths of entries that only one of the two has, or that differ in layout or bytes."""
@@ -144,10 +167,13 @@ def _header(*, framework: object, rank: object, ranks: object) -> tuple[str, int
     return _text(framework), _count(rank), _count(ranks)
 
 
-def _entry(*, path: object, placement: object, layout: dict[str, object], length: object, digest: object) -> Entry:
-    if not (isinstance(digest, str) and len(digest) == 32 and set(digest) <= set("0123456789abcdef")):
+def _entry(*, path: object, placement: object, layout: dict[str, object], length: object, digest: object, place: object = None) -> Entry:
+    if place is not None and (not isinstance(place, list) or len(place) != 2):
+        raise ValueError(f"{path}: {place!r} is no place")
+    if not isinstance(digest, str) or len(digest) != (32 if place is None else 0) or not set(digest) <= set("0123456789abcdef"):
         raise ValueError(f"{path}: {digest!r} is no digest")
-    return Entry(_text(path), Placement(placement), _layout(**layout), _count(length), digest)
+    where = None if place is None else (_count(place[0]), _count(place[1]))
+    return Entry(_text(path), Placement(placement), _layout(**layout), _count(length), digest, where)
 
 
 def _layout(*, dtype: object, shape: object, strides: object, device: object) -> Layout:

@@ -14,8 +14,10 @@ from forebay import _core
 from forebay.clone import _offer
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
-from forebay.clone._inventory import Inventory
+from forebay.clone._inventory import Inventory, Survey
+from forebay.clone._manifest import Manifest
 from forebay.clone._source import REASON_MAX
+from forebay.clone._window import Remote
 
 __all__ = ["Asked", "Lineage", "resume"]
 
@@ -78,6 +80,13 @@ class Asked:
             raise CloneError("FOREBAY_CLONE is set by `forebay clone` for its program, and by nobody else: unset it") from error
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    header: _offer.Header
+    manifest: Manifest
+    remote: Remote | None
+
+
 def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> tuple[str, Lineage]:
     """Loads the parent's state, and makes the changes; gives the clone's name and where it comes from.
 
@@ -91,28 +100,49 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
     try:
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
+        survey = inventory.survey()
         taken = _waited(
             taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
         )
-        name, state, text = taken
+        name, reader, descriptors = taken
         try:
-            lineage = _load(asked, secret, inventory, state, text)
+            loaded = _load(asked, secret, inventory, survey, descriptors, lambda manifest, lying: Remote(manifest, reader, lying, wait_s))
+            for changed, value in asked.changes.items():
+                inventory.change(changed, value)
+            if loaded.remote is not None:
+                # What is heard of the agent before this clone is loaded is that it will not be.
+                loaded.remote.confirm(taking.exists)
         except Exception as error:
             # The other ranks need not wait for this one.
             with contextlib.suppress(ConnectionError):
                 taking.failed(str(error)[:REASON_MAX])
             raise
-        taking.loaded()
+        with _offer.described(secret, loaded.header, loaded.manifest) as text:
+            taking.loaded(text)
         _waited(
             lambda seconds: taking.exists(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s"
         )
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
-    return name, lineage
+    digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
+    return name, Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, asked.changes)
 
 
-def _load(asked: Asked, secret: bytes, inventory: Inventory, state: int, text: int) -> Lineage:
+def _load(
+    asked: Asked,
+    secret: bytes,
+    inventory: Inventory,
+    survey: Survey,
+    descriptors: list[int],
+    remote_of: Callable[[Manifest, list[int]], Remote],
+) -> _Loaded:
+    """Loads the state behind the descriptors of an offer, and closes them."""
     with contextlib.ExitStack() as stack:
+        for descriptor in descriptors[2:]:
+            stack.callback(os.close, descriptor)
+        if len(descriptors) < 2:
+            raise DamagedError("the state's descriptors did not come along")
+        text, state, *lying = descriptors
         stack.callback(os.close, text)
         closing = stack.enter_context(contextlib.ExitStack())
         closing.callback(os.close, state)
@@ -122,11 +152,9 @@ def _load(asked: Asked, secret: bytes, inventory: Inventory, state: int, text: i
         capture = Capture(manifest, state)
         closing.pop_all()
         stack.enter_context(capture)
-        inventory.load(capture)
-    for name, value in asked.changes.items():
-        inventory.change(name, value)
-    digest = hashlib.sha256(manifest.to_json()).hexdigest()
-    return Lineage(asked.job, header.epoch, header.step, digest, asked.changes)
+        remote = remote_of(manifest, lying) if manifest.in_place else None
+        manifest = inventory.load(capture, remote, survey)
+    return _Loaded(header, manifest, remote)
 
 
 def _waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:

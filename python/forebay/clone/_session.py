@@ -5,12 +5,13 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._resume import Asked, Lineage, resume
-from forebay.clone._source import PREPARES, Fork, Source, say
+from forebay.clone._source import Fork, Limits, Source, say
 
 __all__ = ["Session", "session"]
 
@@ -54,8 +55,8 @@ class Session:
         self._stepped = False
         self._source: Source | None = None
         if forkable and os.environ.get(OFF) not in ("off", "0"):
-            self._source = Source(job, described, state.prepare)
-            self._remove_hook = described.on_step(self._note_step)
+            self._source = Source(job, described, state.limits)
+            self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
 
     def point(self, *, epoch: int, step: int) -> None:
@@ -142,11 +143,25 @@ class Session:
 
     def close(self) -> None:
         """Ends forking; a clone that has not got all of its state is told so. Also at the process's end."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
-            self._remove_hook()
-            atexit.unregister(self.close)
+        if self._source is None:
+            return
+        source, self._source = self._source, None
+        self._remove_hook()
+        atexit.unregister(self.close)
+        try:
+            source.close()
+        except Exception as error:
+            say(f"the clones that were being made are given up: {error}")
+
+    def _before_step(self) -> None:
+        try:
+            if self._source is not None and (closed := self._source.before_step()):
+                stall_s, aside = closed
+                last = self.forks[-1]
+                self.forks = [*self.forks[:-1], replace(last, stall_s=last.stall_s + stall_s, aside=aside)]
+        except Exception as error:
+            self.close()
+            say(f"this job can't be forked any more: {error}")
 
     def _note_step(self) -> None:
         self._stepped = True
@@ -159,14 +174,14 @@ class _State:
         counters: what `point` was last told.
         place: in the epoch, as `Session.batches` counts: `batch`, those that were had; `generators`, as they were when it began.
         loader_has_place: the state has a loader that knows its place by itself.
-        prepare: when large tensors are moved into shared memory.
+        limits: what a fork may cost.
     """
 
-    def __init__(self, *, loader_has_place: bool, prepare: str = "start") -> None:
+    def __init__(self, *, loader_has_place: bool, limits: Limits | None = None) -> None:
         self.counters: dict[str, int] = {}
         self.place: dict[str, Any] = {}
         self.loader_has_place = loader_has_place
-        self.prepare = prepare
+        self.limits = limits or Limits()
 
 
 def session(
@@ -183,6 +198,8 @@ def session(
     warm: Callable[[], object] | None = None,
     wait_s: float = 600.0,
     prepare: str = "start",
+    aside: int | None = None,
+    stall_s: float = 0.25,
 ) -> Session:
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
@@ -203,18 +220,22 @@ def session(
         warm: one pass forward and backward with any batch, as the program's steps do it. Needed only with three ranks or more under DDP: a
             clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in
             their last bits.
-        wait_s: for how many seconds a clone waits for its parent's next point, and for its own other ranks.
+        wait_s: for how many seconds a clone waits for its parent's next point, for the step after it, and for its own other ranks.
         prepare: parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones can read: with "start" at the first
-            point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause.
+            point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause; with "never" they
+            stay where they are, and a fork copies all of the state at the point.
+        aside: so many bytes of them, at most, are copied aside when the optimizer is about to step and a clone has not read them; by
+            default a quarter of them, and 64 MiB in any case. What more there is drops the fork, and the step is not delayed by it.
+        stall_s: the same in seconds, at most 3600.
 
     Raises:
-        ValueError: `prepare` is neither.
+        ValueError: one of the last three makes no sense.
         CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
             process then: its objects may be in no defined state.
     """
-    if prepare not in PREPARES:
-        raise ValueError(f"prepare={prepare!r}: write {' or '.join(map(repr, PREPARES))}")
-    state = _State(loader_has_place=loader is not None, prepare=prepare)
+    limits = Limits(prepare, aside, stall_s)
+    limits.check()
+    state = _State(loader_has_place=loader is not None, limits=limits)
     described = inventory(
         model=model,
         optimizer=optimizer,

@@ -38,17 +38,23 @@ def _part() -> None:
 os.register_at_fork(after_in_child=_part)
 
 
-def shared(length: int, ranks: int = 1, left_before: int = 0) -> _core.Shared:
-    """New shared memory of so many bytes, all of it there and touched; the arguments are those of `reserve`.
+def shared(length: int, ranks: int, left_before: int, what: str) -> _core.Shared:
+    """New shared memory of so many bytes, all of it there and touched.
+
+    Args:
+        length: see `reserve`.
+        ranks: see `reserve`.
+        left_before: see `reserve`.
+        what: it is for, in words.
 
     Raises:
         CloneError: there is not as much memory.
     """
-    check_room("shared storage", length, ranks, left_before)
+    check_room(what, length, ranks, left_before)
     try:
         memory = _core.Shared(length)
     except OSError as error:
-        raise CloneError(f"no memory for shared storage of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
+        raise CloneError(f"no memory for {what} of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
     _living.add(memory)
     return memory
 
@@ -72,7 +78,7 @@ class Arena:
         Raises:
             CloneError: there is not as much memory.
         """
-        memory = shared(length, ranks, left_before)
+        memory = shared(length, ranks, left_before, "shared storage")
         buffer = (ctypes.c_uint8 * length).from_address(memory.address)
         # What has the buffer has the memory.
         buffer.memory = memory  # type: ignore[attr-defined]
@@ -89,12 +95,21 @@ class Storage:
 
     Attributes:
         arenas: in which tensors lie, or lay when `share` was last called.
+        lying: bytes of the tensors that lay in them then.
+        unsteady: paths of tensors that were seen to change between a point and a step; they are copied at the point.
     """
 
     def __init__(self, adapter: Adapter) -> None:
         self.arenas: list[Arena] = []
+        self.lying = 0
+        self.unsteady: set[str] = set()
         self._adapter = adapter
         self._moves: Counter[str] = Counter()
+
+    @property
+    def length(self) -> int:
+        """Bytes of all of it."""
+        return sum(arena.memory.length for arena in self.arenas)
 
     def place(self, tensor: object) -> tuple[int, int] | None:
         """In which arena a tensor's bytes lie, and from which offset on; None if in none."""
@@ -121,10 +136,11 @@ class Storage:
         """
         length = self._adapter.tensor_length
         large = {path: tensor for path, tensor in tensors.items() if length(tensor) >= FROM_BYTES}
-        used = {place[0] for tensor in large.values() if (place := self.place(tensor))}
+        places = {path: self.place(tensor) for path, tensor in large.items()}
+        used = {place[0] for place in places.values() if place}
         # One in which nothing lies any more goes when the last tensor that the program may have kept goes.
         self.arenas = [arena for number, arena in enumerate(self.arenas) if number in used]
-        missing = {path: tensor for path, tensor in large.items() if self.place(tensor) is None}
+        missing = {path: tensor for path, tensor in large.items() if places[path] is None}
         left = {path: why for path, tensor in missing.items() if (why := self._why_not(path, tensor))}
         for path in left:
             del missing[path]
@@ -135,6 +151,7 @@ class Storage:
                 self._adapter.move(tensor, arena.buffer, start)
                 self._moves[path] += 1
             self.arenas.append(arena)
+        self.lying = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self.unsteady)
         return left
 
     def _why_not(self, path: str, tensor: object) -> str:

@@ -4,22 +4,27 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import forebay
 from forebay import _core
-from forebay.clone._capture import reserve
+from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later
 from forebay.clone._offer import Header, described
-from forebay.clone._shared import Storage
+from forebay.clone._shared import Storage, shared
+from forebay.clone._window import Window, aside_length
 
-__all__ = ["PREPARES", "REASON_MAX", "Fork", "Source", "say"]
+__all__ = ["REASON_MAX", "Fork", "Limits", "Source", "say"]
 
-PREPARES = ("start", "fork")
-"""When large tensors are moved into shared memory: at the first point, or when a fork is near."""
+PREPARES = ("start", "fork", "never")
+"""When large tensors are moved into shared memory: at the first point, when a fork is near, or never, and all is copied at the point."""
+STALL_MAX_S = 3600.0
+ASIDE_KEPT_S = 60.0
+"""For so long memory for what is copied aside stays after a fork that did not need it."""
 
 LOOK_EVERY_S = 5.0
 """How often a rank looks whether the fork agent still stands."""
@@ -43,12 +48,52 @@ class Fork:
     Attributes:
         step: after which, as the job counts.
         length: bytes.
-        stall_s: for how long training stood still, in seconds.
+        stall_s: for how long training stood still, in seconds: at the point, and before the next step.
+        copied: bytes that were copied at the point; the clones read the others where they lie.
+        aside: bytes of the others that were copied before the next step, since a clone had not read them.
     """
 
     step: int
     length: int
     stall_s: float
+    copied: int = 0
+    aside: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a fork may cost a rank at most, and when it makes ready.
+
+    Attributes:
+        prepare: one of `PREPARES`.
+        aside: bytes that are copied aside before a step; None: as many as `aside_length` says.
+        stall_s: for how many seconds they are copied.
+    """
+
+    prepare: str = "start"
+    aside: int | None = None
+    stall_s: float = 0.25
+
+    def check(self) -> None:
+        """Refuses what makes no sense.
+
+        Raises:
+            ValueError: something does not.
+        """
+        if self.prepare not in PREPARES:
+            raise ValueError(f"prepare={self.prepare!r}: write one of {', '.join(map(repr, PREPARES))}")
+        if self.aside is not None and (type(self.aside) is not int or self.aside < 0):
+            raise ValueError(f"aside={self.aside!r}: write a number of bytes, such as {64 << 20}, or None")
+        if not isinstance(self.stall_s, int | float) or not 0 <= self.stall_s <= STALL_MAX_S:
+            raise ValueError(f"stall_s={self.stall_s!r}: write a number of seconds from 0 to {STALL_MAX_S:g}")
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Memory that is made ready while training goes on: for what is copied at the point, and aside before the next step."""
+
+    copy: _core.Reserved
+    aside: _core.Shared | None
 
 
 def say(line: str) -> None:
@@ -60,25 +105,29 @@ def say(line: str) -> None:
 class Source:
     """One rank of a job that can be forked, until it is closed."""
 
-    def __init__(self, job: str, inventory: Inventory, prepare: str) -> None:
+    def __init__(self, job: str, inventory: Inventory, limits: Limits) -> None:
         """Makes the rank known to the node's fork agent, which is started if there is none.
 
         Args:
             job: its name.
             inventory: of its state.
-            prepare: one of `PREPARES`.
+            limits: what a fork may cost.
 
         Raises:
             CloneError: that can't be, with the reason and the mend.
         """
         self._job, self._inventory = job, inventory
-        self._prepare = prepare
+        self._limits = limits
         self._storage = Storage(inventory.adapter)
         self._told: set[str] = set()
+        self._process = os.getpid()
+        self._window: Window | None = None
+        self._aside: _core.Shared | None = None
+        self._aside_used_at = 0.0
         self._points = 0
         self._length = 0
         self._left = 0
-        self._ahead: Later[_core.Reserved] | None = None
+        self._ahead: Later[_Room] | None = None
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
         self._rank = _join(job, *inventory.rank, rejoins=False)
@@ -91,28 +140,55 @@ class Source:
             ConnectionError: the fork agent is gone, and the next one will not have this job.
         """
         self._points += 1
+        # A step without a hook, as of an optimizer that is none of torch's.
+        self.before_step()
         if self._points == 1:
             # Only now is all of it there: optimizers make their state with the first step.
             self._left = _core.memory_left()
-            if self._prepare == "start":
+            if self._limits.prepare == "start":
                 self._share()
             self._length = self._inventory.length()
             self._rank.measured(self._length)
         if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
-        due, is_near = self._rank.due(self._points, step)
-        if due:
-            return self._offer(due, epoch, step)
+        due, is_near, is_awaited = self._rank.due(self._points, step)
+        # Where no clone waits yet, nobody would read in the window.
+        storage = self._storage if is_awaited else None
+        fork = self._offer(due, epoch, step, storage) if due else None
         if not is_near:
             self._ahead = None
         elif self._ahead is None:
             self._share()
-            length, ranks, left = self._length + LENGTH_SPARE_BYTES, self._inventory.rank[1], self._left
-            self._ahead = Later(lambda: reserve(length, ranks, left))
-        return None
+            length = max(self._length - (storage.lying if storage else 0), 0) + LENGTH_SPARE_BYTES
+            self._ahead = Later(lambda: self._room(length, storage))
+        return fork
+
+    def before_step(self) -> tuple[float, int] | None:
+        """Before anything of the last state changes: what its clones have not read is copied aside, or its forks are dropped.
+
+        Returns:
+            For how many seconds training stood still, and how many bytes were copied; None if nobody read.
+        """
+        # In a process that was forked from the program neither window nor tensors are its own.
+        if self._window is None or os.getpid() != self._process:
+            return None
+        began = time.perf_counter()
+        window, self._window = self._window, None
+        copied, dropped, why = window.close(self._limits.stall_s)
+        self._storage.unsteady.update(window.changed)
+        if dropped:
+            with contextlib.suppress(ConnectionError):
+                self._rank.withhold(dropped, why)
+            say(f"no fork at step {window.step}: {why}")
+        if copied == 0:
+            # Nobody looks there: the next fork's may go to the same place.
+            self._aside, self._aside_used_at = window.aside, time.monotonic()
+        return time.perf_counter() - began, copied
 
     def _share(self) -> None:
         """Has large tensors lie in shared memory. Which of them can't is said once."""
+        if self._limits.prepare == "never":
+            return
         try:
             left = self._storage.share(self._inventory.steady(), self._left)
         except CloneError as error:
@@ -139,44 +215,79 @@ class Source:
             return
         if self._ahead is None:
             self._left = _core.memory_left()
+            if self._looked_at - self._aside_used_at > ASIDE_KEPT_S:
+                self._aside = None
         if not self._rank.is_served():
             job, (rank, ranks) = self._job, self._inventory.rank
             self._joining = Later(lambda: _join(job, rank, ranks, rejoins=True))
 
-    def _offer(self, forks: list[int], epoch: int, step: int) -> Fork:
+    def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
         began = time.perf_counter()
         try:
-            header = Header(self._job, self._inventory.rank[0], epoch, step)
-            with self._inventory.capture(self._memory) as capture, described(self._secret(), header, capture.manifest) as text:
-                self._length = capture.manifest.length
-                self._rank.offer(forks, epoch, step, capture.descriptor, text)
-        except ConnectionError as error:
-            # The agent is gone, and the clone with it: `_look` finds the next one.
-            raise CloneError(str(error)) from error
+            with self._inventory.capture(self._memory(), storage) as capture:
+                header = Header(self._job, self._inventory.rank[0], epoch, step)
+                # From here on it is closed before anything changes, whatever becomes of the offer.
+                self._window = window = self._open(capture, storage, forks, step)
+                with described(self._secret(), header, capture.manifest) as text:
+                    self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
+                copied = capture.manifest.length
+                self._length = copied + sum(entry.length for entry in capture.manifest.in_place)
         except Exception as error:
-            with contextlib.suppress(ConnectionError):
-                self._rank.withhold(forks, str(error)[:REASON_MAX])
+            # Nobody has it, so nobody reads.
+            self._window = None
+            # Without the agent there is no clone: `_look` finds the next one.
+            if not isinstance(error, ConnectionError):
+                with contextlib.suppress(ConnectionError):
+                    self._rank.withhold(forks, str(error)[:REASON_MAX])
             raise CloneError(str(error)) from error
-        return Fork(step, self._length, time.perf_counter() - began)
+        return Fork(step, self._length, time.perf_counter() - began, copied)
 
-    def _memory(self, length: int) -> _core.Reserved:
-        """Memory that was made ready, if it is large enough."""
+    def _open(self, capture: Capture, storage: Storage | None, forks: list[int], step: int) -> Window | None:
+        """A window on what was not copied, if there is any."""
+        if storage is None or not capture.in_place:
+            return None
+        aside, self._aside = self._aside or self._new_aside(storage), None
+        return Window(self._inventory.adapter, capture, storage, aside, forks, step)
+
+    def _memory(self) -> Callable[[int], _core.Reserved]:
+        """Gives memory for what is copied: that which was made ready, if it is large enough."""
         ahead, self._ahead = self._ahead, None
         made = ahead.wait() if ahead else None
-        if made is not None and made.length >= length:
-            return made
-        if made is not None:
-            made.close()
-        return reserve(length, self._inventory.rank[1], self._left)
+        if made is not None and made.aside is not None:
+            self._aside = made.aside
+
+        def memory(length: int) -> _core.Reserved:
+            if made is not None and made.copy.length >= length:
+                return made.copy
+            if made is not None:
+                made.copy.close()
+            return reserve(length, self._inventory.rank[1], self._left)
+
+        return memory
+
+    def _room(self, length: int, storage: Storage | None) -> _Room:
+        """Memory for a fork, in a thread of its own."""
+        copy = reserve(length, self._inventory.rank[1], self._left)
+        if storage is None or not storage.arenas or self._aside is not None:
+            return _Room(copy, None)
+        return _Room(copy, self._new_aside(storage))
+
+    def _new_aside(self, storage: Storage) -> _core.Shared:
+        # Memory of no bytes can't be had; one byte takes no piece.
+        length = max(aside_length(storage.length, self._limits.aside), 1)
+        return shared(length, self._inventory.rank[1], self._left, "what is copied aside,")
 
     def _secret(self) -> bytes:
         # Read each time: it is not kept in the memory of a process whose core files are the user's.
         return Path(self._rank.secret).read_bytes()
 
     def close(self) -> None:
-        """From now on the rank can't be forked."""
-        # The object's end closes its connection, which is all that the agent has to know.
-        del self._rank
+        """From now on the rank can't be forked. What was taken stays: a clone that has not read all of it finds it aside."""
+        try:
+            self.before_step()
+        finally:
+            # The object's end closes its connection, which is all that the agent has to know.
+            del self._rank
 
 
 def _join(job: str, rank: int, ranks: int, *, rejoins: bool) -> _core.Rank:

@@ -16,12 +16,12 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from forebay.clone._errors import DamagedError, UndescribableError
 
-__all__ = ["DEPTH_MAX", "Path", "decode", "encode", "spelled"]
+__all__ = ["DEPTH_MAX", "Path", "decode", "encode", "leaves", "spelled"]
 
 Path = tuple[str, ...]
 """Where a value stands: `("optimizer", "state", "fc.weight", "exp_avg")`."""
@@ -32,6 +32,7 @@ DEPTH_MAX = 64
 _NAN_AND_INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
 _MAPPING_TAGS = {kind: tag for tag, kind in _MAPPINGS.items()}
+_PLAIN = frozenset((type(None), bool, int, str))
 # Truth values, integers, floating point and complex numbers.
 _NUMPY_KINDS = "biufc"
 # What an object of JSON must have beside "$", by type.
@@ -74,18 +75,34 @@ def decode(text: bytes, path: Path, tensor: Callable[[Path], object]) -> Any:  #
         raise DamagedError(f"{spelled(path)}: not a value as it is sent: {error}") from error
 
 
+def leaves(value: object, path: Path, depth: int = 0) -> Iterator[tuple[Path, object]]:
+    """What stands in nested containers, each with its path, as `encode` names it. What `encode` refuses is given as it is."""
+    if depth <= DEPTH_MAX and type(value) in _MAPPING_TAGS:
+        for key, item in cast("dict[object, object]", value).items():
+            yield from leaves(item, (*path, _part(key)), depth + 1)
+    elif depth <= DEPTH_MAX and isinstance(value, list | tuple) and type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, str(index)), depth + 1)
+    else:
+        yield path, value
+
+
 def _encoded(value: object, path: Path, tensor: Callable[[Path, object], bool], depth: int) -> object:
     if depth > DEPTH_MAX:
         raise UndescribableError(f"{spelled(path)}: containers are nested deeper than {DEPTH_MAX}")
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if kind in _PLAIN:
         return value
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"$": "float", "of": str(value)}
     if isinstance(value, bytes) and kind is bytes:
         return {"$": "bytes", "of": value.hex()}
     if isinstance(value, list | tuple) and kind in (list, tuple):
-        of = [_encoded(item, (*path, str(index)), tensor, depth + 1) for index, item in enumerate(value)]
+        # A generator's state is hundreds of numbers.
+        if depth < DEPTH_MAX and _PLAIN.issuperset(map(type, value)):
+            of = list(value)
+        else:
+            of = [_encoded(item, (*path, str(index)), tensor, depth + 1) for index, item in enumerate(value)]
         return of if kind is list else {"$": "tuple", "of": of}
     if isinstance(value, dict) and kind in _MAPPING_TAGS:
         pairs = [[_encoded_key(key, path), _encoded(item, (*path, _part(key)), tensor, depth + 1)] for key, item in value.items()]

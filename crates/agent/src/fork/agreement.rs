@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The digest of each entry that all ranks hold alike, by its path.
+/// The digest of each entry that all ranks hold alike, by its path; empty as long as nobody knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Replicated(BTreeMap<String, String>);
 
-/// A rank's state.
+/// A rank's state. As a reader of its window, if it has one, a clone has the number `reader`.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer<S> {
+    pub(crate) reader: u32,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
     pub(crate) replicated: Replicated,
@@ -28,10 +29,7 @@ pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
                 first.step, first.epoch, other.step, other.epoch
             ));
         }
-        let path = first.replicated.difference(&other.replicated)?;
-        Some(format!(
-            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
-        ))
+        first.replicated.disagreement(&other.replicated, rank)
     })
 }
 
@@ -62,11 +60,24 @@ impl Replicated {
 
     /// The first entry that the two do not hold alike.
     pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
+        let are_alike =
+            |mine: &str, other: Option<&String>| other.is_some_and(|other| mine == other || mine.is_empty() || other.is_empty());
         let differs = |(mine, others): (&'a Self, &'a Self)| {
-            let mut paths = mine.0.iter().filter(move |(path, digest)| others.0.get(*path) != Some(digest));
+            let mut paths = mine
+                .0
+                .iter()
+                .filter(move |(path, digest)| !are_alike(digest.as_str(), others.0.get(*path)));
             paths.next().map(|(path, _)| path.as_str())
         };
         [(self, other), (other, self)].into_iter().find_map(differs)
+    }
+
+    /// Why these are not of one job, if so; `self` is rank 0's.
+    pub(crate) fn disagreement(&self, other: &Self, rank: usize) -> Option<String> {
+        let path = self.difference(other)?;
+        Some(format!(
+            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
+        ))
     }
 
     /// Given entries, for tests.
@@ -92,6 +103,9 @@ mod tests {
         assert_eq!(text("00", "1").difference(&text("01", "1")), Some("w"));
         assert_eq!(text("00", "1").difference(&Replicated::default()), Some("w"));
         assert_eq!(Replicated::default().difference(&text("00", "1")), Some("w"));
+        // What is read by the clones is compared when they have read it.
+        assert_eq!(text("", "1").difference(&text("00", "1")), None);
+        assert_eq!(text("00", "1").difference(&text("", "1")), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::{
 
 use super::{
     ForkConfig, packet,
-    page::Page,
+    page::{Due, Page},
     protocol::{Ask, Job, Tell, VERSION},
     secret_path, socket_path,
 };
@@ -88,14 +88,13 @@ impl Rank {
         }
     }
 
-    /// At a point, counted from 1 alike in all ranks: the forks for which this rank has to take its state now, and whether there most likely is one at
-    /// the next point. No system call.
-    pub fn due(&mut self, point: u64, step: u64) -> (Vec<u64>, bool) {
-        let (mut due, is_near) = self.page.due(self.number, point, step);
-        self.answered.retain(|fork| due.contains(fork));
-        due.retain(|fork| !self.answered.contains(fork));
-        self.answered.extend(&due);
-        (due, is_near)
+    /// What is to be done at a point, counted from 1 alike in all ranks. No system call.
+    pub fn due(&mut self, point: u64, step: u64) -> Due {
+        let mut due = self.page.due(self.number, point, step);
+        self.answered.retain(|fork| due.forks.contains(fork));
+        due.forks.retain(|fork| !self.answered.contains(fork));
+        self.answered.extend(&due.forks);
+        due
     }
 
     /// Where the job's secret lies.
@@ -110,12 +109,12 @@ impl Rank {
         poll(&mut polled, Some(&at_once)).is_ok_and(|gone| gone == 0)
     }
 
-    /// Hands over the state that was taken for these forks, and what describes it, both sealed.
+    /// Hands over the state that was taken for these forks, by the descriptors of [`Ask::Offer`].
     ///
     /// # Errors
-    /// The fork agent is gone.
-    pub fn offer(&self, forks: Vec<u64>, epoch: u64, step: u64, state: BorrowedFd<'_>, text: BorrowedFd<'_>) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Offer { forks, epoch, step }, &[state, text])
+    /// The fork agent is gone, or does not take it in time.
+    pub fn offer(&self, forks: Vec<u64>, epoch: u64, step: u64, state: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Offer { forks, epoch, step }, state)
     }
 
     /// Says how large this rank's state is, and that it looks at the page at its points.
@@ -197,10 +196,10 @@ pub struct Taking {
 pub struct Taken {
     /// The clone's name.
     pub name: String,
-    /// The state.
-    pub state: OwnedFd,
-    /// What describes it.
-    pub text: OwnedFd,
+    /// Its number as a reader of the state's window.
+    pub reader: u32,
+    /// The descriptors of [`Ask::Offer`].
+    pub state: Vec<OwnedFd>,
 }
 
 impl Taking {
@@ -231,18 +230,22 @@ impl Taking {
         let Some((tell, descriptors)) = self.connection.hear(wait)? else {
             return Ok(None);
         };
-        match (tell, <[OwnedFd; 2]>::try_from(descriptors)) {
-            (Tell::State { name }, Ok([state, text])) => Ok(Some(Taken { name, state, text })),
-            (other, _) => Err(unexpected(&other)),
+        match tell {
+            Tell::State { name, reader } => Ok(Some(Taken {
+                name,
+                reader,
+                state: descriptors,
+            })),
+            other => Err(unexpected(&other)),
         }
     }
 
-    /// Says that the state is loaded and checked.
+    /// Says that the state is loaded and checked, and hands over what describes it, each digest in it.
     ///
     /// # Errors
     /// The fork agent is gone.
-    pub fn loaded(&self) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Loaded, &[])
+    pub fn loaded(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Loaded, &[text])
     }
 
     /// Says why it could not be loaded.

@@ -1,12 +1,13 @@
 //! Forks of training jobs on one node: who trains here, who wants to become a clone, and the states that pass from one to the other.
 //!
 //! This is a process of its own, one a node and user ([`serve`]), beside the agents of tiers: it lives as long as jobs train, has no tier, and holds copies
-//! of states; where memory is so short that the kernel ends it, no program's reads suffer. A state passes through as a descriptor of sealed memory: its
-//! bytes are neither read nor copied here.
+//! of states; where memory is so short that the kernel ends it, no program's reads suffer. A state passes through as descriptors: of sealed memory, and of the
+//! memory in which a job's large tensors lie. Its bytes are neither read nor copied here.
 //!
 //! Every rank of a job, every command `forebay clone`, and every rank of a clone has one connection, which is its lease: whoever ends, however it ends,
 //! leaves nothing here. `registry.rs` decides what follows from each message (no I/O); `service.rs` carries that out, in one thread; `page.rs` is the memory by
-//! which ranks hear of forks without a system call; `agreement.rs` compares what all ranks should hold alike; [`client`] is the other side.
+//! which ranks hear of forks without a system call; [`window`] that by which clones read tensors in their place; `agreement.rs` compares what all ranks should
+//! hold alike; `admission.rs` says when somebody new is taken on; [`client`] is the other side.
 
 mod admission;
 mod agreement;
@@ -17,7 +18,9 @@ mod page;
 pub mod protocol;
 mod registry;
 mod service;
+pub mod window;
 
+pub use page::Due;
 pub use service::serve;
 
 use std::path::{Path, PathBuf};

@@ -12,15 +12,12 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::limits::FORK_PACKET_BYTES_MAX;
-
-/// Most descriptors beside a packet.
-const DESCRIPTORS_MAX: usize = 2;
+use crate::limits::{FORK_DESCRIPTORS_MAX, FORK_PACKET_BYTES_MAX};
 
 /// Sends a packet; never waits where the socket does not.
 pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let packet = serde_json::to_vec(value)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FORK_DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if packet.len() > FORK_PACKET_BYTES_MAX || (!descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors))) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -35,7 +32,7 @@ pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[Bor
 /// `InvalidData` for what is no such packet; `WouldBlock` where the socket does not wait and there is none.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut packet = vec![0; FORK_PACKET_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FORK_DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptors = control

@@ -17,7 +17,7 @@ const POINTS: u64 = 0;
 const STEP: u64 = 8;
 const WANTED: u64 = 16;
 const SLOTS: u64 = 64;
-const SLOT_BYTES: u64 = 24;
+const SLOT_BYTES: u64 = 32;
 const PAGE_BYTES: usize = 4096;
 
 const _: () = assert!(SLOTS as usize + SLOT_BYTES as usize * FORKS_PER_JOB_MAX <= PAGE_BYTES);
@@ -35,6 +35,19 @@ struct Slot<'a> {
     at: &'a AtomicU64,
     /// Not before this point; 0: rank 0 has not announced it yet.
     from: &'a AtomicU64,
+    /// 1: all ranks of its clone are waiting for it.
+    is_awaited: &'a AtomicU64,
+}
+
+/// What a point is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// The forks for which a rank has to take its state now.
+    pub forks: Vec<u64>,
+    /// There most likely is one at the next point.
+    pub is_near: bool,
+    /// The clones of all of these are waiting.
+    pub is_awaited: bool,
 }
 
 impl Page {
@@ -53,16 +66,24 @@ impl Page {
         &self.0
     }
 
-    /// The agent: has the ranks take their states for a fork. False if no slot is free.
-    pub(crate) fn want(&self, fork: u64, at: u64) -> bool {
+    /// The agent: has the ranks take their states for a fork, whose clone is waiting by now or is not. False if no slot is free.
+    pub(crate) fn want(&self, fork: u64, at: u64, is_awaited: bool) -> bool {
         let Some(slot) = self.slots().find(|slot| slot.fork.load(Ordering::Acquire) == 0) else {
             return false;
         };
         slot.at.store(at, Ordering::Release);
         slot.from.store(0, Ordering::Release);
+        slot.is_awaited.store(u64::from(is_awaited), Ordering::Release);
         slot.fork.store(fork, Ordering::Release);
         self.word(WANTED).fetch_add(1, Ordering::Release);
         true
+    }
+
+    /// The agent: all ranks of the fork's clone are waiting now.
+    pub(crate) fn awaited(&self, fork: u64) {
+        for slot in self.slots().filter(|slot| slot.fork.load(Ordering::Acquire) == fork) {
+            slot.is_awaited.store(1, Ordering::Release);
+        }
     }
 
     /// The agent: the fork has its states, or is given up.
@@ -78,19 +99,23 @@ impl Page {
         (self.word(POINTS).load(Ordering::Acquire) > 0).then(|| self.word(STEP).load(Ordering::Acquire))
     }
 
-    /// A rank at a point: the forks for which it has to take its state now, and whether one is near, so that it can make ready. `point` counts from 1, alike
-    /// in all ranks.
-    pub(crate) fn due(&self, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
+    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks.
+    pub(crate) fn due(&self, rank: u32, point: u64, step: u64) -> Due {
         if rank == 0 {
             self.word(STEP).store(step, Ordering::Release);
             self.word(POINTS).store(point, Ordering::Release);
         }
         if self.word(WANTED).load(Ordering::Acquire) == 0 {
-            return (Vec::new(), false);
+            return Due::default();
         }
-        let mut is_near = false;
-        let due = self.slots().filter_map(|slot| slot.due(rank, point, step, &mut is_near));
-        (due.collect(), is_near)
+        let mut due = Due {
+            is_awaited: true,
+            ..Due::default()
+        };
+        for slot in self.slots() {
+            slot.tell(rank, point, step, &mut due);
+        }
+        due
     }
 
     fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
@@ -101,6 +126,7 @@ impl Page {
                 fork: word(region, at),
                 at: word(region, at + 8),
                 from: word(region, at + 16),
+                is_awaited: word(region, at + 24),
             }
         })
     }
@@ -111,22 +137,26 @@ impl Page {
 }
 
 impl Slot<'_> {
-    fn due(self, rank: u32, point: u64, step: u64, is_near: &mut bool) -> Option<u64> {
+    fn tell(self, rank: u32, point: u64, step: u64, due: &mut Due) {
         let fork = self.fork.load(Ordering::Acquire);
         let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
+        let is_awaited = self.is_awaited.load(Ordering::Acquire) == 1;
         if fork == 0 || self.fork.load(Ordering::Acquire) != fork {
-            return None;
+            return;
         }
         if rank == 0 && from == 0 {
             from = point + 1;
             self.from.store(from, Ordering::Release);
         }
         let is_due = |point, step| from != 0 && from <= point && at <= step;
+        let is_near = !is_due(point, step) && is_due(point + 1, step + 1);
         if is_due(point, step) {
-            return Some(fork);
+            due.forks.push(fork);
         }
-        *is_near |= is_due(point + 1, step + 1);
-        None
+        if is_near || is_due(point, step) {
+            due.is_near |= is_near;
+            due.is_awaited &= is_awaited;
+        }
     }
 }
 
@@ -140,41 +170,60 @@ fn word(region: Region<'_>, offset: u64) -> &AtomicU64 {
 mod tests {
     use super::*;
 
+    fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
+        let due = page.due(rank, point, step);
+        (due.forks, due.is_near)
+    }
+
     #[test]
     fn all_ranks_take_their_states_at_the_point_that_rank_0_has_announced() {
         let page = Page::create().unwrap();
-        assert_eq!((page.step(), page.due(0, 1, 10), page.step()), (None, (vec![], false), Some(10)));
-        assert!(page.want(7, 0));
+        assert_eq!((page.step(), due(&page, 0, 1, 10), page.step()), (None, (vec![], false), Some(10)));
+        assert!(page.want(7, 0, true));
         assert_eq!(
-            page.due(1, 2, 11),
+            due(&page, 1, 2, 11),
             (vec![], false),
             "rank 1 comes first and has no announcement yet"
         );
-        assert_eq!(page.due(0, 2, 11), (vec![], true), "rank 0 announces");
-        assert_eq!(page.due(1, 3, 12), (vec![7], false));
-        assert_eq!(page.due(0, 3, 12), (vec![7], false));
+        assert_eq!(due(&page, 0, 2, 11), (vec![], true), "rank 0 announces");
+        assert_eq!(due(&page, 1, 3, 12), (vec![7], false));
+        assert_eq!(due(&page, 0, 3, 12), (vec![7], false));
         page.unwant(7);
-        assert_eq!([page.due(0, 4, 13), page.due(1, 4, 13)], [(vec![], false), (vec![], false)]);
+        assert_eq!([due(&page, 0, 4, 13), due(&page, 1, 4, 13)], [(vec![], false), (vec![], false)]);
     }
 
     #[test]
     fn a_fork_waits_for_its_step() {
         let page = Page::create().unwrap();
-        assert!(page.want(7, 15));
-        let seen: Vec<_> = (1..6).map(|point| page.due(0, point, 10 + point)).collect();
+        assert!(page.want(7, 15, false));
+        let seen: Vec<_> = (1..6).map(|point| due(&page, 0, point, 10 + point)).collect();
         let not_yet = || (vec![], false);
         assert_eq!(seen, [not_yet(), not_yet(), not_yet(), (vec![], true), (vec![7], false)]);
+    }
+
+    #[test]
+    fn clones_are_waiting_if_all_are() {
+        let page = Page::create().unwrap();
+        assert!(page.want(7, 0, true));
+        assert!(page.due(0, 1, 1).is_awaited, "near");
+        assert!(page.due(0, 2, 2).is_awaited, "due");
+        assert!(page.want(8, 0, false));
+        assert!(page.due(0, 3, 3).is_near);
+        assert!(!page.due(0, 3, 3).is_awaited, "one is near that nobody waits for");
+        page.awaited(8);
+        let due = page.due(0, 4, 4);
+        assert_eq!((due.forks, due.is_near, due.is_awaited), (vec![7, 8], false, true));
     }
 
     #[test]
     fn there_are_so_many_slots_and_they_come_back() {
         let page = Page::create().unwrap();
         let wanted: Vec<_> = (1..=FORKS_PER_JOB_MAX as u64).collect();
-        assert!(wanted.iter().all(|fork| page.want(*fork, 0)));
-        assert!(!page.want(99, 0));
-        assert_eq!(page.due(0, 1, 1), (vec![], true));
-        assert_eq!(page.due(0, 2, 2), (wanted, false));
+        assert!(wanted.iter().all(|fork| page.want(*fork, 0, true)));
+        assert!(!page.want(99, 0, true));
+        assert_eq!(due(&page, 0, 1, 1), (vec![], true));
+        assert_eq!(due(&page, 0, 2, 2), (wanted, false));
         page.unwant(3);
-        assert!(page.want(99, 0));
+        assert!(page.want(99, 0, true));
     }
 }

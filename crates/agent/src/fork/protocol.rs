@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever what follows, or the page, changes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// What is said to the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,7 @@ pub enum Ask {
         /// How many there are.
         ranks: u32,
         /// It trains already, by the page of an earlier fork agent, and looks at this one's from [`Ask::Measured`] on.
+        #[serde(default)]
         rejoins: bool,
     },
     /// How large the state of a rank is, which looks at the page at its points. No answer.
@@ -27,7 +28,9 @@ pub enum Ask {
         /// Bytes.
         bytes: u64,
     },
-    /// A rank has taken its state for these forks: with it come a descriptor of the state and one of what describes it, both sealed. No answer.
+    /// A rank has taken its state for these forks: with it come descriptors of what describes it and of what was copied, both sealed; and where more is
+    /// read in its place those of the window, of what is copied aside, and of the memory in which it lies. In a window the reader for each fork has the
+    /// number of its place here. No answer.
     Offer {
         /// Which.
         forks: Vec<u64>,
@@ -65,7 +68,8 @@ pub enum Ask {
         /// How many the clone has.
         ranks: u32,
     },
-    /// This rank of a clone has loaded and checked its state. Answer, as soon as all ranks have: [`Tell::Exists`].
+    /// This rank of a clone has loaded and checked its state; with this comes a descriptor of what describes it, each digest in it. Answer, as soon as all
+    /// ranks have: [`Tell::Exists`].
     Loaded,
     /// This rank of a clone could not load its state: there will be no clone. No answer.
     Failed {
@@ -105,10 +109,12 @@ pub enum Tell {
     },
     /// The state will come.
     Waiting,
-    /// A state; with this come two descriptors, of the state and of what describes it.
+    /// A state; with this come the descriptors of [`Ask::Offer`].
     State {
         /// The clone's name.
         name: String,
+        /// Its number as a reader of the window.
+        reader: u32,
     },
     /// All ranks of the clone have their states.
     Exists,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    agreement::{Offer, disagreement},
+    agreement::{Offer, Replicated, disagreement},
     names::{is_name, ranks_text},
     protocol::{Job as JobLine, Tell},
 };
@@ -23,14 +23,18 @@ pub(crate) enum Effect<S> {
     Forget { secret: u64 },
     /// Answer that the rank is known, with the job's page.
     Page { to: Peer, job: String, secret: u64 },
-    /// Ask the job's ranks for their states, from this step on.
-    Want { job: String, fork: u64, at: u64 },
+    /// Ask the job's ranks for their states, from this step on; the clone is waiting for them, or will ask later.
+    Want { job: String, fork: u64, at: u64, is_awaited: bool },
+    /// It is waiting now.
+    Awaited { job: String, fork: u64 },
     /// They need no longer.
     Unwant { job: String, fork: u64 },
     /// Answer.
     Tell { to: Peer, tell: Tell },
     /// Answer, with a state.
     Give { to: Peer, tell: Tell, state: S },
+    /// Nobody reads a state any more as this reader.
+    Leave { state: S, reader: u32 },
 }
 
 /// Where a rank belongs.
@@ -69,10 +73,11 @@ struct Fork<S> {
     stage: Stage,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Taker {
     peer: Peer,
-    has_loaded: bool,
+    /// What it has loaded, by its own digests.
+    loaded: Option<Replicated>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +284,7 @@ impl<S: Clone> Registry<S> {
         }
         let is_under_way = fork.stage == Stage::UnderWay;
         match fork.takers.get_mut(rank as usize) {
-            Some(place) if is_under_way && place.is_none() => *place = Some(Taker { peer, has_loaded: false }),
+            Some(place) if is_under_way && place.is_none() => *place = Some(Taker { peer, loaded: None }),
             _ => {
                 return refuse(
                     peer,
@@ -294,7 +299,12 @@ impl<S: Clone> Registry<S> {
                 rank: rank as usize,
             },
         );
-        let mut effects = self.want(number);
+        let mut effects = Vec::new();
+        if fork.wanted && fork.is_awaited() {
+            let job = fork.job.clone();
+            effects.push(Effect::Awaited { job, fork: number });
+        }
+        effects.extend(self.want(number));
         effects.extend(self.give(number, Some(rank as usize)));
         effects
     }
@@ -319,12 +329,14 @@ impl<S: Clone> Registry<S> {
             return refuse(peer, "this connection is no rank of a job".into());
         };
         let mut effects = Vec::new();
-        for number in numbers {
-            let Some(fork) = self.forks.get_mut(number) else { continue };
-            if fork.job != job || !fork.wanted || fork.offers[rank].is_some() {
+        for (reader, number) in (0..).zip(numbers) {
+            let expects = |fork: &&mut Fork<S>| fork.job == job && fork.wanted && fork.offers[rank].is_none();
+            let Some(fork) = self.forks.get_mut(number).filter(expects) else {
+                let state = offer.state.clone();
+                effects.push(Effect::Leave { state, reader });
                 continue;
-            }
-            fork.offers[rank] = Some(offer.clone());
+            };
+            fork.offers[rank] = Some(Offer { reader, ..offer.clone() });
             let offers: Vec<_> = fork.offers.iter().flatten().collect();
             if offers.len() < fork.offers.len() {
                 continue;
@@ -350,7 +362,7 @@ impl<S: Clone> Registry<S> {
     }
 
     /// A rank of a clone has loaded and checked its state.
-    pub(crate) fn loaded(&mut self, peer: Peer) -> Effects<S> {
+    pub(crate) fn loaded(&mut self, peer: Peer, replicated: Replicated) -> Effects<S> {
         let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is no rank of a clone".into());
         };
@@ -362,10 +374,16 @@ impl<S: Clone> Registry<S> {
             return Vec::new();
         };
         if let Some(taker) = &mut fork.takers[rank] {
-            taker.has_loaded = true;
+            taker.loaded = Some(replicated);
         }
-        if !fork.takers.iter().all(|taker| taker.is_some_and(|taker| taker.has_loaded)) {
+        let loaded: Vec<_> = fork.takers.iter().flatten().filter_map(|taker| taker.loaded.as_ref()).collect();
+        if loaded.len() < fork.takers.len() {
             return Vec::new();
+        }
+        // What they have read in place nobody has compared before.
+        let differs = |(rank, other): (usize, &&Replicated)| loaded[0].disagreement(other, rank);
+        if let Some(why) = loaded.iter().enumerate().find_map(differs) {
+            return self.fail(number, &why);
         }
         fork.stage = Stage::Exists;
         fork.offers.fill(None);
@@ -469,14 +487,19 @@ impl<S: Clone> Registry<S> {
         let Some(fork) = self.forks.get_mut(&number) else {
             return Vec::new();
         };
-        let is_time = fork.at.is_some() || fork.takers.iter().all(Option::is_some);
+        let is_time = fork.at.is_some() || fork.is_awaited();
         let all_look = self.jobs.get(&fork.job).is_some_and(|job| job.looking.iter().all(|looks| *looks));
         if fork.wanted || fork.stage != Stage::UnderWay || fork.is_complete() || !is_time || !all_look {
             return Vec::new();
         }
         fork.wanted = true;
-        let (job, at) = (fork.job.clone(), fork.at.unwrap_or(0));
-        vec![Effect::Want { job, fork: number, at }]
+        let (job, at, is_awaited) = (fork.job.clone(), fork.at.unwrap_or(0), fork.is_awaited());
+        vec![Effect::Want {
+            job,
+            fork: number,
+            at,
+            is_awaited,
+        }]
     }
 
     fn unwant(&mut self, number: u64) -> Effects<S> {
@@ -500,11 +523,11 @@ impl<S: Clone> Registry<S> {
             return Vec::new();
         };
         let give = |(rank, (taker, offer)): (usize, (&Option<Taker>, &Option<Offer<S>>))| {
-            let (taker, offer) = ((*taker)?, offer.as_ref()?);
-            let name = fork.name.clone();
+            let (taker, offer) = (taker.as_ref()?, offer.as_ref()?);
+            let (name, reader) = (fork.name.clone(), offer.reader);
             (only.is_none() || only == Some(rank)).then(|| Effect::Give {
                 to: taker.peer,
-                tell: Tell::State { name },
+                tell: Tell::State { name, reader },
                 state: offer.state.clone(),
             })
         };
@@ -515,7 +538,8 @@ impl<S: Clone> Registry<S> {
         let mut effects = self.unwant(number);
         if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.stage == Stage::UnderWay) {
             fork.stage = Stage::Failed(why.to_owned());
-            fork.offers.fill(None);
+            let offers = fork.offers.iter_mut().filter_map(Option::take);
+            effects.extend(offers.map(|Offer { state, reader, .. }| Effect::Leave { state, reader }));
             effects.extend(fork.takers.iter().flatten().flat_map(|taker| refuse(taker.peer, why.to_owned())));
             let secret = fork.secret;
             effects.extend(self.release(secret));
@@ -536,6 +560,11 @@ impl<S: Clone> Registry<S> {
 }
 
 impl<S> Fork<S> {
+    /// All ranks of the clone are waiting.
+    fn is_awaited(&self) -> bool {
+        self.takers.iter().all(Option::is_some)
+    }
+
     /// All ranks of the job have taken their states, whether or not they are still held.
     fn is_complete(&self) -> bool {
         self.stage == Stage::Exists || self.offers.iter().all(Option::is_some)

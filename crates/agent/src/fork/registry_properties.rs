@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{super::agreement::Replicated, *};
+use super::*;
 
 const PEERS: u64 = 10;
 
@@ -78,6 +78,7 @@ impl World {
             Said::Offer { forks, step, weight } => {
                 let numbers: Vec<_> = (0..=*forks).map(|index| fork(&index)).collect();
                 let offer = Offer {
+                    reader: 0,
                     epoch: 0,
                     step: *step,
                     replicated: Replicated::from_pairs([("w", if *weight { "0" } else { "1" })]),
@@ -88,7 +89,7 @@ impl World {
             Said::Withhold { fork: index } => self.known.withhold(peer, &[fork(index)], "why"),
             Said::Loaded => {
                 self.loaded.insert(peer);
-                self.known.loaded(peer)
+                self.known.loaded(peer, Replicated::default())
             }
             Said::Failed => self.known.failed(peer, "why"),
             Said::Gone => {
@@ -132,7 +133,8 @@ impl World {
             Effect::Tell { to, tell: Tell::Exists } => {
                 assert!(self.loaded.contains(&to) && self.given.contains_key(&self.takers[&to]));
             }
-            Effect::Tell { .. } => {}
+            Effect::Awaited { fork, .. } => assert!(self.wanted.contains(&fork)),
+            Effect::Tell { .. } | Effect::Leave { .. } => {}
         }
     }
 }

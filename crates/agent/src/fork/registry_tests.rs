@@ -1,6 +1,6 @@
 //! What the registry answers, message by message.
 
-use super::{super::agreement::Replicated, *};
+use super::*;
 
 /// A state is the name of a rank here.
 type Known = Registry<&'static str>;
@@ -11,6 +11,7 @@ const SECRET: u64 = 9;
 
 fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
     Offer {
+        reader: 0,
         epoch: 1,
         step,
         replicated: Replicated::from_pairs([("weight", weight)]),
@@ -21,6 +22,11 @@ fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
 fn place(job: &str, rank: u32, ranks: u32) -> Place {
     let job = job.into();
     Place { job, rank, ranks }
+}
+
+/// What a rank of a clone has read.
+fn read(weight: &str) -> Replicated {
+    Replicated::from_pairs([("weight", weight)])
 }
 
 /// A job `trunk` of two ranks, peers 0 and 1.
@@ -45,7 +51,13 @@ fn waiting() -> Known {
 
 fn want(at: u64) -> Effect<&'static str> {
     let job = "trunk".into();
-    Effect::Want { job, fork: FORK, at }
+    let is_awaited = at == 0;
+    Effect::Want {
+        job,
+        fork: FORK,
+        at,
+        is_awaited,
+    }
 }
 
 fn unwant() -> Effect<&'static str> {
@@ -54,7 +66,10 @@ fn unwant() -> Effect<&'static str> {
 }
 
 fn give(to: Peer, state: &'static str) -> Effect<&'static str> {
-    let tell = Tell::State { name: "trunk.1".into() };
+    let tell = Tell::State {
+        name: "trunk.1".into(),
+        reader: 0,
+    };
     Effect::Give { to, tell, state }
 }
 
@@ -95,9 +110,9 @@ fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
         known.offer(1, &[FORK], &offer(5, "a", "one")),
         [unwant(), give(10, "zero"), give(11, "one")]
     );
-    assert_eq!(known.loaded(11), []);
+    assert_eq!(known.loaded(11, read("a")), []);
     let exists = |to| Effect::Tell { to, tell: Tell::Exists };
-    assert_eq!(known.loaded(10), [exists(10), exists(11)]);
+    assert_eq!(known.loaded(10, read("a")), [exists(10), exists(11)]);
     assert_eq!(known.secrets, BTreeMap::from([(SECRET, 1)]), "the job alone still needs it");
     assert_eq!(outcome(&known), (true, true));
     assert_eq!([known.gone(10), known.gone(11), known.gone(COMMAND)], [vec![], vec![], vec![]]);
@@ -171,6 +186,44 @@ fn f50_states_of_two_steps_or_that_differ_are_no_fork() {
 }
 
 #[test]
+fn f50_clones_that_have_read_other_bytes_in_place_are_no_clone() {
+    let mut known = waiting();
+    known.offer(0, &[FORK], &offer(5, "", "zero"));
+    assert_eq!(known.offer(1, &[FORK], &offer(5, "", "one")).len(), 3, "nobody knows yet");
+    assert_eq!(known.loaded(10, read("a")), []);
+    let (peers, why) = refused(&known.loaded(11, read("b")));
+    assert_eq!(peers, [10, 11]);
+    assert!(why.contains("weight is not the same in rank 0 and rank 1"), "{why}");
+    assert_eq!(outcome(&known), (true, false));
+}
+
+#[test]
+fn a_clone_that_comes_late_is_awaited_from_then_on() {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", Some(9));
+    known.take(10, FORK, 0, 2);
+    let job = "trunk".into();
+    assert_eq!(known.take(11, FORK, 1, 2), [Effect::Awaited { job, fork: FORK }]);
+}
+
+#[test]
+fn nobody_keeps_a_state_for_a_clone_that_has_failed() {
+    let mut known = trunk();
+    for (command, fork) in [(COMMAND, FORK), (101, 78)] {
+        known.fork(command, fork, "trunk", Some(3));
+    }
+    known.gone(COMMAND);
+    let leave = |state, reader| Effect::Leave { state, reader };
+    assert_eq!(known.offer(0, &[FORK, 78], &offer(3, "a", "zero")), [leave("zero", 0)]);
+    known.offer(1, &[FORK, 78], &offer(3, "a", "one"));
+    let effects = known.gone(101);
+    assert!(
+        [leave("zero", 1), leave("one", 1)].iter().all(|leave| effects.contains(leave)),
+        "{effects:?}"
+    );
+}
+
+#[test]
 fn f51_whoever_goes_before_the_clone_exists_ends_it_for_all() {
     // Before the states are taken: a rank of the job, of the clone, the command.
     for (peer, told) in [(0, vec![10, 11]), (1, vec![10, 11]), (10, vec![11]), (COMMAND, vec![10, 11])] {
@@ -179,20 +232,18 @@ fn f51_whoever_goes_before_the_clone_exists_ends_it_for_all() {
         let effects = known.gone(peer);
         assert!(effects.contains(&unwant()), "{peer}");
         assert_eq!(refused(&effects).0, told, "{peer}");
-        assert_eq!(
-            known.offer(0, &[FORK], &offer(5, "a", "zero")).len(),
-            usize::from(peer == 0),
-            "nothing comes of it later"
-        );
+        let late = known.offer(0, &[FORK], &offer(5, "a", "zero"));
+        let comes = |effect: &Effect<_>| matches!(effect, Effect::Give { .. } | Effect::Unwant { .. });
+        assert!(!late.iter().any(comes), "nothing comes of it later");
     }
     // After: the job no longer matters.
     for (peer, told) in [(0, vec![]), (11, vec![10]), (COMMAND, vec![10, 11])] {
         let mut known = waiting();
         known.offer(0, &[FORK], &offer(5, "a", "zero"));
         known.offer(1, &[FORK], &offer(5, "a", "one"));
-        known.loaded(11);
+        known.loaded(11, read("a"));
         assert_eq!(refused(&known.gone(peer)).0, told, "{peer}");
-        assert_eq!(known.loaded(10).len(), if peer == 0 { 2 } else { 0 }, "{peer}");
+        assert_eq!(known.loaded(10, read("a")).len(), if peer == 0 { 2 } else { 0 }, "{peer}");
     }
 }
 
@@ -229,7 +280,13 @@ fn one_state_may_be_for_several_forks() {
         panic!()
     };
     assert_eq!(*state, "zero");
-    assert_eq!(*tell, Tell::State { name: "trunk.2".into() });
+    assert_eq!(
+        *tell,
+        Tell::State {
+            name: "trunk.2".into(),
+            reader: 1
+        }
+    );
 }
 
 #[test]
@@ -271,7 +328,7 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
         "no job 'nobody' that can be forked trains on this node; there are: trunk",
     );
     why(known.take(2, 1, 0, 2), "this fork is over");
-    why(known.loaded(2), "no rank of a clone");
+    why(known.loaded(2, read("a")), "no rank of a clone");
     why(known.offer(2, &[1], &offer(1, "a", "x")), "no rank of a job");
     why(known.outcome(2), "no fork");
     known.fork(COMMAND, FORK, "trunk", None);

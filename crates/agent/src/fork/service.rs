@@ -5,7 +5,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -28,6 +28,7 @@ use super::{
     protocol::{Ask, Tell, VERSION},
     registry::{Effect, Peer, Place, Registry},
     secret_path, secrets_dir, socket_path,
+    window::Window,
 };
 use crate::{
     error::{AgentError, io_error},
@@ -39,11 +40,11 @@ use crate::{
 
 const SECRET_BYTES: usize = 32;
 
-/// A rank's state as it travels: the state itself, and what describes it. Both are sealed, so nobody can change them any more.
+/// A rank's state as it travels: what describes it and what was copied, both sealed, so that nobody can change them any more; and what is read in its place.
 #[derive(Debug)]
-struct Sealed {
-    state: OwnedFd,
-    text: OwnedFd,
+struct State {
+    descriptors: Vec<OwnedFd>,
+    window: Option<Window>,
 }
 
 /// Runs the fork agent until nobody has been connected for a while.
@@ -82,7 +83,9 @@ struct Service<'a> {
     peers: BTreeMap<Peer, OwnedFd>,
     next_peer: Peer,
     pages: HashMap<String, Page>,
-    registry: Registry<Arc<Sealed>>,
+    /// Of each rank the states that it has offered and that are in use.
+    offered: HashMap<Peer, Vec<Weak<State>>>,
+    registry: Registry<Arc<State>>,
 }
 
 impl<'a> Service<'a> {
@@ -110,6 +113,7 @@ impl<'a> Service<'a> {
             peers: BTreeMap::new(),
             next_peer: 0,
             pages: HashMap::new(),
+            offered: HashMap::new(),
             registry: Registry::default(),
         })
     }
@@ -179,7 +183,7 @@ impl<'a> Service<'a> {
         self.carry_out(effects);
     }
 
-    fn answer(&mut self, peer: Peer, ask: Ask, descriptors: Vec<OwnedFd>) -> Vec<Effect<Arc<Sealed>>> {
+    fn answer(&mut self, peer: Peer, ask: Ask, descriptors: Vec<OwnedFd>) -> Vec<Effect<Arc<State>>> {
         let refuse = |why: String| {
             vec![Effect::Tell {
                 to: peer,
@@ -199,13 +203,15 @@ impl<'a> Service<'a> {
                 Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
             },
             Ask::Measured { bytes } => self.registry.measured(peer, bytes),
-            Ask::Offer { forks, epoch, step } => match described(descriptors) {
+            Ask::Offer { forks, epoch, step } => match State::received(descriptors) {
                 Ok((replicated, state)) => {
+                    let state = self.keep(peer, state);
                     let offer = Offer {
+                        reader: 0,
                         epoch,
                         step,
                         replicated,
-                        state: Arc::new(state),
+                        state,
                     };
                     self.registry.offer(peer, &forks, &offer)
                 }
@@ -223,15 +229,11 @@ impl<'a> Service<'a> {
                 }
             }
             Ask::Outcome => self.registry.outcome(peer),
-            Ask::Take { fork, rank, ranks, .. } => {
-                let waiting = Effect::Tell {
-                    to: peer,
-                    tell: Tell::Waiting,
-                };
-                let effects = self.registry.take(peer, fork, rank, ranks);
-                std::iter::once(waiting).chain(effects).collect()
-            }
-            Ask::Loaded => self.registry.loaded(peer),
+            Ask::Take { fork, rank, ranks, .. } => waiting(peer, self.registry.take(peer, fork, rank, ranks)),
+            Ask::Loaded => match descriptors.first().ok_or_else(missing).and_then(replicated) {
+                Ok(replicated) => self.registry.loaded(peer, replicated),
+                Err(why) => self.registry.failed(peer, &why),
+            },
             Ask::Failed { why } => self.registry.failed(peer, &why),
             Ask::Jobs => {
                 let mut jobs = self.registry.jobs();
@@ -246,14 +248,28 @@ impl<'a> Service<'a> {
         }
     }
 
+    /// A state that a rank has offered, for as long as a fork needs it.
+    fn keep(&mut self, rank: Peer, state: State) -> Arc<State> {
+        let state = Arc::new(state);
+        let offered = self.offered.entry(rank).or_default();
+        offered.retain(|state| state.strong_count() > 0);
+        offered.push(Arc::downgrade(&state));
+        state
+    }
+
     fn part(&mut self, peer: Peer) {
         self.peers.remove(&peer);
         self.admission.resume();
+        for state in self.offered.remove(&peer).unwrap_or_default() {
+            if let Some(window) = state.upgrade().as_ref().and_then(|state| state.window.as_ref()) {
+                window.abandon();
+            }
+        }
         let effects = self.registry.gone(peer);
         self.carry_out(effects);
     }
 
-    fn carry_out(&mut self, effects: Vec<Effect<Arc<Sealed>>>) {
+    fn carry_out(&mut self, effects: Vec<Effect<Arc<State>>>) {
         let mut lost = Vec::new();
         for effect in effects {
             match effect {
@@ -267,10 +283,15 @@ impl<'a> Service<'a> {
                     let sent = page.is_some_and(|page| self.send(to, &Tell::Registered { secret }, &[page.file().descriptor()]));
                     lost.extend((!sent).then_some(to));
                 }
-                Effect::Want { job, fork, at } => {
+                Effect::Want { job, fork, at, is_awaited } => {
                     // There are as many slots as the registry lets forks be under way.
                     if let Some(page) = self.pages.get(&job) {
-                        page.want(fork, at);
+                        page.want(fork, at, is_awaited);
+                    }
+                }
+                Effect::Awaited { job, fork } => {
+                    if let Some(page) = self.pages.get(&job) {
+                        page.awaited(fork);
                     }
                 }
                 Effect::Unwant { job, fork } => {
@@ -280,8 +301,14 @@ impl<'a> Service<'a> {
                 }
                 Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
                 Effect::Give { to, tell, state } => {
-                    let sent = self.send(to, &tell, &[state.state.as_fd(), state.text.as_fd()]);
+                    let descriptors: Vec<_> = state.descriptors.iter().map(AsFd::as_fd).collect();
+                    let sent = self.send(to, &tell, &descriptors);
                     lost.extend((!sent).then_some(to));
+                }
+                Effect::Leave { state, reader } => {
+                    if let Some(window) = &state.window {
+                        window.leave(reader);
+                    }
                 }
             }
         }
@@ -307,31 +334,58 @@ impl<'a> Service<'a> {
     }
 }
 
-/// The two descriptors of an offer, if they are what they should be.
-fn described(descriptors: Vec<OwnedFd>) -> Result<(Replicated, Sealed), String> {
-    let Ok([state, text]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-        return Err("its descriptors did not come along".into());
-    };
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    for descriptor in [&state, &text] {
-        if !fs::fcntl_get_seals(descriptor).is_ok_and(|found| found.contains(seals)) {
-            return Err("its memory is not sealed".into());
-        }
+impl State {
+    /// That of an offer, if its descriptors are what they should be; and what all ranks should hold alike of it.
+    fn received(descriptors: Vec<OwnedFd>) -> Result<(Replicated, Self), String> {
+        // Either all of the state is copied, or there are a window, a place aside, and the memory in which the rest lies.
+        let ([text, copied] | [text, copied, _, _, _, ..]) = descriptors.as_slice() else {
+            return Err(missing());
+        };
+        is_sealed(copied)?;
+        let replicated = replicated(text)?;
+        let window = descriptors.get(2).map(|window| Window::open(window.try_clone()?, 0));
+        let window = window.transpose().map_err(|error| format!("its window can't be used: {error}"))?;
+        Ok((replicated, Self { descriptors, window }))
     }
-    let length = fs::fstat(&text).map_err(|error| error.to_string())?.st_size as usize;
+}
+
+/// Tells who asked for a state that it is waiting: before anything else that is said, and after what the page shows.
+fn waiting<S>(peer: Peer, mut effects: Vec<Effect<S>>) -> Vec<Effect<S>> {
+    let is_said = |effect: &Effect<S>| matches!(effect, Effect::Tell { .. } | Effect::Give { .. });
+    let at = effects.iter().position(is_said).unwrap_or(effects.len());
+    let tell = Tell::Waiting;
+    effects.insert(at, Effect::Tell { to: peer, tell });
+    effects
+}
+
+fn missing() -> String {
+    "its descriptors did not come along".into()
+}
+
+fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    if fs::fcntl_get_seals(descriptor).is_ok_and(|found| found.contains(seals)) {
+        return Ok(());
+    }
+    Err("its memory is not sealed".into())
+}
+
+/// What all ranks should hold alike, of what describes a state.
+fn replicated(text: &OwnedFd) -> Result<Replicated, String> {
+    is_sealed(text)?;
+    let length = fs::fstat(text).map_err(|error| error.to_string())?.st_size as usize;
     if length > FORK_TEXT_BYTES_MAX {
         return Err(format!("what describes it has {length} bytes; the most is {FORK_TEXT_BYTES_MAX}"));
     }
     let mut bytes = vec![0; length];
     let mut at = 0;
     while at < length {
-        match rustix::io::pread(&text, &mut bytes[at..], at as u64) {
+        match rustix::io::pread(text, &mut bytes[at..], at as u64) {
             Ok(0) | Err(_) => return Err("what describes it can't be read".into()),
             Ok(read) => at += read,
         }
     }
-    let replicated = Replicated::of(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))?;
-    Ok((replicated, Sealed { state, text }))
+    Replicated::of(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))
 }
 
 fn write_secret(path: &Path) -> io::Result<()> {

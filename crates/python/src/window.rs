@@ -1,0 +1,252 @@
+//! Both sides of a window: a rank that closes its own before a step, and a rank of a clone that reads. Converts types and moves bytes; in which order,
+//! `forebay_agent::fork::window` says.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use forebay_agent::fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Words};
+use pyo3::{
+    exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
+    prelude::*,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{
+    Memory,
+    fork::{borrowed, duration},
+    hexadecimal, one_pass,
+};
+
+/// Where pieces begin that are copied aside.
+const ALIGNMENT_BYTES: usize = 64;
+/// How often a reader looks whether a piece was copied aside by now.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// A rank's window, from its point to its next step.
+#[pyclass(frozen)]
+pub(crate) struct Window {
+    window: window::Window,
+    pieces: Vec<Memory>,
+}
+
+#[pymethods]
+impl Window {
+    /// For tensors that lie at these addresses, with these lengths, and so many readers.
+    #[new]
+    fn new(tensors: Vec<(usize, usize)>, readers: usize) -> PyResult<Self> {
+        let tensors: Vec<_> = tensors
+            .into_iter()
+            .map(|(address, length)| Memory::new(address, length))
+            .collect::<PyResult<_>>()?;
+        let pieces: Vec<_> = tensors.into_iter().flat_map(pieces_of).collect();
+        let window = window::Window::create(pieces.len(), readers)?;
+        Ok(Self { window, pieces })
+    }
+
+    /// Its shared memory, whose descriptor stays the object's.
+    #[getter]
+    fn descriptor(&self) -> i32 {
+        self.window.descriptor().as_raw_fd()
+    }
+
+    /// Closes it: the tensors may change after that. What a reader lacks is copied aside, to so many bytes at an address, and for no longer than this. Gives how
+    /// many bytes were copied, how many were lacking and were not, and which readers lack them, a bit each.
+    fn close(&self, py: Python<'_>, aside: usize, length: usize, stall_s: f64) -> PyResult<(usize, usize, u64)> {
+        let (aside, deadline) = (Memory::new(aside, length)?, Instant::now() + duration(stall_s)?);
+        let mut closing = Closing::new(self.pieces.len(), Outcome::Kept);
+        // Most often nobody lacks anything, and to let go of the interpreter's lock could take longer than this.
+        match self.look(&mut closing) {
+            None => Ok((0, 0, 0)),
+            Some(first) => Ok(py.detach(|| self.copy_aside(closing, first, aside, deadline))),
+        }
+    }
+
+    /// Closes it, for the tensors may have changed already.
+    fn tear(&self) {
+        let mut closing = Closing::new(self.pieces.len(), Outcome::Torn);
+        while self.look(&mut closing).is_some() {}
+    }
+}
+
+impl Window {
+    /// The next piece that somebody lacks, and who; `None` when the window is closed.
+    fn look(&self, closing: &mut Closing) -> Option<(usize, u64)> {
+        loop {
+            match closing.next(&self.window) {
+                Close::Again => {}
+                Close::Lacking { piece, readers } => return Some((piece, readers)),
+                Close::Done => return None,
+            }
+        }
+    }
+
+    fn copy_aside(&self, mut closing: Closing, first: (usize, u64), aside: Memory, deadline: Instant) -> (usize, usize, u64) {
+        let (mut used, mut copied, mut left, mut lose) = (0, 0, 0, 0);
+        let mut lacking = Some(first);
+        while let Some((index, readers)) = lacking {
+            let piece = self.pieces[index];
+            if left > 0 || used + piece.length > aside.length || Instant::now() >= deadline {
+                closing.give_up();
+                left += piece.length;
+                lose |= readers;
+            } else {
+                let target = Memory {
+                    address: aside.address + used,
+                    length: piece.length,
+                };
+                one_pass::copy(piece, target);
+                closing.copied(&self.window, index, used as u64);
+                copied += piece.length;
+                used += piece.length.next_multiple_of(ALIGNMENT_BYTES);
+            }
+            lacking = self.look(&mut closing);
+        }
+        (copied, left, lose)
+    }
+}
+
+/// A window as one of its readers sees it.
+#[pyclass(frozen)]
+pub(crate) struct Reading {
+    window: window::Window,
+    reader: u32,
+    /// Of each tensor its first piece and its length.
+    tensors: Vec<(usize, usize)>,
+}
+
+#[pymethods]
+impl Reading {
+    /// The window behind a descriptor, which stays the caller's, of tensors with these lengths.
+    #[new]
+    fn new(descriptor: i32, lengths: Vec<usize>, reader: u32) -> PyResult<Self> {
+        if reader >= u64::BITS - 1 {
+            return Err(PyValueError::new_err(format!("{reader} is no reader")));
+        }
+        let mut pieces = 0_usize;
+        let with_first = |length: usize| {
+            let first = pieces;
+            pieces = pieces.saturating_add(length.div_ceil(PIECE_BYTES));
+            (first, length)
+        };
+        let tensors = lengths.into_iter().map(with_first).collect();
+        let window = window::Window::open(borrowed(descriptor)?.try_clone_to_owned()?, pieces)?;
+        Ok(Self { window, reader, tensors })
+    }
+
+    /// How the window stands: `open`, `kept`, `dropped`, `torn` or `abandoned`.
+    #[getter]
+    fn outcome(&self) -> &'static str {
+        match self.window.outcome() {
+            Outcome::Open => "open",
+            Outcome::Kept => "kept",
+            Outcome::Dropped => "dropped",
+            Outcome::Torn => "torn",
+            Outcome::Abandoned => "abandoned",
+        }
+    }
+
+    /// Reads a tensor to `target`, from a file and an offset, its place, or from `aside` what was copied there; gives its digest. Reads files, maps nothing: whoever
+    /// else has them can't take memory away from under this process.
+    fn read(&self, py: Python<'_>, tensor: usize, place: (i32, u64), aside: i32, target: usize, wait_s: f64) -> PyResult<String> {
+        let (first, length) = *self
+            .tensors
+            .get(tensor)
+            .ok_or_else(|| PyValueError::new_err(format!("there is no tensor {tensor}")))?;
+        let (file, aside) = (borrowed(place.0)?, borrowed(aside)?);
+        let target = Memory::new(target, length)?;
+        let deadline = Instant::now() + duration(wait_s)?;
+        let mut hash = Xxh3::new();
+        for (index, piece) in pieces_of(target).enumerate() {
+            let lies = Stretches {
+                file,
+                offset: place.1.saturating_add((index * PIECE_BYTES) as u64),
+                aside,
+                piece,
+                had: 0,
+            };
+            self.read_piece(py, first + index, lies, deadline, &mut hash)?;
+        }
+        Ok(hexadecimal(hash.digest128()))
+    }
+}
+
+impl Reading {
+    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, hash: &mut Xxh3) -> PyResult<()> {
+        let mut reader = Reader::new(self.reader, index);
+        loop {
+            match py.detach(|| lies.read(&mut reader, &self.window, hash))? {
+                Progress::Whole => return Ok(()),
+                Progress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
+                Progress::Waits if Instant::now() > deadline => {
+                    return Err(PyTimeoutError::new_err(
+                        "the job that is forked stands still in the middle of a step",
+                    ));
+                }
+                Progress::Waits => {
+                    py.check_signals()?;
+                    py.detach(|| std::thread::sleep(LOOK_EVERY));
+                }
+            }
+        }
+    }
+}
+
+/// Where the stretches of a piece lie, where they go, and how many bytes are there.
+struct Stretches<'a> {
+    file: BorrowedFd<'a>,
+    offset: u64,
+    aside: BorrowedFd<'a>,
+    piece: Memory,
+    had: usize,
+}
+
+enum Progress {
+    Whole,
+    Waits,
+    Lost(Outcome),
+}
+
+impl Stretches<'_> {
+    /// Reads on, as far as that goes without waiting.
+    fn read(&mut self, reader: &mut Reader, words: &impl Words, hash: &mut Xxh3) -> io::Result<Progress> {
+        while self.had < self.piece.length {
+            let (file, offset) = match reader.next(words) {
+                Read::InPlace => (self.file, self.offset),
+                Read::Aside(at) => (self.aside, at),
+                Read::Again => continue,
+                Read::Wait => return Ok(Progress::Waits),
+                Read::Lost(outcome) => return Ok(Progress::Lost(outcome)),
+            };
+            let stretch = one_pass::piece(self.piece, self.had);
+            one_pass::fill(file, offset.saturating_add(self.had as u64), stretch)?;
+            if reader.counts(words) {
+                hash.update(one_pass::bytes(stretch));
+                self.had += stretch.length;
+            }
+        }
+        reader.done(words);
+        Ok(Progress::Whole)
+    }
+}
+
+fn why_lost(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Dropped => {
+            "the job's next step came before it was read, and it copies no more aside: raise session(aside=..., stall_s=...) there"
+        }
+        Outcome::Torn => "the job changed its tensors between point() and the optimizer's step",
+        Outcome::Abandoned => "the job has ended",
+        Outcome::Open | Outcome::Kept => "the job's next step came, and nobody had asked it to keep this",
+    }
+}
+
+/// A tensor's pieces.
+fn pieces_of(tensor: Memory) -> impl Iterator<Item = Memory> {
+    (0..tensor.length).step_by(PIECE_BYTES).map(move |at| Memory {
+        address: tensor.address + at,
+        length: PIECE_BYTES.min(tensor.length - at),
+    })
+}

@@ -1,0 +1,162 @@
+"""Windows: from a point to the next optimizer step clones read large tensors where they lie.
+
+In which order each side looks at what, crates/agent/src/fork/window.rs says.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from forebay import _core
+from forebay.clone._adapter import Adapter, Memory
+from forebay.clone._capture import Capture
+from forebay.clone._errors import CloneError, DamagedError
+from forebay.clone._manifest import Entry, Manifest
+from forebay.clone._shared import Storage
+
+__all__ = ["Remote", "Window", "aside_length"]
+
+ASIDE_PART = 4
+"""Unless the program says otherwise, one in so many bytes may be copied aside,"""
+ASIDE_LEAST_BYTES = 64 << 20
+"""and so many in any case."""
+LOOK_EVERY_S = 0.005
+"""How often a clone looks whether its parent's window has been closed."""
+
+
+def aside_length(lying: int, asked: int | None) -> int:
+    """How many bytes are made ready for what is copied aside.
+
+    Args:
+        lying: bytes of shared storage.
+        asked: what the program has said, or None.
+    """
+    return min(lying, max(lying // ASIDE_PART, ASIDE_LEAST_BYTES) if asked is None else asked)
+
+
+class Window:
+    """One rank's, for one state that it has offered.
+
+    Attributes:
+        forks: for which it was offered.
+        step: after which, as the job counts.
+        changed: when it is closed, the paths of tensors that had been changed before.
+    """
+
+    def __init__(self, adapter: Adapter, capture: Capture, storage: Storage, aside: _core.Shared, forks: Sequence[int], step: int) -> None:
+        self.forks, self.step = list(forks), step
+        self.aside = aside
+        self.changed: list[str] = []
+        self._adapter = adapter
+        # Tensors may be moved away meanwhile; what they leave stays as it is.
+        self._arenas = [arena.memory for arena in storage.arenas]
+        entries = capture.manifest.in_place
+        self._lying = [(entry.path, tensor, adapter.version(tensor)) for entry, tensor in zip(entries, capture.in_place, strict=True)]
+        self._shared = _core.Window([(self._address(entry), entry.length) for entry in entries], len(self.forks))
+
+    def _address(self, entry: Entry) -> int:
+        arena, offset = entry.place or (0, 0)
+        return self._arenas[arena].address + offset
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the window, of what is copied aside, and of the memory in which the tensors lie; they stay the window's."""
+        return [self._shared.descriptor, self.aside.descriptor, *(memory.descriptor for memory in self._arenas)]
+
+    def close(self, stall_s: float) -> tuple[int, list[int], str]:
+        """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
+
+        Args:
+            stall_s: for how many seconds training may stand still.
+
+        Returns:
+            How many bytes were copied, the forks that were dropped, and why.
+        """
+        self.changed = [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
+        if self.changed:
+            self._shared.tear()
+            why = (
+                f"{self.changed[0]} was changed between point() and the optimizer's step; from now on it is copied at the point: ask again"
+            )
+            return 0, self.forks, why
+        try:
+            copied, left, readers = self._shared.close(self.aside.address, self.aside.length, stall_s)
+        except Exception:
+            self._shared.tear()
+            raise
+        if left == 0:
+            return copied, [], ""
+        dropped = [fork for reader, fork in enumerate(self.forks) if readers >> reader & 1]
+        why = (
+            f"the next step came, {copied:,} bytes were copied aside, and {left:,} more had not been read: "
+            "raise session(aside=..., stall_s=...), or ask again"
+        )
+        return copied, dropped, why
+
+
+class Remote:
+    """A parent's tensors where they lie, as one rank of a clone reads them."""
+
+    def __init__(self, manifest: Manifest, reader: int, descriptors: Sequence[int], wait_s: float) -> None:
+        """Made of the descriptors of `Window.descriptors`, which stay the caller's, and open until nothing more is read.
+
+        Raises:
+            DamagedError: they are not what they should be.
+        """
+        if len(descriptors) < 3:
+            raise DamagedError("the memory in which the state lies did not come along")
+        window, self._aside, *self._arenas = descriptors
+        entries = manifest.in_place
+        self._numbers = {entry.path: number for number, entry in enumerate(entries)}
+        self._wait_s = wait_s
+        try:
+            self._reading = _core.Reading(window, [entry.length for entry in entries], reader)
+        except (OSError, ValueError, OverflowError) as error:
+            raise DamagedError(f"the window of the state can't be used: {error}") from error
+
+    def read(self, entry: Entry, memory: Memory) -> str:
+        """Reads an entry to memory of the same length; gives the digest of what was read.
+
+        Raises:
+            CloneError: the parent went on before it was read, or ended.
+            DamagedError: there is no such entry.
+        """
+        arena, offset = entry.place or (len(self._arenas), 0)
+        if arena >= len(self._arenas) or memory.length != entry.length:
+            raise DamagedError(f"{entry.path}: there is no such place as it is said to lie in")
+        try:
+            place = (self._arenas[arena], offset)
+            return self._reading.read(self._numbers[entry.path], place, self._aside, memory.address, self._wait_s)
+        except (ConnectionAbortedError, TimeoutError) as error:
+            raise CloneError(f"{entry.path}: {error}") from error
+        except OSError as error:
+            raise DamagedError(f"{entry.path}: can't be read: {error}") from error
+
+    def is_closed(self) -> bool:
+        """Whether the parent has closed the window, by which it says that nothing had changed before.
+
+        Raises:
+            CloneError: something had, or nobody can say: what was read may be of no step.
+        """
+        outcome = self._reading.outcome
+        if outcome == "torn":
+            raise CloneError("no clone: its parent's tensors were changed between point() and the optimizer's step, as they were read")
+        if outcome == "abandoned":
+            raise CloneError("no clone: its parent has ended in the step after, and could not say that its tensors had stayed as they were")
+        return outcome != "open"
+
+    def confirm(self, pause: Callable[[float], object]) -> None:
+        """Waits until the parent has closed the window.
+
+        Args:
+            pause: called again and again, for so many seconds each time.
+
+        Raises:
+            CloneError: as `is_closed`, or it comes to no step.
+        """
+        deadline = time.monotonic() + self._wait_s
+        while not self.is_closed():
+            if time.monotonic() > deadline:
+                raise CloneError(
+                    f"no clone: its parent came to no further step in {self._wait_s:g} s, and could still change what was read"
+                )
+            pause(LOOK_EVERY_S)
