@@ -15,7 +15,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _source
 from tests import support
-from tests.clone.forks import Node, Opened, train
+from tests.clone.forks import Node, Opened, train, train_until
 from tests.clone.jobs import full
 
 CONNECTIONS = 20
@@ -76,6 +76,19 @@ def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node
         support.wait_until(lambda: ranks[0].due(next(points), 4)[1], "the fork")
         last = next(points)
         assert [len(rank.due(last, 5)[0]) for rank in ranks] == [1, 1]
+
+
+def test_an_agent_that_ends_before_the_first_step_is_followed_by_the_next(
+    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", 0.0)
+    made = full(1)
+    session = opened(made)
+    here.kill_agent()
+    step = train_until(made, session, lambda: [job["bytes"] > 0 for job in here.jobs()] == [True])
+    with here.cloning("trunk", "--at", str(step + 2)) as asked:
+        step = train(made, session, 4, step)
+        assert opened(full(2), asked=asked).resumed == {"epoch": 0, "step": step - 2}
 
 
 def test_an_agent_that_is_stopped_holds_nobody_for_long(here: Node, opened: Opened) -> None:

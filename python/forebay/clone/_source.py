@@ -148,7 +148,9 @@ class Source:
             if self._limits.prepare == "start":
                 self._share()
             self._length = self._inventory.length()
-            self._rank.measured(self._length)
+            # Of an agent that has ended by now `_look` hears.
+            with contextlib.suppress(ConnectionError):
+                self._rank.measured(self._length)
         if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
         due, is_near, is_awaited = self._rank.due(self._points, step)
