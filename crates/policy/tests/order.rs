@@ -2,7 +2,7 @@
 
 mod drawn;
 
-use forebay_policy::order::{Counter, Deal, Epoch, Order, OrderError, Permutation};
+use forebay_policy::order::{Counter, Deal, Epoch, Order, OrderError, Permutation, block_permutation, sample_key};
 use proptest::prelude::*;
 
 /// What torch gave; `vectors/torch_order.py` writes it.
@@ -159,6 +159,91 @@ fn a_given_order_holds_each_sample_once() {
 }
 
 #[test]
+fn the_rest_is_padded_from_the_epochs_start_and_says_so() {
+    let deal = Deal::new(10, 3, 2).expect("a deal");
+    let rest = Epoch::given(deal, (0..10).rev().collect()).expect("a permutation").rest(6);
+    let batches: Vec<Vec<u32>> = (0..3).map(|rank| rest.batch(rank, 0).collect()).collect();
+    assert_eq!(batches, [[3, 0], [2, 9], [1, 8]]);
+    assert_eq!([0, 1, 2].map(|rank| rest.padding_of(rank, 0)), [0, 1, 1]);
+    assert_eq!((rest.iterations(), rest.padding(), rest.dropped()), (1, 2, 0));
+    assert_eq!([0, 1, 2].map(|steps| rest.used_after(steps)), [6, 10, 10]);
+    assert_eq!((rest.batch(0, 1).len(), rest.padding_of(0, 1)), (0, 0));
+}
+
+#[test]
+fn the_rest_says_what_is_dropped() {
+    let deal = Deal::new(10, 2, 2).and_then(|deal| deal.sampler_drop_last(true));
+    let deal = deal.and_then(|deal| deal.loader_drop_last(true)).expect("a deal");
+    let epoch = Epoch::given(deal, (0..10).collect()).expect("a permutation");
+    let rest = epoch.clone().rest(3);
+    assert_eq!((rest.iterations(), rest.padding(), rest.dropped()), (1, 0, 3));
+    assert_eq!(rest.used_after(u32::MAX), 7);
+    for used in [7, 10, u64::MAX] {
+        let rest = epoch.clone().rest(used);
+        assert_eq!((rest.iterations(), rest.batch(1, 0).len(), rest.padding_of(1, 0)), (0, 0, 0));
+        assert_eq!(u64::from(rest.used_after(5)), used.min(10));
+        assert_eq!(u64::from(rest.dropped()), 10 - used.min(10));
+    }
+}
+
+#[test]
+fn blocks_come_together_and_are_mixed() {
+    let ends = [3, 4, 9, 12, 20];
+    let order = block_permutation(20, &ends, 2, 7).expect("blocks");
+    let block_of = |sample: u32| ends.iter().position(|&end| sample < end).expect("within the dataset");
+    // Which blocks are together is what torch's permutation of five says.
+    let blocks: Vec<u32> = torch(5, 7).epoch(0).samples(0..5).map(|(_, block)| block).collect();
+    let mut rest = order.as_slice();
+    for (group, pair) in (0..).zip(blocks.chunks(2)) {
+        let together: Vec<u32> = (0..20).filter(|&sample| pair.contains(&(block_of(sample) as u32))).collect();
+        let (these, others) = rest.split_at(together.len());
+        let mut sorted = these.to_vec();
+        sorted.sort_unstable();
+        assert_eq!(sorted, together, "group {group}");
+        rest = others;
+    }
+    assert!(rest.is_empty());
+    assert_eq!(block_permutation(6, &[2, 4, 6], 3, 1).expect("blocks").len(), 6);
+    assert_eq!(block_permutation(1, &[1], 9, 1), Ok(vec![0]));
+}
+
+#[test]
+fn blocks_that_do_not_make_up_the_dataset_are_refused() {
+    for (ends, index) in [
+        (&[3, 3, 5][..], 1),
+        (&[0, 5][..], 0),
+        (&[4, 2, 5][..], 1),
+        (&[3, 4][..], 2),
+        (&[3, 6][..], 2),
+        (&[][..], 0),
+    ] {
+        let wrong = OrderError::NotBlocks { index };
+        assert_eq!(block_permutation(5, ends, 2, 1), Err(wrong), "{ends:?}");
+        assert_eq!(
+            wrong.to_string(),
+            format!("blocks must follow each other, none empty, and make up the dataset: they don't at block {index}")
+        );
+    }
+    assert_eq!(block_permutation(5, &[5], 0, 1), Err(OrderError::Zero("blocks at once")));
+}
+
+/// Computed by hand, from the published function of splitmix64.
+#[test]
+fn keys_are_what_they_always_were() {
+    assert_eq!(
+        [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (u64::MAX, u32::MAX, u32::MAX)]
+            .map(|(seed, epoch, sample)| sample_key(seed, epoch, sample)),
+        [
+            5_197_578_548_964_807_871,
+            11_385_487_063_155_714_807,
+            1_634_042_161_233_752_293,
+            15_916_886_550_466_581_944,
+            5_066_756_352_113_716_771,
+        ]
+    );
+}
+
+#[test]
 fn counted_orders_spread_evenly() {
     // Where the first sample lands, and which follows which, over many seeds: chi-squared with 63 degrees of freedom stays below its
     // 99.99th percentile (113).
@@ -244,6 +329,69 @@ proptest! {
             }
         }
         prop_assert_eq!(epoch.index_of(deal.samples()), None);
+    }
+
+    /// Ranks that go on as before get what they would have got had nobody stopped.
+    #[test]
+    fn the_rest_is_the_end_of_the_whole(deal in deals(), permutation in permutations(), seed: u64, done: u32) {
+        let epoch = Order { permutation, seed, deal }.epoch(0);
+        let done = done % (epoch.iterations() + 1);
+        let used = epoch.clone().rest(0).used_after(done);
+        let rest = epoch.clone().rest(u64::from(used));
+        prop_assert_eq!(rest.iterations(), epoch.iterations() - done);
+        for rank in 0..deal.world() {
+            for step in 0..rest.iterations() {
+                prop_assert!(rest.batch(rank, step).eq(epoch.batch(rank, done + step)));
+            }
+        }
+    }
+
+    /// However often ranks become more or fewer within an epoch, and batches larger or smaller: each sample once, but for padding that is
+    /// told, and for a tail that is told.
+    #[test]
+    fn each_sample_once_however_often_ranks_change(
+        samples in 1_u32..200,
+        stages in proptest::collection::vec((1_u32..12, 1_u32..12, 0_u32..4), 1..5),
+        permutation in permutations(),
+        seed: u64,
+        drop: bool,
+    ) {
+        let (mut uses, mut used, mut last) = (vec![0_u32; samples as usize], 0, None);
+        for (stage, &(world, batch, steps)) in (1..).zip(&stages) {
+            let deal = Deal::new(samples, world, batch).expect("a deal");
+            let Ok(deal) = deal.sampler_drop_last(drop).and_then(|deal| deal.loader_drop_last(drop)) else { continue };
+            let rest = Order { permutation, seed, deal }.epoch(0).rest(used);
+            let steps = if stage == stages.len() { rest.iterations() } else { steps.min(rest.iterations()) };
+            for (rank, step) in (0..steps).flat_map(|step| (0..world).map(move |rank| (rank, step))) {
+                let fresh = rest.batch(rank, step).len() - rest.padding_of(rank, step) as usize;
+                for sample in rest.batch(rank, step).take(fresh) {
+                    uses[sample as usize] += 1;
+                }
+            }
+            used = u64::from(rest.used_after(steps));
+            last = Some((stage, rest));
+        }
+        prop_assert!(uses.iter().all(|&count| count <= 1));
+        prop_assert_eq!(uses.iter().sum::<u32>(), used as u32);
+        if let Some((stage, rest)) = last && stage == stages.len() {
+            prop_assert_eq!(uses.iter().filter(|&&count| count == 0).count() as u32, rest.dropped());
+            prop_assert!(drop || rest.dropped() == 0);
+        }
+    }
+
+    /// Each sample comes once, whatever the blocks.
+    #[test]
+    fn blocks_make_a_permutation(lengths in proptest::collection::vec(1_u32..9, 1..30), at_once in 1_u32..9, seed: u64) {
+        let ends: Vec<u32> = lengths.iter().scan(0, |end, length| { *end += length; Some(*end) }).collect();
+        let samples = *ends.last().expect("a block");
+        let order = block_permutation(samples, &ends, at_once, seed).expect("blocks");
+        prop_assert!(Epoch::given(Deal::new(samples, 1, 1).expect("a deal"), order).is_ok());
+    }
+
+    /// No two samples of any epochs have the same key.
+    #[test]
+    fn keys_differ(seed: u64, one: (u32, u32), other: (u32, u32)) {
+        prop_assert_eq!(sample_key(seed, one.0, one.1) == sample_key(seed, other.0, other.1), one == other);
     }
 
     /// A counted order is a bijection, of any size, and its inverse undoes it.

@@ -8,6 +8,7 @@
 mod fork;
 mod memory;
 mod one_pass;
+mod order;
 mod shared;
 mod window;
 
@@ -112,6 +113,8 @@ mod _core {
     use super::fork::{Rank, Taking};
     #[pymodule_export]
     use super::memory::Reserved;
+    #[pymodule_export]
+    use super::order::{Deal, Epoch, counter_at, sample_key};
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]

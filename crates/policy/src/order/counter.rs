@@ -19,10 +19,10 @@ pub struct Counter {
 const ROUNDS: usize = 8;
 
 /// Steps of the Weyl sequence of splitmix64: the odd number next to 2^64 over the golden ratio.
-const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(super) const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The output function of splitmix64 (Steele, Lea, Flood, 2014): a bijection of 64 bits in which each bit depends on all.
-const fn mix(mut bits: u64) -> u64 {
+pub(super) const fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)

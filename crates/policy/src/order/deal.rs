@@ -45,6 +45,11 @@ pub enum OrderError {
         /// Samples of a batch.
         batch: u32,
     },
+    /// Blocks that do not make up the dataset.
+    NotBlocks {
+        /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than the dataset.
+        index: usize,
+    },
     /// A given order does not hold each sample once.
     NotAPermutation {
         /// The first index that is wrong, or the length where samples are missing.
@@ -63,6 +68,12 @@ impl fmt::Display for OrderError {
                 write!(
                     f,
                     "{samples} samples give {world} ranks no full batch of {batch}, and what is not full is dropped"
+                )
+            }
+            Self::NotBlocks { index } => {
+                write!(
+                    f,
+                    "blocks must follow each other, none empty, and make up the dataset: they don't at block {index}"
                 )
             }
             Self::NotAPermutation { index, samples } => {
@@ -139,6 +150,12 @@ impl Deal {
             });
         }
         Ok(deal)
+    }
+
+    /// The same for fewer samples; none where that leaves no step.
+    pub(super) fn of_samples(self, samples: u32) -> Option<Self> {
+        let deal = Self { samples, ..self }.counted();
+        (deal.iterations > 0).then_some(deal)
     }
 
     /// What follows from the rest is computed once.

@@ -4,13 +4,22 @@
 //! torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] makes one. In an epoch a *position* counts the uses of all
 //! ranks: rank `r` uses positions `r`, `r + world`, `r + 2 * world`... So the positions of one step are contiguous, and going through
 //! positions from 0 upwards is going through the epoch in order of use.
+//!
+//! [`Epoch::rest`] is an epoch from a place on, dealt to ranks that need not be as many as those before. [`sample_key`] is what a sample's own
+//! chance is seeded with. [`block_permutation`] is an order for [`Epoch::given`] that keeps together what lies together.
 
+mod blocks;
 mod counter;
 mod deal;
+mod key;
+mod rest;
 mod torch;
 
+pub use blocks::block_permutation;
 pub use counter::Counter;
 pub use deal::{Deal, OrderError, Place};
+pub use key::sample_key;
+pub use rest::Rest;
 
 use crate::ids::{EpochNumber, Iteration, Rank, Sample};
 
@@ -99,6 +108,11 @@ impl Epoch {
     /// How samples are dealt.
     pub const fn deal(&self) -> Deal {
         self.deal
+    }
+
+    /// What is left once the first `used` samples of the permutation were used, dealt as this epoch deals. All of it for 0.
+    pub fn rest(self, used: u64) -> Rest {
+        Rest::new(self, used)
     }
 
     /// Steps of the epoch: batches of each rank.

@@ -1,0 +1,108 @@
+//! The order in which ranks use samples. Converts types; the order itself is `forebay_policy::order`'s.
+
+use forebay_policy::order::{self, Order, OrderError, Permutation, Rest};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+/// How a dataset is dealt to ranks and batches: in every epoch alike.
+#[pyclass(frozen)]
+pub(crate) struct Deal(order::Deal);
+
+#[pymethods]
+impl Deal {
+    #[new]
+    fn new(samples: u64, world: u32, batch: u32, sampler_drop_last: bool, loader_drop_last: bool) -> PyResult<Self> {
+        let samples = u32::try_from(samples).map_err(|_| to_python(OrderError::TooManySamples))?;
+        order::Deal::new(samples, world, batch)
+            .and_then(|deal| deal.sampler_drop_last(sampler_drop_last))
+            .and_then(|deal| deal.loader_drop_last(loader_drop_last))
+            .map(Self)
+            .map_err(to_python)
+    }
+
+    /// Batches of each rank in an epoch.
+    #[getter]
+    fn iterations(&self) -> u32 {
+        self.0.iterations()
+    }
+}
+
+/// An epoch from a place in it on.
+#[pyclass(frozen)]
+pub(crate) struct Epoch(Rest);
+
+#[pymethods]
+impl Epoch {
+    /// The permutation is that of `seed` and `epoch` together, or none.
+    #[new]
+    fn new(py: Python<'_>, deal: &Deal, shuffle: bool, seed: u64, epoch: u32, used: u64) -> Self {
+        let permutation = if shuffle { Permutation::Torch } else { Permutation::Sequential };
+        let order = Order {
+            permutation,
+            seed,
+            deal: deal.0,
+        };
+        Self(py.detach(|| order.epoch(epoch).rest(used)))
+    }
+
+    /// One whose permutation is that of blocks, which end at `ends`.
+    #[staticmethod]
+    fn of_blocks(py: Python<'_>, deal: &Deal, ends: Vec<u32>, at_once: u32, seed: u64, used: u64) -> PyResult<Self> {
+        let epoch = py.detach(move || {
+            let permutation = order::block_permutation(deal.0.samples(), &ends, at_once, seed)?;
+            order::Epoch::given(deal.0, permutation)
+        });
+        Ok(Self(epoch.map_err(to_python)?.rest(used)))
+    }
+
+    /// Batches of each rank that are left.
+    #[getter]
+    fn iterations(&self) -> u32 {
+        self.0.iterations()
+    }
+
+    /// Uses that repeat a sample, by all ranks.
+    #[getter]
+    fn padding(&self) -> u64 {
+        self.0.padding()
+    }
+
+    /// Samples that no rank uses.
+    #[getter]
+    fn dropped(&self) -> u32 {
+        self.0.dropped()
+    }
+
+    /// A rank's samples in a step.
+    fn batch(&self, rank: u32, iteration: u32) -> Vec<u32> {
+        self.0.batch(rank, iteration).collect()
+    }
+
+    /// How many of them, at the end, are padding.
+    fn padding_of(&self, rank: u32, iteration: u32) -> u32 {
+        self.0.padding_of(rank, iteration)
+    }
+
+    /// Samples of the permutation that were used after so many more steps, by all ranks.
+    fn used_after(&self, iterations: u32) -> u32 {
+        self.0.used_after(iterations)
+    }
+}
+
+/// What a sample's own chance is seeded with in an epoch.
+#[pyfunction]
+pub(crate) fn sample_key(seed: u64, epoch: u32, sample: u32) -> u64 {
+    order::sample_key(seed, epoch, sample)
+}
+
+/// The value at an index below `len` of the permutation that `seed` keys.
+#[pyfunction]
+pub(crate) fn counter_at(len: u32, seed: u64, index: u32) -> PyResult<u32> {
+    if index >= len {
+        return Err(PyValueError::new_err(format!("index {index} of a permutation of {len}")));
+    }
+    Ok(order::Counter::new(len, seed).at(index))
+}
+
+fn to_python(error: OrderError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
