@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from forebay._say import say
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._resume import Asked, Lineage, resume
-from forebay.clone._source import Fork, Limits, Source, say
+from forebay.clone._source import Fork, Limits, Source
 
 __all__ = ["Session", "session"]
 

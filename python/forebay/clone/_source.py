@@ -10,6 +10,7 @@ from pathlib import Path
 
 import forebay
 from forebay import _core
+from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NAMED_MAX, Inventory
@@ -18,7 +19,7 @@ from forebay.clone._offer import Header, described
 from forebay.clone._shared import Storage, shared
 from forebay.clone._window import Window, aside_length
 
-__all__ = ["REASON_MAX", "Fork", "Limits", "Source", "say"]
+__all__ = ["REASON_MAX", "Fork", "Limits", "Source"]
 
 PREPARES = ("start", "fork", "never")
 """When large tensors are moved into shared memory: at the first point, when a fork is near, or never, and all is copied at the point."""
@@ -94,12 +95,6 @@ class _Room:
 
     copy: _core.Reserved
     aside: _core.Shared | None
-
-
-def say(line: str) -> None:
-    """One line on standard error, in one piece: the lines of several ranks do not mix. Where nobody listens, nothing happens."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"forebay: {' '.join(line.splitlines())}\n".encode(errors="replace"))
 
 
 class Source:

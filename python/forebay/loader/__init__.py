@@ -1,0 +1,32 @@
+"""Batches from a known future: what the data loader does without knowing any framework.
+
+`forebay.torch.DataLoader` is the loader itself, for PyTorch. Here is what it is made of: what a dataset may say about itself (`Located`,
+`Extent`), where bytes come from (`Source`), what a rank uses when (`Order`), and what goes wrong.
+"""
+
+from forebay.loader._errors import LoaderError, SampleError, StateError
+from forebay.loader._report import EpochReport
+from forebay.loader.dataset import Extent, Located
+from forebay.loader.mixture import Mixture, mixture
+from forebay.loader.order import Order
+from forebay.loader.parquet import ParquetRows
+from forebay.loader.shards import RecordShards, TarShards, TokenFile
+from forebay.loader.source import DirectSource, Source
+
+__all__ = [
+    "DirectSource",
+    "EpochReport",
+    "Extent",
+    "LoaderError",
+    "Located",
+    "Mixture",
+    "Order",
+    "ParquetRows",
+    "RecordShards",
+    "SampleError",
+    "Source",
+    "StateError",
+    "TarShards",
+    "TokenFile",
+    "mixture",
+]

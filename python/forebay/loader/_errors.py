@@ -1,0 +1,25 @@
+"""What goes wrong with a loader. Each message names what it is about and the mend."""
+
+__all__ = ["LoaderError", "SampleError", "StateError"]
+
+
+class LoaderError(RuntimeError):
+    """Batches can't be made; the base of all errors of `forebay.loader` but those of arguments (`ValueError`, `TypeError`)."""
+
+
+class SampleError(LoaderError):
+    """A sample could not be read or decoded.
+
+    Attributes:
+        index: of the sample in the dataset; None where a whole batch failed.
+        path: of the file that it lies in; None where the dataset does not say.
+    """
+
+    def __init__(self, message: str, index: int | None = None, path: str | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+        self.path = path
+
+
+class StateError(LoaderError):
+    """A state can't be loaded here: it is of another dataset, seed, sampler or number of ranks. Nothing has changed."""

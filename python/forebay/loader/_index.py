@@ -1,0 +1,279 @@
+"""Where samples lie in shards: read off each shard once, and kept in a directory of the user's."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+import tarfile
+import tempfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from forebay.loader._errors import LoaderError
+
+__all__ = ["Index", "Indices", "indexed", "records", "tar_samples"]
+
+VERSION = 1
+AT_ONCE = 16
+"""Shards that are looked through; on a network file system that is waiting for the most part."""
+TAR_BLOCK = 512
+RECORD_HEAD = struct.Struct("<QI")
+RECORD_TAIL_BYTES = 4
+META = re.compile(r"(.*/)?__[^/]*__($|/)")
+"""Members of a tar file that are no samples' (WebDataset)."""
+
+
+@dataclass
+class Index:
+    """The samples of one shard, in order. Offsets and lengths are in bytes.
+
+    Attributes:
+        offsets: where each sample's extent begins.
+        lengths: of the extents.
+        firsts: number of each sample's first field, and one more for the end.
+        names: of fields, each once.
+        field_names: which of `names` each field has.
+        field_offsets: where in its extent each field's bytes begin.
+        field_lengths: of the fields.
+        keys: each sample's name, a line each.
+    """
+
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    lengths: "array[int]" = field(default_factory=lambda: array("Q"))
+    firsts: "array[int]" = field(default_factory=lambda: array("Q", [0]))
+    names: list[str] = field(default_factory=list)
+    field_names: "array[int]" = field(default_factory=lambda: array("Q"))
+    field_offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    field_lengths: "array[int]" = field(default_factory=lambda: array("Q"))
+    keys: list[str] = field(default_factory=list)
+
+    def fields(self, sample: int) -> Iterator[tuple[str, int, int]]:
+        """Name, offset in the extent and length of each of a sample's fields."""
+        for number in range(self.firsts[sample], self.firsts[sample + 1]):
+            yield self.names[self.field_names[number]], self.field_offsets[number], self.field_lengths[number]
+
+    def arrays(self) -> "list[array[int]]":
+        """All of them, in the order in which they are kept."""
+        return [self.offsets, self.lengths, self.firsts, self.field_names, self.field_offsets, self.field_lengths]
+
+
+Reader = Callable[[str], Index]
+
+
+class Indices:
+    """The samples of several shards, numbered through."""
+
+    def __init__(self, paths: list[str], indices: list[Index]) -> None:
+        self.paths = paths
+        self._indices = indices
+        self._ends = list(accumulate(len(index.offsets) for index in indices))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def ends(self) -> list[int]:
+        """Where each shard ends, but for those without samples."""
+        return [end for end, index in zip(self._ends, self._indices, strict=True) if len(index.offsets)]
+
+    def find(self, sample: int) -> tuple[str, Index, int]:
+        """The shard that a sample lies in, its index, and the sample's number there.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample}: there are {len(self)}")
+        shard = bisect_right(self._ends, sample)
+        return self.paths[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
+
+
+def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
+    """The samples of these shards. An index that was kept is used if its shard has still the same size and time of change.
+
+    Args:
+        paths: of shards; their order is that of the samples.
+        read: makes the index of one.
+        directory: where indices are kept; None for the user's cache. If that can't be written to, they are not kept.
+
+    Raises:
+        OSError: a shard can't be read.
+        LoaderError: it is damaged, or of another kind.
+    """
+    directory = directory or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "shards"
+    with ThreadPoolExecutor(AT_ONCE, "forebay-index") as pool:
+        return Indices(paths, list(pool.map(lambda path: _kept_or_read(path, read, directory), paths)))
+
+
+def _kept_or_read(path: str, read: Reader, directory: Path) -> Index:
+    found = os.stat(path)  # noqa: PTH116  (paths are strings here)
+    # Who it is of, not where it lies: a shard that is mounted elsewhere is indexed again, and that is all.
+    of = {"version": VERSION, "kind": read.__name__, "path": os.path.abspath(path), "size": found.st_size, "mtime_ns": found.st_mtime_ns}  # noqa: PTH100
+    place = directory / hashlib.blake2b(f"{of['kind']} {of['path']}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    # Whatever may be wrong with what was kept, it can be made anew.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        return _unpacked(place.read_bytes(), of)
+    index = read(path)
+    with contextlib.suppress(OSError):
+        _keep(place, _packed(index, of))
+    return index
+
+
+def _keep(place: Path, content: bytes) -> None:
+    """Whole or not at all: several ranks may do so at once."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=place.parent)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123  (a descriptor)
+            file.write(content)
+        os.replace(name, place)  # noqa: PTH105
+    except OSError:
+        os.unlink(name)  # noqa: PTH108
+        raise
+
+
+def _packed(index: Index, of: dict[str, object]) -> bytes:
+    """A line of JSON that says what follows: arrays of 64-bit numbers, lowest byte first."""
+    arrays = [array("Q", one) for one in index.arrays()]
+    if sys.byteorder == "big":
+        for one in arrays:
+            one.byteswap()
+    body = b"".join(one.tobytes() for one in arrays)
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    head = {**of, "counts": [len(one) for one in arrays], "digest": digest, "names": index.names, "keys": index.keys}
+    return json.dumps(head).encode() + b"\n" + body
+
+
+def _unpacked(content: bytes, of: dict[str, object]) -> Index:
+    """Raises something if it is of another shard, or damaged."""
+    line, _, body = content.partition(b"\n")
+    head = json.loads(line)
+    if {key: head.get(key) for key in of} != of or hashlib.blake2b(body, digest_size=16).hexdigest() != head["digest"]:
+        raise ValueError("of another shard, or damaged")
+    index = Index(names=head["names"], keys=head["keys"])
+    del index.firsts[:]
+    start = 0
+    for one, count in zip(index.arrays(), head["counts"], strict=True):
+        one.frombytes(body[start : start + 8 * count])
+        start += 8 * count
+        if sys.byteorder == "big":
+            one.byteswap()
+    samples, fields = len(index.offsets), len(index.field_names)
+    if [len(one) for one in index.arrays()] != [samples, samples, samples + 1, fields, fields, fields] or index.firsts[-1] != fields:
+        raise ValueError("its parts don't fit together")
+    return index
+
+
+def tar_samples(path: str) -> Index:
+    """The samples of a tar file, as WebDataset groups them: members in a row whose names are the same up to the first dot.
+
+    A sample's extent begins with its first member's header block and has all headers in between; a field is named by what follows the dot.
+    """
+    index = Index()
+    names: dict[str, int] = {}
+    size = os.stat(path).st_size  # noqa: PTH116
+    last: str | None = None
+    seen: set[str] = set()
+    for member in _members(path):
+        key, dot, name = _split(member.name)
+        if not (member.isreg() and dot) or META.match(member.name):
+            continue
+        if member.offset_data + member.size > size:
+            raise LoaderError(f"{path} ends at byte {size}, and its member {member.name} at {member.offset_data + member.size}: it was cut")
+        if key != last:
+            index.offsets.append(member.offset_data - TAR_BLOCK)
+            index.lengths.append(0)
+            index.firsts.append(index.firsts[-1])
+            index.keys.append(key)
+            last, seen = key, set()
+        if name in seen:
+            raise LoaderError(f"{path} has {member.name} twice in one sample")
+        seen.add(name)
+        index.field_names.append(names.setdefault(name, len(names)))
+        index.field_offsets.append(member.offset_data - index.offsets[-1])
+        index.field_lengths.append(member.size)
+        index.firsts[-1] += 1
+        index.lengths[-1] = member.offset_data + member.size - index.offsets[-1]
+    index.names = list(names)
+    return index
+
+
+def _members(path: str) -> Iterator[tarfile.TarInfo]:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                yield member
+                # It would remember them all.
+                tar.members.clear()  # type: ignore[attr-defined]
+            end = tar.offset
+        with open(path, "rb") as file:  # noqa: PTH123
+            file.seek(end)
+            # tarfile takes a header that was cut for the end.
+            if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
+                raise tarfile.ReadError(f"no end mark at byte {end}")
+    except tarfile.ReadError as error:
+        raise LoaderError(f"{path}: {error}: it was cut, or is no plain tar file (a compressed one can't be read in parts)") from None
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A member's key, a dot if there is one, and the field's name: what WebDataset makes of it."""
+    folder, slash, file = name.rpartition("/")
+    stem, dot, rest = file.partition(".")
+    return folder + slash + stem, dot if stem else "", rest.lower()
+
+
+def records(path: str) -> Index:
+    """The records of a TFRecord file. An extent begins with the record's length; its only field is the record.
+
+    The length's check sum is compared, so that a file of another kind is found out.
+    """
+    index = Index(names=["record"])
+    size, at = os.stat(path).st_size, 0  # noqa: PTH116
+    with open(path, "rb") as file:  # noqa: PTH123
+        while at < size:
+            file.seek(at)
+            head = file.read(RECORD_HEAD.size)
+            if len(head) < RECORD_HEAD.size:
+                raise LoaderError(f"{path} ends at byte {size}, within the head of record {len(index.offsets)}: it was cut")
+            length, check = RECORD_HEAD.unpack(head)
+            if masked_crc32c(head[:8]) != check:
+                raise LoaderError(f"{path}: no record begins at byte {at}: it is damaged, or no (uncompressed) TFRecord file")
+            end = at + RECORD_HEAD.size + length + RECORD_TAIL_BYTES
+            if end > size:
+                raise LoaderError(f"{path} ends at byte {size}, and its record {len(index.offsets)} at {end}: it was cut")
+            index.offsets.append(at)
+            index.lengths.append(end - RECORD_TAIL_BYTES - at)
+            index.field_names.append(0)
+            index.field_offsets.append(RECORD_HEAD.size)
+            index.field_lengths.append(length)
+            index.firsts.append(len(index.field_names))
+            at = end
+    return index
+
+
+def _crc32c_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC32C = _crc32c_table()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """As TFRecord files have it: of a few bytes only, since it goes through them one by one."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,52 @@
+"""Which rank of how many this process is, and what of its machine is its own."""
+
+import os
+from collections.abc import Mapping
+
+__all__ = ["processors", "rank_and_world"]
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    # What srun sets. SLURM_NTASKS is there in a batch script, too, which runs once.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""torchrun, Open MPI, MPICH and its kin, Slurm."""
+LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """This process's rank, and how many there are, as the launcher says; 0 of 1 without one.
+
+    Raises:
+        ValueError: what the launcher's variables say can't be.
+    """
+    for of_rank, of_world in LAUNCHERS:
+        if of_rank not in environment and environment.get(of_world, "1") != "1":
+            # Lightning's own launcher does that. Each rank would read all of the dataset.
+            raise ValueError(
+                f"{of_world}={environment[of_world]} is there without {of_rank}: make the loader once torch.distributed is initialised, "
+                "or give rank= and world_size="
+            )
+        if of_rank in environment and of_world in environment:
+            said = f"{of_rank}={environment[of_rank]} {of_world}={environment[of_world]}"
+            try:
+                rank, world = int(environment[of_rank]), int(environment[of_world])
+            except ValueError:
+                raise ValueError(f"{said}: these are no numbers; unset them, or give rank= and world_size=") from None
+            if not 0 <= rank < world:
+                raise ValueError(f"{said}: there is no such rank; unset them, or give rank= and world_size=")
+            return rank, world
+    return 0, 1
+
+
+def processors(environment: Mapping[str, str] = os.environ) -> int:
+    """Processors that this rank may use: those that it is bound to, shared with the node's other ranks where nobody was bound."""
+    bound = len(os.sched_getaffinity(0))
+    if bound < (os.cpu_count() or 1):
+        return bound
+    for name in LOCAL:
+        if environment.get(name, "").isdecimal():
+            return max(1, bound // max(1, int(environment[name])))
+    return bound

@@ -1,0 +1,226 @@
+"""Decoding in threads: for what draws its random numbers from the generator that it is given."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from forebay._say import say
+from forebay.loader._batches import Batch, Failure, Fetched, failure
+from forebay.loader._errors import LoaderError
+from forebay.loader.dataset import Located
+from forebay.loader.source import CLOSE_WAIT_S, Helper, Source
+
+__all__ = ["Decoding", "Threads"]
+
+READ_AHEAD = 8
+"""Batches beyond those that are being decoded that are requested from the source: what it has of them is bounded by its window."""
+PARTS = 2
+"""Pieces for each thread that a batch is cut into: few, for each costs a turn of the queue; not one, for samples take times that differ."""
+STALL_S = 30.0
+"""A batch that takes longer is told of, and again after twice the time."""
+
+_FAILED = object()
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How batches are made of bytes.
+
+    Attributes:
+        dataset: decodes samples.
+        generators: gives each thread a function from a key to a generator that is seeded with it.
+        assemble: makes a batch of samples.
+        is_copying: what it makes is no view of any sample's bytes.
+        skip: whether a sample that fails is left out, instead of failing its batch.
+    """
+
+    dataset: Located
+    generators: Callable[[], Callable[[int], Any]]
+    assemble: Callable[[list[Any]], Any]
+    is_copying: bool
+    skip: bool
+
+
+class _Pending:
+    """A batch that is being decoded."""
+
+    def __init__(self, batch: Batch, parts: int) -> None:
+        self.batch = batch
+        self.samples: list[Any] = [_FAILED] * len(batch.samples)
+        self.fetched = Fetched()
+        self.parts = parts
+        # What each part that a thread works on is at: a sample, and whether its bytes are there.
+        self.doing: dict[int, tuple[int, bool]] = {}
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.lock = threading.Lock()
+
+
+class Threads:
+    """Makes batches in threads, several at once, and gives them in order. It owns its source; `close` ends both.
+
+    Args:
+        decoding: how batches are made.
+        source: of the samples' bytes, registered.
+        threads: that decode.
+        ahead: batches that are decoded, or being decoded, beside the one that training has.
+        timeout_s: of a batch; 0 for none.
+    """
+
+    def __init__(self, decoding: Decoding, source: Source, *, threads: int, ahead: int, timeout_s: float = 0.0) -> None:
+        self._decoding = decoding
+        self._source = source
+        self._are_bytes_kept = source.is_lasting or decoding.is_copying
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+        self._requested: deque[Batch] = deque()
+        self._pending: deque[_Pending] = deque()
+        self._tasks: queue.SimpleQueue[tuple[_Pending, range] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._threads = [Helper(f"forebay-decode-{number}", self._work) for number in range(threads)]
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Fetched]]:
+        """Begins, and gives what becomes of each batch, in order.
+
+        Raises:
+            LoaderError: a batch took longer than the timeout.
+        """
+        self._top_up(batches)
+        return self._results(batches)
+
+    def _results(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Fetched]]:
+        while self._pending:
+            pending = self._pending[0]
+            self._wait(pending)
+            if pending.error is not None:
+                raise pending.error
+            self._pending.popleft()
+            self._top_up(batches)
+            yield pending.batch, pending.fetched
+
+    def close(self) -> None:
+        """Ends threads and source; waits no longer than a second for what can't be ended."""
+        self._closing = True
+        for _ in self._threads:
+            self._tasks.put(None)
+        self._source.close()
+        until = time.monotonic() + CLOSE_WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _wait(self, pending: _Pending) -> None:
+        begun, told_s = time.monotonic(), STALL_S
+        while True:
+            waited_s = time.monotonic() - begun
+            if pending.done.wait(min(told_s, self._timeout_s or told_s) - waited_s):
+                return
+            if self._timeout_s and time.monotonic() - begun >= self._timeout_s:
+                raise LoaderError(f"a batch took longer than timeout={self._timeout_s} seconds{self._stalled_at(pending)}")
+            if time.monotonic() - begun >= told_s:
+                say(f"no batch for {told_s:.0f} s{self._stalled_at(pending)}")
+                told_s *= 2
+
+    def _stalled_at(self, pending: _Pending) -> str:
+        """What a batch waits for, in words."""
+        for index, has_bytes in list(pending.doing.values()):
+            try:
+                path = self._decoding.dataset.locate(index).path
+            except Exception:
+                path = "that can't be located"
+            return f": decoding sample {index} ({path}) goes on" if has_bytes else f": the source does not give sample {index} ({path})"
+        return ""
+
+    def _top_up(self, batches: Iterator[Batch]) -> None:
+        while len(self._requested) + len(self._pending) < self._ahead + READ_AHEAD and (batch := next(batches, None)):
+            for sample in batch.samples:
+                self._source.request(sample, batch.iteration)
+            self._requested.append(batch)
+        while self._requested and len(self._pending) < self._ahead:
+            self._begin(self._requested.popleft())
+
+    def _begin(self, batch: Batch) -> None:
+        count = len(batch.samples)
+        size = -(-count // (len(self._threads) * PARTS)) or 1
+        parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        pending = _Pending(batch, len(parts))
+        self._pending.append(pending)
+        for part in parts:
+            self._tasks.put((pending, part))
+        if not parts:
+            self._finish(pending)
+
+    def _work(self) -> None:
+        generator: Callable[[int], Any] | None = None
+        while (task := self._tasks.get()) is not None:
+            pending, part = task
+            try:
+                # Here, so that what goes wrong with that is told, too.
+                generator = generator or self._decoding.generators()
+                self._decode(pending, part, generator)
+            except BaseException as error:
+                pending.error = error
+            with pending.lock:
+                pending.parts -= 1
+                is_last = pending.parts == 0
+            if is_last:
+                self._finish(pending)
+            # A thread that waits would keep the batch's memory.
+            del task, pending
+
+    def _decode(self, pending: _Pending, part: range, generator: Callable[[int], Any]) -> None:
+        batch, fetched, decoding = pending.batch, pending.fetched, self._decoding
+        waited_s, decoded_s, read_bytes = 0.0, 0.0, 0
+        failures: list[Failure] = []
+        for nth in part:
+            # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must not hang on time.
+            if self._closing or (failures and not decoding.skip):
+                break
+            index = batch.samples[nth]
+            begun = time.perf_counter()
+            between = None
+            pending.doing[part.start] = (index, False)
+            try:
+                data = self._source.read(index)
+                pending.doing[part.start] = (index, True)
+                between = time.perf_counter()
+                read_bytes += len(data)
+                if not self._are_bytes_kept:
+                    # The batch may be made of views of them, and outlive their release.
+                    data = memoryview(bytes(data))
+                pending.samples[nth] = decoding.dataset.decode(data, index, generator(batch.key(index)))
+            except MemoryError:
+                raise
+            except Exception as error:
+                failures.append(failure(decoding.dataset, index, error))
+            ended = time.perf_counter()
+            waited_s += (between or ended) - begun
+            decoded_s += ended - (between or ended)
+        pending.doing.pop(part.start, None)
+        with pending.lock:
+            fetched.waited_s += waited_s
+            fetched.decoded_s += decoded_s
+            fetched.read_bytes += read_bytes
+            fetched.failures += failures
+
+    def _finish(self, pending: _Pending) -> None:
+        fetched = pending.fetched
+        fetched.failures.sort(key=lambda failed: pending.batch.samples.index(failed.index))
+        samples = [sample for sample in pending.samples if sample is not _FAILED]
+        pending.samples.clear()
+        fetched.failed = bool(fetched.failures) and not (self._decoding.skip and samples)
+        try:
+            if not (self._closing or fetched.failed or pending.error):
+                begun = time.perf_counter()
+                fetched.value = self._decoding.assemble(samples)
+                fetched.decoded_s += time.perf_counter() - begun
+        except BaseException as error:
+            pending.error = error
+        # Samples may be views of the source's memory until here.
+        del samples
+        for sample in pending.batch.samples:
+            self._source.release(sample)
+        pending.done.set()

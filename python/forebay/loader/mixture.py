@@ -1,0 +1,106 @@
+"""Several datasets in one, by weight."""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from forebay import _core
+from forebay.loader.dataset import Extent, Located, is_located
+
+__all__ = ["Mixture", "mixture"]
+
+
+class Mixture:
+    """Samples of several datasets, so many of each in every epoch. Made by `mixture`.
+
+    Each dataset is gone through in a random order of its own, and again in another one when it ends, without regard to where epochs end: no
+    sample comes twice before all of its dataset have come once. Where that stands follows from the epoch's number alone, so it needs no
+    state of its own.
+
+    Attributes:
+        counts: samples of each dataset in an epoch.
+        identity: what tells this mixture from others; a loader's state is of this one only.
+        keyed: see `Located`: whether that holds for all.
+    """
+
+    def __init__(self, datasets: Sequence[Any], counts: Sequence[int], seed: int) -> None:
+        self._datasets = list(datasets)
+        self.counts = list(counts)
+        self._ends = list(accumulate(counts))
+        self._lengths = [len(dataset) for dataset in datasets]
+        self._seed = seed % 2**64
+        self._epoch = 0
+        self.keyed = all(getattr(dataset, "keyed", True) for dataset in datasets)
+        parts = [self._seed, self.counts, self._lengths, [getattr(dataset, "identity", None) for dataset in datasets]]
+        self.identity = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch's samples are asked for. A loader says so in each process."""
+        self._epoch = epoch
+
+    def find(self, i: int) -> tuple[int, int]:
+        """Which dataset a sample of this epoch is from, and its index there."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i}: there are {len(self)}")
+        which = bisect_right(self._ends, i)
+        count, length = self.counts[which], self._lengths[which]
+        # In the dataset's own endless sequence of orders.
+        position = self._epoch * count + i - (self._ends[which] - count)
+        cycle, at = divmod(position, length)
+        return which, _core.counter_at(length, _core.sample_key(self._seed, cycle % 2**32, which), at)
+
+    def __getitem__(self, i: int) -> Any:  # noqa: ANN401  (whatever a sample is)
+        which, index = self.find(i)
+        return self._datasets[which][index]
+
+
+class _LocatedMixture(Mixture):
+    """Of datasets that all say where their samples lie."""
+
+    _datasets: list[Located]
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        which, index = self.find(i)
+        return self._datasets[which].locate(index)
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`."""
+        which, index = self.find(i)
+        return self._datasets[which].decode(data, index, rng)
+
+
+def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | None = None, seed: int = 0) -> Mixture:
+    """A dataset that is made of others: read ahead if all of them are.
+
+    Args:
+        datasets: map-style; not empty.
+        weights: shares of the samples, one for each dataset; they need not add up to 1.
+        samples: of an epoch; None for as many as all datasets have together.
+        seed: of the orders in which the datasets are gone through.
+
+    Raises:
+        ValueError: weights that can't be, or by which a dataset gets no sample.
+    """
+    if not datasets or len(datasets) != len(weights):
+        raise ValueError(f"{len(datasets)} datasets and {len(weights)} weights: give as many of each, and at least one")
+    if empty := [number for number, dataset in enumerate(datasets) if len(dataset) == 0]:
+        raise ValueError(f"dataset {empty[0]} is empty")
+    total = sum(weights)
+    if not all(0 < weight < float("inf") for weight in weights):
+        raise ValueError(f"weights={list(weights)}: each is a positive number")
+    samples = sum(len(dataset) for dataset in datasets) if samples is None else samples
+    # What is left over after rounding down goes to those that lost most by it.
+    counts = [int(samples * weight / total) for weight in weights]
+    by_loss = sorted(range(len(weights)), key=lambda which: counts[which] - samples * weights[which] / total)
+    for which in by_loss[: max(0, samples - sum(counts))]:
+        counts[which] += 1
+    if without := [number for number, count in enumerate(counts) if count == 0]:
+        raise ValueError(f"of {samples} samples none is left for dataset {without[0]}, by its weight: give it more, or the epoch")
+    kind = _LocatedMixture if all(is_located(dataset) for dataset in datasets) else Mixture
+    return kind(datasets, counts, seed)

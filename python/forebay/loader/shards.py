@@ -1,0 +1,182 @@
+"""Datasets whose samples lie many to a file: tar files, TFRecord files, files of tokens. Nothing is converted."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay.loader._errors import LoaderError
+from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, indexed, records, tar_samples
+from forebay.loader.dataset import Extent
+
+__all__ = ["RecordShards", "TarShards", "TokenFile"]
+
+
+class TarShards:
+    """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
+
+    Args:
+        paths: of the shards.
+        decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
+        keyed: see `Located`: false if `decode` draws from global generators.
+        index: a directory where indices are kept; None for the user's cache. A shard is read through once to make its index.
+
+    Attributes:
+        keyed: as given.
+
+    Raises:
+        OSError: a shard can't be read.
+        LoaderError: a shard is damaged, or no plain tar file.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | Path],
+        decode: Callable[[Mapping[str, memoryview], Any], Any],
+        *,
+        keyed: bool = True,
+        index: str | Path | None = None,
+    ) -> None:
+        self._decode = decode
+        self.keyed = keyed
+        self._indices = indexed([os.fspath(path) for path in paths], tar_samples, None if index is None else Path(index))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def blocks(self) -> list[int]:
+        """Where each shard ends."""
+        return self._indices.ends()
+
+    def key(self, i: int) -> str:
+        """A sample's name in its shard: what its members have in common."""
+        _, index, number = self._indices.find(i)
+        return index.keys[number]
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        path, index, number = self._indices.find(i)
+        return Extent(path, index.offsets[number], index.lengths[number])
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`.
+
+        Raises:
+            LoaderError: the shard is another than when it was indexed.
+        """
+        path, index, number = self._indices.find(i)
+        found = {}
+        for name, offset, length in index.fields(number):
+            # The size in the member's header, in octal digits; from 8 GiB on it is written otherwise.
+            size = bytes(data[offset - TAR_BLOCK + 124 : offset - TAR_BLOCK + 136]).strip(b" \0")
+            if size[:1] != b"\x80" and (not size.isdigit() or int(size, 8) != length):
+                raise _changed(path)
+            found[name] = data[offset : offset + length]
+        return self._decode(found, rng)
+
+
+class RecordShards:
+    """Records in TFRecord files, each a sample.
+
+    Args:
+        paths: of the files, uncompressed.
+        decode: makes a sample of a record and of its generator.
+        keyed: see `Located`: false if `decode` draws from global generators.
+        index: a directory where indices are kept; None for the user's cache. A file's heads of records are read once to make its index.
+
+    Attributes:
+        keyed: as given.
+
+    Raises:
+        OSError: a file can't be read.
+        LoaderError: it is damaged, or no TFRecord file.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | Path],
+        decode: Callable[[memoryview, Any], Any],
+        *,
+        keyed: bool = True,
+        index: str | Path | None = None,
+    ) -> None:
+        self._decode = decode
+        self.keyed = keyed
+        self._indices = indexed([os.fspath(path) for path in paths], records, None if index is None else Path(index))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def blocks(self) -> list[int]:
+        """Where each shard ends."""
+        return self._indices.ends()
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        path, index, number = self._indices.find(i)
+        return Extent(path, index.offsets[number], index.lengths[number])
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`.
+
+        Raises:
+            LoaderError: the file is another than when it was indexed.
+        """
+        record = data[RECORD_HEAD.size :]
+        if RECORD_HEAD.unpack_from(data)[0] != len(record):
+            raise _changed(self._indices.find(i)[0])
+        return self._decode(record, rng)
+
+
+class TokenFile:
+    """Windows of a file of tokens, such as `numpy.ndarray.tofile` writes: the tokens and the one after each, as training predicts them.
+
+    Window `i` begins at token `i * window`; what is left at the file's end is left out. Samples are pairs of NumPy arrays of `window`
+    tokens, read-only.
+
+    Args:
+        path: of the file.
+        window: tokens.
+        dtype: of a token, as NumPy names it.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it has no whole number of tokens, or not enough for one window.
+    """
+
+    def __init__(self, path: str | Path, window: int, dtype: str = "uint16") -> None:
+        import numpy as np
+
+        if window < 1:
+            raise ValueError(f"window={window}: give 1 or more tokens")
+        self._path = os.fspath(path)
+        self._window = window
+        self._dtype = np.dtype(dtype)
+        tokens, left = divmod(os.stat(path).st_size, self._dtype.itemsize)  # noqa: PTH116
+        if left:
+            raise ValueError(f"{path} has {left} bytes more than {tokens} tokens of {self._dtype}: it was cut, or has another dtype")
+        self._length = (tokens - 1) // window
+        if self._length < 1:
+            raise ValueError(f"{path} has {tokens} tokens: a window of {window} needs {window + 1}")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        if not 0 <= i < self._length:
+            raise IndexError(f"window {i}: there are {self._length}")
+        item = self._dtype.itemsize
+        return Extent(self._path, i * self._window * item, (self._window + 1) * item)
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`."""
+        del i, rng
+        import numpy as np
+
+        tokens = np.frombuffer(data, self._dtype)
+        return tokens[:-1], tokens[1:]
+
+
+def _changed(path: str) -> LoaderError:
+    return LoaderError(f"{path} is not the file that was indexed: begin again with the shards as they are now")

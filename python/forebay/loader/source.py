@@ -1,0 +1,395 @@
+"""Where the bytes of samples come from.
+
+A `Source` is the seam between a rank, which knows what it will use when, and whatever fetches that ahead. `DirectSource` reads the files
+itself, in threads of this process: what is used where no agent serves. `connect` chooses.
+"""
+
+import enum
+import heapq
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from forebay.loader._errors import LoaderError
+from forebay.loader.dataset import Extent
+from forebay.loader.order import Order
+
+__all__ = ["CLOSE_WAIT_S", "READS_AT_ONCE", "WINDOW_BYTES", "DirectSource", "Helper", "Source", "connect"]
+
+READS_AT_ONCE = 16
+"""Of a rank. A network file system answers many requests in the time of one."""
+WINDOW_BYTES = 256 << 20
+"""Of a rank, for what was read and is not decoded yet."""
+FILES_OPEN = 64
+"""Files of which only ranges are read stay open, so many of them."""
+CLOSE_WAIT_S = 0.5
+"""For reads that are under way when a source is closed. One that hangs in the kernel is left behind."""
+READ_BYTES = 1 << 30
+"""Of one call. Linux gives at most 2 GiB less a page."""
+
+
+class Source(Protocol):
+    """Gives one process the bytes of its samples, if possible before it asks for them.
+
+    What is read and kept are extents. Samples may share one, such as a group of rows; while any of them is requested it need be read once
+    only.
+
+    The loader calls `register` when an epoch begins, `request` for every use of a sample, in the order in which they will be used and some
+    batches ahead, and then `read` and, when the sample's batch is put together, `release` once for each use. `read` and `release` come from
+    several threads.
+    """
+
+    is_lasting: bool
+    """Whether the bytes of a sample stay after its `release`, while anything refers to them. Otherwise their memory is used again."""
+
+    def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
+        """An epoch begins; whatever was requested before is forgotten.
+
+        Args:
+            order: all that this rank and the others will use. None where it isn't known: a sampler of the user's own, or a worker process
+                that gets its rank's batches one by one. Then requests are all there is.
+            locate: gives the extent of a sample of the dataset. It reads nothing, and may be called from any thread. What it raises is
+                the sample's fault: `read` raises it, too.
+        """
+
+    def request(self, sample: int, iteration: int) -> None:
+        """This rank will use a sample in that iteration, which is the request's deadline: smaller ones come first. Does not wait.
+
+        A sample that is requested twice (padding repeats some) is read and released twice; its bytes may be the same memory.
+        """
+
+    def read(self, sample: int) -> memoryview:
+        """The bytes of a sample's extent, read-only; waits for them. A sample that nobody requested is read at once.
+
+        They are valid until `release`, or longer: see `is_lasting`.
+
+        Raises:
+            OSError: as the file system has it, with the file's name.
+            EOFError: the file ends within the extent.
+            LoaderError: the source is closed.
+        """
+
+    def release(self, sample: int) -> None:
+        """The loader is done with one use of a sample, read or not."""
+
+    def close(self) -> None:
+        """Ends it: forgets all requests and wakes who waits in `read`. Does not wait for longer than a second.
+
+        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel.
+        """
+
+
+def connect(processes: int = 1) -> Source:
+    """The source for a process of a rank.
+
+    Args:
+        processes: of this rank that read; they share out the rank's bounds.
+    """
+    return DirectSource(threads=max(1, READS_AT_ONCE // processes), window_bytes=WINDOW_BYTES // processes)
+
+
+class Helper(threading.Thread):
+    """A thread of a loader's own. Not waited for when the program ends: reading and decoding may hang for as long as they like."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self.start()
+
+
+class _State(enum.Enum):
+    QUEUED = enum.auto()
+    READING = enum.auto()
+    DONE = enum.auto()
+
+
+class _Entry:
+    """An extent that was requested: its bytes, or what went wrong, once it is done."""
+
+    __slots__ = ("data", "done", "error", "extent", "held_bytes", "state", "uses")
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.state = _State.QUEUED
+        self.uses = 0  # Of all its samples, those that were requested and not released.
+        self.held_bytes = 0
+        self.data = memoryview(b"")
+        self.error: Exception | None = None
+        self.done: threading.Event | None = None  # Made by the first who has to wait.
+
+
+class _Sample:
+    """A sample that was requested: where it lies, and how often."""
+
+    __slots__ = ("entry", "uses")
+
+    def __init__(self, entry: _Entry) -> None:
+        self.entry = entry
+        self.uses = 0
+
+
+class DirectSource:
+    """Reads the files itself, what is due first first, in threads that are started with the first request.
+
+    Bytes that were read and are not released yet stay below a window, but for one extent of each thread that reads: how large a file is
+    shows when it is opened. Who needs an extent that no thread has begun to read reads it itself, window or not, so nobody waits for room.
+
+    Args:
+        threads: reads at once.
+        window_bytes: see above.
+
+    Raises:
+        ValueError: one of the two is not positive.
+    """
+
+    is_lasting = True
+
+    def __init__(self, *, threads: int = READS_AT_ONCE, window_bytes: int = WINDOW_BYTES) -> None:
+        if threads < 1 or window_bytes < 1:
+            raise ValueError(f"a source needs at least one thread and one byte: threads={threads}, window_bytes={window_bytes}")
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._threads_max = threads
+        self._window_bytes = window_bytes
+        self._threads: list[Helper] = []
+        self._samples: dict[int, _Sample] = {}
+        self._entries: dict[Extent, _Entry] = {}
+        # By deadline, then in order of request. An entry that somebody else took stays until it is its turn.
+        self._queue: list[tuple[int, int, _Entry]] = []
+        self._requests = 0
+        self._held_bytes = 0
+        self._locate: Callable[[int], Extent] | None = None
+        self._files = _Files()
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that were read, or are being read, and are not released."""
+        return self._held_bytes
+
+    def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
+        """See `Source.register`. The order is of no use here: requests say the same of this rank."""
+        del order
+        with self._lock:
+            self._forget_all("another epoch has begun")
+            self._locate = locate
+
+    def request(self, sample: int, iteration: int) -> None:
+        """See `Source.request`."""
+        try:
+            extent = self._extent(sample)
+        except LoaderError:
+            raise
+        except Exception:
+            # Who reads it will be told.
+            return
+        with self._lock:
+            entry = self._use(sample, extent)
+            if entry.uses > 1:
+                return
+            self._requests += 1
+            heapq.heappush(self._queue, (iteration, self._requests, entry))
+            self._changed.notify()
+            if len(self._threads) < min(self._threads_max, len(self._entries)):
+                self._threads.append(Helper(f"forebay-read-{len(self._threads)}", self._work))
+
+    def read(self, sample: int) -> memoryview:
+        """See `Source.read`."""
+        requested = self._samples.get(sample)
+        extent = self._extent(sample) if requested is None else requested.entry.extent
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            requested = self._samples.get(sample)
+            entry = self._use(sample, extent) if requested is None else requested.entry
+            is_mine = entry.state is _State.QUEUED
+            if is_mine:
+                entry.state = _State.READING
+            elif entry.state is _State.READING and entry.done is None:
+                entry.done = threading.Event()
+            done = entry.done
+        if is_mine:
+            self._fill(entry)
+        elif done is not None:
+            done.wait()
+        if entry.error is not None:
+            raise entry.error
+        return entry.data
+
+    def release(self, sample: int) -> None:
+        """See `Source.release`."""
+        with self._lock:
+            requested = self._samples.get(sample)
+            # What was requested before another epoch began, or the end, is forgotten already; what can't be located never was requested.
+            if requested is None:
+                return
+            requested.uses -= 1
+            if requested.uses == 0:
+                del self._samples[sample]
+            entry = requested.entry
+            entry.uses -= 1
+            if entry.uses == 0:
+                del self._entries[entry.extent]
+                if entry.state is _State.DONE:
+                    self._give_back(entry)
+                elif entry.state is _State.QUEUED:
+                    entry.state = _State.DONE
+
+    def _extent(self, sample: int) -> Extent:
+        locate = self._locate
+        if locate is None:
+            raise LoaderError("nothing was registered")
+        return locate(sample)
+
+    def _use(self, sample: int, extent: Extent) -> _Entry:
+        """Counts one more use of a sample. With the lock held."""
+        if self._closed:
+            raise LoaderError("the source is closed")
+        requested = self._samples.get(sample)
+        if requested is None:
+            if (entry := self._entries.get(extent)) is None:
+                entry = self._entries[extent] = _Entry(extent)
+            requested = self._samples[sample] = _Sample(entry)
+        requested.uses += 1
+        requested.entry.uses += 1
+        return requested.entry
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        with self._lock:
+            self._closed = True
+            self._forget_all("the source is closed")
+            self._changed.notify_all()
+        until = time.monotonic() + CLOSE_WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._files.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and (not self._queue or self._held_bytes >= self._window_bytes):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                _, _, entry = heapq.heappop(self._queue)
+                if entry.state is not _State.QUEUED:
+                    continue
+                entry.state = _State.READING
+            self._fill(entry)
+            # A thread that waits would keep the last extent's memory.
+            del entry
+
+    def _fill(self, entry: _Entry) -> None:
+        data, error = b"", None
+        try:
+            data = self._load(entry)
+        except Exception as caught:
+            error = caught
+        with self._lock:
+            if entry.state is _State.READING:
+                entry.state, entry.data, entry.error = _State.DONE, memoryview(data), error
+            if entry.uses == 0 or error is not None:
+                self._give_back(entry)
+            done = entry.done
+        if done is not None:
+            done.set()
+
+    def _load(self, entry: _Entry) -> bytes:
+        extent = entry.extent
+        if extent.offset == 0 and extent.length is None:
+            descriptor = os.open(extent.path, os.O_RDONLY)
+            try:
+                return self._read(descriptor, entry)
+            finally:
+                os.close(descriptor)
+        file = self._files.open(extent.path)
+        return self._read(file.descriptor, entry)
+
+    def _read(self, descriptor: int, entry: _Entry) -> bytes:
+        extent, length = entry.extent, entry.extent.length
+        try:
+            if length is None:
+                length = max(0, os.fstat(descriptor).st_size - extent.offset)
+            with self._lock:
+                entry.held_bytes = length
+                self._held_bytes += length
+            data = _read_fully(descriptor, extent.offset, length)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, extent.path) from None
+        if len(data) < length:
+            ends, wanted = extent.offset + len(data), extent.offset + length
+            raise EOFError(f"{extent.path} ends at byte {ends}, and the sample at {wanted}: it was cut, or is not the file that is meant")
+        return data
+
+    def _give_back(self, entry: _Entry) -> None:
+        was_full = self._held_bytes >= self._window_bytes
+        self._held_bytes -= entry.held_bytes
+        entry.held_bytes = 0
+        if was_full and self._held_bytes < self._window_bytes:
+            self._changed.notify_all()
+
+    def _forget_all(self, why: str) -> None:
+        for entry in self._entries.values():
+            entry.uses = 0
+            if entry.state is _State.DONE:
+                self._give_back(entry)
+                continue
+            # Whoever reads it gives its memory back.
+            entry.state, entry.error = _State.DONE, LoaderError(why)
+            if entry.done is not None:
+                entry.done.set()
+        self._samples.clear()
+        self._entries.clear()
+        self._queue.clear()
+
+
+class _File:
+    """An open file, closed when nobody uses it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Not there if it could not be opened.
+        if (descriptor := getattr(self, "descriptor", None)) is not None:
+            close(descriptor)
+
+
+class _Files:
+    """Files that stay open, those that were used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _File] = OrderedDict()
+
+    def open(self, path: str) -> _File:
+        with self._lock:
+            if file := self._files.get(path):
+                self._files.move_to_end(path)
+                return file
+        # Outside the lock: a slow file system must not hold up others. Two threads may open the same one; the second stays.
+        file = _File(path)
+        with self._lock:
+            self._files[path] = file
+            while len(self._files) > FILES_OPEN:
+                self._files.popitem(last=False)
+        return file
+
+    def clear(self) -> None:
+        with self._lock:
+            self._files.clear()
+
+
+def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
+    """As many bytes as there are, up to the length."""
+    data = os.pread(descriptor, min(length, READ_BYTES), offset)
+    if len(data) == length or not data:
+        return data
+    pieces, got = [data], len(data)
+    while got < length and (data := os.pread(descriptor, min(length - got, READ_BYTES), offset + got)):
+        pieces.append(data)
+        got += len(data)
+    return b"".join(pieces)

@@ -1,0 +1,85 @@
+"""What is said at the end of an epoch."""
+
+from typing import Any
+
+import pytest
+
+from forebay.loader import EpochReport
+from forebay.loader._batches import Failure, Fetched
+from forebay.loader._report import Meter
+
+
+def report(**values: Any) -> EpochReport:
+    given: dict[str, Any] = {
+        "epoch": 3,
+        "samples": 40_000,
+        "skipped": 0,
+        "seconds": 100.0,
+        "source_wait_s": 0.0,
+        "decode_wait_s": 0.0,
+        "ideal_s": 80.0,
+        "read_bytes": 2_000_000_000,
+        "workers": 2,
+        "processors": 4,
+    }
+    return EpochReport(**{**given, **values})
+
+
+BEGUN = "epoch 3: 40,000 samples in 100.0 s, 1.25 times the ideal (80.0 s); waited "
+
+
+@pytest.mark.parametrize(
+    ("values", "bound_by", "said"),
+    [
+        (
+            {"source_wait_s": 2.0, "decode_wait_s": 2.0},
+            "training",
+            "2.0 s for the source, 2.0 s for decoding; bound by training: no loader",
+        ),
+        (
+            {"source_wait_s": 15.0, "decode_wait_s": 5.0},
+            "source",
+            "15.0 s for the source, 5.0 s for decoding; bound by the source (20.0 MB/s): would be helped by copies on local disk",
+        ),
+        ({"source_wait_s": 20.0, "read_bytes": None}, "source", "20.0 s for the source, 0.0 s for decoding; bound by the source: would"),
+        (
+            {"decode_wait_s": 20.0},
+            "decoding",
+            "0.0 s for the source, 20.0 s for decoding; bound by decoding: num_workers=4 would help (now 2)",
+        ),
+        (
+            {"decode_wait_s": 20.0, "workers": 4},
+            "decoding",
+            "bound by decoding, with num_workers=4 on 4 processors: more processors for each rank",
+        ),
+    ],
+)
+def test_it_says_what_bounded_the_epoch(values: dict[str, Any], bound_by: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_RUN", raising=False)
+    assert report(**values).bound_by == bound_by
+    line = str(report(**values))
+    assert line.startswith(BEGUN)
+    assert said in line
+    assert "\n" not in line
+
+
+def test_under_a_run_another_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_RUN", "somewhere")
+    assert "a larger --tier or --ram would help" in str(report(source_wait_s=20.0))
+
+
+def test_skipped_samples_are_named() -> None:
+    line = str(report(skipped=2, first_skipped=Failure(7, "a.png", "OSError: cut", "")))
+    assert line.endswith("; 2 skipped, the first: sample 7 (a.png): OSError: cut")
+
+
+def test_waiting_is_shared_out_as_the_batch_itself_waited() -> None:
+    meter = Meter(0, workers=1, processors=2, is_located=True)
+    meter.had(8, Fetched(waited_s=3.0, decoded_s=1.0, read_bytes=100), 2.0)
+    meter.had(8, Fetched(waited_s=0.0, decoded_s=1.0, read_bytes=50, failures=[Failure(1, None, "no", "")]), 0.5)
+    meter.had(4, Fetched(), 0.25)
+    told = meter.report()
+    assert (told.source_wait_s, told.decode_wait_s) == (1.5, 1.25)
+    assert (told.samples, told.skipped, told.read_bytes) == (19, 1, 150)
+    assert told.ideal_s == 1.0, "two seconds of decoding on two processors"
+    assert Meter(0, workers=1, processors=2, is_located=False).report().read_bytes is None
