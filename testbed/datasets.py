@@ -207,20 +207,24 @@ def fashion_mnist(out: str | Path, *, train_per_class: int | None = None, limit:
     return written
 
 
-def digits(out: str | Path, *, scale: int = 4) -> int:
-    """scikit-learn's 1,797 handwritten digits as PNG files, one directory a class, each pixel drawn `scale` times as wide and high."""
+def digits(out: str | Path, *, scale: int = 4, limit: int | None = None) -> int:
+    """scikit-learn's 1,797 handwritten digits, or the first of them, as PNG files, one directory a class.
+
+    Each pixel is drawn `scale` times as wide and high.
+    """
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise TestbedError("the digits need scikit-learn (pip install scikit-learn)") from None
     bunch = load_digits()
-    for number, (image, label) in enumerate(zip(bunch.images, bunch.target, strict=True)):
+    images, labels = bunch.images[:limit], bunch.target[:limit]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         rows = [bytes(min(255, int(level) * 16) for level in row for _ in range(scale)) for row in image]
         pixels = b"".join(row * scale for row in rows)
         directory = Path(out) / str(label)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{number:04d}.png").write_bytes(grey_png(pixels, len(rows[0]), len(rows) * scale))
-    return len(bunch.target)
+    return len(labels)
 
 
 def grey_png(pixels: bytes, width: int, height: int) -> bytes:

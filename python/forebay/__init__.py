@@ -1,7 +1,8 @@
 """Forebay: `forebay run -- python train.py` serves a program's data from local disk.
 
 This package knows where its two parts were installed: the command and the library that it preloads. `forebay.preprocess` is what
-`forebay profile` runs to measure a Python function; `forebay.clone` describes and copies a training job's state.
+`forebay profile` runs to measure a Python function; `forebay.clone` describes and copies a training job's state;
+`forebay.torch` has the data loader.
 """
 
 from importlib import metadata

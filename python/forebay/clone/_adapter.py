@@ -1,4 +1,4 @@
-"""What the inventory asks of a framework. `forebay.torch` answers; nothing else in this package knows what a tensor is."""
+"""What the inventory asks of a framework. `forebay.torch._state` answers; nothing else in this package knows what a tensor is."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ from forebay.clone._values import Path
 __all__ = ["Adapter", "Component", "Memory", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
-_ADAPTERS = {"torch": "forebay.torch"}
+_ADAPTERS = {"torch": "forebay.torch._state"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch. The only file that imports it."""
+"""What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch."""
 
 import functools
 import importlib

@@ -1,0 +1,124 @@
+"""Folders of images."""
+
+import importlib.util
+import inspect
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from forebay.loader._folders import Listing, listed
+from forebay.loader.dataset import Extent
+from forebay.torch._keyed import Generators
+
+__all__ = ["ImageFolder"]
+
+
+class ImageFolder(Dataset[Any]):
+    """Images in one directory a class: samples, classes and order as `torchvision.datasets.ImageFolder` has them.
+
+    It says where each image lies, so that `DataLoader` fetches it ahead. A transform with a parameter `rng` is given the sample's own
+    `torch.Generator` by that name, and runs in threads; it must draw from nothing else. Any other runs in worker processes, where the
+    global generators are seeded for each sample.
+
+    Args:
+        root: a directory with one directory a class.
+        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be.
+        target_transform: takes the class's number.
+
+    Attributes:
+        root: as given.
+        classes: names, sorted.
+        class_to_idx: their numbers.
+        target_transform: as given.
+
+    Raises:
+        FileNotFoundError: there is no class, or one has no image.
+        OSError: a directory can't be read.
+        ModuleNotFoundError: Pillow is not installed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Callable[..., Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+    ) -> None:
+        if importlib.util.find_spec("PIL") is None:
+            raise ModuleNotFoundError("ImageFolder decodes with Pillow, which is not installed: pip install pillow", name="PIL")
+        self.root = root
+        self.transform = transform
+        self.target_transform = target_transform
+        self.classes, self._listing = listed(root)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """As given."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Callable[..., Any] | None) -> None:
+        self._transform = transform
+        # To ask takes longer than many a transform.
+        self._takes_rng = _takes_rng(transform)
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """(path, class's number) of each image: a list that is made when it is asked for. It may be set."""
+        return [(self._listing.path(i), self._listing.number(i)) for i in range(len(self))]
+
+    @samples.setter
+    def samples(self, samples: Iterable[tuple[str, int]]) -> None:
+        self._listing = Listing(samples)
+
+    @property
+    def targets(self) -> list[int]:
+        """The class's number of each image."""
+        return self._listing.numbers()
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        """The same as `samples`."""
+        return self.samples
+
+    @property
+    def keyed(self) -> bool:
+        """See `Located`."""
+        return self.target_transform is None and (self.transform is None or self._takes_rng)
+
+    def __len__(self) -> int:
+        return len(self._listing)
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        return Extent(self._listing.path(i))
+
+    def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (what the transform gives)
+        """See `Located.decode`: the image and its class."""
+        from PIL import Image
+
+        with Image.open(io.BytesIO(data)) as opened:
+            image: Any = opened.convert("RGB")
+        if self.transform is not None:
+            image = self.transform(image, rng=rng) if self._takes_rng else self.transform(image)
+        target = self._listing.number(i)
+        return image, target if self.target_transform is None else self.target_transform(target)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (what the transform gives)
+        """An image and its class, without a loader. A transform that takes `rng` is given one seeded from torch's global generator."""
+        rng = Generators()(int(torch.empty((), dtype=torch.int64).random_().item())) if self._takes_rng else torch.Generator()
+        return self.decode(memoryview(Path(self._listing.path(index)).read_bytes()), index, rng)
+
+
+def _takes_rng(transform: Callable[..., Any] | None) -> bool:
+    if transform is None:
+        return False
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except (TypeError, ValueError):
+        # Some functions of native code tell nothing of their parameters.
+        return False

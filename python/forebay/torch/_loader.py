@@ -1,0 +1,518 @@
+"""The data loader."""
+
+import operator
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
+from typing import Any, Literal, Protocol, SupportsIndex
+
+import torch
+from torch import distributed
+from torch.utils.data import DistributedSampler, IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
+
+from forebay._say import say
+from forebay.loader._batches import Batch, Fetched, sample_error
+from forebay.loader._errors import LoaderError, StateError
+from forebay.loader._launcher import processors, rank_and_world
+from forebay.loader._report import EpochReport, Meter
+from forebay.loader._threads import Decoding, Threads
+from forebay.loader.dataset import Located
+from forebay.loader.source import Helper, connect
+from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
+from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
+from forebay.torch._processes import Collate, Processes
+
+__all__ = ["DataLoader"]
+
+PREFETCH = 2
+"""Batches ahead; as torch has it for each worker."""
+BLOCKS_AT_ONCE = 16
+
+
+class DataLoader:
+    """Batches of a map-style dataset: the samples, order and bytes of torch's own loader, with what they need fetched ahead.
+
+    The order is that of `DistributedSampler(dataset, world_size, rank, shuffle, seed, drop_last)` with the epoch set, and each rank gets
+    its part. It begins with epoch 0 and goes on by itself when an epoch has been gone through; `set_epoch` says which one the next is.
+    Samples draw their random numbers from generators that are seeded by (seed, epoch, index), so nothing hangs on workers or time.
+
+    A dataset that has `locate` and `decode` (`ImageFolder`; see `forebay.loader.Located`) is read ahead. If its `decode` is keyed it
+    runs in threads, otherwise, as any plain `__getitem__`, in torch's worker processes.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`, or `locate` and `decode`.
+        batch_size: samples of a batch of this rank.
+        shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets that say where runs of samples end that lie together
+            (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is not torch's order.
+        sampler: gives indices in its place; knows by itself which rank it is of. A `DistributedSampler` of torch's is understood: the
+            order is still known, and its epoch is the loader's.
+        batch_sampler: gives lists of indices; then without batch_size, shuffle, sampler and drop_last.
+        num_workers: threads, or processes. None: as many as this rank has processors where the dataset says where its samples lie, else
+            0. 0: all is done in training's own thread.
+        collate_fn: makes a batch of samples; torch's `default_collate` unless given. One that draws from the global generators finds them
+            seeded by the batch.
+        pin_memory: batches come in pinned memory, if there is a GPU.
+        drop_last: leaves out what does not fill a batch of every rank, so no sample comes twice. False: the first samples of the epoch are
+            repeated until all ranks have as many, and last batches may be smaller.
+        timeout: seconds for a batch; 0 for none.
+        worker_init_fn: called in each worker process.
+        multiprocessing_context: how worker processes are started.
+        generator: of torch, from which the order is drawn, on one rank, if there is no seed.
+        prefetch_factor: batches ahead; of each worker process, or in all for threads. 2 unless given.
+        persistent_workers: worker processes stay from one epoch to the next.
+        seed: of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's loader does it; on
+            several 0, as `DistributedSampler` has it.
+        rank: this one's number. None: as torch.distributed or the launcher (torchrun, srun, mpirun) says.
+        world_size: how many ranks there are; given together with `rank`. With 1, this rank gets the whole dataset.
+        on_error: `"raise"`, or `"skip"`: samples that can't be read or decoded are left out of their batch and counted.
+        report: at the end of an epoch, rank 0 says in a line what bounded it.
+        blocks_at_once: of a block shuffle.
+
+    Attributes:
+        skipped: samples that were left out in this epoch.
+        padding: samples at the end of the last batch that are repeated, since another rank had one more.
+        last_report: of the last epoch that was gone through; None before.
+
+    Raises:
+        LoaderError: an epoch begins, and torch.distributed was initialised since with other ranks.
+        ValueError: arguments that can't be, or don't go together.
+        TypeError: a dataset whose order can't be known.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401  (by what it has)
+        batch_size: int = 1,
+        shuffle: bool | Literal["blocks"] | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,  # noqa: ANN401  (a name or a context)
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: str = "raise",
+        report: bool = True,
+        blocks_at_once: int | None = None,
+    ) -> None:
+        _check_dataset(dataset)
+        _check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
+        self.dataset = dataset
+        self.sampler, self.batch_sampler = sampler, batch_sampler
+        self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
+        self.pin_memory, self.timeout, self.generator, self.persistent_workers = pin_memory, timeout, generator, persistent_workers
+        self.drop_last, self.batch_size = drop_last, batch_size if batch_sampler is None else None
+        self.rank, self.world_size = _rank_and_world(rank, world_size)
+        self._is_rank_found = rank is None and sampler is None and batch_sampler is None
+        self._located: Located | None = located(dataset)
+        self._identity: str | None = getattr(dataset, "identity", None)
+        self._processors = processors()
+        self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
+        blocks = _blocks(dataset, shuffle, blocks_at_once)
+        self._plan = self._planned(batch_size, bool(shuffle), seed, blocks)
+        self._is_skipping = on_error == "skip"
+        self._is_reporting = report and self.rank == 0
+        if self._is_reporting and shuffle is True:
+            _tell_amplification(dataset)
+        self._prefetch = PREFETCH if prefetch_factor is None else prefetch_factor
+        self._processes: Processes | None = None
+        self._has_drawn = False
+        self._place = Place()
+        self._resume: Place | None = None
+        self.skipped = self.padding = 0
+        self.last_report: EpochReport | None = None
+        if self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True):
+            for name, value in (("worker_init_fn", worker_init_fn), ("multiprocessing_context", multiprocessing_context)):
+                if value is not None:
+                    raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
+        else:
+            self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is gone through, or comes next."""
+        return self._place.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch is gone through next. After `load_state_dict` the one of the state goes on where it was, any other begins anew.
+
+        Raises:
+            ValueError: no epoch has that number.
+        """
+        epoch = operator.index(epoch)
+        if not 0 <= epoch < EPOCHS_END:
+            raise ValueError(f"epoch {epoch}: epochs are numbered from 0 to {EPOCHS_END - 1}")
+        for one in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(epoch)
+        if epoch != self._place.epoch:
+            self._place, self._resume = Place(epoch), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, after the batch that was handed out last, as plain values: the same in all ranks, but for a custom sampler."""
+        return {**self._plan.state(self._place), "dataset": self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state: the next epoch that is gone through is the state's, from the sample after the last one that was had.
+
+        It may come from more ranks or fewer, and from batches of another size: what is left is dealt anew.
+
+        Raises:
+            StateError: it is of another dataset or order. Nothing has changed.
+        """
+        check_version(state)
+        if state.get("dataset") != self._identity:
+            raise StateError("the state is of another dataset than this one, or of one that was made in another way")
+        try:
+            place = self._plan.place(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from None
+        self.set_epoch(place.epoch)
+        self._place = self._resume = place
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch of this rank. One that goes on from a state has fewer."""
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_rank_found and (of_group := _of_group()) and of_group != (self.rank, self.world_size):
+            raise LoaderError(
+                f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {of_group[0]} of "
+                f"{of_group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
+            )
+        sampler = self.sampler
+        if type(sampler) is DistributedSampler and sampler.epoch != self._place.epoch:
+            self.set_epoch(sampler.epoch)
+        resume, self._resume = self._resume, None
+        place = self._place if resume is not None else Place(self._place.epoch)
+        self._place = place
+        self.skipped = self.padding = 0
+        if resume is None:
+            return _Epoch(self, self._plan.begin(place, self._chance()), place)
+        # What an epoch draws when it begins was drawn by whoever began it.
+        with globals_kept(self.generator):
+            return _Epoch(self, self._plan.begin(place, self._chance()), place)
+
+    def _planned(self, batch_size: int, shuffle: bool, seed: int | None, blocks: tuple[list[int], int] | None) -> Plan:
+        samples, sampler = len(self.dataset), self.sampler
+        if self.batch_sampler is not None:
+            if batch_size != 1 or shuffle or sampler is not None or self.drop_last:
+                raise ValueError("batch_sampler= makes the batches: leave out batch_size, shuffle, sampler and drop_last")
+            return Given(self.batch_sampler, samples, 0, self.rank, self.world_size, seed=seed, drop_last=False)
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")
+        if sampler is not None and shuffle:
+            raise ValueError("sampler= makes the order: leave out shuffle")
+        if samples == 0:
+            raise ValueError("the dataset is empty")
+        if type(sampler) is DistributedSampler:
+            return self._of_distributed(sampler, batch_size, seed)
+        if sampler is None and shuffle and blocks is None and self.generator is not None and seed is None:
+            if self.world_size > 1:
+                raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
+            sampler = torch.utils.data.RandomSampler(self.dataset, generator=self.generator)
+        if sampler is not None:
+            return Given(sampler, samples, batch_size, self.rank, self.world_size, seed=seed, drop_last=self.drop_last)
+        if seed is None and self.world_size > 1:
+            seed = 0
+        return Known(
+            samples,
+            batch_size,
+            self.rank,
+            self.world_size,
+            shuffle=shuffle,
+            seed=seed,
+            draw=partial(_draw, self.generator),
+            drop_last=(self.drop_last, self.drop_last),
+            blocks=blocks,
+        )
+
+    def _of_distributed(self, sampler: "DistributedSampler[Any]", batch_size: int, seed: int | None) -> Plan:
+        if len(sampler.dataset) != len(self.dataset):  # type: ignore[arg-type]
+            raise ValueError("sampler= is of a dataset of another length: make it of the one that is given here")
+        if seed not in (None, sampler.seed):
+            raise ValueError(f"seed={seed}, and the sampler's is {sampler.seed}: leave one out")
+        self.rank, self.world_size = sampler.rank, sampler.num_replicas
+        return Known(
+            len(self.dataset),
+            batch_size,
+            self.rank,
+            self.world_size,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            draw=partial(_draw, self.generator),
+            drop_last=(sampler.drop_last, self.drop_last),
+        )
+
+    def _made_processes(
+        self,
+        prefetch_factor: int | None,
+        worker_init_fn: Callable[[int], None] | None,
+        multiprocessing_context: Any,  # noqa: ANN401  (a name or a context)
+    ) -> Processes:
+        options: dict[str, Any] = {
+            "pin_memory": self.pin_memory,
+            "timeout": self.timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": self.generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": self.persistent_workers,
+        }
+        return Processes(
+            self.dataset, self._collate(), skip=self._is_skipping, workers=self.num_workers, worker_init_fn=worker_init_fn, options=options
+        )
+
+    def _collate(self) -> Collate:
+        return Collate(self.collate_fn, self.collate_fn is not default_collate)
+
+    def _chance(self) -> int:
+        """What torch's loader will draw for its workers: looked at, not drawn."""
+        generator = torch.default_generator if self.generator is None else self.generator
+        state = generator.get_state()
+        drawn = _draw(generator)
+        generator.set_state(state)
+        return drawn
+
+    def _begin(self, begun: Begun) -> "_Work":
+        if self._processes is not None:
+            return _InProcesses(self._processes, begun, is_known=self._plan.is_known)
+        if not (self._has_drawn and self.persistent_workers):
+            # Torch's loader does, each time that it starts workers.
+            _draw(self.generator)
+            self._has_drawn = True
+        assert self._located is not None
+        tell_epoch(self.dataset, self._place.epoch)
+        collate, device = self._collate(), _device() if self.pin_memory else None
+
+        def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
+            batch = samples if collate.is_users else collate.function(samples)
+            return batch if device is None or collate.is_users else _pinned(batch, device)
+
+        # Torch's own function copies whatever it puts together; of the user's nothing is known.
+        decoding = Decoding(self._located, _generators, assemble, is_copying=not collate.is_users, skip=self._is_skipping)
+        source = connect()
+        source.register(begun.order, self._located.locate)
+        threads = Threads(decoding, source, threads=self.num_workers, ahead=self._prefetch, timeout_s=self.timeout)
+        return _InThreads(threads, begun, collate, device)
+
+
+class _Work(Protocol):
+    """An epoch's batches being made."""
+
+    results: Iterator[tuple[Batch, Fetched]]
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class _InProcesses:
+    def __init__(self, processes: Processes, begun: Begun, *, is_known: bool) -> None:
+        self._processes = processes
+        self.results = processes.batches(begun.batches(), is_known=is_known)
+
+    def close(self) -> None:
+        # Torch's iterator ends its workers when nobody refers to it.
+        self.results = iter(())
+        self._processes.close()
+
+
+class _InThreads:
+    def __init__(self, threads: Threads, begun: Begun, collate: Collate, device: int | None) -> None:
+        self._threads = threads
+        self._collate = collate
+        self._device = device
+        try:
+            results = threads.batches(begun.batches())
+        except BaseException:
+            # Such as a sampler that does not give what it gave before.
+            threads.close()
+            raise
+        self.results: Iterator[tuple[Batch, Fetched]] = map(self._collated, results) if collate.is_users else results
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _collated(self, result: tuple[Batch, Fetched]) -> tuple[Batch, Fetched]:
+        """The user's function may draw from the global generators, of which there is one for all threads: it runs in training's."""
+        batch, fetched = result
+        if not fetched.failed:
+            begun = time.perf_counter()
+            with globals_kept(), on_one_thread():
+                fetched.value = self._collate(fetched.value, batch)
+            if self._device is not None:
+                fetched.value = _pinned(fetched.value, self._device)
+            fetched.decoded_s += time.perf_counter() - begun
+        return batch, fetched
+
+
+class _Epoch:
+    """An epoch, or what is left of one, being gone through."""
+
+    def __init__(self, loader: DataLoader, begun: Begun, place: Place) -> None:
+        self._loader = loader
+        self._begun = begun
+        self._number = place.epoch
+        self._batches = 0
+        self._is_over = False
+        self._meter = Meter(place.epoch, workers=loader.num_workers, processors=loader._processors, is_located=loader._located is not None)
+        self._work = loader._begin(begun)
+        # Also when the program ends, or forgets it halfway.
+        self._close = weakref.finalize(self, _close_in, os.getpid(), self._work)
+
+    def __iter__(self) -> "_Epoch":
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401  (whatever a batch is)
+        if self._is_over:
+            raise StopIteration
+        asked = time.perf_counter()
+        try:
+            batch, fetched = next(self._work.results)
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException:
+            self._stop()
+            raise
+        loader, samples = self._loader, len(batch.samples)
+        self._meter.had(samples, fetched, time.perf_counter() - asked)
+        loader.skipped = self._meter.skipped
+        if fetched.failed:
+            self._stop()
+            raise sample_error(fetched, samples)
+        self._batches += 1
+        loader.padding = self._begun.padding_of(batch.iteration)
+        # Counted before it is handed out, so that a state that is taken while it is trained with has it.
+        loader._place = self._begun.place_after(self._batches)
+        return fetched.value
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self._close()
+
+    def _end(self) -> None:
+        self._stop()
+        loader = self._loader
+        loader._place = Place(self._number + 1)
+        loader.padding = 0
+        loader.last_report = self._meter.report()
+        if loader._is_reporting:
+            say(str(loader.last_report))
+
+
+def _close_in(pid: int, work: _Work) -> None:
+    # In a process that was forked none of its threads are left, and locks may be as they were just then.
+    if os.getpid() != pid:
+        return
+    if isinstance(threading.current_thread(), Helper):
+        # Garbage is collected by whichever thread comes to it: one that was to end itself here perhaps, in the middle of what it does.
+        threading.Thread(target=work.close, name="forebay-close").start()
+    else:
+        work.close()
+
+
+def _generators() -> Generators:
+    """Those of a thread that decodes."""
+    stay_on_one_thread()
+    return Generators()
+
+
+def _draw(generator: torch.Generator | None) -> int:
+    """As torch's loader and its `RandomSampler` draw."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _device() -> int | None:
+    """The GPU for which memory is pinned; None if there is none."""
+    if torch.cuda.is_available():
+        return torch.cuda.current_device()
+    warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=4)
+    return None
+
+
+def _pinned(batch: Any, device: int) -> Any:  # noqa: ANN401  (whatever a batch is)
+    # In another thread the first GPU would be meant.
+    torch.cuda.set_device(device)
+    return pinned(batch)
+
+
+def _rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank= and world_size= go together: give both, or neither")
+    if rank is not None and world_size is not None:
+        if not isinstance(rank, int) or not isinstance(world_size, int) or not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1")
+        return rank, world_size
+    return _of_group() or rank_and_world()
+
+
+def _of_group() -> tuple[int, int] | None:
+    """This process's rank and how many there are, as torch.distributed has it."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return None
+
+
+def _blocks(dataset: object, shuffle: bool | str | None, at_once: int | None) -> tuple[list[int], int] | None:
+    if shuffle != "blocks":
+        if shuffle not in (None, False, True):
+            raise ValueError(f'shuffle={shuffle!r}: give True, False or "blocks"')
+        if at_once is not None:
+            raise ValueError('blocks_at_once= is of a block shuffle: give shuffle="blocks", too')
+        return None
+    if not callable(blocks := getattr(dataset, "blocks", None)):
+        raise ValueError(
+            f'shuffle="blocks": {type(dataset).__name__} has no blocks(), which says where runs of samples end that lie together'
+        )
+    _check_whole("blocks_at_once", at_once, 1)
+    return [operator.index(end) for end in blocks()], BLOCKS_AT_ONCE if at_once is None else at_once
+
+
+def _tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
+    extents = getattr(dataset, "extents", None)
+    if extents and (each := len(dataset) // extents) > 1:
+        say(
+            f"{each:,} samples share an extent: a global shuffle may read each extent as many times; "
+            'shuffle="blocks" reads it once, in another order'
+        )
+
+
+def _check_dataset(dataset: object) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
+            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
+        )
+    if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or located(dataset) is not None)):
+        raise TypeError(f"{kind} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
+
+
+def _check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
+    _check_whole("num_workers", num_workers, 0)
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds, or 0 for none")
+    _check_whole("prefetch_factor", prefetch_factor, 1)
+    if seed is not None and (not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64):
+        raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error={on_error!r}: give "raise" or "skip"')
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least):
+        raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")

@@ -1,0 +1,352 @@
+"""Which samples make which batch of which epoch, and where an epoch that was begun goes on."""
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol, cast
+
+from forebay import _core
+from forebay.loader._batches import Batch
+from forebay.loader._errors import StateError
+from forebay.loader.order import Order
+
+__all__ = ["EPOCHS_END", "Begun", "Given", "Known", "Place", "Plan", "check_version"]
+
+VERSION = 1
+EPOCHS_END = 2**32
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far an epoch is.
+
+    Attributes:
+        epoch: its number.
+        used: samples of the permutation that all ranks together have had, padding not counted; under a sampler of the user's own, batches
+            that this rank has had.
+        seed: of the order; None where that is drawn, and has not been.
+        chance: of the samples' own random numbers; None in the same way.
+        digest: of the indices that this rank has had, under a sampler of the user's own.
+    """
+
+    epoch: int = 0
+    used: int = 0
+    seed: int | None = None
+    chance: int | None = None
+    digest: str = ""
+
+
+class Begun(Protocol):
+    """An epoch, from a place on, of one rank."""
+
+    @property
+    def order(self) -> Order | None:
+        """All of it, where that is known. May draw the order's seed."""
+
+    def batches(self) -> Iterator[Batch]:
+        """What this rank uses. May draw the order's seed, or whatever a sampler draws, with the first batch."""
+
+    def place_after(self, batches: int) -> Place:
+        """Where others can go on once this rank has had so many of the batches."""
+
+    def padding_of(self, iteration: int) -> int:
+        """Samples at the end of that batch that are repeated, since some rank had to get one more."""
+
+
+class Plan(Protocol):
+    """The order of all epochs."""
+
+    is_known: bool
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch of this rank."""
+
+    def begin(self, place: Place, chance: int) -> Begun:
+        """An epoch from a place on.
+
+        Args:
+            place: where.
+            chance: what samples' random numbers are seeded with, if the place does not say.
+        """
+
+    def state(self, place: Place) -> dict[str, Any]:
+        """The place as plain values."""
+
+    def place(self, state: Mapping[str, Any]) -> Place:
+        """The place that a state is of.
+
+        Raises:
+            StateError: it is of something else.
+        """
+
+
+class Known:
+    """The order of `DistributedSampler`, or with a seed that is drawn each epoch that of `RandomSampler`.
+
+    Args:
+        samples: of the dataset.
+        batch: samples of a batch.
+        rank: this one.
+        world: ranks.
+        shuffle: whether the dataset is permuted.
+        blocks: where the blocks of the dataset end, and how many are mixed at once; None if it is permuted as a whole.
+        seed: of all epochs; None where each draws its own.
+        draw: draws a seed from torch's global generator.
+        drop_last: of the sampler, and of the loader.
+
+    Raises:
+        ValueError: there can be no such order.
+    """
+
+    is_known = True
+
+    def __init__(
+        self,
+        samples: int,
+        batch: int,
+        rank: int,
+        world: int,
+        *,
+        shuffle: bool,
+        seed: int | None,
+        draw: Callable[[], int],
+        drop_last: tuple[bool, bool],
+        blocks: tuple[list[int], int] | None = None,
+    ) -> None:
+        self._deal = _core.Deal(samples, world, batch, *drop_last)
+        self.samples, self.batch, self.rank, self.world = samples, batch, rank, world
+        self.shuffle, self.seed, self.draw, self.drop_last, self.blocks = shuffle, seed, draw, drop_last, blocks
+        if blocks is not None:
+            # What is wrong with them is told here, not when an epoch begins.
+            _core.Epoch.of_blocks(self._deal, *blocks, 0, 0)
+
+    def __len__(self) -> int:
+        return self._deal.iterations
+
+    def begin(self, place: Place, chance: int) -> "_KnownEpoch":
+        """See `Plan.begin`."""
+        if self.seed is not None:
+            return _KnownEpoch(self, self._deal, replace(place, seed=self.seed, chance=self.seed))
+        return _KnownEpoch(self, self._deal, replace(place, chance=chance if place.chance is None else place.chance))
+
+    def state(self, place: Place) -> dict[str, Any]:
+        """See `Plan.state`."""
+        return {
+            "version": VERSION,
+            "epoch": place.epoch,
+            "samples": place.used,
+            "seed": self.seed if place.seed is None else place.seed,
+            "chance": self.seed if place.chance is None else place.chance,
+            "drawn": self.seed is None,
+            "shuffle": self.shuffle,
+            "blocks": self._blocks_digest(),
+            "length": self.samples,
+        }
+
+    def place(self, state: Mapping[str, Any]) -> Place:
+        """See `Plan.place`. A seed that was given once, and is not now, is taken from the state."""
+        _check(state, "samples", "its sampler's; this loader has an order of its own: give it the same sampler")
+        _same(state, "length", self.samples, "samples of the dataset")
+        _same(state, "shuffle", self.shuffle, "shuffle")
+        _same(state, "blocks", self._blocks_digest(), "the dataset's blocks, and how many are mixed at once")
+        if not state["drawn"] and self.seed is None:
+            self.seed = int(state["seed"])
+        if self.seed is not None:
+            if state["drawn"]:
+                raise StateError(
+                    f"the state's order was drawn from torch's generator: go on with it on one rank, and without seed={self.seed}"
+                )
+            _same(state, "seed", self.seed, "seed")
+        return Place(_counted(state, "epoch"), _counted(state, "samples"), state["seed"], state["chance"])
+
+    def _blocks_digest(self) -> str | None:
+        return None if self.blocks is None else hashlib.blake2b(repr(self.blocks).encode(), digest_size=8).hexdigest()
+
+
+class _KnownEpoch:
+    def __init__(self, plan: Known, deal: _core.Deal, place: Place) -> None:
+        self._plan = plan
+        self._deal = deal
+        self._place = place
+        self._order: Order | None = None
+
+    @property
+    def order(self) -> Order:
+        if self._order is None:
+            plan, place = self._plan, self._place
+            if place.seed is None:
+                self._place = place = replace(place, seed=plan.draw() if plan.shuffle else 0)
+            # A seed that was drawn is one epoch's; one that was given is that of all.
+            is_drawn = plan.seed is None
+            seed = cast("int", place.seed) % 2**64
+            number = 0 if is_drawn else place.epoch
+            if plan.blocks is not None:
+                epoch = _core.Epoch.of_blocks(self._deal, *plan.blocks, (seed + number) % 2**64, place.used)
+            else:
+                epoch = _core.Epoch(self._deal, plan.shuffle, seed, number, place.used)
+            self._order = Order(
+                samples=plan.samples,
+                world=plan.world,
+                rank=plan.rank,
+                batch_size=plan.batch,
+                permutation="blocks" if plan.blocks else "torch" if plan.shuffle else "sequential",
+                seed=seed,
+                number=number,
+                is_drawn=is_drawn,
+                drop_last=plan.drop_last,
+                used=place.used,
+                epoch=epoch,
+            )
+        return self._order
+
+    def batches(self) -> Iterator[Batch]:
+        order, chance = self.order, cast("int", self._place.chance) % 2**64
+        for iteration in range(len(order)):
+            yield Batch(iteration, order.batch(iteration), chance, self._place.epoch)
+
+    def place_after(self, batches: int) -> Place:
+        return replace(self._place, used=self.order.epoch.used_after(batches))
+
+    def padding_of(self, iteration: int) -> int:
+        return self.order.epoch.padding_of(self._plan.rank, iteration)
+
+
+class Given:
+    """The order of a sampler of the user's own, which knows of its ranks itself.
+
+    Args:
+        sampler: gives indices, or lists of them if `batch` is 0.
+        samples: of the dataset.
+        batch: samples of a batch.
+        rank: this one.
+        world: ranks.
+        seed: of the samples' own random numbers; None where each epoch draws its own.
+        drop_last: whether a last batch that is not full is left out.
+    """
+
+    is_known = False
+
+    def __init__(
+        self, sampler: Iterable[Any], samples: int, batch: int, rank: int, world: int, *, seed: int | None, drop_last: bool
+    ) -> None:
+        self.sampler, self.samples, self.batch = sampler, samples, batch
+        self.rank, self.world, self.seed, self.drop_last = rank, world, seed, drop_last
+
+    def __len__(self) -> int:
+        # What has no length says so itself.
+        length = len(cast("Sized", self.sampler))
+        if self.batch == 0:
+            return length
+        return length // self.batch if self.drop_last else -(-length // self.batch)
+
+    def begin(self, place: Place, chance: int) -> "_GivenEpoch":
+        """See `Plan.begin`."""
+        if self.seed is not None:
+            chance = self.seed
+        elif place.chance is not None:
+            chance = place.chance
+        return _GivenEpoch(self, replace(place, chance=chance))
+
+    def state(self, place: Place) -> dict[str, Any]:
+        """See `Plan.state`."""
+        return {
+            "version": VERSION,
+            "epoch": place.epoch,
+            "batches": place.used,
+            "chance": self.seed if place.chance is None else place.chance,
+            "digest": place.digest,
+            "length": self.samples,
+            "rank": self.rank,
+            "world": self.world,
+        }
+
+    def place(self, state: Mapping[str, Any]) -> Place:
+        """See `Plan.place`. What such a sampler would have given to more ranks or fewer, nobody knows."""
+        _check(state, "batches", "the loader's own; this loader has a sampler: leave sampler= and batch_sampler= out, as before")
+        _same(state, "length", self.samples, "samples of the dataset")
+        _same(state, "world", self.world, "ranks; a custom sampler's order can't be dealt to other ranks")
+        _same(state, "rank", self.rank, "rank; with a custom sampler each rank has a state of its own")
+        return Place(_counted(state, "epoch"), _counted(state, "batches"), None, state["chance"], str(state["digest"]))
+
+
+class _GivenEpoch:
+    order = None
+
+    def __init__(self, plan: Given, place: Place) -> None:
+        self._plan = plan
+        self._place = place
+        # After so many batches: of those that are under way, and of the last that was had.
+        self._digests: dict[int, str] = {0: place.digest}
+
+    def batches(self) -> Iterator[Batch]:
+        digest = hashlib.blake2b(digest_size=16)
+        place, batches = self._place, self._cut()
+        for samples in islice(batches, place.used):
+            _add(digest, samples)
+        if place.used and digest.hexdigest() != place.digest:
+            raise StateError(
+                "the sampler gives another order than before the state was saved: have it draw from a generator that set_epoch seeds"
+            )
+        for iteration, samples in enumerate(batches):
+            _add(digest, samples)
+            self._digests[iteration + 1] = digest.hexdigest()
+            yield Batch(iteration, samples, cast("int", place.chance) % 2**64, place.epoch)
+
+    def place_after(self, batches: int) -> Place:
+        # Asked for after each batch.
+        self._digests.pop(batches - 1, None)
+        return replace(self._place, used=self._place.used + batches, digest=self._digests[batches])
+
+    def padding_of(self, iteration: int) -> int:
+        """Of another's order nothing is known."""
+        del iteration
+        return 0
+
+    def _cut(self) -> Iterator[list[int]]:
+        plan = self._plan
+        if plan.batch == 0:
+            yield from ([operator.index(index) for index in batch] for batch in plan.sampler)
+            return
+        samples = []
+        for index in plan.sampler:
+            samples.append(operator.index(index))
+            if len(samples) == plan.batch:
+                yield samples
+                samples = []
+        if samples and not plan.drop_last:
+            yield samples
+
+
+def _add(digest: "hashlib.blake2b", samples: list[int]) -> None:
+    digest.update(b"%d:" % len(samples) + b"".join(b"%d," % sample for sample in samples))
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Refuses what no loader has saved, or another version of it.
+
+    Raises:
+        StateError: it can't be understood.
+    """
+    if not isinstance(state, Mapping) or not {"version", "epoch"} <= state.keys():
+        raise StateError("this is no state of a forebay.torch.DataLoader: give what its state_dict() gave")
+    if state["version"] != VERSION:
+        raise StateError(f"the state has version {state['version']}; this is known: {VERSION}. Load it with the Forebay that saved it")
+
+
+def _check(state: Mapping[str, Any], counted: str, other: str) -> None:
+    if counted not in state:
+        raise StateError(f"the state is of an order that is {other}")
+
+
+def _same(state: Mapping[str, Any], key: str, here: object, what: str) -> None:
+    if state.get(key) != here:
+        raise StateError(f"the state has {key}={state.get(key)}, and this loader {here} ({what}): it is of another run")
+
+
+def _counted(state: Mapping[str, Any], key: str) -> int:
+    value = state[key]
+    if not isinstance(value, int) or not 0 <= value < EPOCHS_END:
+        raise ValueError(f"{key}={value!r}")
+    return value

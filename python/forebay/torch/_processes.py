@@ -1,0 +1,289 @@
+"""Samples in worker processes, torch's own: for what draws from global generators, and for datasets with `__getitem__` alone."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from forebay import _core
+from forebay.loader._batches import Batch, Fetched, failure
+from forebay.loader.source import Source, connect
+from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
+
+__all__ = ["Collate", "Processes"]
+
+NO_SAMPLE = 2**32 - 1
+"""In the place of a sample's index: no dataset is so long."""
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Makes a batch of samples with generators of its own, that of the batch's first sample and this epoch.
+
+    Attributes:
+        function: the user's, which may draw from the global generators, or torch's.
+        is_users: it is the user's.
+    """
+
+    function: Callable[[list[Any]], Any]
+    is_users: bool
+
+    def __call__(self, samples: list[Any], batch: Batch) -> Any:  # noqa: ANN401  (what the function gives)
+        """Where global generators matter to the caller, they have to be kept: see `globals_kept`."""
+        if self.is_users and batch.samples:
+            reseed(_core.sample_key(batch.key(batch.samples[0]), batch.epoch, NO_SAMPLE))
+        return self.function(samples)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker is sent.
+
+    Attributes:
+        epoch: that begins with its first task, counted by the process that sends it.
+        batch: to be fetched now.
+        ahead: samples of what this worker will be sent next, if that is known.
+    """
+
+    epoch: int
+    batch: Batch
+    ahead: list[int]
+
+
+class _Fetched(Fetched):
+    """With what torch's thread for pinned memory asks for."""
+
+    def pin_memory(self) -> "_Fetched":
+        self.value = pin_memory(self.value)
+        return self
+
+
+class _Fetcher(Dataset[Any]):
+    """What torch's loader takes for the dataset; its indices are tasks, its samples batches."""
+
+    def __init__(self, dataset: Any, collate: Collate, *, skip: bool, processes: int) -> None:  # noqa: ANN401  (by what it has)
+        self.dataset = dataset
+        self._located = located(dataset)
+        self._collate = collate
+        self._skip = skip
+        self._processes = processes
+        # Made by the process that uses it.
+        self._source: Source | None = None
+        self._epoch = self._told = -1
+        self._ahead: list[int] = []
+
+    def __getitems__(self, task: _Task) -> Fetched:
+        """The name by which torch asks for a batch in one call."""
+        # Workers have generators of their own, training's thread has not.
+        is_worker = get_worker_info() is not None
+        if task.batch.epoch != self._told:
+            tell_epoch(self.dataset, task.batch.epoch)
+            self._told = task.batch.epoch
+        with contextlib.nullcontext() if is_worker else globals_kept(), on_one_thread():
+            fetched = _Fetched()
+            samples = self._read(task, fetched) if self._located is not None else self._get(task.batch, fetched)
+            fetched.failed = bool(fetched.failures) and not (self._skip and samples)
+            if not fetched.failed:
+                begun = time.perf_counter()
+                fetched.value = self._collate(samples, task.batch)
+                fetched.decoded_s += time.perf_counter() - begun
+        if self._source is not None:
+            for sample in task.batch.samples:
+                self._source.release(sample)
+        return fetched
+
+    def close(self) -> None:
+        """Ends this process's reading."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _get(self, batch: Batch, fetched: Fetched) -> list[Any]:
+        """Samples of a dataset that reads by itself. While it is on no processor it is taken to read."""
+        samples = []
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
+        for index in batch.samples:
+            reseed(batch.key(index))
+            try:
+                samples.append(self.dataset[index])
+            except MemoryError:
+                raise
+            except Exception as error:
+                fetched.failures.append(failure(self.dataset, index, error))
+                if not self._skip:
+                    break
+        fetched.decoded_s = time.thread_time() - begun_cpu
+        fetched.waited_s = max(0.0, time.perf_counter() - begun - fetched.decoded_s)
+        return samples
+
+    def _read(self, task: _Task, fetched: Fetched) -> list[Any]:
+        """Samples of a dataset that says where they lie."""
+        dataset, source, batch = self._located, self._requested(task), task.batch
+        assert dataset is not None
+        generator = Generators()
+        samples = []
+        for index in batch.samples:
+            begun = time.perf_counter()
+            between = None
+            try:
+                data = source.read(index)
+                between = time.perf_counter()
+                fetched.read_bytes += len(data)
+                if self._collate.is_users and not source.is_lasting:
+                    # The batch may be made of views of them, and outlive their release.
+                    data = memoryview(bytes(data))
+                reseed(key := batch.key(index))
+                samples.append(dataset.decode(data, index, generator(key)))
+            except MemoryError:
+                raise
+            except Exception as error:
+                fetched.failures.append(failure(dataset, index, error))
+                if not self._skip:
+                    break
+            ended = time.perf_counter()
+            fetched.waited_s += (between or ended) - begun
+            fetched.decoded_s += ended - (between or ended)
+        return samples
+
+    def _requested(self, task: _Task) -> Source:
+        """The source, with what the task needs requested, and what comes after it."""
+        assert self._located is not None
+        if self._source is None:
+            self._source = connect(self._processes)
+        if task.epoch != self._epoch:
+            # Of a worker's batches nobody knows more than it is sent.
+            self._source.register(None, self._located.locate)
+            self._epoch, self._ahead = task.epoch, []
+        if self._ahead != task.batch.samples:
+            # Another worker has died, or nothing was known.
+            for sample in self._ahead:
+                self._source.release(sample)
+            for sample in task.batch.samples:
+                self._source.request(sample, task.batch.iteration)
+        for sample in task.ahead:
+            self._source.request(sample, task.batch.iteration + 1)
+        self._ahead = task.ahead
+        return self._source
+
+
+class _Tasks:
+    """What torch's loader takes for its batch sampler: gives the tasks of the epoch that was set last."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._epoch = 0
+        self._batches: Iterator[Batch] = iter(())
+        self._is_known = False
+        self.sent: deque[Batch] = deque()
+
+    def begin(self, batches: Iterator[Batch], *, is_known: bool) -> None:
+        self._epoch += 1
+        self._batches = batches
+        self._is_known = is_known
+        self.sent = deque()
+
+    def __iter__(self) -> Iterator[_Task]:
+        # Torch deals batches to its workers in turn. A sampler of the user's own is not asked before its batch is due: it may draw from
+        # generators that training draws from, too.
+        ahead = max(1, self._workers) if self._is_known else 0
+        return _tasks(self._epoch, self._batches, self.sent, ahead)
+
+
+def _tasks(epoch: int, batches: Iterator[Batch], sent: deque[Batch], ahead: int) -> Iterator[_Task]:
+    coming: deque[Batch] = deque(islice(batches, ahead))
+    while True:
+        coming.extend(islice(batches, 1))
+        if not coming:
+            return
+        batch = coming.popleft()
+        sent.append(batch)
+        yield _Task(epoch, batch, coming[ahead - 1].samples if ahead and len(coming) >= ahead else [])
+
+
+def _end_with_parent() -> None:
+    """Ends this worker process when training's has died: torch's workers look for that between batches, but a read may hang for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch(sentinel: int) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), name="forebay-watch", daemon=True).start()
+
+
+class _Begin:
+    """What a worker process begins with."""
+
+    def __init__(self, users: Callable[[int], None] | None) -> None:
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        _end_with_parent()
+        info = get_worker_info()
+        # Who asks there for the dataset means his own.
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
+        if self._users is not None:
+            self._users(worker)
+
+
+def _as_it_is(fetched: Any) -> Any:  # noqa: ANN401  (a batch)
+    return fetched
+
+
+class Processes:
+    """Makes batches in torch's worker processes, or with none of them in training's own thread, in order.
+
+    Args:
+        dataset: of samples.
+        collate: makes batches of them.
+        skip: whether a sample that fails is left out, instead of failing its batch.
+        workers: processes.
+        worker_init_fn: called in each process before its first batch, with its number.
+        options: of torch's loader; the other keyword arguments that are its own business.
+    """
+
+    def __init__(
+        self,
+        dataset: object,
+        collate: Collate,
+        *,
+        skip: bool,
+        workers: int,
+        worker_init_fn: Callable[[int], None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._fetcher = _Fetcher(dataset, collate, skip=skip, processes=max(1, workers))
+        self._tasks = _Tasks(workers)
+        # Tasks take the place of lists of indices.
+        tasks: Any = self._tasks
+        self._loader: DataLoader[Any] = DataLoader(
+            self._fetcher, batch_sampler=tasks, collate_fn=_as_it_is, num_workers=workers, worker_init_fn=_Begin(worker_init_fn), **options
+        )
+
+    def batches(self, batches: Iterator[Batch], *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
+        """Begins, and gives what becomes of each batch, in order.
+
+        Args:
+            batches: of an epoch, from some place on.
+            is_known: they may be asked for before they are due.
+        """
+        self._tasks.begin(batches, is_known=is_known)
+        sent = self._tasks.sent
+        results = iter(self._loader)
+        return ((sent.popleft(), fetched) for fetched in results)
+
+    def close(self) -> None:
+        """Ends what training's own thread had begun. Worker processes end with torch's iterator, or stay for the next epoch."""
+        self._fetcher.close()

@@ -1,0 +1,140 @@
+"""Rows of Parquet files: the rows that pyarrow reads, a group read and decoded once, and what is refused."""
+
+import itertools
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from forebay.loader import DirectSource, LoaderError, ParquetRows
+from forebay.loader.dataset import is_located
+from forebay.torch import DataLoader
+
+
+def write(path: Path, first: int, count: int, group: int) -> Path:
+    rows = {
+        "id": list(range(first, first + count)),
+        "text": [f"row {number}" * (number % 5) for number in range(first, first + count)],
+        "tokens": [[number] * (number % 4) for number in range(first, first + count)],
+        "known": [None if number % 3 else number / 7 for number in range(first, first + count)],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(rows), path, row_group_size=group)
+    return path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Two groups of 8 and one of 4; nothing; one of 8."""
+    return [write(tmp_path / "a", 0, 20, 8), write(tmp_path / "b", 0, 0, 8), write(tmp_path / "c", 20, 8, 50)]
+
+
+def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
+    return dict(values)
+
+
+def read(dataset: ParquetRows, order: list[int]) -> list[Any]:
+    source = DirectSource()
+    source.register(None, dataset.locate)
+    for number in order:
+        source.request(number, 0)
+    found = []
+    for number in order:
+        found.append(dataset.decode(source.read(number), number, None))
+        source.release(number)
+    source.close()
+    return found
+
+
+@pytest.mark.parametrize("columns", [None, ["text"], ["known", "tokens"]])
+def test_rows_are_those_that_pyarrow_reads(columns: list[str] | None, paths: list[Path]) -> None:
+    dataset = ParquetRows(paths, row, columns=columns)
+    assert is_located(dataset)
+    wanted = [one for path in paths for one in pyarrow.parquet.read_table(path, columns=columns).to_pylist()]
+    assert (len(dataset), dataset.extents, dataset.blocks()) == (28, 4, [8, 16, 20, 28])
+    assert read(dataset, list(range(28))) == wanted
+    assert read(dataset, [27, 3, 14, 3]) == [wanted[27], wanted[3], wanted[14], wanted[3]]
+    assert read(pickle.loads(pickle.dumps(dataset)), [19]) == [wanted[19]]  # noqa: S301  (its own)
+
+
+def test_rows_of_a_group_share_an_extent(paths: list[Path]) -> None:
+    dataset = ParquetRows(paths, row)
+    assert len({dataset.locate(number) for number in range(8)}) == 1
+    assert len({dataset.locate(number) for number in range(28)}) == 4
+    narrow = ParquetRows(paths, row, columns=["id"])
+    assert narrow.locate(0).length < dataset.locate(0).length  # type: ignore[operator]
+    for wrong in (-1, 28):
+        with pytest.raises(IndexError, match=f"row {wrong}: there are 28"):
+            dataset.locate(wrong)
+
+
+def test_a_group_is_decoded_once_while_it_is_kept(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ParquetRows(paths, row, groups_kept=2)
+    decoded: list[int] = []
+    decode = dataset._decoded
+
+    def counted(number: int, data: memoryview) -> object:
+        decoded.append(number)
+        return decode(number, data)
+
+    monkeypatch.setattr(dataset, "_decoded", counted)
+    read(dataset, [0, 1, 9, 2, 10, 3, 17, 0, 18, 11])
+    assert decoded == [0, 1, 2, 1]
+
+
+def identity(values: Mapping[str, Any], rng: object) -> int:
+    return int(values["id"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_through_groups_and_says_what_a_global_shuffle_costs(
+    workers: int, paths: list[Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = ParquetRows(paths, identity, columns=["id"])
+
+    def loaded(**options: Any) -> list[int]:
+        loader = DataLoader(dataset, 4, seed=1, num_workers=workers, **options)
+        return [number for batch in loader for number in batch.tolist()]
+
+    order = loaded(shuffle="blocks", blocks_at_once=1, report=False)
+    groups = [sum(number >= end for end in (8, 16, 20)) for number in order]
+    assert sorted(order) == list(range(28))
+    assert len(list(itertools.groupby(groups))) == 4, "one after another"
+    assert capfd.readouterr().err == ""
+    assert sorted(loaded(shuffle=True)) == list(range(28))
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == (
+        "forebay: 7 samples share an extent: a global shuffle may read each extent as many times; "
+        'shuffle="blocks" reads it once, in another order'
+    )
+    assert len(said) == 2
+    loaded(shuffle=True, rank=1, world_size=2)
+    loaded(shuffle=False, report=False)
+    assert capfd.readouterr().err == ""
+
+
+def test_files_that_are_no_parquet_files_or_lack_a_column_are_refused(paths: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match="a has no column words; there are: id, known, text, tokens"):
+        ParquetRows(paths, row, columns=["id", "words"])
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[:-10])
+    with pytest.raises(LoaderError, match="it was cut, or is no Parquet file"):
+        ParquetRows(paths, row)
+    with pytest.raises(FileNotFoundError):
+        ParquetRows([tmp_path / "gone"], row)
+    with pytest.raises(ValueError, match="groups_kept=0"):
+        ParquetRows([], row, groups_kept=0)
+    assert len(ParquetRows([], row)) == 0
+
+
+def test_a_file_that_was_replaced_is_found_out(paths: list[Path]) -> None:
+    dataset = ParquetRows(paths, row)
+    paths[0].write_bytes(bytes(paths[0].stat().st_size))
+    with pytest.raises(OSError, match=r"[Dd]eserialize|[Tt]hrift|[Pp]age"):
+        read(dataset, [0])
+    paths[0].write_bytes(b"short")
+    with pytest.raises(EOFError, match="a ends at byte 5"):
+        read(dataset, [0])
