@@ -24,6 +24,21 @@ for epoch in range(3):
 )
 
 
+# What sessions tell of a fork: the clone asked before the state was taken.
+FORKED = """
+import time
+from forebay.clone._told import tell
+
+begun = time.time()
+whose = {"rank": 0, "ranks": 1, "epoch": 0, "step": 1200, "bytes": 4096}
+costs = {"copied": 1024, "aside": 512, "stall_s": 0.25, "window_s": 0.25, "closing_s": 0.125, "before_s": 0.5, "after_s": 0.75}
+tell("taken", {"job": "trunk", **whose, "at": begun + 0.5, **costs})
+lineage = {"parent": "trunk", "digest": "0123456789abcdef", "changes": {"lr": 0.5}}
+times = {"asked_at": begun, "state_at": begun + 0.5, "loaded_at": begun + 2.0, "exists_at": begun + 2.0}
+tell("became", {"job": "trunk.1", **whose, **lineage, **times})
+"""
+
+
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Any]:
     with browser.browser() as found:
@@ -68,6 +83,13 @@ def test_a_report_of_a_run_that_opened_nothing(opened: Any, desk: Desk) -> None:
     text = check(opened, desk.root / "page.html", plots=4)
     assert "there was nothing to serve" in text
     assert "None were found" in text
+
+
+def test_a_report_of_forks(opened: Any, desk: Desk) -> None:  # noqa: ANN401
+    desk.run("-q", "--", sys.executable, "-c", FORKED)
+    assert desk.type("report", "--output", "page.html").returncode == 0
+    text = check(opened, desk.root / "page.html", plots=5)
+    assert "the job stands still" in text
 
 
 def test_a_plan(opened: Any, desk: Desk) -> None:  # noqa: ANN401

@@ -10,7 +10,7 @@ import pytest
 
 from tests import support
 from tests.cli.conftest import Desk
-from tests.cli.test_pages import EPOCHS
+from tests.cli.test_pages import EPOCHS, FORKED
 
 
 def reported(desk: Desk, *words: str | Path) -> str:
@@ -49,6 +49,18 @@ def test_the_course_of_a_run_is_in_its_record(desk: Desk) -> None:
     assert sum(epoch["source_opens"] for epoch in epochs) == 90
 
 
+def test_forks_are_in_the_record_of_their_run(desk: Desk) -> None:
+    assert desk.run("-q", "--", sys.executable, "-c", FORKED).returncode == 0
+    (record,) = desk.records()
+    taken, became = record["forks"]
+    assert (taken["what"], taken["job"], taken["step"], taken["bytes"], taken["stall_s"]) == ("taken", "trunk", 1200, 4096, 0.25)
+    assert (became["what"], became["job"], became["parent"], became["changes"]) == ("became", "trunk.1", "trunk", {"lr": 0.5})
+    page = reported(desk)
+    for said in ("States that were taken", "trunk, step 1,200", "1.5 KiB", "375.0 ms", "Clones", "lr=0.5", "1.50 s", "0123456789abcdef"):
+        assert said in page, said
+    assert list(desk.runtime.rglob("forks.*")) == [], "it went with the run"
+
+
 def test_any_run_can_be_named(desk: Desk) -> None:
     for status in (3, 4):
         desk.run("-q", "--", "sh", "-c", f"exit {status}")
@@ -70,7 +82,7 @@ def test_what_is_in_the_command_is_only_text(desk: Desk) -> None:
 def test_a_record_of_an_earlier_version_has_no_times(desk: Desk) -> None:
     desk.run("-q", "--record", "record.json", "--", "true")
     record: dict[str, Any] = json.loads((desk.root / "record.json").read_text())
-    for key in ("timeline", "files", "epochs"):
+    for key in ("timeline", "files", "epochs", "forks"):
         del record[key]
     (desk.root / "record.json").write_text(json.dumps(record))
     page = reported(desk, "record.json")

@@ -16,6 +16,7 @@ pub mod config;
 pub mod doctor;
 pub mod elf;
 pub mod environment;
+pub mod forks;
 pub mod library;
 pub mod ls;
 pub mod measure;

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     child::Ended,
     config::{Config, freshness_text, policy_text},
+    forks::Told,
     plan::Plan,
     program::Program,
     refusal::Refusal,
@@ -53,6 +54,8 @@ pub struct Report<'a> {
     pub files: Files,
     /// What had been counted when.
     pub timeline: Timeline,
+    /// Forks of its jobs.
+    pub forks: Vec<Told>,
 }
 
 impl Report<'_> {
@@ -104,6 +107,7 @@ impl Report<'_> {
             "files": self.files,
             "epochs": epochs::find(&self.timeline, &self.files),
             "timeline": self.timeline,
+            "forks": self.forks,
         })
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     child::{self, Ended, Launch},
     config::{Config, Flags, is_off},
     environment::Environment,
+    forks::Ledger,
     library::{self, ASAN_OPTIONS, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
@@ -113,12 +114,8 @@ impl Job<'_> {
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
             plan.say(note);
         }
-        let mut set = vec![(env::RUN, joined.page_path().as_os_str().to_owned())];
-        // The loader of a foreign program would complain on the program's standard error.
-        if self.program.cover != Cover::Foreign {
-            set.push((LD_PRELOAD, library::with_library(environment, &library)));
-            set.extend(library::asan_options(environment).map(|options| (ASAN_OPTIONS, options)));
-        }
+        let ledger = Ledger::beside(joined.page_path());
+        let set = self.variables(joined.page_path(), &library, environment);
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));
         }
@@ -136,6 +133,7 @@ impl Job<'_> {
         let elapsed = clock.elapsed();
         let counts = Counts::read(&joined.page(), plan.tiers.len());
         let files = Files::read(&joined.page(), &mut Vec::new());
+        let forks = ledger.take();
         let agent = joined.leave();
         match &agent {
             Ok(status) => {
@@ -158,6 +156,7 @@ impl Job<'_> {
             agent: agent.ok(),
             files,
             timeline,
+            forks,
         };
         let written = record::write(&report);
         if !plan.config.quiet.value {
@@ -167,6 +166,17 @@ impl Job<'_> {
             tell(&format!("forebay: the record was not written: {why}\n"));
         }
         Ok(ended)
+    }
+
+    /// What is set in the program's environment.
+    fn variables(&self, page: &Path, library: &Path, environment: &Environment) -> Vec<(&'static str, OsString)> {
+        let mut set = vec![(env::RUN, page.as_os_str().to_owned())];
+        // The loader of a foreign program would complain on the program's standard error.
+        if self.program.cover != Cover::Foreign {
+            set.push((LD_PRELOAD, library::with_library(environment, library)));
+            set.extend(library::asan_options(environment).map(|options| (ASAN_OPTIONS, options)));
+        }
+        set
     }
 }
 

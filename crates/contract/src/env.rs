@@ -2,7 +2,7 @@
 
 /// Set to `off` (or `0`): the program runs untouched. Read by the command and by the door.
 pub const FOREBAY: &str = "FOREBAY";
-/// Path of the run page; set by `forebay run` for the program and read by the door.
+/// Path of the run page; set by `forebay run` for the program and read by the door. Sessions of jobs tell of forks in a file beside it.
 pub const RUN: &str = "FOREBAY_RUN";
 /// Path of the preload library, where the command does not find it beside itself.
 pub const PRELOAD: &str = "FOREBAY_PRELOAD";

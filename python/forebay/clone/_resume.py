@@ -17,9 +17,10 @@ from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._inventory import Inventory, Survey
 from forebay.clone._manifest import Manifest
 from forebay.clone._source import REASON_MAX
+from forebay.clone._told import Course
 from forebay.clone._window import Remote
 
-__all__ = ["Asked", "Lineage", "resume"]
+__all__ = ["Asked", "Lineage", "Resumed", "resume"]
 
 # Interrupts are looked for so often.
 SLICE_S = 0.5
@@ -81,14 +82,29 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """A clone.
+
+    Attributes:
+        name: its own.
+        lineage: where it comes from.
+        course: when this rank came to what.
+    """
+
+    name: str
+    lineage: Lineage
+    course: Course
+
+
+@dataclass(frozen=True)
 class _Loaded:
     header: _offer.Header
     manifest: Manifest
     remote: Remote | None
 
 
-def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> tuple[str, Lineage]:
-    """Loads the parent's state, and makes the changes; gives the clone's name and where it comes from.
+def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> Resumed:
+    """Loads the parent's state, and makes the changes.
 
     Raises:
         CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
@@ -97,6 +113,7 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         for _ in range(WARM_PASSES):
             warm()
     rank, ranks = inventory.rank
+    asked_at = time.time()
     try:
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
@@ -105,10 +122,12 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
             taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
         )
         name, reader, descriptors = taken
+        state_at = time.time()
         try:
             loaded = _load(asked, secret, inventory, survey, descriptors, lambda manifest, lying: Remote(manifest, reader, lying, wait_s))
             for changed, value in asked.changes.items():
                 inventory.change(changed, value)
+            loaded_at = time.time()
             if loaded.remote is not None:
                 # What is heard of the agent before this clone is loaded is that it will not be.
                 loaded.remote.confirm(taking.exists)
@@ -125,7 +144,9 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
-    return name, Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, asked.changes)
+    lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, asked.changes)
+    length = loaded.manifest.length + sum(entry.length for entry in loaded.manifest.in_place)
+    return Resumed(name, lineage, Course(asked_at, state_at, loaded_at, time.time(), length))
 
 
 def _load(

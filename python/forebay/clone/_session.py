@@ -5,7 +5,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from forebay._say import say
@@ -13,6 +13,7 @@ from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._resume import Asked, Lineage, resume
 from forebay.clone._source import Fork, Limits, Source
+from forebay.clone._told import Telling, tell
 
 __all__ = ["Session", "session"]
 
@@ -55,6 +56,7 @@ class Session:
         self._is_resuming = lineage is not None
         self._stepped = False
         self._source: Source | None = None
+        self._telling = Telling(job, *described.rank)
         if forkable and os.environ.get(OFF) not in ("off", "0"):
             self._source = Source(job, described, state.limits)
             self._remove_hook = described.on_step(self._before_step, self._note_step)
@@ -81,9 +83,12 @@ class Session:
         if self._source is None:
             return
         try:
-            if fork := self._source.point(epoch, step):
+            fork = self._source.point(epoch, step)
+            self._telling.passed(epoch, fork)
+            if fork:
                 self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
         except CloneError as error:
+            self._telling.passed(epoch, None)
             say(f"no fork at step {step}: {error}")
         except Exception as error:
             self.close()
@@ -147,6 +152,7 @@ class Session:
         if self._source is None:
             return
         source, self._source = self._source, None
+        self._telling.close()
         self._remove_hook()
         atexit.unregister(self.close)
         try:
@@ -160,6 +166,7 @@ class Session:
                 stall_s, aside = closed
                 last = self.forks[-1]
                 self.forks = [*self.forks[:-1], replace(last, stall_s=last.stall_s + stall_s, aside=aside)]
+                self._telling.closed(stall_s, aside)
         except Exception as error:
             self.close()
             say(f"this job can't be forked any more: {error}")
@@ -258,11 +265,14 @@ def session(
 
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
-    name, lineage = resume(asked, described, warm, wait_s)
-    made = Session(name, described, state, lineage)
-    if described.rank[0] == 0:
+    resumed = resume(asked, described, warm, wait_s)
+    lineage = resumed.lineage
+    made = Session(resumed.name, described, state, lineage)
+    rank, ranks = described.rank
+    tell("became", {"job": resumed.name, "rank": rank, "ranks": ranks, **asdict(lineage), **asdict(resumed.course)})
+    if rank == 0:
         changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
-        say(f"this is {name}, a clone of {lineage.parent} after step {lineage.step}{changes}")
+        say(f"this is {resumed.name}, a clone of {lineage.parent} after step {lineage.step}{changes}")
     return made
 
 

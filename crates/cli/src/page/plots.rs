@@ -65,6 +65,15 @@ impl Frame {
 /// The colour of what is no policy, but a limit.
 pub const LIMIT: RGBColor = SERIES[6];
 
+/// What lies between places on the horizontal axis, each with its colour.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    /// Its name, beside it.
+    pub name: String,
+    /// From where to where.
+    pub spans: Vec<(f64, f64, RGBColor)>,
+}
+
 /// Points that a line joins.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -101,6 +110,12 @@ impl Axis {
             names: names.to_vec(),
         }
     }
+
+    /// Room for its text beside the plot, where it is the vertical one: for the names, about, and for what the axis shows.
+    fn text_px(&self) -> u32 {
+        let longest = self.names.iter().map(|name| name.chars().count()).max().unwrap_or(0).min(100);
+        (longest as u32 * TEXT_PX * 3 / 5 + 2 * TEXT_PX).max(5 * TEXT_PX)
+    }
 }
 
 impl Ranged for Axis {
@@ -135,7 +150,7 @@ pub fn lines(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x_end = most(points().map(|point| point.0));
     let y_end = frame.y_end.unwrap_or_else(|| most(points().map(|point| point.1)) * 1.05);
-    draw(frame, Axis::numbers(x_end * 1.02), y_end, |chart| {
+    draw(frame, Axis::numbers(x_end * 1.02), Axis::numbers(y_end), |chart| {
         point_out(chart, marks, y_end)?;
         // The first one lies on top.
         for line in lines.iter().rev() {
@@ -163,7 +178,7 @@ pub fn areas(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
     let points = || edges.iter().flatten();
     let x_end = most(points().map(|point| point.0));
     let y_end = frame.y_end.unwrap_or_else(|| most(points().map(|point| point.1)) * 1.05);
-    draw(frame, Axis::numbers(x_end * 1.02), y_end, |chart| {
+    draw(frame, Axis::numbers(x_end * 1.02), Axis::numbers(y_end), |chart| {
         // Each covers those above it down to the axis, so the highest one comes first.
         for (line, edge) in lines.iter().zip(&edges).rev() {
             if let (Some(first), Some(last)) = (edge.first(), edge.last()) {
@@ -185,7 +200,7 @@ pub fn bars(frame: &Frame, names: &[String], stacks: &[Vec<f64>], colours: &[RGB
     let y_end = frame
         .y_end
         .unwrap_or_else(|| most(stacks.iter().map(|stack| stack.iter().sum())) * 1.05);
-    draw(frame, Axis::names(names), y_end, |chart| {
+    draw(frame, Axis::names(names), Axis::numbers(y_end), |chart| {
         for (at, stack) in stacks.iter().enumerate() {
             let (left, mut bottom) = (place(at), 0.0);
             for (part, colour) in stack.iter().zip(colours) {
@@ -198,11 +213,29 @@ pub fn bars(frame: &Frame, names: &[String], stacks: &[Vec<f64>], colours: &[RGB
     })
 }
 
+/// Lanes one below the other, over an axis that begins at zero.
+pub fn lanes(frame: &Frame, lanes: &[Lane]) -> String {
+    let x_end = most(lanes.iter().flat_map(|lane| &lane.spans).map(|span| span.1));
+    // The axis begins below, and the first lane lies on top.
+    let names: Vec<String> = lanes.iter().rev().map(|lane| lane.name.clone()).collect();
+    draw(frame, Axis::numbers(x_end * 1.02), Axis::names(&names), |chart| {
+        for (at, lane) in lanes.iter().rev().enumerate() {
+            let (bottom, top) = (place(at) + 0.2, place(at) + 0.8);
+            for (begin, end, colour) in &lane.spans {
+                chart.draw_series([Rectangle::new([(*begin, bottom), (*end, top)], colour.filled())])?;
+                // So that what is short is seen, too.
+                chart.draw_series([PathElement::new(vec![(*begin, bottom), (*begin, top)], colour.stroke_width(2))])?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// The bars of a histogram: `counts[i]` from `i` to `i + 1` times `bin`.
 pub fn histogram(frame: &Frame, bin: f64, heights: &[f64], mark: Option<f64>) -> String {
     let x_end = bin * place(heights.len());
     let y_end = most(heights.iter().copied()) * 1.05;
-    draw(frame, Axis::numbers(x_end), y_end, |chart| {
+    draw(frame, Axis::numbers(x_end), Axis::numbers(y_end), |chart| {
         let colour = SERIES.first().copied().unwrap_or(AXIS);
         chart.draw_series(heights.iter().enumerate().map(|(at, height)| {
             let left = bin * place(at);
@@ -221,7 +254,7 @@ pub type Spread = [f64; 5];
 /// Boxes from the 25th to the 75th percentile with the median in them, and whiskers from the 1st to the 99th; `names` below them.
 pub fn boxes(frame: &Frame, names: &[String], spreads: &[Spread]) -> String {
     let y_end = frame.y_end.unwrap_or_else(|| most(spreads.iter().map(|spread| spread[4])) * 1.05);
-    draw(frame, Axis::names(names), y_end, |chart| {
+    draw(frame, Axis::names(names), Axis::numbers(y_end), |chart| {
         for ((at, [low, quarter, half, three_quarters, high]), colour) in spreads.iter().enumerate().zip(SERIES.iter().cycle()) {
             let middle = place(at) + 0.5;
             let flat = |height: f64, reach: f64| {
@@ -279,7 +312,7 @@ fn plain(value: f64) -> String {
 }
 
 /// Draws axes, then what is in them. Writing to a string can't fail; were it to, the plot would be left out.
-fn draw(frame: &Frame, across: Axis, y_end: f64, inside: impl FnOnce(&mut Chart<'_, '_>) -> Drawn) -> String {
+fn draw(frame: &Frame, across: Axis, up: Axis, inside: impl FnOnce(&mut Chart<'_, '_>) -> Drawn) -> String {
     let mut svg = String::new();
     let drawn = || -> Drawn {
         let root = SVGBackend::with_string(&mut svg, frame.size).into_drawing_area();
@@ -288,8 +321,8 @@ fn draw(frame: &Frame, across: Axis, y_end: f64, inside: impl FnOnce(&mut Chart<
             .margin_left(6)
             .margin_right(26)
             .x_label_area_size(3 * TEXT_PX)
-            .y_label_area_size(5 * TEXT_PX)
-            .build_cartesian_2d(across, Axis::numbers(y_end))?;
+            .y_label_area_size(up.text_px())
+            .build_cartesian_2d(across, up)?;
         chart
             .configure_mesh()
             .disable_x_mesh()
@@ -342,12 +375,33 @@ mod tests {
             boxes(&frame, &names, &[[1.0, 2.0, 3.0, 4.0, 5.0], [1.0; 5]]),
             lines(&frame, &[], &[]),
             areas(&frame, &[], &[]),
+            lanes(&frame, &[]),
         ];
         for svg in &svgs {
             assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
             assert!(svg.contains("cache (% of data)") && svg.contains("&lt;of&gt;"), "{svg}");
         }
         assert!(svgs[2].contains("two") && svgs[2].matches("#EE7733").count() >= 1);
+    }
+
+    #[test]
+    fn lanes_lie_one_below_the_other() {
+        let lane = |name: &str, begin, end, colour| Lane {
+            name: name.into(),
+            spans: vec![(begin, end, colour)],
+        };
+        let svg = lanes(
+            &Frame::new("time (s)", ""),
+            &[lane("one", 0.0, 2.0, SERIES[0]), lane("other", 2.0, 2.0, SERIES[1])],
+        );
+        let top_of = |name: &str| -> f64 {
+            let (before, _) = svg.split_once(&format!("\n{name}\n")).unwrap();
+            let (_, y) = before.rsplit_once(" y=\"").unwrap();
+            y.split('"').next().unwrap().parse().unwrap()
+        };
+        assert!(top_of("one") < top_of("other"), "{svg}");
+        // What takes no time is a line.
+        assert!(svg.contains("#EE7733"), "{svg}");
     }
 
     #[test]

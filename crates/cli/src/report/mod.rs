@@ -1,7 +1,8 @@
 //! `forebay report`: a page about a run, from its record and nothing else.
 //!
-//! [`recorded`] reads a record as [`crate::record`] writes it; [`page`] shows it.
+//! [`recorded`] reads a record as [`crate::record`] writes it; [`page`] shows it, and [`forks`] what was forked.
 
+pub mod forks;
 pub mod page;
 pub mod recorded;
 

@@ -5,7 +5,10 @@ use std::{ffi::OsStr, path::Path, time::Duration};
 use forebay_contract::Counter;
 use forebay_policy::{bounds, ids::Cluster};
 
-use super::recorded::{Exit, Recorded};
+use super::{
+    forks,
+    recorded::{Exit, Recorded},
+};
 use crate::{
     child::signal_name,
     page::{
@@ -40,6 +43,7 @@ pub fn html(run: &Recorded, file: &Path) -> String {
         );
     }
     reasons(&mut page, run);
+    forks::section(&mut page, &run.forks);
     page.end()
 }
 

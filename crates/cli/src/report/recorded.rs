@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::read;
 use crate::{
+    forks::Told,
     record::SCHEMA,
     refusal::Refusal,
     summary::Derived,
@@ -52,6 +53,9 @@ pub struct Recorded {
     /// What had been counted when.
     #[serde(default)]
     pub timeline: Timeline,
+    /// Forks of its jobs.
+    #[serde(default)]
+    pub forks: Vec<Told>,
 }
 
 /// How a program ended.

@@ -1,0 +1,191 @@
+//! Forks of a run's jobs. Their sessions tell of them in a file beside the run's page, a JSON line each; at the run's end they go into its record.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::write_private;
+
+/// What is read of the file at most: some ten thousand lines.
+const BYTES_MAX: u64 = 4 << 20;
+/// Lines that go into a record at most, the last ones.
+const KEPT_MAX: usize = 1000;
+
+/// A line, as `python/forebay/clone/_told.py` writes it: what one rank knows of a fork.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Told {
+    /// Its state was taken.
+    Taken(Taken),
+    /// It became a clone's rank.
+    Became(Became),
+}
+
+/// A state that was taken of a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Taken {
+    /// Its job.
+    pub job: String,
+    /// Which rank it is.
+    pub rank: u32,
+    /// How many ranks the job has.
+    pub ranks: u32,
+    /// As the job counts.
+    pub epoch: u64,
+    /// After which, as the job counts.
+    pub step: u64,
+    /// Of the state.
+    pub bytes: u64,
+    /// Bytes of it that were copied when it was taken.
+    pub copied: u64,
+    /// Bytes that were copied before the next update, since a clone had not read them where they lie.
+    pub aside: u64,
+    /// When training stood still for it, in seconds since 1970.
+    pub at: f64,
+    /// For how long it stood still then, in seconds.
+    pub stall_s: f64,
+    /// For how long clones could read where it lies, if they were to.
+    pub window_s: Option<f64>,
+    /// For how long training stood still at the end of that.
+    pub closing_s: f64,
+    /// What the step before took, if it was seen.
+    pub before_s: Option<f64>,
+    /// What the step after took without that stall.
+    pub after_s: Option<f64>,
+}
+
+/// A rank that became a clone's. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Became {
+    /// The clone.
+    pub job: String,
+    /// The job that it was forked from.
+    pub parent: String,
+    /// Which rank it is.
+    pub rank: u32,
+    /// How many ranks the clone has.
+    pub ranks: u32,
+    /// As the parent counts.
+    pub epoch: u64,
+    /// After which, as the parent counts.
+    pub step: u64,
+    /// Of the state.
+    pub bytes: u64,
+    /// SHA-256 of the manifest, which has the digest of every entry.
+    pub digest: String,
+    /// What was changed afterwards, by name.
+    pub changes: BTreeMap<String, f64>,
+    /// When it began to wait for its parent's next point.
+    pub asked_at: f64,
+    /// When the state was there.
+    pub state_at: f64,
+    /// When it was loaded, and every entry checked.
+    pub loaded_at: f64,
+    /// When all ranks had come so far.
+    pub exists_at: f64,
+}
+
+/// The file, for as long as the run lasts.
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+}
+
+impl Ledger {
+    /// Makes it. That it can't be made is no fault: then nobody tells.
+    pub fn beside(page: &Path) -> Self {
+        let name = page.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let run = name.strip_prefix("run.").unwrap_or(&name);
+        let path = page.with_file_name(format!("forks.{run}"));
+        let _ = write_private(&path, b"");
+        Self { path }
+    }
+
+    /// What was told in all. Lines that can't be read are left out, and the file is gone.
+    pub fn take(self) -> Vec<Told> {
+        self.read()
+    }
+
+    fn read(&self) -> Vec<Told> {
+        let mut bytes = Vec::new();
+        let read = File::open(&self.path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+        if read.is_err() {
+            return Vec::new();
+        }
+        let lines = bytes.split(|byte| *byte == b'\n');
+        let mut told: Vec<Told> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        told.drain(..told.len().saturating_sub(KEPT_MAX));
+        told
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// As a session writes it.
+    const TAKEN: &str = r#"{"what": "taken", "job": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
+        "copied": 96, "aside": 1000, "at": 1795432621.25, "stall_s": 0.002, "window_s": null, "closing_s": 0.0, "before_s": 0.5, "after_s": null}"#;
+    const BECAME: &str = r#"{"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
+        "digest": "9f", "changes": {"lr": 0.5}, "asked_at": 1.0, "state_at": 2.0, "loaded_at": 3.0, "exists_at": 4.0}"#;
+
+    fn ledger(dir: &Path, lines: &[&str]) -> Ledger {
+        let ledger = Ledger::beside(&dir.join("run.12"));
+        let mut file = File::options().append(true).open(dir.join("forks.12")).unwrap();
+        for line in lines {
+            writeln!(file, "{}", line.replace('\n', " ")).unwrap();
+        }
+        ledger
+    }
+
+    #[test]
+    fn lines_are_read_and_others_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = ledger(dir.path(), &[TAKEN, "{", "{\"what\": \"came\"}", BECAME, ""]);
+        let told = ledger.read();
+        let [Told::Taken(taken), Told::Became(became)] = told.as_slice() else {
+            panic!("{told:?}");
+        };
+        assert_eq!((taken.step, taken.before_s, taken.after_s), (7, Some(0.5), None));
+        assert_eq!((became.parent.as_str(), became.changes.get("lr")), ("trunk", Some(&0.5)));
+        // As it stands in a record.
+        let text = serde_json::to_string(&told).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Told>>(&text).unwrap(), told);
+        assert!(text.starts_with(r#"[{"what":"taken","job":"trunk""#), "{text}");
+    }
+
+    #[test]
+    fn the_last_ones_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines: Vec<String> = (0..=KEPT_MAX)
+            .map(|step| TAKEN.replace("\"step\": 7", &format!("\"step\": {step}")))
+            .collect();
+        let ledger = ledger(dir.path(), &lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let told = ledger.take();
+        assert_eq!(told.len(), KEPT_MAX);
+        assert!(matches!(told.first(), Some(Told::Taken(taken)) if taken.step == 1));
+    }
+
+    #[test]
+    fn the_file_goes_with_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = ledger(dir.path(), &[TAKEN]);
+        assert_eq!(ledger.take().len(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let nowhere = Ledger::beside(&dir.path().join("no/run.1"));
+        assert_eq!(nowhere.take(), []);
+    }
+}

@@ -1,0 +1,148 @@
+"""What a session tells of its forks, for the record of the `forebay run` that it is part of.
+
+A JSON line each, in a file beside the run's page:
+
+    {"what": "taken", "job": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400, "copied": 4096,
+     "aside": 8192, "at": 1795432621.25, "stall_s": 0.002, "window_s": 0.3, "closing_s": 0.001, "before_s": 0.31, "after_s": 0.33}
+    {"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400,
+     "digest": "9f...", "changes": {"lr": 0.01}, "asked_at": 1795432620.5, "state_at": 1795432621.25, "loaded_at": 1795432621.5,
+     "exists_at": 1795432621.5}
+
+Times of day are seconds since 1970. `crates/cli/src/forks.rs` reads them.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from forebay.clone._source import Fork
+
+__all__ = ["Course", "Telling", "tell"]
+
+# As crates/contract/src/env.rs has it.
+RUN = "FOREBAY_RUN"
+
+
+@dataclass(frozen=True)
+class Course:
+    """When a rank of a clone came to what, as times of day in seconds.
+
+    Attributes:
+        asked_at: it began to wait for its parent's next point.
+        state_at: the state was there.
+        loaded_at: it was loaded, and every entry checked.
+        exists_at: all ranks had come so far.
+        bytes: of the state.
+    """
+
+    asked_at: float
+    state_at: float
+    loaded_at: float
+    exists_at: float
+    bytes: int
+
+
+def tell(what: str, facts: Mapping[str, object]) -> None:
+    """Writes one line, in one piece. Where no run has asked for it, or the run has ended, nothing happens.
+
+    Args:
+        what: `taken` or `became`.
+        facts: the other fields.
+    """
+    file = _file()
+    if file is None:
+        return
+    line = json.dumps({"what": what, **facts}).encode() + b"\n"
+    # The run has made the file, and takes it away.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def _file() -> Path | None:
+    page = Path(os.environ.get(RUN, ""))
+    kind, _, run = page.name.partition(".")
+    return page.with_name(f"forks.{run}") if kind == "run" and run else None
+
+
+@dataclass
+class _Taken:
+    """A state that was taken, once the next step is known.
+
+    Attributes:
+        job: whose.
+        rank: of it.
+        ranks: that it has.
+        epoch: as the job counts.
+        step: the same.
+        bytes: of the state.
+        copied: bytes of it that were copied at the point.
+        at: when training stood still for it.
+        stall_s: for how long it stood still then.
+        before_s: what the step before took, if it was seen.
+        aside: bytes that were copied before the next update, since a clone had not read them.
+        window_s: for how long clones could read the others where they lie; None if they were not to.
+        closing_s: for how long training stood still at the window's end.
+        after_s: what the next step took without that, if it was seen.
+    """
+
+    job: str
+    rank: int
+    ranks: int
+    epoch: int
+    step: int
+    bytes: int
+    copied: int
+    at: float
+    stall_s: float
+    before_s: float | None
+    aside: int = 0
+    window_s: float | None = None
+    closing_s: float = 0.0
+    after_s: float | None = None
+
+
+class Telling:
+    """Tells of each fork of a rank, with how long the step before it took and the one after."""
+
+    def __init__(self, job: str, rank: int, ranks: int) -> None:
+        self._whose = (job, rank, ranks)
+        self._is_asked = _file() is not None
+        self._ended: float | None = None
+        self._taken: _Taken | None = None
+
+    def passed(self, epoch: int, fork: Fork | None) -> None:
+        """At the end of each point, with the state that was taken there, if one was."""
+        if not self._is_asked:
+            return
+        now = time.perf_counter()
+        stall_s = fork.stall_s if fork else 0.0
+        step_s = None if self._ended is None else now - stall_s - self._ended
+        if self._taken is not None and step_s is not None:
+            step_s -= self._taken.closing_s
+            self._taken.after_s = step_s
+            self.close()
+        if fork is not None:
+            at = time.time() - stall_s
+            self._taken = _Taken(*self._whose, epoch, fork.step, fork.length, fork.copied, at, stall_s, step_s)
+        self._ended = now
+
+    def closed(self, stall_s: float, aside: int) -> None:
+        """At the end of a window, for which training stood still, and so many bytes were copied aside."""
+        if self._taken is None or self._ended is None:
+            return
+        self._taken.window_s = time.perf_counter() - stall_s - self._ended
+        self._taken.closing_s, self._taken.aside = stall_s, aside
+
+    def close(self) -> None:
+        """Tells what there is."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            tell("taken", asdict(taken))

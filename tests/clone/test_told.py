@@ -1,0 +1,108 @@
+"""What a session tells of its forks for a run's record: steps, stall and clone, with times that follow each other."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay.clone as clone
+from forebay.clone._told import RUN, Telling, tell
+from tests.clone.forks import node
+from tests.clone.jobs import Job, full
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that `forebay run` would have made."""
+    file = tmp_path / "forks.1"
+    file.touch(mode=0o600)
+    monkeypatch.setenv(RUN, str(tmp_path / "run.1"))
+    return file
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_fork_is_told_with_the_steps_around_it(told: Path) -> None:
+    telling = Telling("trunk", 1, 2)
+    telling.passed(0, None)
+    telling.passed(3, clone.Fork(7, 4096, 0.0, copied=1024))
+    telling.closed(0.0, 512)
+    assert lines(told) == [], "not before the next step is known"
+    telling.passed(3, None)
+    (line,) = lines(told)
+    at, before_s, window_s, after_s = (line.pop(name) for name in ("at", "before_s", "window_s", "after_s"))
+    assert line == {
+        "what": "taken",
+        "job": "trunk",
+        "rank": 1,
+        "ranks": 2,
+        "epoch": 3,
+        "step": 7,
+        "bytes": 4096,
+        "copied": 1024,
+        "aside": 512,
+        "stall_s": 0.0,
+        "closing_s": 0.0,
+    }
+    assert before_s > 0
+    assert 0 < window_s < after_s
+    assert at <= time.time()
+
+
+def test_what_is_not_known_is_null(told: Path) -> None:
+    telling = Telling("trunk", 0, 1)
+    telling.passed(0, clone.Fork(1, 4096, 0.5))
+    telling.close()
+    telling.close()
+    (line,) = lines(told)
+    assert (line["before_s"], line["window_s"], line["after_s"], line["stall_s"]) == (None, None, None, 0.5)
+
+
+def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN, str(tmp_path / "run.7"))
+    tell("taken", {"step": 1})
+    monkeypatch.delenv(RUN)
+    tell("taken", {"step": 1})
+    telling = Telling("trunk", 0, 1)
+    telling.passed(0, clone.Fork(1, 4096, 0.5))
+    telling.close()
+    assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
+
+
+def test_a_job_and_its_clone_tell_of_one_fork(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with node() as here:
+        for name, value in here.own.items():
+            monkeypatch.setenv(name, value)
+        for name in ("FOREBAY", "FOREBAY_CLONE", "WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+        made = full(1)
+        session = clone.session(**given(made), job="trunk")
+        steps(made, session, 1, 2)
+        with here.cloning("trunk", "--at", "5", "--set", "lr=0.5") as asked:
+            steps(made, session, 3, 7)
+            monkeypatch.setenv("FOREBAY_CLONE", asked)
+            resumed = clone.session(**given(full(2)))
+        resumed.close()
+        session.close()
+    taken, became = lines(told)
+    assert (taken["what"], taken["job"], taken["step"], taken["bytes"]) == ("taken", "trunk", 5, session.forks[0].length)
+    assert (became["what"], became["job"], became["parent"], became["step"]) == ("became", "trunk.1", "trunk", 5)
+    assert resumed.lineage
+    assert (became["digest"], became["changes"]) == (resumed.lineage.digest, {"lr": 0.5})
+    assert became["bytes"] == taken["bytes"]
+    # The state was there before its clone asked for it.
+    assert taken["at"] <= became["asked_at"] <= became["state_at"] <= became["loaded_at"] <= became["exists_at"]
+
+
+def given(made: Job) -> dict[str, Any]:
+    return {name: value for name, value in made.given().items() if name != "counters"}
+
+
+def steps(made: Job, session: clone.Session, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        made.step()
+        session.point(epoch=0, step=step)
