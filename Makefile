@@ -28,6 +28,14 @@ build: .venv/.installed ## build the command, the library and the wheel; install
 demo: build ## train on real images from a slow file system, without and with Forebay
 	$(PY) -m examples.demo
 
+.PHONY: forks
+forks: build .venv/.plots ## four experiments by forks of a small training job, about a minute each; draws build/forks/*.svg
+	mkdir -p build/forks
+	$(PY) -m examples.forks.ensemble --output build/forks/ensemble.svg
+	$(PY) -m examples.forks.learning_rate --output build/forks/learning-rate.svg
+	$(PY) -m examples.forks.population --output build/forks/population.svg
+	$(PY) -m examples.forks.sensitivity --output build/forks/sensitivity.svg
+
 .PHONY: test
 test: .test-tools build ## run every test that CI runs
 	cargo test --locked --quiet
@@ -135,4 +143,8 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crate
 
 .venv/.frameworks: .venv/.synced
 	$(UV) sync --locked --inexact --group frameworks --group browser --group plots --group stores
+	@touch $@
+
+.venv/.plots: .venv/.synced
+	$(UV) sync --locked --inexact --group plots
 	@touch $@
