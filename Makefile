@@ -42,7 +42,7 @@ test: .test-tools build ## run every test that CI runs
 	$(PY) -m pytest
 
 .PHONY: test-long
-test-long: .test-tools build ## run the tests that are too long for CI
+test-long: .test-tools .venv/.mpi build ## run the tests that are too long for CI
 	cargo test --locked --quiet -- --ignored
 	$(PY) -m pytest -m long
 
@@ -79,6 +79,14 @@ sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/foreba
 .PHONY: bench-monarch
 bench-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour); writes bench/out/monarch.json
 	$(PY) -m bench.monarch
+
+.PHONY: bench-clone
+bench-clone: build .venv/.mpi ## measure forks against their bars and other ways (24 GB, about an hour); writes bench/out/clone.json
+	$(PY) -m bench.clone
+
+.PHONY: tables-clone
+tables-clone: .venv/.synced ## print bench/out/clone.json as the tables of docs/benchmarks.md and docs/papers.md
+	$(PY) -m bench.clone_page
 
 .PHONY: plots-monarch
 plots-monarch: .test-tools ## draw docs/monarch-*.svg from bench/out/monarch.json, and print the table of docs/papers.md
@@ -147,4 +155,8 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crate
 
 .venv/.plots: .venv/.synced
 	$(UV) sync --locked --inexact --group plots
+	@touch $@
+
+.venv/.mpi: .venv/.synced
+	$(UV) sync --locked --inexact --group mpi
 	@touch $@

@@ -24,7 +24,7 @@ OUT = ROOT / "bench" / "out"
 LOAD_MAX = 3.0
 PAIRS_MIN = 9
 RUNS_MIN = 3
-MEASURED = ("crates", "bench", "testbed", "Cargo.toml", "Cargo.lock")
+MEASURED = ("crates", "python", "bench", "testbed", "Cargo.toml", "Cargo.lock")
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,15 @@ def commit() -> str:
 class Report:
     """What this invocation has found, and what earlier ones have found of the same commit.
 
-    `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured.
+    `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured at a higher load
+    than `load_max` says so.
     """
 
     bench: str
     scenarios: tuple[str, ...]
     quick: bool
     commit: str = field(default_factory=commit)
+    load_max: float = LOAD_MAX
     rows: list[Row] = field(default_factory=list)
     _loads: list[float] = field(default_factory=list)
 
@@ -117,7 +119,7 @@ class Report:
         self, what: What, value: float, holds: Holds | None, interval: tuple[float, float], samples: Sequence[float], needed: int, note: str
     ) -> None:
         load = statistics.median(self._loads or [os.getloadavg()[0]])
-        flags = ["busy machine"] if load > LOAD_MAX else []
+        flags = ["busy machine"] if load > self.load_max else []
         if holds is not None and len(samples) < needed:
             flags.append("too few")
         if self.quick:

@@ -1,0 +1,223 @@
+"""Measures forks of training jobs against their bars: `make bench-clone`, or some scenarios with --only. About an hour on two cores.
+
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
+named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import clone_peers, command
+from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, fork, listed, ready
+from bench.clone_jobs import Node, Ranks, node, ranks, torchrun
+from bench.clone_peers import PAPER, PEERS, TOLD, against, beside_the_paper
+from bench.report import Report, What
+from bench.session import PROGRAMS
+
+MODELS = ("nt3", "resnet50", "resnet152", "densenet121")
+OPTIMIZERS = ("sgd", "adamw")
+CLONES = 4
+ORDINARY_MAX = 1.01
+# Six ranks, an agent, and what looks after them.
+LOAD_MAX = 8.0
+NEEDED = ("torch", "torchvision", "safetensors", "h5py", "mpi4py")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    # Of each job, and rounds of ways.
+    forks: int
+    # Of a source, and of its clone.
+    ranks: tuple[int, ...]
+    # A sample of ordinary steps is a mean over so many seconds of them.
+    seconds: float
+    # The model with one huge layer.
+    nt3: str = "nt3"
+
+
+FULL = Size(forks=10, ranks=(1, 2, 3), seconds=2.0)
+QUICK = Size(forks=2, ranks=(1, 2), seconds=0.5, nt3="nt3-small")
+
+
+@dataclass(frozen=True)
+class World:
+    """Where peers' files lie, and how much is measured."""
+
+    place: Path
+    size: Size
+
+    def model(self, name: str) -> str:
+        """As clone_models.py names it."""
+        return self.size.nt3 if name == "nt3" else name
+
+
+def of_model(name: str, world: World, report: Report) -> None:
+    """Forks of a model's jobs, by optimizer and number of ranks."""
+    for optimizer in OPTIMIZERS:
+        for count in world.size.ranks:
+            scenario = f"{name}: {optimizer}, {count} + {count} ranks"
+            with job(world, world.model(name), optimizer, count) as (here, source, clones):
+                add(report, scenario, forks(world, report, scenario, here, source, clones, count))
+
+
+def four(world: World, report: Report) -> None:
+    """Four clones of one rank each, from one fork point."""
+    for name in MODELS:
+        for optimizer in OPTIMIZERS:
+            scenario = f"four: {name}, {optimizer}, {CLONES} clones"
+            with job(world, world.model(name), optimizer, 1, CLONES) as (here, source, clones):
+                found = forks(world, report, scenario, here, source, clones, 1, further=False)
+            report.count(What(scenario, "entries that differ at the fork, in all clones", "entries", 0), [one.differing for one in found])
+            ready(report, scenario, found, MEMCPY_OF_FOUR_MAX)
+
+
+def small(world: World, report: Report) -> None:
+    """The same bytes in 320 tensors and in 10, by turns."""
+    many: list[Forked] = []
+    few: list[Forked] = []
+    with job(world, "tensors-320", "sgd", 1) as of_many, job(world, "tensors-10", "sgd", 1) as of_few:
+        for number in range(world.size.forks):
+            turns = [(many, of_many), (few, of_few)]
+            for found, (here, source, clones) in turns if number % 2 == 0 else reversed(turns):
+                found.append(fork(here, source, clones, 1, further=False))
+            report.note_load()
+    ratios = [one.readiness_s / other.readiness_s for one, other in zip(many, few, strict=True)]
+    note = f"ms: {listed([one.readiness_s for one in many])}; in 10, ms: {listed([one.readiness_s for one in few])}"
+    report.time(What("small: 102 MiB in 320 tensors", "readiness over that of the same bytes in 10", "x", 1.0, "in 10"), ratios, note)
+
+
+def ordinary(world: World, report: Report) -> None:
+    """Steps without a fork, of a job that can be forked and has been, by turns with those of the same job without a session."""
+    for name in ("nt3", "resnet50"):
+        for optimizer in OPTIMIZERS:
+            model = world.model(name)
+            scenario = f"ordinary: {name}, {optimizer}, steps without a fork"
+            with job(world, model, optimizer, 1) as (here, source, clones):
+                # What is only made ready at the first fork is there from now on.
+                fork(here, source, clones, 1)
+                told = {"pairs": world.size.forks, "seconds": world.size.seconds, "model": model, "optimizer": optimizer}
+                found = source.ask(op="turns", **told)[0]
+                report.note_load()
+            ratios = [mine / plain for mine, plain in zip(found["mine"], found["plain"], strict=True)]
+            note = f"ms a step: {listed(found['mine'])}; without, ms: {listed(found['plain'])}"
+            what = What(scenario, "time of a step over one without a session", "x", ORDINARY_MAX, "the same job without a session")
+            report.time(what, ratios, note)
+
+
+def ablation(world: World, report: Report) -> None:
+    """Each part of the state left out once."""
+    words = [sys.executable, str(PROGRAMS / "clone_ablation.py"), str(world.size.forks)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    scenario = "ablation: each part of the state left out once"
+    note = f"{found[0]['parts']} parts a fork; not caught: {named(found, 'not_caught')}"
+    report.count(What(scenario, "parts that the digests do not miss", "parts", 0), [len(one["not_caught"]) for one in found], note)
+    report.count(What(scenario, "kinds that are not asked for", "kinds", 0), [len(one["not_asked_for"]) for one in found])
+    note = f"they are {named(found, 'not_in_the_losses')}"
+    report.count(
+        What(scenario, "parts that five further losses would not show", "parts"), [len(one["not_in_the_losses"]) for one in found], note
+    )
+
+
+def named(found: list[dict[str, Any]], what: str) -> str:
+    """In all forks together."""
+    return ", ".join(sorted({path for one in found for path in one[what]})) or "none"
+
+
+def peers(world: World, report: Report) -> None:
+    """Other ways, each with and without digests, for one huge layer and for many small tensors."""
+    ways = [(way, digest) for way in (*PEERS, *TOLD) for digest in (False, True)]
+    for name, optimizer in (("nt3", "sgd"), ("resnet50", "adamw")):
+        scenario = f"peers: {name}, {optimizer}, 2 + 2 ranks"
+        with node(world.place) as here:
+            found = clone_peers.measure(here, report, scenario, world.model(name), optimizer, ways, world.size.forks)
+        against(report, scenario, found)
+
+
+def paper(world: World, report: Report) -> None:
+    """The paper's own comparison."""
+    for name in MODELS:
+        scenario = f"paper: {name}, sgd, 2 + 2 ranks"
+        with node(world.place) as here:
+            ways = [(way, False) for way in PAPER]
+            found = clone_peers.measure(here, report, scenario, world.model(name), "sgd", ways, world.size.forks)
+        beside_the_paper(report, scenario, found)
+
+
+SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+    **{name: functools.partial(of_model, name) for name in MODELS},
+    "four": four,
+    "small": small,
+    "ordinary": ordinary,
+    "ablation": ablation,
+    "peers": peers,
+    "paper": paper,
+}
+
+
+@contextlib.contextmanager
+def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -> Iterator[tuple[Node, Ranks, Ranks]]:
+    """A source of so many ranks that has trained a step, and a clone of as many, or so many clones, that stand by."""
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(node(world.place))
+        source = stack.enter_context(ranks(here, count, torchrun(count, "source", model, optimizer)))
+        alone = ["--alone"] if clones else []
+        standing_by = stack.enter_context(ranks(here, clones or count, torchrun(clones or count, "clone", model, optimizer, *alone)))
+        source.ask(op="run", steps=1)
+        yield here, source, standing_by
+
+
+def forks(
+    world: World, report: Report, scenario: str, here: Node, source: Ranks, clones: Ranks, count: int, *, further: bool = True
+) -> list[Forked]:
+    """As many as are measured; `further` as for `fork`."""
+    found: list[Forked] = []
+    for number in range(world.size.forks):
+        found.append(fork(here, source, clones, count, further=further))
+        report.note_load()
+        print(f"{scenario}: fork {number + 1} of {world.size.forks}", flush=True)
+    return found
+
+
+def lacking() -> str | None:
+    """Why this can't be measured here; None where it can."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not missing and shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
+        missing = ["mpiexec"]
+    return f"missing: {', '.join(missing)} (make bench-clone installs them)" if missing else None
+
+
+def main() -> int:
+    """See above."""
+    parser = command.parser(__doc__, SCENARIOS)
+    memory = "/dev/shm"  # noqa: S108
+    parser.add_argument("--place", type=Path, default=Path(memory), help="directory for the peers' files (default: %(default)s, memory)")
+    args = parser.parse_args()
+    if not args.place.is_dir():
+        parser.error(f"--place {args.place}: there is no such directory")
+    report = Report("clone", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
+    wanted = command.wanted(parser, args.only, report)
+    if reason := lacking():
+        print(f"bench-clone: {reason}", file=sys.stderr)
+        return 1
+    if args.quick:
+        print("quick: to see that all works; it proves nothing")
+    world = World(args.place, QUICK if args.quick else FULL)
+    return command.run(report, wanted, SCENARIOS, contextlib.nullcontext(world))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

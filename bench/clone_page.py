@@ -1,0 +1,93 @@
+"""Prints the figures of `make bench-clone` as the tables of docs/benchmarks.md and docs/papers.md. Reads bench/out/clone.json.
+
+What was not measured is said to be so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.clone_peers import PAPER, over_ours
+from bench.report import OUT, number
+
+Row = dict[str, Any]
+NOT_MEASURED = "not measured yet"
+
+
+class Line(NamedTuple):
+    """A line of the table beside the paper's: what it is of, the paper's figure, and where ours stand."""
+
+    name: str
+    paper: str
+    measure: str
+    models: tuple[str, ...]
+
+
+LINES = (
+    Line("NT3: overhead", "17x to 25x", "overhead of the two steps", ("nt3",)),
+    Line("NT3: readiness", "14x to 35x", "readiness", ("nt3",)),
+    Line("ResNet-50: overhead", "more than 20x (HDF5), 10x (mpi4py)", "overhead of the two steps", ("resnet50",)),
+    Line("ResNet-50: readiness", "more than 20x (HDF5), 10x (mpi4py)", "readiness", ("resnet50",)),
+    Line("ResNet-152, DenseNet-121: overhead", "up to 17x", "overhead of the two steps", ("resnet152", "densenet121")),
+    Line("ResNet-152, DenseNet-121: readiness", "up to 75x", "readiness", ("resnet152", "densenet121")),
+)
+
+
+def beside_the_paper(rows: Iterable[Row]) -> list[str]:
+    """In Markdown: how many times ours what the paper compares itself with takes."""
+    found = {(row["scenario"], row["metric"]): row["value"] for row in rows}
+
+    def ours(line: Line) -> str:
+        parts = []
+        for way in PAPER:
+            values = [found.get((f"paper: {model}, sgd, 2 + 2 ranks", over_ours(line.measure, way))) for model in line.models]
+            if None in values:
+                return NOT_MEASURED
+            parts.append(f"{' and '.join(f'{value:.3g}x' for value in values)} ({way})")
+        return ", ".join(parts)
+
+    return ["| figure | the paper | ours |", "| --- | --- | --- |", *(f"| {line.name} | {line.paper} | {ours(line)} |" for line in LINES)]
+
+
+def bars(rows: Iterable[Row]) -> list[str]:
+    """In Markdown: of each figure with a bar the worst that was found, and in how many of its scenarios the bar holds."""
+    by_metric: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        if row["bar"] is not None:
+            by_metric.setdefault((row["metric"], row["bar"]), []).append(row)
+    head = ["| figure | worst | where | bar | holds |", "| --- | --- | --- | --- | --- |"]
+    return [*head, *(bar_line(metric, bar, found) for (metric, bar), found in by_metric.items())]
+
+
+def bar_line(metric: str, bar: float, found: Sequence[Row]) -> str:
+    """All bars are the most that is allowed."""
+    worst = max(found, key=lambda row: float(row["value"]))
+    low, high = worst["interval"]
+    spread = f" ({number(low)} to {number(high)})" if low != high else ""
+    holds = sum(row["holds"] == "yes" for row in found)
+    unit = "" if worst["unit"] in ("", "x") else f" {worst['unit']}"
+    return f"| {metric} | {number(worst['value'])}{spread}{unit} | {worst['scenario']} | {number(bar)} | {holds} of {len(found)} |"
+
+
+def main() -> int:
+    """Exit code 0; 2 if there is nothing to read, or nothing that proves anything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figures", type=Path, default=OUT / "clone.json", help="what was measured (default: %(default)s)")
+    args = parser.parse_args()
+    try:
+        rows = json.loads(args.figures.read_text())["rows"]
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{args.figures} can't be read ({error}): measure with `make bench-clone`, or name a file with --figures")
+    if any("quick" in row["flags"] for row in rows):
+        parser.error(f"{args.figures} was measured with --quick, which proves nothing: measure with `make bench-clone`")
+    print("\n".join([*bars(rows), "", *beside_the_paper(rows)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
