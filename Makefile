@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # A registry may be out of reach for a moment.
 export CARGO_NET_RETRY ?= 10
+# Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
+export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh
@@ -127,7 +129,7 @@ $(SBOM): Cargo.lock $(wildcard Cargo.toml crates/*/Cargo.toml) scripts/sbom.py .
 	$(PY) scripts/sbom.py $@
 
 # Its native part is compiled with the wheel, by maturin.
-PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml $(shell find crates/python/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
+PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Cargo.toml $(shell find crates/python/src crates/images/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
 
 # A new wheel each time anything in it changed, and only that wheel in dist/.
 .venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARY_IN_WHEEL) $(MANUAL) $(SBOM) $(PACKAGE) .venv/.synced

@@ -32,6 +32,8 @@ PARTS = {
     "forebay-preload": ComponentType.LIBRARY,
     "forebay-python": ComponentType.LIBRARY,
 }
+# The crate that brings the sources of libjpeg-turbo, in a directory of that name.
+LIBJPEG_CRATE = "turbojpeg-sys"
 # A line of cargo tree: depth, name, version; what follows is where it lies and whether it was shown before.
 LINE = re.compile(r"(\d+)(\S+) v(\S+)")
 
@@ -122,6 +124,22 @@ def standard_library(release: str) -> Component:
     )
 
 
+def libjpeg(manifest: Path) -> Component:
+    """The C library that a crate brings with it. Who looks for known faults looks for its own name."""
+    found = re.search(r"^set\(VERSION ([\d.]+)\)$", (manifest.parent / "libjpeg-turbo/CMakeLists.txt").read_text(), re.MULTILINE)
+    assert found, "libjpeg-turbo says its version elsewhere now"
+    return Component(
+        name="libjpeg-turbo",
+        version=found[1],
+        bom_ref=f"libjpeg-turbo@{found[1]}",
+        type=ComponentType.LIBRARY,
+        description="JPEG image codec",
+        scope=ComponentScope.REQUIRED,
+        licenses=[LicenseExpression("IJG AND BSD-3-Clause AND Zlib")],
+        purl=PackageURL("github", "libjpeg-turbo", "libjpeg-turbo", found[1]),
+    )
+
+
 def bill() -> Bom:
     """The whole bill of materials."""
     compiler = rustc()
@@ -129,6 +147,8 @@ def bill() -> Bom:
     manifests, pinned = packages(compiler["host"]), checksums((ROOT / "Cargo.lock").read_text())
     std = standard_library(compiler["release"])
     listed = {crate: component(crate, manifests[crate], pinned.get(crate), crate in linked.uses) for crate in sorted(built.uses)}
+    ((bringing, manifest),) = ((of, Path(manifests[crate]["manifest_path"])) for crate, of in listed.items() if crate[0] == LIBJPEG_CRATE)
+    brought = [std, libjpeg(manifest)]
     version = next(version for name, version in listed if name in PARTS)
     wheel = Component(
         name="forebay",
@@ -138,12 +158,15 @@ def bill() -> Bom:
         licenses=[LicenseExpression("Apache-2.0")],
         purl=PackageURL("pypi", None, "forebay", version),
     )
-    made = Bom(components=[*listed.values(), std], serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), std, wheel]))))
+    made = Bom(
+        components=[*listed.values(), *brought],
+        serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), *brought, wheel]))),
+    )
     made.metadata.component = wheel
     made.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), timezone.utc)
     made.register_dependency(wheel, [of for (name, _), of in listed.items() if name in PARTS])
     for crate, uses in built.uses.items():
-        also = [std] if crate[0] in PARTS else []
+        also = [std] if crate[0] in PARTS else [brought[-1]] if listed[crate] is bringing else []
         made.register_dependency(listed[crate], [*(listed[used] for used in sorted(uses)), *also])
     return made
 

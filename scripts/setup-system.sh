@@ -7,6 +7,7 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # command  package  what uses it
 wanted="
 fusermount3  fuse3             slow file system
+nasm         nasm              fast decoding of JPEG files
 "
 [ "$1" = demo ] || wanted+="
 bindfs       bindfs            hung file systems

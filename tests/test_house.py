@@ -62,8 +62,8 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["preload"] == {"contract"}
     assert allowed["agent"] == {"policy", "contract", "store"}
     assert allowed["sim"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "store", "agent"}
-    assert allowed["objects"] == set()
+    assert allowed["python"] == {"policy", "contract", "store", "agent", "images"}
+    assert allowed["objects"] == allowed["images"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim", "objects"}
 
 

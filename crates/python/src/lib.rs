@@ -6,6 +6,7 @@
 //! there until it returns. The module is private for that reason.
 
 mod fork;
+mod images;
 mod memory;
 mod one_pass;
 mod order;
@@ -111,6 +112,8 @@ fn hexadecimal(digest: u128) -> String {
 mod _core {
     #[pymodule_export]
     use super::fork::{Rank, Taking};
+    #[pymodule_export]
+    use super::images::{cut_image, image_size};
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]

@@ -1,0 +1,170 @@
+//! From the bytes of a file to the pixels of a sample.
+
+use crate::decode::{Decoder, KEPT_BYTES, PIXEL};
+use crate::resample::{Lower, Narrow, Rows, Split, Taps, with_vectors};
+use crate::{Refusal, size};
+
+/// A rectangle of pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Columns before it.
+    pub left: u32,
+    /// Rows above it.
+    pub top: u32,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+}
+
+impl Area {
+    /// Whether it has pixels, and all of them lie within so many columns and rows.
+    fn is_within(&self, (width, height): (u32, u32)) -> bool {
+        let fits = |begin: u32, length: u32, end: u32| length > 0 && begin.checked_add(length).is_some_and(|last| last <= end);
+        fits(self.left, self.width, width) && fits(self.top, self.height, height)
+    }
+}
+
+/// What is wanted of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// A part of the image.
+    pub part: Area,
+    /// Width and height to which the part is resized.
+    pub resized: (u32, u32),
+    /// The part of that which is wanted.
+    pub window: Area,
+    /// Whether columns are resized before rows. It changes pixels by one level at most.
+    pub is_down_first: bool,
+    /// Whether left and right change places, in the end.
+    pub is_mirrored: bool,
+}
+
+/// Cuts images, one after the other; each thread has its own.
+#[derive(Debug)]
+pub struct Cutter {
+    decoder: Decoder,
+    resizer: Resizer,
+}
+
+impl Cutter {
+    /// None if there is no memory.
+    pub fn new() -> Option<Self> {
+        Some(Self {
+            decoder: Decoder::new()?,
+            resizer: Resizer::default(),
+        })
+    }
+
+    /// Writes the pixels of a cut: three planes, red, green and blue, of the window's rows. Grey levels are written three times.
+    ///
+    /// What stands in `pixels` after a refusal means nothing.
+    pub fn cut(&mut self, data: &[u8], cut: &Cut, pixels: &mut [u8]) -> Result<(), Refusal> {
+        let size = size(data)?;
+        let room = 3_usize.checked_mul(cut.window.width as usize * cut.window.height as usize);
+        if !cut.part.is_within(size) || !cut.window.is_within(cut.resized) || room != Some(pixels.len()) {
+            return Err(Refusal::Impossible);
+        }
+        let used = self.resizer.prepare(cut);
+        let decoded = self.decoder.decode(data, size, used)?;
+
+        let stride = decoded.area.width as usize * PIXEL;
+        let (above, before) = (used.top - decoded.area.top, used.left - decoded.area.left);
+        let source = Rows {
+            bytes: &decoded.bytes[above as usize * stride + before as usize * PIXEL..],
+            stride,
+        };
+        self.resizer.resize(source, used, cut, pixels);
+        Ok(())
+    }
+}
+
+/// What resizing needs, kept from one image to the next.
+#[derive(Debug, Default)]
+struct Resizer {
+    across: Taps,
+    down: Taps,
+    between: Vec<u8>,
+    resized: Vec<u8>,
+}
+
+impl Resizer {
+    /// Gets ready for a cut, and gives the part of the image that it is made of.
+    fn prepare(&mut self, cut: &Cut) -> Area {
+        let window = cut.window;
+        self.across
+            .fill(cut.part.width, cut.resized.0, window.left..window.left + window.width);
+        self.across.pair_up();
+        self.down
+            .fill(cut.part.height, cut.resized.1, window.top..window.top + window.height);
+        let (columns, rows) = (self.across.span(), self.down.span());
+        Area {
+            left: cut.part.left + columns.start,
+            top: cut.part.top + rows.start,
+            width: columns.end - columns.start,
+            height: rows.end - rows.start,
+        }
+    }
+
+    /// Makes the pixels of the cut of those of the part that was named.
+    fn resize(&mut self, source: Rows<'_>, used: Area, cut: &Cut, pixels: &mut [u8]) {
+        let (width, height) = (cut.window.width as usize, cut.window.height as usize);
+        let (used_width, used_height) = (used.width as usize, used.height as usize);
+        let (across, down, is_mirrored) = (&self.across, &self.down, cut.is_mirrored);
+        let between = if cut.is_down_first {
+            used_width * height
+        } else {
+            width * used_height
+        } * PIXEL;
+        self.between.resize(between + PIXEL, 0);
+        self.resized.resize(width * height * PIXEL, 0);
+        let target = &mut self.between[..between];
+        if cut.is_down_first {
+            with_vectors(Lower {
+                source,
+                width: used_width,
+                down,
+                target,
+            });
+            let source = Rows {
+                bytes: &self.between,
+                stride: used_width * PIXEL,
+            };
+            Narrow {
+                source,
+                across,
+                is_mirrored,
+                target: &mut self.resized,
+            }
+            .run();
+        } else {
+            Narrow {
+                source,
+                across,
+                is_mirrored,
+                target,
+            }
+            .run();
+            let source = Rows {
+                bytes: &self.between,
+                stride: width * PIXEL,
+            };
+            with_vectors(Lower {
+                source,
+                width,
+                down,
+                target: &mut self.resized,
+            });
+        }
+        with_vectors(Split {
+            source: &self.resized,
+            target: pixels,
+        });
+        // One large image is no reason to keep so much.
+        for kept in [&mut self.between, &mut self.resized] {
+            if kept.len() > KEPT_BYTES {
+                *kept = Vec::new();
+            }
+        }
+    }
+}
