@@ -1,6 +1,8 @@
 """The standard transforms: torchvision's images, pixel by pixel, from the sample's own generator."""
 
+import io
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +89,87 @@ def test_values_that_can_not_be_are_refused(values: dict[str, Any]) -> None:
 def test_middles_that_can_not_be_are_refused(size: int, resize: int) -> None:
     with pytest.raises(ValueError, match="from 1 up to resize"):
         EvalCrop(size, resize=resize)
+
+
+def file_of(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+FILES: dict[str, Callable[[int, int], bytes]] = {
+    "JPEG": lambda width, height: file_of(picture(width, height), quality=90),
+    "progressive": lambda width, height: file_of(picture(width, height), progressive=True, subsampling="4:4:4"),
+    "grey": lambda width, height: file_of(picture(width, height, "L")),
+    "four colours": lambda width, height: file_of(picture(width, height, "CMYK")),
+    "PNG": lambda width, height: file_of(picture(width, height), "PNG"),
+    # What is missing is seen only when it is decoded: the part is drawn already, and Pillow has to take that one.
+    "damaged": lambda width, height: damaged(file_of(picture(width, height), restart_marker_blocks=1)),
+}
+
+
+def damaged(jpeg: bytes) -> bytes:
+    """Without its first restart marker, if it has one; Pillow does not mind."""
+    begin = jpeg.index(b"\xff\xda")
+    place = jpeg.find(b"\xff\xd0", begin)
+    return jpeg if place < 0 else jpeg[:place] + jpeg[place + 2 :]
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+@pytest.mark.parametrize("size", SIZES)
+def test_files_become_torchvisions_images(kind: str, size: tuple[int, int]) -> None:
+    data = FILES[kind](*size)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    random_part = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+    middle = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.PILToTensor()])
+    before = torch.get_rng_state()
+    for key in range(8):
+        torch.manual_seed(key)
+        assert torch.equal(TrainCrop(32).decode(memoryview(data), torch.Generator().manual_seed(key)), random_part(image)), key
+    torch.set_rng_state(before)
+    assert torch.equal(EvalCrop(32, resize=40).decode(memoryview(data)), middle(image))
+
+
+def test_jpeg_files_are_decoded_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    jpeg, png = FILES["JPEG"](64, 48), FILES["PNG"](64, 48)
+    monkeypatch.setattr(Image, "open", refused)
+    rng = torch.Generator()
+    assert TrainCrop(8).decode(memoryview(jpeg), rng).shape == EvalCrop(8, resize=9).decode(memoryview(jpeg), rng).shape == (3, 8, 8)
+    with pytest.raises(AssertionError):
+        TrainCrop(8).decode(memoryview(png), rng)
+
+
+def test_views_of_any_memory_are_decoded() -> None:
+    jpeg = FILES["JPEG"](64, 48)
+    wanted = EvalCrop(8, resize=9).decode(memoryview(jpeg))
+    for view in (memoryview(b"-" + jpeg)[1:], memoryview(bytearray(jpeg)), memoryview(jpeg[::-1])[::-1]):
+        assert torch.equal(EvalCrop(8, resize=9).decode(view), wanted)
+
+
+@pytest.mark.parametrize("length", [0, 2, 500, -2])
+def test_a_file_that_was_cut_fails_in_pillows_words(length: int) -> None:
+    data = memoryview(FILES["JPEG"](64, 48)[:length])
+    with pytest.raises(OSError, match=r"image file|Truncated") as theirs:
+        Image.open(io.BytesIO(data)).convert("RGB")
+    for crop in (TrainCrop(8), EvalCrop(8, resize=9)):
+        with pytest.raises(type(theirs.value)):
+            crop.decode(data, torch.Generator())
+
+
+def test_image_folders_hand_files_to_them_and_images_to_what_is_derived_from_them(tmp_path: Path) -> None:
+    class Darker(EvalCrop):
+        def __call__(self, image: Image.Image, rng: torch.Generator | None = None) -> torch.Tensor:
+            return super().__call__(image, rng) // 2
+
+    (tmp_path / "class").mkdir()
+    for number in range(6):
+        (tmp_path / f"class/{number}.jpg").write_bytes(FILES["JPEG"](50 + number, 40))
+    crop = EvalCrop(16, resize=20)
+    images, darker = (DataLoader(ImageFolder(tmp_path, of), 6, num_workers=2, report=False) for of in (crop, Darker(16, resize=20)))
+    ((found, _),), ((halves, _),) = images, darker
+    wanted = torch.stack([crop(Image.open(tmp_path / f"class/{number}.jpg").convert("RGB")) for number in range(6)])
+    assert torch.equal(found, wanted)
+    assert torch.equal(halves, wanted // 2)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 from forebay.loader._folders import Listing, listed
 from forebay.loader.dataset import Extent
 from forebay.torch._keyed import Generators
+from forebay.torch._transforms import EvalCrop, TrainCrop, opened
 
 __all__ = ["ImageFolder"]
 
@@ -26,7 +26,8 @@ class ImageFolder(Dataset[Any]):
 
     Args:
         root: a directory with one directory a class.
-        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be.
+        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be. `TrainCrop` and `EvalCrop`
+            are given the file itself: they decode JPEG files only in part.
         target_transform: takes the class's number.
 
     Attributes:
@@ -65,6 +66,8 @@ class ImageFolder(Dataset[Any]):
         self._transform = transform
         # To ask takes longer than many a transform.
         self._takes_rng = _takes_rng(transform)
+        # A class that is derived from one of them may do more with images, and would not be asked.
+        self._crop: Any = transform if type(transform) in (TrainCrop, EvalCrop) else None
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -99,12 +102,13 @@ class ImageFolder(Dataset[Any]):
 
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (what the transform gives)
         """See `Located.decode`: the image and its class."""
-        from PIL import Image
-
-        with Image.open(io.BytesIO(data)) as opened:
-            image: Any = opened.convert("RGB")
-        if self.transform is not None:
-            image = self.transform(image, rng=rng) if self._takes_rng else self.transform(image)
+        image: Any
+        if self._crop is not None:
+            image = self._crop.decode(data, rng)
+        else:
+            image = opened(data)
+            if self.transform is not None:
+                image = self.transform(image, rng=rng) if self._takes_rng else self.transform(image)
         target = self._listing.number(i)
         return image, target if self.target_transform is None else self.target_transform(target)
 

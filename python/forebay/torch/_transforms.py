@@ -1,9 +1,14 @@
 """The standard transforms of image training, drawing from a sample's own generator, so that they run in threads."""
 
+import io
 import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+
+from forebay import _core
 
 __all__ = ["EvalCrop", "TrainCrop"]
 
@@ -11,7 +16,82 @@ TRIES = 10
 """To find a part within the image; then the largest one in its middle is taken."""
 
 
-class TrainCrop:
+@dataclass(frozen=True)
+class _Cut:
+    """What is wanted of an image. Rectangles are left, top, width, height.
+
+    Attributes:
+        part: of the image.
+        resized: width and height to which the part is resized.
+        window: the part of that which is wanted.
+        is_mirrored: in the end.
+    """
+
+    part: tuple[int, int, int, int]
+    resized: tuple[int, int]
+    window: tuple[int, int, int, int]
+    is_mirrored: bool = False
+
+    def of_image(self, image: Any) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
+        """By Pillow: bytes of shape (bands, height, width)."""
+        from PIL import Image
+
+        image = _part(image, self.part).resize(self.resized, Image.Resampling.BILINEAR)
+        image = _part(image, self.window)
+        if self.is_mirrored:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.view(image.height, image.width, -1).permute(2, 0, 1)
+
+    def of_jpeg(self, data: bytes) -> torch.Tensor | None:
+        """The same pixels natively, of shape (3, height, width); None of a file that is left to Pillow."""
+        _, _, width, height = self.window
+        pixels = torch.empty((3, height, width), dtype=torch.uint8)
+        shorter, narrower = self.part[3] - self.resized[1], self.part[2] - self.resized[0]
+        done = _core.cut_image(
+            data,
+            self.part,
+            self.resized,
+            self.window,
+            # Of two passes the order shows in single levels.
+            is_down_first=_pillow() >= 13 and shorter > max(0, 2 * narrower),
+            is_mirrored=self.is_mirrored,
+            address=pixels.data_ptr(),
+            length=pixels.numel(),
+        )
+        return pixels if done else None
+
+
+class _Crop:
+    """Cuts images."""
+
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
+        raise NotImplementedError
+
+    def decode(self, data: memoryview, rng: torch.Generator | None = None) -> torch.Tensor:
+        """The same as of `PIL.Image.open(data).convert("RGB")`, but JPEG files are decoded and resized in one go, and only in part.
+
+        Args:
+            data: an image file, of any kind that Pillow reads.
+            rng: the sample's.
+
+        Returns:
+            Bytes of shape (3, size, size).
+
+        Raises:
+            OSError: Pillow can't read it, or says that it is damaged.
+        """
+        whole = _whole(data)
+        size = _core.image_size(whole)
+        if size is None:
+            image = opened(data)
+            return self._cut(image.width, image.height, rng).of_image(image)
+        cut = self._cut(*size, rng)
+        pixels = cut.of_jpeg(whole)
+        return cut.of_image(opened(data)) if pixels is None else pixels
+
+
+class TrainCrop(_Crop):
     """A random part of an image, resized to a square and mirrored by chance; as bytes, which a device normalises faster than a processor.
 
     From one seed it is the very image of torchvision's `RandomResizedCrop(size, scale, ratio)`, `RandomHorizontalFlip(flip)` and
@@ -38,8 +118,13 @@ class TrainCrop:
 
     def __call__(self, image: Any, rng: torch.Generator) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
         """Bytes of shape (bands, size, size)."""
-        left, top, width, height = self._part(image.width, image.height, rng)
-        return _bytes(_resized(image.crop((left, top, left + width, top + height)), self.size, self.size), self._is_mirrored(rng))
+        return self._cut(image.width, image.height, rng).of_image(image)
+
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
+        if rng is None:
+            raise TypeError("a random part needs rng=, a torch.Generator")
+        part = self._part(width, height, rng)
+        return _Cut(part, (self.size, self.size), (0, 0, self.size, self.size), self._is_mirrored(rng))
 
     def _part(self, width: int, height: int, rng: torch.Generator) -> tuple[int, int, int, int]:
         """Left, top, width and height of a part of an image."""
@@ -63,7 +148,7 @@ class TrainCrop:
         return self.flip > 0 and bool(torch.rand(1, generator=rng) < self.flip)
 
 
-class EvalCrop:
+class EvalCrop(_Crop):
     """The middle of an image, as bytes: the very image of torchvision's `Resize(resize)`, `CenterCrop(size)` and `PILToTensor()`.
 
     Args:
@@ -81,25 +166,40 @@ class EvalCrop:
 
     def __call__(self, image: Any, rng: torch.Generator | None = None) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
         """Bytes of shape (bands, size, size)."""
+        return self._cut(image.width, image.height, rng).of_image(image)
+
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         del rng
-        shorter, longer = sorted(image.size)
+        shorter, longer = sorted((width, height))
         other = int(self.resize * longer / shorter)
-        width, height = (self.resize, other) if image.width <= image.height else (other, self.resize)
-        image = _resized(image, width, height)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        return _bytes(image.crop((left, top, left + self.size, top + self.size)))
+        resized = (self.resize, other) if width <= height else (other, self.resize)
+        left, top = round((resized[0] - self.size) / 2), round((resized[1] - self.size) / 2)
+        return _Cut((0, 0, width, height), resized, (left, top, self.size, self.size))
 
 
-def _resized(image: Any, width: int, height: int) -> Any:  # noqa: ANN401  (PIL images)
+def _part(image: Any, rectangle: tuple[int, int, int, int]) -> Any:  # noqa: ANN401  (PIL images)
+    left, top, width, height = rectangle
+    return image.crop((left, top, left + width, top + height))
+
+
+def opened(data: memoryview) -> Any:  # noqa: ANN401  (a PIL image)
+    """An image file's pixels, red, green and blue, by Pillow."""
+    # Only who decodes needs it.
     from PIL import Image
 
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    with Image.open(io.BytesIO(data)) as image:
+        return image.convert("RGB")
 
 
-def _bytes(image: Any, is_mirrored: bool = False) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
-    from PIL import Image
+def _whole(data: memoryview) -> bytes:
+    """As an object of bytes, which it most often is a view of already."""
+    of = data.obj
+    return of if type(of) is bytes and data.c_contiguous and data.nbytes == len(of) else bytes(data)
 
-    if is_mirrored:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return pixels.view(image.height, image.width, -1).permute(2, 0, 1)
+
+@cache
+def _pillow() -> int:
+    """The first number of its version."""
+    import PIL
+
+    return int(PIL.__version__.partition(".")[0])
