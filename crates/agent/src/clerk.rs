@@ -13,7 +13,7 @@ mod speed;
 mod status;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -198,6 +198,8 @@ pub(crate) struct Clerk {
     /// The index had no room; nothing is copied until then.
     no_room_until: Option<Instant>,
     draining_since: Option<Instant>,
+    /// Runs that have left, and may not have been told yet: their connections are open.
+    leaving: HashSet<u64>,
     stop: bool,
 }
 
@@ -282,6 +284,7 @@ impl Clerk {
             prefetch: prefetch::Prefetching::new(prefetcher),
             no_room_until: None,
             draining_since: Some(Instant::now()),
+            leaving: HashSet::new(),
             stop: false,
             config,
         }
@@ -356,6 +359,7 @@ impl Clerk {
             Event::Disconnected { run } => {
                 if let Some(run) = run {
                     self.leave(run);
+                    self.leaving.remove(&run);
                 }
             }
         }
@@ -545,6 +549,7 @@ impl Clerk {
                 let status = self.status(run);
                 if let Some(run) = run {
                     self.leave(run);
+                    self.leaving.insert(run);
                 }
                 Reply::Status(status)
             }

@@ -21,14 +21,18 @@ impl Clerk {
         }
     }
 
-    /// Ends after the last run, once what its programs have opened is copied and leftovers of dead agents are reaped (which adoption
-    /// ends with), or a little later in any case. Where something was changed, all copies of earlier runs are brought first: those that the
-    /// change concerns must not serve a later run (P6), and nobody knows of the change once we are gone.
+    /// Ends after the last run, once its command has been told, what its programs have opened is copied and leftovers of dead agents are
+    /// reaped (which adoption ends with), or a little later in any case. Where something was changed, all copies of earlier runs are brought
+    /// first: those that the change concerns must not serve a later run (P6), and nobody knows of the change once we are gone.
     pub(super) fn end_if_drained(&mut self) {
         let Some(since) = self.draining_since else { return };
         // An agent without a first run waits for the command that started it.
         let served = self.next_run > self.started_at;
-        let idle = self.flights.is_empty() && self.listings.waiting_of(None) == 0 && !self.adoption.is_running() && served;
+        let idle = self.leaving.is_empty()
+            && self.flights.is_empty()
+            && self.listings.waiting_of(None) == 0
+            && !self.adoption.is_running()
+            && served;
         let owes = self.control.newest_tombstone() != 0 && self.adoption.is_untold();
         let most = if owes { BRING_MAX } else { DRAIN_MAX };
         if (idle || since.elapsed() >= most) && !(self.config.keep && served) {
