@@ -1,5 +1,6 @@
 """Without any option: sources and tiers are found, the command says what it chose, and does nothing where there is nothing to do."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -28,6 +29,32 @@ def shared(desk: Desk) -> Iterator[SlowFs]:
     with slowfs(desk.source, desk.root / "net", mbps=0, open_ms=0, meta_us=0, read_us=0) as fs:
         desk.prefix = apart(desk.root / "net")
         yield fs
+
+
+@contextlib.contextmanager
+def disk_of(length: int, at: Path, image: Path) -> Iterator[Path]:
+    """An empty local disk of so many bytes."""
+    at.mkdir(exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(length)
+    quick = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m0", "-T", "largefile4", "-E", quick, "-J", "size=4", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", image, at], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"needs loop devices: {mounted.stderr.strip()}")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "-l", at], check=True)
+
+
+@pytest.fixture
+def scratch(desk: Desk) -> Iterator[Path]:
+    """A disk with room: that on which the tests run may be nearly full."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("needs mkfs.ext4: apt-get install e2fsprogs")
+    with disk_of(8 << 30, desk.root / "scratch", desk.root / "image") as disk:
+        yield disk
 
 
 def test_where_nothing_is_shared_the_program_runs_untouched(desk: Desk) -> None:
@@ -117,43 +144,36 @@ def test_doctor_tells_the_gain(desk: Desk, shared: SlowFs) -> None:
 
 
 @pytest.mark.parametrize("variable", ["SLURM_TMPDIR", "PBS_JOBFS", "LOCAL_SCRATCH"])
-def test_the_schedulers_scratch_comes_first(desk: Desk, variable: str) -> None:
-    done = desk.type("run", "--source", "source", "--", "true", env={variable: str(desk.tier)})
-    assert f"from {desk.tier} (up to " in done.stderr, done.stderr
+def test_the_schedulers_scratch_comes_first(desk: Desk, scratch: Path, variable: str) -> None:
+    done = desk.type("run", "--source", "source", "--", "true", env={variable: str(scratch)})
+    assert f"from {scratch} (up to " in done.stderr, done.stderr
     assert f"${variable}" in done.stderr
     (tier,) = desk.records()[-1]["tiers"]
-    assert tier["dir"] == str(desk.tier)
-
-
-def test_tmpdir_counts_only_under_a_scheduler(desk: Desk) -> None:
-    env = {"TMPDIR": str(desk.tier)}
-    with_job = desk.type("run", "--source", "source", "--", "true", env=env | {"LSB_JOBID": "1"})
-    assert f"from {desk.tier} (" in with_job.stderr
-    without = desk.type("run", "--source", "source", "--", "true", env=env)
-    assert f"from {desk.tier} (" not in without.stderr
+    assert tier["dir"] == str(scratch)
     desk.type("clean")
 
 
-def test_scratch_that_is_no_disk_is_passed_over(desk: Desk, shared: SlowFs) -> None:
+def test_tmpdir_counts_only_under_a_scheduler(desk: Desk, scratch: Path) -> None:
+    env = {"TMPDIR": str(scratch)}
+    with_job = desk.type("run", "--source", "source", "--", "true", env=env | {"LSB_JOBID": "1"})
+    assert f"from {scratch} (" in with_job.stderr
+    assert "$TMPDIR" in with_job.stderr
+    without = desk.type("run", "--source", "source", "--", "true", env=env)
+    assert "$TMPDIR" not in without.stderr
+    desk.type("clean")
+
+
+def test_scratch_that_is_no_disk_is_passed_over(desk: Desk, scratch: Path, shared: SlowFs) -> None:
     assert shared.pid
-    for scratch in (desk.root / "net", Path("/dev/shm"), desk.root / "nowhere", Path("/proc")):  # noqa: S108
-        env = {"SLURM_TMPDIR": str(scratch), "LOCAL_SCRATCH": str(desk.tier)}
-        assert f"from {desk.tier} (" in desk.type("run", "--", "true", env=env).stderr
+    for other in (desk.root / "net", Path("/dev/shm"), desk.root / "nowhere", Path("/proc")):  # noqa: S108
+        env = {"SLURM_TMPDIR": str(other), "LOCAL_SCRATCH": str(scratch)}
+        assert f"from {scratch} (" in desk.type("run", "--", "true", env=env).stderr
+    desk.type("clean")
 
 
 @pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="needs mkfs.ext4: apt-get install e2fsprogs")
 def test_the_largest_disk_is_found_and_its_tier_does_not_shrink(desk: Desk) -> None:
-    disk = desk.root / "disk"
-    disk.mkdir()
-    image = desk.root / "image"
-    with image.open("wb") as file:
-        file.truncate(4 << 40)
-    quick = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m0", "-T", "largefile4", "-E", quick, "-J", "size=4", image], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", image, disk], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"needs loop devices: {mounted.stderr.strip()}")
-    try:
+    with disk_of(4 << 40, desk.root / "disk", desk.root / "image") as disk:
         desk.type("run", "-q", "--source", "source", "--", "cat", "source/file")
         (first,) = desk.records()[-1]["tiers"]
         assert first["dir"] == str(disk)
@@ -170,8 +190,6 @@ def test_the_largest_disk_is_found_and_its_tier_does_not_shrink(desk: Desk) -> N
         desk.type("run", "-q", "--source", "source", "--", "cat", "source/file")
         assert desk.records()[-1]["tiers"][0]["quota_bytes"] < first["quota_bytes"]
         desk.type("clean")
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 # Every local disk but the root one is made read-only, and so is what of that is open to all.
