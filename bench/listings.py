@@ -44,17 +44,18 @@ def listings(world: World, report: Report) -> None:
 
 def again(world: World, running: Session, source: SlowFs, names: int, scenario: str, report: Report) -> None:
     """The tree and its local twin in turns, by one process."""
-    before = operations(source)
-    ratios, seconds = [], []
+    ratios, seconds, asked = [], [], []
     for _ in range(world.size.pairs):
+        before = operations(source)
         here, there, there_again, here_again = (listed(running, root, names) for root in (source.mnt, source.src, source.src, source.mnt))
         ratios.append((here + here_again) / (there + there_again))
         seconds.append((here + here_again) / 2)
+        asked.append(operations(source) - before)
         report.note_load()
     local = "the same tree in a local directory"
     report.time(What(scenario, "later listings", "x", TIME_MAX, local), ratios)
     report.time(What(scenario, "a later listing", "s"), seconds)
-    report.count(What(scenario, "operations at the source for them", "operations", 0), [operations(source) - before])
+    report.count(What(scenario, "operations at the source for them", "operations", 0), asked)
 
 
 def grow(tree: Path, files: int) -> int:
