@@ -46,6 +46,7 @@ COMMAND_LINES: list[tuple[tuple[str, ...], list[str]]] = [
     (("clone", "trunk", "touch", "ran"), ["touch", "--help"]),
     (("clone", "trunk", "--at", "soon", *PROGRAM), ["--at soon", "next", "--at 1200"]),
     (("clone", "trunk", "--at=-1", *PROGRAM), ["--at -1", "next", "--at 1200"]),
+    (("clone", "trunk", "--verify", "shadow", *PROGRAM), ["--verify shadow", "digest", "--verify shadow:3"]),
     (("clone", "trunk", "--set", "lr", *PROGRAM), ["--set lr", "NAME=VALUE"]),
     (("clone", "trunk", "--set", "lr=fast", *PROGRAM), ["--set lr=fast", "number"]),
     (("clone", "trunk", "--set", "seed=1.5", *PROGRAM), ["--set seed=1.5", "whole number"]),

@@ -60,14 +60,14 @@ def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: Node, op
 
 def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node, opened: Opened) -> None:
     opened(full(1), job="other")
-    ranks = [_core.Rank(str(here.forks), "duo", rank, 2, False) for rank in range(2)]
+    ranks = [_core.Rank(str(here.forks), "duo", rank, 2, False, 0) for rank in range(2)]
     here.kill_agent()
     directory = _source._agent()
-    ranks[0] = _core.Rank(directory, "duo", 0, 2, True)
+    ranks[0] = _core.Rank(directory, "duo", 0, 2, True, 0)
     done = here.type("clone", "duo", "--", "true")
     assert done.returncode == 2
     assert "the fork agent was replaced, and 1 of the 2 ranks of duo have come to the new one" in done.stderr
-    ranks[1] = _core.Rank(directory, "duo", 1, 2, True)
+    ranks[1] = _core.Rank(directory, "duo", 1, 2, True, 0)
     ranks[0].measured(1)
     with here.cloning("duo", "--at", "5"):
         assert ranks[0].due(1, 4) == ([], False, False), "rank 1 would not know of it"

@@ -163,6 +163,6 @@ def test_memory_that_is_not_there_is_refused() -> None:
 
 def test_without_a_fork_agent_there_is_no_rank_and_no_state(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match=r"fork\.sock: No such file"):
-        _core.Rank(str(tmp_path), "job", 0, 1, False)
+        _core.Rank(str(tmp_path), "job", 0, 1, False, 0)
     with pytest.raises(ConnectionError, match=r"fork\.sock: No such file"):
         _core.Taking(str(tmp_path), 1, 0, 1)

@@ -145,6 +145,8 @@ pub(crate) const JOB_NAME_BYTES_MAX: usize = 100;
 pub(crate) const FORK_RANKS_MAX: u32 = 1024;
 /// Clones of one job that are being made at once.
 pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
+/// Steps that a clone takes on probation, at most.
+pub const FORK_SHADOW_MAX: u32 = 1000;
 
 const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < FORK_PACKET_BYTES_MAX);
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);

@@ -383,6 +383,10 @@ pub struct CloneArgs {
     /// When to take the state: next (the job's first step after the clone is ready), or the number of a step that is yet to come
     #[arg(long, value_name = "WHEN", default_value = "next")]
     pub at: String,
+    /// How the clone is checked: digest (every entry of its state), or shadow:N (and once more after N steps that both take with the same data; it goes on
+    /// from there) [default: as the job's session() says, which is digest unless it says otherwise]
+    #[arg(long, value_name = "HOW")]
+    pub verify: Option<String>,
     /// What to change in the clone, last of all: seed=NUMBER, or what the optimizer's groups have, such as lr=0.01 or weight_decay=0
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,

@@ -10,7 +10,7 @@ use std::{
 use forebay_agent::{
     AgentError,
     fork::{
-        self, ForkConfig,
+        self, FORK_SHADOW_MAX, ForkConfig,
         client::{Forking, jobs},
         protocol::Job,
     },
@@ -71,13 +71,14 @@ fn forks_dir(environment: &Environment, make: bool) -> Result<PathBuf, Refusal> 
 fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
     let at = when(&args.at)?;
     let changes = changes(&args.set)?;
+    let shadow = args.verify.as_deref().map(shadow).transpose()?;
     let name = args
         .program
         .first()
         .ok_or_else(|| Refusal::bad_input(format_args!("no program was given: {USAGE}")))?;
     let program = Program::find(name, environment)?;
     let dir = forks_dir(environment, false)?;
-    let forking = match Forking::begin(&dir, job, at) {
+    let forking = match Forking::begin(&dir, job, at, shadow) {
         Ok(forking) => forking,
         Err(AgentError::Refused { why }) => return Err(Refusal::bad_input(why)),
         Err(AgentError::Io { .. }) => {
@@ -88,7 +89,7 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
         Err(error) => return Err(Refusal::bad_input(error)),
     };
     let (at, secret) = (dir.to_string_lossy(), forking.secret.to_string_lossy());
-    let clone = json!({ "dir": at, "job": job, "fork": forking.fork, "secret": secret, "set": changes });
+    let clone = json!({ "dir": at, "job": job, "fork": forking.fork, "secret": secret, "set": changes, "shadow": forking.shadow });
     let launch = Launch {
         path: &program.path,
         words: &args.program,
@@ -114,6 +115,18 @@ fn when(text: &str) -> Result<Option<u64>, Refusal> {
         Ok(step) if step < 1 << 53 => Ok(Some(step)),
         _ => Err(Refusal::bad_input(format_args!(
             "--at {text}: write next, or the number of a step, such as --at 1200"
+        ))),
+    }
+}
+
+/// How many steps the clone takes on probation.
+fn shadow(text: &str) -> Result<u32, Refusal> {
+    let steps = text.strip_prefix("shadow:").map(str::parse);
+    match steps {
+        None if text == "digest" => Ok(0),
+        Some(Ok(steps)) if (1..=FORK_SHADOW_MAX).contains(&steps) => Ok(steps),
+        _ => Err(Refusal::bad_input(format_args!(
+            "--verify {text}: write digest, or shadow:N for a comparison after N more steps of both, 1 to {FORK_SHADOW_MAX}, such as --verify shadow:3"
         ))),
     }
 }
@@ -191,6 +204,13 @@ mod tests {
         );
         for text in ["", "Next", "-1", "1.5", "9007199254740992", "step 3"] {
             assert!(when(text).unwrap_err().to_string().contains("--at 1200"), "{text}");
+        }
+        assert_eq!((shadow("digest").unwrap(), shadow("shadow:3").unwrap()), (0, 3));
+        for text in ["", "shadow", "shadow:0", "shadow:-1", "shadow:1001", "shadow:x", "digests"] {
+            assert!(
+                shadow(text).unwrap_err().to_string().contains("such as --verify shadow:3"),
+                "{text}"
+            );
         }
         let texts = ["lr=1e-2", "seed=7", "weight_decay=-1"].map(String::from);
         assert_eq!(

@@ -20,8 +20,8 @@ pub(crate) struct Rank(Mutex<client::Rank>);
 #[pymethods]
 impl Rank {
     #[new]
-    fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32, rejoins: bool) -> PyResult<Self> {
-        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks, rejoins));
+    fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> PyResult<Self> {
+        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks, rejoins, shadow));
         Ok(Self(Mutex::new(registered.map_err(to_python)?)))
     }
 
@@ -32,11 +32,12 @@ impl Rank {
         rank.secret().to_string_lossy().into_owned()
     }
 
-    /// The forks for which the state has to be taken at this point, whether there will be one at the next, and whether the clones of all of these are waiting. A look
+    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether there will be one at the next, and whether the clones of all of these are waiting. A look
     /// into shared memory: the interpreter's lock is kept.
-    fn due(&self, point: u64, step: u64) -> (Vec<u64>, bool, bool) {
+    fn due(&self, point: u64, step: u64) -> (Vec<(u64, u64)>, bool, bool) {
         let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step);
-        (due.forks, due.is_near, due.is_awaited)
+        let forks = due.forks.into_iter().map(|wanted| (wanted.fork, wanted.shadow)).collect();
+        (forks, due.is_near, due.is_awaited)
     }
 
     /// Whether the fork agent still stands.
@@ -59,6 +60,12 @@ impl Rank {
             rank.offer(forks, epoch, step, &state)
         };
         py.detach(offer).map_err(to_python)
+    }
+
+    /// Says what the rank has so many steps after these forks, with a descriptor of what describes it, which stays the caller's.
+    fn repeated(&self, forks: Vec<u64>, text: i32) -> PyResult<()> {
+        let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rank.repeated(forks, borrowed(text)?).map_err(to_python)
     }
 
     /// Says why no state could be taken.
@@ -99,7 +106,18 @@ impl Taking {
         self.0.failed(why).map_err(to_python)
     }
 
-    /// Whether all ranks of the clone have loaded their states, waited for no longer than this.
+    /// Says what the rank has after the steps of its probation, as `loaded`.
+    fn repeated(&self, text: i32) -> PyResult<()> {
+        self.0.repeated(borrowed(text)?).map_err(to_python)
+    }
+
+    /// Whether all ranks of the clone have loaded their states and it is on probation, waited for no longer than this.
+    fn begins(&self, py: Python<'_>, wait_s: f64) -> PyResult<bool> {
+        let wait = duration(wait_s)?;
+        py.detach(|| self.0.begins(wait)).map_err(to_python)
+    }
+
+    /// Whether the clone exists, waited for no longer than this.
     fn exists(&self, py: Python<'_>, wait_s: f64) -> PyResult<bool> {
         let wait = duration(wait_s)?;
         py.detach(|| self.0.exists(wait)).map_err(to_python)

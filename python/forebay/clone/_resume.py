@@ -20,7 +20,7 @@ from forebay.clone._source import REASON_MAX
 from forebay.clone._told import Course
 from forebay.clone._window import Remote
 
-__all__ = ["Asked", "Lineage", "Resumed", "resume"]
+__all__ = ["Asked", "Lineage", "Resumed", "resume", "waited"]
 
 # Interrupts are looked for so often.
 SLICE_S = 0.5
@@ -40,6 +40,7 @@ class Lineage:
         step: after which, as the parent counts.
         digest: SHA-256 of the manifest of this rank's state, which has the digest of every entry.
         changes: what was changed afterwards.
+        verified: `digest`: every entry was as it was sent; `shadow:N`: and N steps later, by which this clone begins, as its parent's.
     """
 
     parent: str
@@ -47,6 +48,7 @@ class Lineage:
     step: int
     digest: str
     changes: Mapping[str, float]
+    verified: str = "digest"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Asked:
         fork: the fork's number.
         secret: where the parent's secret lies.
         changes: by name, in the order in which they were asked for.
+        shadow: steps of probation; 0: none.
     """
 
     directory: str
@@ -66,6 +69,7 @@ class Asked:
     fork: int
     secret: Path
     changes: dict[str, float]
+    shadow: int
 
     @classmethod
     def from_json(cls, text: str) -> "Asked":
@@ -76,24 +80,26 @@ class Asked:
         """
         try:
             fields = json.loads(text)
-            return cls(fields["dir"], fields["job"], fields["fork"], Path(fields["secret"]), dict(fields["set"]))
+            return cls(fields["dir"], fields["job"], fields["fork"], Path(fields["secret"]), dict(fields["set"]), int(fields["shadow"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CloneError("FOREBAY_CLONE is set by `forebay clone` for its program, and by nobody else: unset it") from error
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A clone.
+    """A clone, or on probation what may become one.
 
     Attributes:
         name: its own.
         lineage: where it comes from.
         course: when this rank came to what.
+        taking: on probation, its connection to the fork agent, which is its lease.
     """
 
     name: str
     lineage: Lineage
     course: Course
+    taking: _core.Taking | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class _Loaded:
 
 
 def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> Resumed:
-    """Loads the parent's state, and makes the changes.
+    """Loads the parent's state, and makes the changes, unless there is a probation first.
 
     Raises:
         CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
@@ -118,14 +124,15 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
         survey = inventory.survey()
-        taken = _waited(
+        taken = waited(
             taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
         )
         name, reader, descriptors = taken
         state_at = time.time()
         try:
             loaded = _load(asked, secret, inventory, survey, descriptors, lambda manifest, lying: Remote(manifest, reader, lying, wait_s))
-            for changed, value in asked.changes.items():
+            changes = {} if asked.shadow else asked.changes
+            for changed, value in changes.items():
                 inventory.change(changed, value)
             loaded_at = time.time()
             if loaded.remote is not None:
@@ -138,15 +145,14 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
             raise
         with _offer.described(secret, loaded.header, loaded.manifest) as text:
             taking.loaded(text)
-        _waited(
-            lambda seconds: taking.exists(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s"
-        )
+        stands = taking.begins if asked.shadow else taking.exists
+        waited(lambda seconds: stands(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s")
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
-    lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, asked.changes)
+    lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes)
     length = loaded.manifest.length + sum(entry.length for entry in loaded.manifest.in_place)
-    return Resumed(name, lineage, Course(asked_at, state_at, loaded_at, time.time(), length))
+    return Resumed(name, lineage, Course(asked_at, state_at, loaded_at, time.time(), length), taking if asked.shadow else None)
 
 
 def _load(
@@ -178,7 +184,12 @@ def _load(
     return _Loaded(header, manifest, remote)
 
 
-def _waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:
+def waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:
+    """Asks again and again, for some seconds each time, until there is an answer.
+
+    Raises:
+        CloneError: there was none in all of the time, with what `late` says.
+    """
     deadline = time.monotonic() + wait_s
     while (left := deadline - time.monotonic()) > 0:
         if (answer := ask(min(left, SLICE_S))) is not None:

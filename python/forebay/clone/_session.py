@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from forebay._say import say
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
-from forebay.clone._resume import Asked, Lineage, resume
+from forebay.clone._probation import Probation, steps_of
+from forebay.clone._resume import Asked, Lineage, Resumed, resume
 from forebay.clone._source import Fork, Limits, Source
 from forebay.clone._told import Telling, tell
 
@@ -41,15 +42,28 @@ class Session:
         job: the name by which `forebay clone` finds it.
         resumed: in a clone the parent's counters, `{"epoch": ..., "step": ...}`; else None.
         lineage: in a clone where it comes from; else None.
+        verifying: in a clone with `verify="shadow:N"`, as long as it has not been compared with its parent: it may not exist yet, so write
+            nothing that lasts.
         forks: states that were taken of this rank, the last hundred, with how long training stood still for each.
     """
 
-    def __init__(self, job: str, described: Inventory, state: "_State", lineage: Lineage | None, *, forkable: bool = True) -> None:
+    def __init__(
+        self,
+        job: str,
+        described: Inventory,
+        state: "_State",
+        lineage: Lineage | None,
+        probation: Probation | None = None,
+        *,
+        forkable: bool = True,
+    ) -> None:
         self.job = job
         self.lineage = lineage
         self.resumed = dict(state.counters) if lineage else None
         self.forks: list[Fork] = []
         self._inventory = described
+        self._state = state
+        self._probation = probation
         self._counters = state.counters
         self._place = state.place
         self._loader_has_place = state.loader_has_place
@@ -57,16 +71,25 @@ class Session:
         self._stepped = False
         self._source: Source | None = None
         self._telling = Telling(job, *described.rank)
-        if forkable and os.environ.get(OFF) not in ("off", "0"):
-            self._source = Source(job, described, state.limits)
+        self._remove_hook: Callable[[], None] | None = None
+        self._is_forkable = forkable and os.environ.get(OFF) not in ("off", "0")
+        if self._is_forkable and probation is None:
+            self._source = Source(job, described, state.limits, state.shadow)
+        if self._is_forkable or probation is not None:
             self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
+
+    @property
+    def verifying(self) -> bool:
+        """See the class."""
+        return self._probation is not None
 
     def point(self, *, epoch: int, step: int) -> None:
         """The end of a step, after everything that belongs to it: the optimizer's update, the scheduler's, the average's.
 
         Costs a microsecond while nobody wants a fork. A point without an optimizer's update since the last one is in the middle of
-        accumulating gradients: forks wait for the next. Whatever fails here is said in one line on standard error, and training goes on.
+        accumulating gradients: forks wait for the next. Whatever fails here is said in one line on standard error, and training goes on,
+        unless this is a clone that turns out to be none.
 
         Args:
             epoch: as the program counts; what a clone finds in `resumed`.
@@ -74,12 +97,16 @@ class Session:
 
         Raises:
             TypeError: one of the two is no whole number.
+            CloneError: in a clone with `verify="shadow:N"`, at its Nth step: it is not as its parent. End the process.
         """
         epoch, step = operator.index(epoch), operator.index(step)
         if not self._stepped:
             return
         self._stepped = False
         self._counters.update(epoch=epoch, step=step)
+        if self._probation is not None:
+            self._on_probation(self._probation, epoch, step)
+            return
         if self._source is None:
             return
         try:
@@ -87,12 +114,32 @@ class Session:
             self._telling.passed(epoch, fork)
             if fork:
                 self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
+            if repeated := self._source.repeat(epoch, step):
+                forked, seconds = repeated
+                self.forks = [replace(one, compared_s=seconds) if one.step in forked else one for one in self.forks]
         except CloneError as error:
             self._telling.passed(epoch, None)
             say(f"no fork at step {step}: {error}")
         except Exception as error:
             self.close()
             say(f"this job can't be forked any more: {error}")
+
+    def _on_probation(self, probation: Probation, epoch: int, step: int) -> None:
+        try:
+            became = probation.point(epoch, step)
+        except BaseException:
+            self.close()
+            raise
+        if became is None:
+            return
+        self._probation = None
+        self.lineage = became.lineage
+        announce(became, self._inventory.rank)
+        if self._is_forkable:
+            try:
+                self._source = Source(self.job, self._inventory, self._state.limits, self._state.shadow)
+            except CloneError as error:
+                say(f"this clone can't be forked: {error}")
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left: `range(count)`, in a clone from its parent's on.
@@ -149,14 +196,18 @@ class Session:
 
     def close(self) -> None:
         """Ends forking; a clone that has not got all of its state is told so. Also at the process's end."""
-        if self._source is None:
+        if self._remove_hook is None:
             return
-        source, self._source = self._source, None
-        self._telling.close()
         self._remove_hook()
+        self._remove_hook = None
         atexit.unregister(self.close)
+        source, self._source = self._source, None
+        # Its lease ends with it, by which the other ranks hear.
+        self._probation = None
+        self._telling.close()
         try:
-            source.close()
+            if source is not None:
+                source.close()
         except Exception as error:
             say(f"the clones that were being made are given up: {error}")
 
@@ -183,13 +234,15 @@ class _State:
         place: in the epoch, as `Session.batches` counts: `batch`, those that were had; `generators`, as they were when it began.
         loader_has_place: the state has a loader that knows its place by itself.
         limits: what a fork may cost.
+        shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
     """
 
-    def __init__(self, *, loader_has_place: bool, limits: Limits | None = None) -> None:
+    def __init__(self, *, loader_has_place: bool, limits: Limits | None = None, shadow: int = 0) -> None:
         self.counters: dict[str, int] = {}
         self.place: dict[str, Any] = {}
         self.loader_has_place = loader_has_place
         self.limits = limits or Limits()
+        self.shadow = shadow
 
 
 def session(
@@ -208,6 +261,7 @@ def session(
     prepare: str = "start",
     aside: int | None = None,
     stall_s: float = 0.25,
+    verify: str = "digest",
 ) -> Session:
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
@@ -235,15 +289,17 @@ def session(
         aside: so many bytes of them, at most, are copied aside when the optimizer is about to step and a clone has not read them; by
             default a quarter of them, and 64 MiB in any case. What more there is drops the fork, and the step is not delayed by it.
         stall_s: the same in seconds, at most 3600.
+        verify: how this job's clones are checked, unless `forebay clone --verify` says otherwise. With "digest" every entry is, as it is
+            loaded; with "shadow:3" once more after three steps of both with the same data, from where the clone (`verifying`) goes on.
 
     Raises:
-        ValueError: one of the last three makes no sense.
+        ValueError: one of the last four makes no sense.
         CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
             process then: its objects may be in no defined state.
     """
     limits = Limits(prepare, aside, stall_s)
     limits.check()
-    state = _State(loader_has_place=loader is not None, limits=limits)
+    state = _State(loader_has_place=loader is not None, limits=limits, shadow=steps_of(verify))
     described = inventory(
         model=model,
         optimizer=optimizer,
@@ -255,25 +311,37 @@ def session(
         generators=generators,
         others={**(others or {}), PLACE: state.place},
     )
-    if described.rank[1] == 1 and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise CloneError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group yet: call session() after init_process_group()"
-        )
+    _check_group(described)
     if text := os.environ.pop(CLONE, None):
         return _clone(Asked.from_json(text), described, state, warm, wait_s)
     return _original(job or os.environ.get(JOB), described, state)
 
 
+def _check_group(described: Inventory) -> None:
+    if described.rank[1] == 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise CloneError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group yet: call session() after init_process_group()"
+        )
+
+
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
     resumed = resume(asked, described, warm, wait_s)
-    lineage = resumed.lineage
-    made = Session(resumed.name, described, state, lineage)
-    rank, ranks = described.rank
-    tell("became", {"job": resumed.name, "rank": rank, "ranks": ranks, **asdict(lineage), **asdict(resumed.course)})
+    if resumed.taking is not None:
+        probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
+        return Session(resumed.name, described, state, resumed.lineage, probation)
+    made = Session(resumed.name, described, state, resumed.lineage)
+    announce(resumed, described.rank)
+    return made
+
+
+def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
+    """Says, once, what a program has become, and tells the run that it is part of."""
+    lineage, (rank, ranks) = clone.lineage, of_ranks
+    tell("became", {"job": clone.name, "rank": rank, "ranks": ranks, **asdict(lineage), **asdict(clone.course)})
     if rank == 0:
         changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
-        say(f"this is {resumed.name}, a clone of {lineage.parent} after step {lineage.step}{changes}")
-    return made
+        shadow = "" if lineage.verified == "digest" else f" ({lineage.verified})"
+        say(f"this is {clone.name}, a clone of {lineage.parent} after step {lineage.step}{shadow}{changes}")
 
 
 def _original(name: str | None, described: Inventory, state: _State) -> Session:

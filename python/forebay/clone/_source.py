@@ -52,6 +52,7 @@ class Fork:
         stall_s: for how long training stood still, in seconds: at the point, and before the next step.
         copied: bytes that were copied at the point; the clones read the others where they lie.
         aside: bytes of the others that were copied before the next step, since a clone had not read them.
+        compared_s: for how long training stood still, some steps later, to digest the state for a clone with `verify="shadow:N"`.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Fork:
     stall_s: float
     copied: int = 0
     aside: int = 0
+    compared_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,19 +102,22 @@ class _Room:
 class Source:
     """One rank of a job that can be forked, until it is closed."""
 
-    def __init__(self, job: str, inventory: Inventory, limits: Limits) -> None:
+    def __init__(self, job: str, inventory: Inventory, limits: Limits, shadow: int = 0) -> None:
         """Makes the rank known to the node's fork agent, which is started if there is none.
 
         Args:
             job: its name.
             inventory: of its state.
             limits: what a fork may cost.
+            shadow: so many steps its clones take on probation, unless `forebay clone` says otherwise.
 
         Raises:
             CloneError: that can't be, with the reason and the mend.
         """
         self._job, self._inventory = job, inventory
-        self._limits = limits
+        self._limits, self._shadow = limits, shadow
+        # By the number of the point at which they are due: forks, each with its step.
+        self._repeats: dict[int, list[tuple[int, int]]] = {}
         self._storage = Storage(inventory.adapter)
         self._told: set[str] = set()
         self._process = os.getpid()
@@ -125,7 +130,7 @@ class Source:
         self._ahead: Later[_Room] | None = None
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
-        self._rank = _join(job, *inventory.rank, rejoins=False)
+        self._rank = _join(job, *inventory.rank, shadow, rejoins=False)
 
     def point(self, epoch: int, step: int) -> Fork | None:
         """At the end of a step. Gives the fork, if there was one.
@@ -151,7 +156,10 @@ class Source:
         due, is_near, is_awaited = self._rank.due(self._points, step)
         # Where no clone waits yet, nobody would read in the window.
         storage = self._storage if is_awaited else None
-        fork = self._offer(due, epoch, step, storage) if due else None
+        fork = self._offer([number for number, _ in due], epoch, step, storage) if due else None
+        for number, steps in due:
+            if steps > 0:
+                self._repeats.setdefault(self._points + steps, []).append((number, step))
         if not is_near:
             self._ahead = None
         elif self._ahead is None:
@@ -159,6 +167,33 @@ class Source:
             length = max(self._length - (storage.lying if storage else 0), 0) + LENGTH_SPARE_BYTES
             self._ahead = Later(lambda: self._room(length, storage))
         return fork
+
+    def repeat(self, epoch: int, step: int) -> tuple[set[int], float] | None:
+        """After each `point`: says what there is by now, for clones on probation that were forked some steps before.
+
+        Returns:
+            After which steps they were forked, and for how many seconds training stood still; None if there are none.
+
+        Raises:
+            CloneError: the state can't be described, as the clones have been told.
+        """
+        due = self._repeats.pop(self._points, None)
+        if due is None:
+            return None
+        began = time.perf_counter()
+        forks = [number for number, _ in due]
+        header = Header(self._job, self._inventory.rank[0], epoch, step)
+        # Without the agent there is no clone.
+        with contextlib.suppress(ConnectionError):
+            try:
+                with described(self._secret(), header, self._inventory.manifest()) as text:
+                    self._rank.repeated(forks, text)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                self._rank.withhold(forks, str(error)[:REASON_MAX])
+                raise CloneError(f"nothing to compare clones with: {error}") from error
+        return {forked for _, forked in due}, time.perf_counter() - began
 
     def before_step(self) -> tuple[float, int] | None:
         """Before anything of the last state changes: what its clones have not read is copied aside, or its forks are dropped.
@@ -215,8 +250,8 @@ class Source:
             if self._looked_at - self._aside_used_at > ASIDE_KEPT_S:
                 self._aside = None
         if not self._rank.is_served():
-            job, (rank, ranks) = self._job, self._inventory.rank
-            self._joining = Later(lambda: _join(job, rank, ranks, rejoins=True))
+            job, (rank, ranks), shadow = self._job, self._inventory.rank, self._shadow
+            self._joining = Later(lambda: _join(job, rank, ranks, shadow, rejoins=True))
 
     def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
         began = time.perf_counter()
@@ -287,7 +322,7 @@ class Source:
             del self._rank
 
 
-def _join(job: str, rank: int, ranks: int, *, rejoins: bool) -> _core.Rank:
+def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool) -> _core.Rank:
     """Makes a rank known to the node's fork agent. One that rejoins trains already, and looks at the new page once it says so (`measured`).
 
     Raises:
@@ -296,7 +331,7 @@ def _join(job: str, rank: int, ranks: int, *, rejoins: bool) -> _core.Rank:
     left, deadline = START_TRIES, time.monotonic() + TAKEN_WAIT_S
     while True:
         try:
-            return _core.Rank(_agent(), job, rank, ranks, rejoins)
+            return _core.Rank(_agent(), job, rank, ranks, rejoins, shadow)
         except ConnectionRefusedError as error:
             if TAKEN not in str(error) or time.monotonic() > deadline:
                 raise CloneError(str(error)) from error

@@ -5,7 +5,7 @@ A JSON line each, in a file beside the run's page:
     {"what": "taken", "job": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400, "copied": 4096,
      "aside": 8192, "at": 1795432621.25, "stall_s": 0.002, "window_s": 0.3, "closing_s": 0.001, "before_s": 0.31, "after_s": 0.33}
     {"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400,
-     "digest": "9f...", "changes": {"lr": 0.01}, "asked_at": 1795432620.5, "state_at": 1795432621.25, "loaded_at": 1795432621.5,
+     "digest": "9f...", "verified": "digest", "changes": {"lr": 0.01}, "asked_at": 1795432620.5, "state_at": 1795432621.25, "loaded_at": 1795432621.5,
      "exists_at": 1795432621.5}
 
 Times of day are seconds since 1970. `crates/cli/src/forks.rs` reads them.
@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forebay.clone._source import Fork
@@ -35,7 +35,7 @@ class Course:
         asked_at: it began to wait for its parent's next point.
         state_at: the state was there.
         loaded_at: it was loaded, and every entry checked.
-        exists_at: all ranks had come so far.
+        exists_at: all ranks had come so far, and had passed what else was asked for.
         bytes: of the state.
     """
 
@@ -44,6 +44,10 @@ class Course:
     loaded_at: float
     exists_at: float
     bytes: int
+
+    def existing(self) -> "Course":
+        """The same of a clone that exists only now."""
+        return replace(self, exists_at=time.time())
 
 
 def tell(what: str, facts: Mapping[str, object]) -> None:

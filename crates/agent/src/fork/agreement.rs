@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The digest of each entry that all ranks hold alike, by its path; empty as long as nobody knows it.
+/// Digests of entries, by their paths; empty as long as nobody knows one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Replicated(BTreeMap<String, String>);
+pub(crate) struct Digests(BTreeMap<String, String>);
 
 /// A rank's state. As a reader of its window, if it has one, a clone has the number `reader`.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Offer<S> {
     pub(crate) reader: u32,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
-    pub(crate) replicated: Replicated,
+    pub(crate) replicated: Digests,
     pub(crate) state: S,
 }
 
@@ -46,16 +46,28 @@ struct Entry {
     digest: String,
 }
 
-impl Replicated {
-    /// Reads what describes a state: a format, a tag, a header and a manifest, a line each.
+impl Digests {
+    /// Those of the entries that all ranks hold alike. Reads what describes a state: a format, a tag, a header and a manifest, a line each.
     ///
     /// # Errors
     /// Why it is none.
-    pub(crate) fn of(text: &[u8]) -> Result<Self, String> {
+    pub(crate) fn replicated(text: &[u8]) -> Result<Self, String> {
+        Self::of(text, |entry| entry.placement == "replicated")
+    }
+
+    /// Those of all entries.
+    ///
+    /// # Errors
+    /// As [`Self::replicated`].
+    pub(crate) fn all(text: &[u8]) -> Result<Self, String> {
+        Self::of(text, |_| true)
+    }
+
+    fn of(text: &[u8], is_meant: impl Fn(&Entry) -> bool) -> Result<Self, String> {
         let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
         let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| error.to_string())?;
-        let alike = manifest.entries.into_iter().filter(|entry| entry.placement == "replicated");
-        Ok(Self(alike.map(|entry| (entry.path, entry.digest)).collect()))
+        let meant = manifest.entries.into_iter().filter(is_meant);
+        Ok(Self(meant.map(|entry| (entry.path, entry.digest)).collect()))
     }
 
     /// The first entry that the two do not hold alike.
@@ -97,12 +109,16 @@ mod tests {
             let entry =
                 |path, placement, digest| format!(r#"{{"path":"{path}","placement":"{placement}","digest":"{digest}","length":4}}"#);
             let (weight, buffer) = (entry("w", "replicated", weight), entry("b", "per rank", buffer));
-            Replicated::of(format!("format\ntag\n{{}}\n{{\"rank\":0,\"entries\":[{weight},{buffer}]}}").as_bytes()).unwrap()
+            let text = format!("format\ntag\n{{}}\n{{\"rank\":0,\"entries\":[{weight},{buffer}]}}").into_bytes();
+            let all = Digests::all(&text).unwrap();
+            assert_eq!(all.difference(&Digests::all(&text).unwrap()), None);
+            assert_eq!(all.0.len(), 2);
+            Digests::replicated(&text).unwrap()
         };
         assert_eq!(text("00", "1").difference(&text("00", "2")), None);
         assert_eq!(text("00", "1").difference(&text("01", "1")), Some("w"));
-        assert_eq!(text("00", "1").difference(&Replicated::default()), Some("w"));
-        assert_eq!(Replicated::default().difference(&text("00", "1")), Some("w"));
+        assert_eq!(text("00", "1").difference(&Digests::default()), Some("w"));
+        assert_eq!(Digests::default().difference(&text("00", "1")), Some("w"));
         // What is read by the clones is compared when they have read it.
         assert_eq!(text("", "1").difference(&text("00", "1")), None);
         assert_eq!(text("00", "1").difference(&text("", "1")), None);
@@ -111,7 +127,7 @@ mod tests {
     #[test]
     fn what_is_no_description_is_refused() {
         for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}", "a\nb\nc\n{\"entries\":[1]}"] {
-            assert!(Replicated::of(text.as_bytes()).is_err(), "{text}");
+            assert!(Digests::replicated(text.as_bytes()).is_err(), "{text}");
         }
     }
 }

@@ -60,11 +60,11 @@ pub struct Rank {
 
 impl Rank {
     /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks at the page that it gets here only
-    /// once it has said how large its state is.
+    /// once it has said how large its state is. Its clones take `shadow` steps on probation, where their commands say nothing else.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses, or does not answer in time.
-    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool) -> Result<Self, AgentError> {
+    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
         let ask = Ask::Register {
             version: VERSION,
@@ -72,6 +72,7 @@ impl Rank {
             rank,
             ranks,
             rejoins,
+            shadow,
         };
         match connection.ask(&ask)? {
             (Tell::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
@@ -91,9 +92,9 @@ impl Rank {
     /// What is to be done at a point, counted from 1 alike in all ranks. No system call.
     pub fn due(&mut self, point: u64, step: u64) -> Due {
         let mut due = self.page.due(self.number, point, step);
-        self.answered.retain(|fork| due.forks.contains(fork));
-        due.forks.retain(|fork| !self.answered.contains(fork));
-        self.answered.extend(&due.forks);
+        self.answered.retain(|fork| due.forks.iter().any(|wanted| wanted.fork == *fork));
+        due.forks.retain(|wanted| !self.answered.contains(&wanted.fork));
+        self.answered.extend(due.forks.iter().map(|wanted| wanted.fork));
         due
     }
 
@@ -125,6 +126,14 @@ impl Rank {
         self.connection.send(&Ask::Measured { bytes }, &[])
     }
 
+    /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.
+    ///
+    /// # Errors
+    /// The fork agent is gone, or does not take it in time.
+    pub fn repeated(&self, forks: Vec<u64>, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Repeated { forks }, &[text])
+    }
+
     /// Says why no state could be taken for these forks.
     ///
     /// # Errors
@@ -143,30 +152,43 @@ pub struct Forking {
     pub fork: u64,
     /// The clone's name.
     pub name: String,
-    /// How many ranks the clone must have.
+    /// How many ranks the job has.
     pub ranks: u32,
+    /// So many steps the clone takes on probation.
+    pub shadow: u32,
     /// Where the job's secret lies.
     pub secret: PathBuf,
 }
 
 impl Forking {
-    /// Wants a job to be forked, not before step `at`.
+    /// Wants a job to be forked, not before step `at`, its clone to take `shadow` steps on probation, or as many as the job says.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses.
-    pub fn begin(dir: &Path, job: &str, at: Option<u64>) -> Result<Self, AgentError> {
+    pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
         let ask = Ask::Fork {
             version: VERSION,
             job: job.to_owned(),
             at,
+            shadow,
         };
         match connection.ask(&ask)? {
-            (Tell::Forking { fork, name, ranks, secret }, _) => Ok(Self {
+            (
+                Tell::Forking {
+                    fork,
+                    name,
+                    ranks,
+                    shadow,
+                    secret,
+                },
+                _,
+            ) => Ok(Self {
                 connection,
                 fork,
                 name,
                 ranks,
+                shadow,
                 secret: secret_path(dir, secret),
             }),
             (other, _) => Err(unexpected(&other)),
@@ -256,14 +278,34 @@ impl Taking {
         self.connection.send(&Ask::Failed { why: why.to_owned() }, &[])
     }
 
-    /// Waits until all ranks of the clone have loaded their states, no longer than this; whether they have.
+    /// Says what this rank has after the steps of its probation.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn repeated(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Repeated { forks: Vec::new() }, &[text])
+    }
+
+    /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this; whether it is.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn begins(&self, wait: Duration) -> Result<bool, AgentError> {
+        self.is_told(&Tell::Probation, wait)
+    }
+
+    /// Waits until the clone exists: all of its ranks have loaded their states, and have passed what else was asked for. No longer than this; whether it does.
     ///
     /// # Errors
     /// The fork has failed; the reason is told.
     pub fn exists(&self, wait: Duration) -> Result<bool, AgentError> {
+        self.is_told(&Tell::Exists, wait)
+    }
+
+    fn is_told(&self, expected: &Tell, wait: Duration) -> Result<bool, AgentError> {
         match self.connection.hear(wait)? {
             None => Ok(false),
-            Some((Tell::Exists, _)) => Ok(true),
+            Some((told, _)) if told == *expected => Ok(true),
             Some((other, _)) => Err(unexpected(&other)),
         }
     }

@@ -17,7 +17,7 @@ const POINTS: u64 = 0;
 const STEP: u64 = 8;
 const WANTED: u64 = 16;
 const SLOTS: u64 = 64;
-const SLOT_BYTES: u64 = 32;
+const SLOT_BYTES: u64 = 40;
 const PAGE_BYTES: usize = 4096;
 
 const _: () = assert!(SLOTS as usize + SLOT_BYTES as usize * FORKS_PER_JOB_MAX <= PAGE_BYTES);
@@ -37,13 +37,24 @@ struct Slot<'a> {
     from: &'a AtomicU64,
     /// 1: all ranks of its clone are waiting for it.
     is_awaited: &'a AtomicU64,
+    /// So many steps after it each rank says what it has then; 0: it does not.
+    shadow: &'a AtomicU64,
+}
+
+/// A fork for which a rank has to take its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its number.
+    pub fork: u64,
+    /// So many steps later the rank says what it has then; 0: it does not.
+    pub shadow: u64,
 }
 
 /// What a point is for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Due {
     /// The forks for which a rank has to take its state now.
-    pub forks: Vec<u64>,
+    pub forks: Vec<Wanted>,
     /// There most likely is one at the next point.
     pub is_near: bool,
     /// The clones of all of these are waiting.
@@ -66,14 +77,16 @@ impl Page {
         &self.0
     }
 
-    /// The agent: has the ranks take their states for a fork, whose clone is waiting by now or is not. False if no slot is free.
-    pub(crate) fn want(&self, fork: u64, at: u64, is_awaited: bool) -> bool {
+    /// The agent: has the ranks take their states for a fork, whose clone is waiting by now or is not, and say `shadow` steps later what they have then. False
+    /// if no slot is free.
+    pub(crate) fn want(&self, fork: u64, at: u64, is_awaited: bool, shadow: u32) -> bool {
         let Some(slot) = self.slots().find(|slot| slot.fork.load(Ordering::Acquire) == 0) else {
             return false;
         };
         slot.at.store(at, Ordering::Release);
         slot.from.store(0, Ordering::Release);
         slot.is_awaited.store(u64::from(is_awaited), Ordering::Release);
+        slot.shadow.store(u64::from(shadow), Ordering::Release);
         slot.fork.store(fork, Ordering::Release);
         self.word(WANTED).fetch_add(1, Ordering::Release);
         true
@@ -127,6 +140,7 @@ impl Page {
                 at: word(region, at + 8),
                 from: word(region, at + 16),
                 is_awaited: word(region, at + 24),
+                shadow: word(region, at + 32),
             }
         })
     }
@@ -141,6 +155,7 @@ impl Slot<'_> {
         let fork = self.fork.load(Ordering::Acquire);
         let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
         let is_awaited = self.is_awaited.load(Ordering::Acquire) == 1;
+        let shadow = self.shadow.load(Ordering::Acquire);
         if fork == 0 || self.fork.load(Ordering::Acquire) != fork {
             return;
         }
@@ -151,7 +166,7 @@ impl Slot<'_> {
         let is_due = |point, step| from != 0 && from <= point && at <= step;
         let is_near = !is_due(point, step) && is_due(point + 1, step + 1);
         if is_due(point, step) {
-            due.forks.push(fork);
+            due.forks.push(Wanted { fork, shadow });
         }
         if is_near || is_due(point, step) {
             due.is_near |= is_near;
@@ -170,16 +185,20 @@ fn word(region: Region<'_>, offset: u64) -> &AtomicU64 {
 mod tests {
     use super::*;
 
+    fn numbers(due: &Due) -> Vec<u64> {
+        due.forks.iter().map(|wanted| wanted.fork).collect()
+    }
+
     fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
         let due = page.due(rank, point, step);
-        (due.forks, due.is_near)
+        (numbers(&due), due.is_near)
     }
 
     #[test]
     fn all_ranks_take_their_states_at_the_point_that_rank_0_has_announced() {
         let page = Page::create().unwrap();
         assert_eq!((page.step(), due(&page, 0, 1, 10), page.step()), (None, (vec![], false), Some(10)));
-        assert!(page.want(7, 0, true));
+        assert!(page.want(7, 0, true, 0));
         assert_eq!(
             due(&page, 1, 2, 11),
             (vec![], false),
@@ -195,7 +214,7 @@ mod tests {
     #[test]
     fn a_fork_waits_for_its_step() {
         let page = Page::create().unwrap();
-        assert!(page.want(7, 15, false));
+        assert!(page.want(7, 15, false, 0));
         let seen: Vec<_> = (1..6).map(|point| due(&page, 0, point, 10 + point)).collect();
         let not_yet = || (vec![], false);
         assert_eq!(seen, [not_yet(), not_yet(), not_yet(), (vec![], true), (vec![7], false)]);
@@ -204,26 +223,27 @@ mod tests {
     #[test]
     fn clones_are_waiting_if_all_are() {
         let page = Page::create().unwrap();
-        assert!(page.want(7, 0, true));
+        assert!(page.want(7, 0, true, 0));
         assert!(page.due(0, 1, 1).is_awaited, "near");
         assert!(page.due(0, 2, 2).is_awaited, "due");
-        assert!(page.want(8, 0, false));
+        assert!(page.want(8, 0, false, 3));
         assert!(page.due(0, 3, 3).is_near);
         assert!(!page.due(0, 3, 3).is_awaited, "one is near that nobody waits for");
         page.awaited(8);
         let due = page.due(0, 4, 4);
-        assert_eq!((due.forks, due.is_near, due.is_awaited), (vec![7, 8], false, true));
+        assert_eq!((numbers(&due), due.is_near, due.is_awaited), (vec![7, 8], false, true));
+        assert_eq!([due.forks[0].shadow, due.forks[1].shadow], [0, 3]);
     }
 
     #[test]
     fn there_are_so_many_slots_and_they_come_back() {
         let page = Page::create().unwrap();
         let wanted: Vec<_> = (1..=FORKS_PER_JOB_MAX as u64).collect();
-        assert!(wanted.iter().all(|fork| page.want(*fork, 0, true)));
-        assert!(!page.want(99, 0, true));
+        assert!(wanted.iter().all(|fork| page.want(*fork, 0, true, 0)));
+        assert!(!page.want(99, 0, true, 0));
         assert_eq!(due(&page, 0, 1, 1), (vec![], true));
         assert_eq!(due(&page, 0, 2, 2), (wanted, false));
         page.unwant(3);
-        assert!(page.want(99, 0, true));
+        assert!(page.want(99, 0, true, 0));
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever what follows, or the page, changes.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// What is said to the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub enum Ask {
         /// It trains already, by the page of an earlier fork agent, and looks at this one's from [`Ask::Measured`] on.
         #[serde(default)]
         rejoins: bool,
+        /// So many steps its clones take on probation, where their commands say nothing else.
+        #[serde(default)]
+        shadow: u32,
     },
     /// How large the state of a rank is, which looks at the page at its points. No answer.
     Measured {
@@ -54,6 +57,9 @@ pub enum Ask {
         job: String,
         /// Not before this step. Without one: at the first point at which all ranks of the clone are waiting.
         at: Option<u64>,
+        /// So many steps the clone takes on probation. Without it: as many as the job says.
+        #[serde(default)]
+        shadow: Option<u32>,
     },
     /// How a command's fork stands. Answer: [`Tell::Outcome`].
     Outcome,
@@ -69,8 +75,14 @@ pub enum Ask {
         ranks: u32,
     },
     /// This rank of a clone has loaded and checked its state; with this comes a descriptor of what describes it, each digest in it. Answer, as soon as all
-    /// ranks have: [`Tell::Exists`].
+    /// ranks have: [`Tell::Exists`], or [`Tell::Probation`].
     Loaded,
+    /// A rank of a job has taken the steps since these forks, or, without naming one, a rank of a clone on probation has: with this comes a descriptor of
+    /// what describes its state now, each digest in it. The clone's rank is answered, as soon as all have: [`Tell::Exists`].
+    Repeated {
+        /// Which.
+        forks: Vec<u64>,
+    },
     /// This rank of a clone could not load its state: there will be no clone. No answer.
     Failed {
         /// Why, in words for a person.
@@ -95,8 +107,10 @@ pub enum Tell {
         fork: u64,
         /// The clone's name.
         name: String,
-        /// How many ranks the clone must have.
+        /// How many ranks the job has.
         ranks: u32,
+        /// So many steps the clone takes on probation.
+        shadow: u32,
         /// Number of the job's secret.
         secret: u64,
     },
@@ -116,7 +130,9 @@ pub enum Tell {
         /// Its number as a reader of the window.
         reader: u32,
     },
-    /// All ranks of the clone have their states.
+    /// All ranks of the clone have their states: they are to take the steps of their probation, and to say what they have then.
+    Probation,
+    /// All ranks of the clone have their states, and have passed what else was asked for.
     Exists,
     /// Jobs that can be forked.
     Jobs {

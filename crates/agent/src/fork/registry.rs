@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    agreement::{Offer, Replicated, disagreement},
+    agreement::{Digests, Offer, disagreement},
+    making::{Fork, Stage, Taker},
     names::{is_name, ranks_text},
     protocol::{Job as JobLine, Tell},
 };
@@ -23,8 +24,14 @@ pub(crate) enum Effect<S> {
     Forget { secret: u64 },
     /// Answer that the rank is known, with the job's page.
     Page { to: Peer, job: String, secret: u64 },
-    /// Ask the job's ranks for their states, from this step on; the clone is waiting for them, or will ask later.
-    Want { job: String, fork: u64, at: u64, is_awaited: bool },
+    /// Ask the job's ranks for their states, from this step on, and for what they have `shadow` steps later; the clone is waiting for them, or will ask later.
+    Want {
+        job: String,
+        fork: u64,
+        at: u64,
+        is_awaited: bool,
+        shadow: u32,
+    },
     /// It is waiting now.
     Awaited { job: String, fork: u64 },
     /// They need no longer.
@@ -43,6 +50,8 @@ pub(crate) struct Place {
     pub(crate) job: String,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
+    /// So many steps the job's clones take on probation, unless their commands say otherwise.
+    pub(crate) shadow: u32,
 }
 
 #[derive(Debug, Default)]
@@ -53,38 +62,13 @@ struct Job {
     looking: Vec<bool>,
     /// It trained before this agent was there.
     rejoins: bool,
+    /// So many steps its clones take on probation, unless their commands say otherwise.
+    shadow: u32,
     /// Of each rank's state.
     bytes: Vec<u64>,
     /// Clones that were named, and those of them that came to be.
     named: u64,
     clones: u64,
-}
-
-#[derive(Debug)]
-struct Fork<S> {
-    job: String,
-    secret: u64,
-    name: String,
-    /// `None`: as soon as the clone's ranks are waiting.
-    at: Option<u64>,
-    wanted: bool,
-    offers: Vec<Option<Offer<S>>>,
-    takers: Vec<Option<Taker>>,
-    stage: Stage,
-}
-
-#[derive(Clone, Debug)]
-struct Taker {
-    peer: Peer,
-    /// What it has loaded, by its own digests.
-    loaded: Option<Replicated>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Stage {
-    UnderWay,
-    Exists,
-    Failed(String),
 }
 
 /// What a connection is.
@@ -127,6 +111,7 @@ impl<S: Clone> Registry<S> {
         }
         let mut effects = Vec::new();
         let (job, rank, ranks) = (place.job, place.rank as usize, place.ranks as usize);
+        let shadow = place.shadow;
         let known = self.jobs.entry(job.clone()).or_insert_with(|| {
             effects.push(Effect::Open {
                 job: job.clone(),
@@ -144,6 +129,7 @@ impl<S: Clone> Registry<S> {
         known.ranks[rank] = Some(peer);
         known.looking[rank] = !rejoins;
         known.rejoins |= rejoins;
+        known.shadow = shadow;
         known.bytes[rank] = 0;
         let secret = known.secret;
         self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
@@ -152,7 +138,7 @@ impl<S: Clone> Registry<S> {
     }
 
     fn can_register(&self, peer: Peer, place: &Place) -> Result<(), String> {
-        let Place { job, rank, ranks } = place;
+        let Place { job, rank, ranks, .. } = place;
         if !is_name(job) || job == "ls" {
             return Err(format!(
                 "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
@@ -184,7 +170,7 @@ impl<S: Clone> Registry<S> {
     }
 
     /// A command wants a job to be forked. `number` is a new one.
-    pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>) -> Effects<S> {
+    pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects<S> {
         if self.roles.contains_key(&peer) {
             return refuse(peer, "this connection is taken".into());
         }
@@ -192,13 +178,16 @@ impl<S: Clone> Registry<S> {
             Ok(name) => name,
             Err(why) => return refuse(peer, why),
         };
-        let (ranks, secret) = (self.jobs[job].ranks.len(), self.jobs[job].secret);
+        let known = &self.jobs[job];
+        let (ranks, secret) = (known.ranks.len(), known.secret);
+        let shadow = shadow.unwrap_or(known.shadow);
         *self.secrets.entry(secret).or_default() += 1;
         self.roles.insert(peer, Role::Command { fork: number });
         let answer = Tell::Forking {
             fork: number,
             name: name.clone(),
             ranks: ranks as u32,
+            shadow,
             secret,
         };
         let fork = Fork {
@@ -207,8 +196,10 @@ impl<S: Clone> Registry<S> {
             name,
             at,
             wanted: false,
+            shadow,
             offers: vec![None; ranks],
             takers: vec![None; ranks],
+            after: vec![None; ranks],
             stage: Stage::UnderWay,
         };
         self.forks.insert(number, fork);
@@ -241,7 +232,7 @@ impl<S: Clone> Registry<S> {
                 ranks_text(known.ranks.len())
             ));
         }
-        let is_under_way = |fork: &&Fork<S>| fork.job == job && fork.stage == Stage::UnderWay;
+        let is_under_way = |fork: &&Fork<S>| fork.job == job && fork.is_open();
         if self.forks.values().filter(is_under_way).count() >= FORKS_PER_JOB_MAX {
             return Err(format!(
                 "{FORKS_PER_JOB_MAX} clones of {job} are being made already; wait until one has its state"
@@ -284,7 +275,10 @@ impl<S: Clone> Registry<S> {
         }
         let is_under_way = fork.stage == Stage::UnderWay;
         match fork.takers.get_mut(rank as usize) {
-            Some(place) if is_under_way && place.is_none() => *place = Some(Taker { peer, loaded: None }),
+            Some(place) if is_under_way && place.is_none() => {
+                let (loaded, after) = (None, None);
+                *place = Some(Taker { peer, loaded, after });
+            }
             _ => {
                 return refuse(
                     peer,
@@ -362,7 +356,7 @@ impl<S: Clone> Registry<S> {
     }
 
     /// A rank of a clone has loaded and checked its state.
-    pub(crate) fn loaded(&mut self, peer: Peer, replicated: Replicated) -> Effects<S> {
+    pub(crate) fn loaded(&mut self, peer: Peer, replicated: Digests) -> Effects<S> {
         let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is no rank of a clone".into());
         };
@@ -381,10 +375,22 @@ impl<S: Clone> Registry<S> {
             return Vec::new();
         }
         // What they have read in place nobody has compared before.
-        let differs = |(rank, other): (usize, &&Replicated)| loaded[0].disagreement(other, rank);
+        let differs = |(rank, other): (usize, &&Digests)| loaded[0].disagreement(other, rank);
         if let Some(why) = loaded.iter().enumerate().find_map(differs) {
             return self.fail(number, &why);
         }
+        if fork.shadow > 0 {
+            self.begin_probation(number)
+        } else {
+            self.finish(number)
+        }
+    }
+
+    /// All that was asked for has been checked.
+    fn finish(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return Vec::new();
+        };
         fork.stage = Stage::Exists;
         fork.offers.fill(None);
         if let Some(job) = self.jobs.get_mut(&fork.job) {
@@ -431,7 +437,7 @@ impl<S: Clone> Registry<S> {
             Some(Role::Taker { fork, rank }) => {
                 if let Some(known) = self.forks.get_mut(&fork) {
                     known.takers[rank] = None;
-                    if known.stage == Stage::UnderWay {
+                    if known.is_open() {
                         return self.fail(fork, &format!("rank {rank} of the clone has ended before all had their states"));
                     }
                 }
@@ -441,8 +447,8 @@ impl<S: Clone> Registry<S> {
     }
 
     fn rank_gone(&mut self, job: &str, rank: usize) -> Effects<S> {
-        let why = format!("{job} has ended, or called close(), before all of its ranks had taken their states");
-        let unfinished = |fork: &Fork<S>| fork.job == job && !fork.is_complete();
+        let why = format!("{job} has ended, or called close(), before all of its ranks had given what the clone needs");
+        let unfinished = |fork: &Fork<S>| fork.job == job && fork.needs(rank);
         let numbers: Vec<_> = self
             .forks
             .iter()
@@ -499,6 +505,7 @@ impl<S: Clone> Registry<S> {
             fork: number,
             at,
             is_awaited,
+            shadow: fork.shadow,
         }]
     }
 
@@ -536,7 +543,7 @@ impl<S: Clone> Registry<S> {
 
     fn fail(&mut self, number: u64, why: &str) -> Effects<S> {
         let mut effects = self.unwant(number);
-        if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.stage == Stage::UnderWay) {
+        if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.is_open()) {
             fork.stage = Stage::Failed(why.to_owned());
             let offers = fork.offers.iter_mut().filter_map(Option::take);
             effects.extend(offers.map(|Offer { state, reader, .. }| Effect::Leave { state, reader }));
@@ -559,18 +566,6 @@ impl<S: Clone> Registry<S> {
     }
 }
 
-impl<S> Fork<S> {
-    /// All ranks of the clone are waiting.
-    fn is_awaited(&self) -> bool {
-        self.takers.iter().all(Option::is_some)
-    }
-
-    /// All ranks of the job have taken their states, whether or not they are still held.
-    fn is_complete(&self) -> bool {
-        self.stage == Stage::Exists || self.offers.iter().all(Option::is_some)
-    }
-}
-
 fn tell<S>(to: Peer, tell: Tell) -> Effect<S> {
     Effect::Tell { to, tell }
 }
@@ -579,6 +574,8 @@ fn refuse<S>(to: Peer, why: String) -> Effects<S> {
     vec![tell(to, Tell::Refused { why })]
 }
 
+#[path = "probation.rs"]
+mod probation;
 #[cfg(test)]
 #[path = "registry_properties.rs"]
 mod properties;

@@ -12,11 +12,12 @@ const PEERS: u64 = 10;
 enum Said {
     Register { job: bool, rank: u32, ranks: u32, rejoins: bool },
     Measured,
-    Fork { job: bool, at: Option<u64> },
+    Fork { job: bool, at: Option<u64>, shadow: bool },
     Take { fork: usize, rank: u32, ranks: u32 },
     Offer { forks: usize, step: u64, weight: bool },
     Withhold { fork: usize },
     Loaded,
+    Repeated { fork: usize, weight: bool },
     Failed,
     Gone,
 }
@@ -26,11 +27,12 @@ fn said() -> impl Strategy<Value = Said> {
     prop_oneof![
         4 => (any::<bool>(), rank(), any::<bool>()).prop_map(|(job, (rank, ranks), rejoins)| Said::Register { job, rank, ranks, rejoins }),
         3 => Just(Said::Measured),
-        3 => (any::<bool>(), prop::option::of(0..3u64)).prop_map(|(job, at)| Said::Fork { job, at }),
+        3 => (any::<bool>(), prop::option::of(0..3u64), any::<bool>()).prop_map(|(job, at, shadow)| Said::Fork { job, at, shadow }),
         5 => (0..4usize, rank()).prop_map(|(fork, (rank, ranks))| Said::Take { fork, rank, ranks }),
         6 => (0..4usize, 0..2u64, any::<bool>()).prop_map(|(forks, step, weight)| Said::Offer { forks, step, weight }),
         1 => (0..4usize).prop_map(|fork| Said::Withhold { fork }),
         4 => Just(Said::Loaded),
+        4 => (0..4usize, any::<bool>()).prop_map(|(fork, weight)| Said::Repeated { fork, weight }),
         1 => Just(Said::Failed),
         2 => Just(Said::Gone),
     ]
@@ -44,6 +46,9 @@ struct World {
     /// Ranks of clones: their forks.
     takers: HashMap<Peer, u64>,
     loaded: BTreeSet<Peer>,
+    repeated: BTreeSet<Peer>,
+    /// Forks whose clones have to take steps on probation.
+    shadowed: BTreeSet<u64>,
     given: HashMap<u64, BTreeSet<u64>>,
     open: BTreeSet<String>,
     secrets: BTreeSet<u64>,
@@ -60,10 +65,11 @@ impl World {
         let effects = match said {
             Said::Register { job, rank, ranks, rejoins } => {
                 let (job, rank, ranks) = (name(job), *rank, *ranks);
-                self.known.register(peer, self.number, Place { job, rank, ranks }, *rejoins)
+                let shadow = 0;
+                self.known.register(peer, self.number, Place { job, rank, ranks, shadow }, *rejoins)
             }
             Said::Measured => self.known.measured(peer, 1),
-            Said::Fork { job, at } => self.known.fork(peer, self.number, &name(job), *at),
+            Said::Fork { job, at, shadow } => self.known.fork(peer, self.number, &name(job), *at, shadow.then_some(3)),
             Said::Take { fork: index, rank, ranks } => {
                 let number = fork(index);
                 let effects = self.known.take(peer, number, *rank, *ranks);
@@ -81,7 +87,7 @@ impl World {
                     reader: 0,
                     epoch: 0,
                     step: *step,
-                    replicated: Replicated::from_pairs([("w", if *weight { "0" } else { "1" })]),
+                    replicated: Digests::from_pairs([("w", if *weight { "0" } else { "1" })]),
                     state: *step,
                 };
                 self.known.offer(peer, &numbers, &offer)
@@ -89,13 +95,19 @@ impl World {
             Said::Withhold { fork: index } => self.known.withhold(peer, &[fork(index)], "why"),
             Said::Loaded => {
                 self.loaded.insert(peer);
-                self.known.loaded(peer, Replicated::default())
+                self.known.loaded(peer, Digests::default())
+            }
+            Said::Repeated { fork: index, weight } => {
+                self.repeated.insert(peer);
+                let digests = Digests::from_pairs([("w", if *weight { "0" } else { "1" })]);
+                self.known.repeated(peer, &[fork(index)], &digests)
             }
             Said::Failed => self.known.failed(peer, "why"),
             Said::Gone => {
                 let effects = self.known.gone(peer);
                 self.takers.remove(&peer);
                 self.loaded.remove(&peer);
+                self.repeated.remove(&peer);
                 effects
             }
         };
@@ -124,14 +136,22 @@ impl World {
                 assert_eq!(states.len(), 1, "states of two steps");
             }
             Effect::Tell {
-                tell: Tell::Forking { fork, secret, .. },
+                tell: Tell::Forking { fork, secret, shadow, .. },
                 ..
             } => {
+                if shadow > 0 {
+                    self.shadowed.insert(fork);
+                }
                 assert!(self.secrets.contains(&secret));
                 self.forks.push(fork);
             }
             Effect::Tell { to, tell: Tell::Exists } => {
-                assert!(self.loaded.contains(&to) && self.given.contains_key(&self.takers[&to]));
+                let fork = self.takers[&to];
+                assert!(self.loaded.contains(&to) && self.given.contains_key(&fork));
+                assert!(self.repeated.contains(&to) || !self.shadowed.contains(&fork), "on probation");
+            }
+            Effect::Tell { to, tell: Tell::Probation } => {
+                assert!(self.loaded.contains(&to) && self.shadowed.contains(&self.takers[&to]));
             }
             Effect::Awaited { fork, .. } => assert!(self.wanted.contains(&fork)),
             Effect::Tell { .. } | Effect::Leave { .. } => {}

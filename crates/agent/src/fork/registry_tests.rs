@@ -14,19 +14,20 @@ fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
         reader: 0,
         epoch: 1,
         step,
-        replicated: Replicated::from_pairs([("weight", weight)]),
+        replicated: Digests::from_pairs([("weight", weight)]),
         state,
     }
 }
 
 fn place(job: &str, rank: u32, ranks: u32) -> Place {
     let job = job.into();
-    Place { job, rank, ranks }
+    let shadow = 0;
+    Place { job, rank, ranks, shadow }
 }
 
 /// What a rank of a clone has read.
-fn read(weight: &str) -> Replicated {
-    Replicated::from_pairs([("weight", weight)])
+fn read(weight: &str) -> Digests {
+    Digests::from_pairs([("weight", weight)])
 }
 
 /// A job `trunk` of two ranks, peers 0 and 1.
@@ -43,7 +44,7 @@ fn trunk() -> Known {
 /// A fork of it, for which both ranks of the clone, peers 10 and 11, are waiting.
 fn waiting() -> Known {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", None);
+    known.fork(COMMAND, FORK, "trunk", None, None);
     assert_eq!(known.take(10, FORK, 0, 2), []);
     assert_eq!(known.take(11, FORK, 1, 2), [want(0)]);
     known
@@ -57,6 +58,7 @@ fn want(at: u64) -> Effect<&'static str> {
         fork: FORK,
         at,
         is_awaited,
+        shadow: 0,
     }
 }
 
@@ -126,7 +128,7 @@ fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
 #[test]
 fn a_step_that_was_named_is_taken_before_the_clone_asks() {
     let mut known = trunk();
-    let effects = known.fork(COMMAND, FORK, "trunk", Some(9));
+    let effects = known.fork(COMMAND, FORK, "trunk", Some(9), None);
     assert_eq!(effects[0], want(9));
     known.offer(0, &[FORK], &offer(9, "a", "zero"));
     assert_eq!(known.offer(1, &[FORK], &offer(9, "a", "one")), [unwant()]);
@@ -145,23 +147,23 @@ fn a_step_that_was_named_is_taken_before_the_clone_asks() {
 fn ranks_that_rejoin_are_asked_once_all_of_them_look() {
     let mut known = Known::default();
     known.register(0, SECRET, place("trunk", 0, 2), true);
-    let (peers, why) = refused(&known.fork(COMMAND, FORK, "trunk", None));
+    let (peers, why) = refused(&known.fork(COMMAND, FORK, "trunk", None, None));
     assert_eq!(peers, [COMMAND]);
     assert!(
         why.contains("the fork agent was replaced, and 1 of the 2 ranks of trunk have come"),
         "{why}"
     );
     known.register(1, SECRET + 1, place("trunk", 1, 2), true);
-    assert_eq!(known.fork(COMMAND, FORK, "trunk", Some(9)).len(), 1, "the answer alone");
+    assert_eq!(known.fork(COMMAND, FORK, "trunk", Some(9), None).len(), 1, "the answer alone");
     assert_eq!(known.measured(0, 10), []);
     assert_eq!(known.measured(1, 10), [want(9)]);
     assert_eq!(known.measured(1, 11), [], "once");
     // One that goes and comes again, as a rank that is started again by itself.
-    known.fork(101, 78, "trunk", None);
+    known.fork(101, 78, "trunk", None, None);
     known.take(10, 78, 0, 2);
     known.gone(1);
     known.register(1, SECRET + 2, place("trunk", 1, 2), false);
-    let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9)).remove(1) else {
+    let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9), None).remove(1) else {
         panic!()
     };
     assert!(matches!(tell, Tell::Forking { fork: 79, .. }));
@@ -200,7 +202,7 @@ fn f50_clones_that_have_read_other_bytes_in_place_are_no_clone() {
 #[test]
 fn a_clone_that_comes_late_is_awaited_from_then_on() {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", Some(9));
+    known.fork(COMMAND, FORK, "trunk", Some(9), None);
     known.take(10, FORK, 0, 2);
     let job = "trunk".into();
     assert_eq!(known.take(11, FORK, 1, 2), [Effect::Awaited { job, fork: FORK }]);
@@ -210,7 +212,7 @@ fn a_clone_that_comes_late_is_awaited_from_then_on() {
 fn nobody_keeps_a_state_for_a_clone_that_has_failed() {
     let mut known = trunk();
     for (command, fork) in [(COMMAND, FORK), (101, 78)] {
-        known.fork(command, fork, "trunk", Some(3));
+        known.fork(command, fork, "trunk", Some(3), None);
     }
     known.gone(COMMAND);
     let leave = |state, reader| Effect::Leave { state, reader };
@@ -271,7 +273,7 @@ fn a_state_that_can_not_be_taken_or_loaded_is_told_to_all() {
 fn one_state_may_be_for_several_forks() {
     let mut known = trunk();
     for (command, fork) in [(COMMAND, FORK), (101, 78)] {
-        known.fork(command, fork, "trunk", Some(3));
+        known.fork(command, fork, "trunk", Some(3), None);
     }
     known.offer(0, &[FORK, 78], &offer(3, "a", "zero"));
     assert_eq!(known.offer(1, &[FORK, 78], &offer(3, "a", "one")).len(), 2);
@@ -291,7 +293,7 @@ fn one_state_may_be_for_several_forks() {
 
 #[test]
 fn a_clones_name_is_none_that_an_earlier_jobs_clone_still_has() {
-    let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None).last() {
+    let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None, None).last() {
         Some(Effect::Tell {
             tell: Tell::Forking { name, .. },
             ..
@@ -324,14 +326,14 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
     why(known.register(2, 1, place("trunk", 0, 3), false), "with 2 ranks");
     why(known.register(2, 1, place("other", 1, 1), false), "rank 1 of 1");
     why(
-        known.fork(2, 1, "nobody", None),
+        known.fork(2, 1, "nobody", None, None),
         "no job 'nobody' that can be forked trains on this node; there are: trunk",
     );
     why(known.take(2, 1, 0, 2), "this fork is over");
     why(known.loaded(2, read("a")), "no rank of a clone");
     why(known.offer(2, &[1], &offer(1, "a", "x")), "no rank of a job");
     why(known.outcome(2), "no fork");
-    known.fork(COMMAND, FORK, "trunk", None);
+    known.fork(COMMAND, FORK, "trunk", None, None);
     why(
         known.take(2, FORK, 0, 1),
         "trunk has 2 ranks, this program 1 rank: start it with as many",
@@ -340,9 +342,88 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
     known.take(2, FORK, 0, 2);
     why(known.take(3, FORK, 0, 2), "a new fork");
     for number in 0..FORKS_PER_JOB_MAX as u64 - 1 {
-        known.fork(200 + number, 200 + number, "trunk", None);
+        known.fork(200 + number, 200 + number, "trunk", None, None);
     }
-    why(known.fork(4, 4, "trunk", None), "wait until one has its state");
+    why(known.fork(4, 4, "trunk", None, None), "wait until one has its state");
     known.gone(1);
-    why(known.fork(4, 4, "trunk", None), "1 of the 2 ranks");
+    why(known.fork(4, 4, "trunk", None, None), "1 of the 2 ranks");
+}
+
+/// A clone of `trunk` whose ranks, peers 10 and 11, have loaded their states, and are to take three steps.
+fn on_probation() -> Known {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", None, Some(3));
+    known.take(10, FORK, 0, 2);
+    let wanted = known.take(11, FORK, 1, 2);
+    assert!(matches!(wanted[0], Effect::Want { shadow: 3, .. }), "{wanted:?}");
+    known.offer(0, &[FORK], &offer(5, "a", "zero"));
+    known.offer(1, &[FORK], &offer(5, "a", "one"));
+    known.loaded(10, read("a"));
+    let begins = |to| Effect::Tell { to, tell: Tell::Probation };
+    assert_eq!(known.loaded(11, read("a")), [begins(10), begins(11)]);
+    assert_eq!(outcome(&known), (true, false));
+    known
+}
+
+#[test]
+fn p14_a_clone_on_probation_exists_when_all_entries_are_the_same_some_steps_later() {
+    let mut known = on_probation();
+    // The parent may be ahead of its clone, or behind, and may end as soon as it has said what it has.
+    assert_eq!(known.repeated(0, &[FORK], &read("b")), []);
+    assert_eq!(known.gone(0), []);
+    assert_eq!(known.repeated(11, &[], &read("c")), []);
+    assert_eq!(known.repeated(10, &[], &read("b")), []);
+    let exists = |to| Effect::Tell { to, tell: Tell::Exists };
+    assert_eq!(known.repeated(1, &[FORK, 3], &read("c")), [exists(10), exists(11)]);
+    assert_eq!(outcome(&known), (true, true));
+    assert_eq!(known.repeated(1, &[FORK], &read("d")), [], "that is over");
+}
+
+#[test]
+fn f50_a_clone_that_takes_other_steps_than_its_parent_is_none() {
+    let mut known = on_probation();
+    for (peer, number, digest) in [(0, FORK, "b"), (10, 0, "b"), (11, 0, "x")] {
+        assert_eq!(known.repeated(peer, &[number], &read(digest)), []);
+    }
+    let (peers, why) = refused(&known.repeated(1, &[FORK], &read("c")));
+    assert_eq!(peers, [10, 11]);
+    assert!(
+        why.starts_with("3 steps later weight is not the same in rank 1 of the clone as in its parent's"),
+        "{why}"
+    );
+    assert_eq!(outcome(&known), (true, false));
+}
+
+#[test]
+fn f51_whoever_goes_on_probation_ends_it_for_all() {
+    for (peer, told) in [(0, vec![10, 11]), (10, vec![11]), (COMMAND, vec![10, 11])] {
+        let mut known = on_probation();
+        assert_eq!(refused(&known.gone(peer)).0, told, "{peer}");
+        assert_eq!(known.repeated(1, &[FORK], &read("c")), [], "nothing comes of it later");
+    }
+    let mut known = on_probation();
+    let (peers, why) = refused(&known.withhold(1, &[FORK], "no memory"));
+    assert_eq!(
+        (peers, why.as_str()),
+        (vec![10, 11], "rank 1 of trunk could not take its state: no memory")
+    );
+}
+
+#[test]
+fn clones_are_on_probation_where_their_job_says_so_and_their_command_does_not() {
+    let mut known = Known::default();
+    let shadow = 2;
+    let asked = place("trunk", 0, 1);
+    known.register(0, SECRET, Place { shadow, ..asked }, false);
+    for (command, said, expected) in [(COMMAND, None, 2), (101, Some(0), 0), (102, Some(5), 5)] {
+        let told = known.fork(command, command, "trunk", None, said);
+        let Some(Effect::Tell {
+            tell: Tell::Forking { shadow, .. },
+            ..
+        }) = told.last()
+        else {
+            panic!("{told:?}")
+        };
+        assert_eq!(*shadow, expected);
+    }
 }

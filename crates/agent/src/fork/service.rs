@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 use super::{
     ForkConfig,
     admission::Admission,
-    agreement::{Offer, Replicated},
+    agreement::{Digests, Offer},
     packet,
     page::Page,
     protocol::{Ask, Tell, VERSION},
@@ -197,9 +197,17 @@ impl<'a> Service<'a> {
         }
         match ask {
             Ask::Register {
-                job, rank, ranks, rejoins, ..
+                job,
+                rank,
+                ranks,
+                rejoins,
+                shadow,
+                ..
             } => match new_number() {
-                Ok(number) => self.registry.register(peer, number, Place { job, rank, ranks }, rejoins),
+                Ok(number) => {
+                    let place = Place { job, rank, ranks, shadow };
+                    self.registry.register(peer, number, place, rejoins)
+                }
                 Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
             },
             Ask::Measured { bytes } => self.registry.measured(peer, bytes),
@@ -218,21 +226,17 @@ impl<'a> Service<'a> {
                 Err(why) => self.registry.withhold(peer, &forks, &why),
             },
             Ask::Withhold { forks, why } => self.registry.withhold(peer, &forks, &why),
-            Ask::Fork { job, at, .. } => {
-                let step = self.pages.get(&job).and_then(Page::step);
-                match (at, step, new_number()) {
-                    (Some(at), Some(step), _) if at <= step => {
-                        refuse(format!("--at {at}: {job} is at step {step} already; name a later one, or next"))
-                    }
-                    (_, _, Err(error)) => refuse(format!("the kernel gives no random bytes: {error}")),
-                    (_, _, Ok(number)) => self.registry.fork(peer, number, &job, at),
-                }
-            }
+            Ask::Fork { job, at, shadow, .. } => self.fork(peer, &job, at, shadow),
             Ask::Outcome => self.registry.outcome(peer),
             Ask::Take { fork, rank, ranks, .. } => waiting(peer, self.registry.take(peer, fork, rank, ranks)),
-            Ask::Loaded => match descriptors.first().ok_or_else(missing).and_then(replicated) {
+            Ask::Loaded => match digests(&descriptors, Digests::replicated) {
                 Ok(replicated) => self.registry.loaded(peer, replicated),
                 Err(why) => self.registry.failed(peer, &why),
+            },
+            Ask::Repeated { forks } => match digests(&descriptors, Digests::all) {
+                Ok(all) => self.registry.repeated(peer, &forks, &all),
+                Err(why) if forks.is_empty() => self.registry.failed(peer, &why),
+                Err(why) => self.registry.withhold(peer, &forks, &why),
             },
             Ask::Failed { why } => self.registry.failed(peer, &why),
             Ask::Jobs => {
@@ -246,6 +250,22 @@ impl<'a> Service<'a> {
                 }]
             }
         }
+    }
+
+    /// A command wants a job to be forked.
+    fn fork(&mut self, peer: Peer, job: &str, at: Option<u64>, shadow: Option<u32>) -> Vec<Effect<Arc<State>>> {
+        let step = self.pages.get(job).and_then(Page::step);
+        let why = match (at, step, new_number()) {
+            (Some(at), Some(step), _) if at <= step => {
+                format!("--at {at}: {job} is at step {step} already; name a later one, or next")
+            }
+            (_, _, Err(error)) => format!("the kernel gives no random bytes: {error}"),
+            (_, _, Ok(number)) => return self.registry.fork(peer, number, job, at, shadow),
+        };
+        vec![Effect::Tell {
+            to: peer,
+            tell: Tell::Refused { why },
+        }]
     }
 
     /// A state that a rank has offered, for as long as a fork needs it.
@@ -283,10 +303,16 @@ impl<'a> Service<'a> {
                     let sent = page.is_some_and(|page| self.send(to, &Tell::Registered { secret }, &[page.file().descriptor()]));
                     lost.extend((!sent).then_some(to));
                 }
-                Effect::Want { job, fork, at, is_awaited } => {
+                Effect::Want {
+                    job,
+                    fork,
+                    at,
+                    is_awaited,
+                    shadow,
+                } => {
                     // There are as many slots as the registry lets forks be under way.
                     if let Some(page) = self.pages.get(&job) {
-                        page.want(fork, at, is_awaited);
+                        page.want(fork, at, is_awaited, shadow);
                     }
                 }
                 Effect::Awaited { job, fork } => {
@@ -336,13 +362,13 @@ impl<'a> Service<'a> {
 
 impl State {
     /// That of an offer, if its descriptors are what they should be; and what all ranks should hold alike of it.
-    fn received(descriptors: Vec<OwnedFd>) -> Result<(Replicated, Self), String> {
+    fn received(descriptors: Vec<OwnedFd>) -> Result<(Digests, Self), String> {
         // Either all of the state is copied, or there are a window, a place aside, and the memory in which the rest lies.
-        let ([text, copied] | [text, copied, _, _, _, ..]) = descriptors.as_slice() else {
+        let ([_, copied] | [_, copied, _, _, _, ..]) = descriptors.as_slice() else {
             return Err(missing());
         };
         is_sealed(copied)?;
-        let replicated = replicated(text)?;
+        let replicated = digests(&descriptors, Digests::replicated)?;
         let window = descriptors.get(2).map(|window| Window::open(window.try_clone()?, 0));
         let window = window.transpose().map_err(|error| format!("its window can't be used: {error}"))?;
         Ok((replicated, Self { descriptors, window }))
@@ -370,8 +396,9 @@ fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
     Err("its memory is not sealed".into())
 }
 
-/// What all ranks should hold alike, of what describes a state.
-fn replicated(text: &OwnedFd) -> Result<Replicated, String> {
+/// Digests out of what describes a state, which is behind the first of these descriptors.
+fn digests(descriptors: &[OwnedFd], read: impl Fn(&[u8]) -> Result<Digests, String>) -> Result<Digests, String> {
+    let text = descriptors.first().ok_or_else(missing)?;
     is_sealed(text)?;
     let length = fs::fstat(text).map_err(|error| error.to_string())?.st_size as usize;
     if length > FORK_TEXT_BYTES_MAX {
@@ -385,7 +412,7 @@ fn replicated(text: &OwnedFd) -> Result<Replicated, String> {
             Ok(read) => at += read,
         }
     }
-    Replicated::of(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))
+    read(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))
 }
 
 fn write_secret(path: &Path) -> io::Result<()> {
