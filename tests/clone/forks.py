@@ -25,7 +25,7 @@ from tests import support
 from tests.clone.jobs import Job
 
 Opened = Callable[..., clone.Session]
-State = tuple[str, int, list[int]]
+State = tuple[str, int, list[int], int]
 
 # A program that says by which fork it was started, and ends when its standard input does.
 ASKED = ["sh", "-c", 'printf "%s\\n" "$FOREBAY_CLONE"; exec cat']

@@ -201,7 +201,7 @@ class Played:
 
 
 def play(asked: str, mine: _core.Taking) -> Played:
-    _, reader, descriptors = wait_for_state(mine)
+    _, reader, descriptors, _ = wait_for_state(mine)
     text, _, *lying = descriptors
     _, manifest = _offer.read(Asked.from_json(asked).secret.read_bytes(), text)
     return Played(mine, manifest, Remote(manifest, reader, lying, LONG), descriptors)

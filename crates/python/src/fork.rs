@@ -75,6 +75,9 @@ impl Rank {
     }
 }
 
+/// A clone's name, its number as a reader, descriptors, and how many ranks the job has.
+type Given = (String, u32, Vec<i32>, u32);
+
 /// A rank of a clone that is to be, for as long as the object lives.
 #[pyclass(frozen)]
 pub(crate) struct Taking(client::Taking);
@@ -87,13 +90,13 @@ impl Taking {
         begun.map(Self).map_err(to_python)
     }
 
-    /// The clone's name, its number as a reader of the window, and the descriptors of `Rank.offer`, which are the caller's to close; `None` if they have not come
-    /// in time.
-    fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<(String, u32, Vec<i32>)>> {
+    /// The clone's name, its number as a reader of the window, the descriptors of `Rank.offer`, which are the caller's to close, and how many ranks the job has;
+    /// `None` if they have not come in time. Of another number of ranks than the clone's, the descriptors are two of rank 0's, and one for each other rank.
+    fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<Given>> {
         let wait = duration(wait_s)?;
         let taken = py.detach(|| self.0.state(wait)).map_err(to_python)?;
         let raw = |state: Vec<OwnedFd>| state.into_iter().map(IntoRawFd::into_raw_fd).collect();
-        Ok(taken.map(|taken| (taken.name, taken.reader, raw(taken.state))))
+        Ok(taken.map(|taken| (taken.name, taken.reader, raw(taken.state), taken.ranks)))
     }
 
     /// Says that the state is loaded and checked, with a descriptor of what describes it, which stays the caller's.

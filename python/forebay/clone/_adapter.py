@@ -28,6 +28,7 @@ class Component:
             tensors are written in place.
         steady: its tensors are the state's own, and stay as they are from a point to the next step of an optimizer, unless the program
             does something unusual.
+        portable: where all ranks hold it alike it is good for any number of ranks.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class Component:
     get: Callable[[], object]
     put: Callable[[Any], object] | None = None
     steady: bool = False
+    portable: bool = True
 
 
 @dataclass(frozen=True)

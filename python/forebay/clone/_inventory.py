@@ -3,13 +3,14 @@
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
 from forebay.clone._capture import Capture, reserve
+from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
 from forebay.clone._shared import FROM_BYTES, Storage
@@ -174,7 +175,15 @@ class Inventory:
         """What there is to load a state to. Made while the state is waited for, it need not be made when it has come."""
         return {spelled(part.component.path): part for part in self._parts()}
 
-    def load(self, capture: Capture, remote: Remote | None = None, survey: Survey | None = None) -> Manifest:
+    def load(
+        self,
+        capture: Capture,
+        remote: Remote | None = None,
+        survey: Survey | None = None,
+        others: Sequence[Manifest] = (),
+        *,
+        is_seeded: bool = False,
+    ) -> Manifest:
         """Sets this process's state to a captured one, and checks the digest of every entry: of what arrived, and of what was made of it.
 
         All that can be refused is refused before anything is changed. Nothing that is read can run code.
@@ -183,6 +192,9 @@ class Inventory:
             capture: a state of a job with the same model and the same kinds.
             remote: reads what the capture does not hold.
             survey: made before; nothing has changed since.
+            others: where the state was taken of another number of ranks, and the captured one is rank 0's: the manifests of the others. What
+                all held alike is loaded, and what can't be dealt is refused.
+            is_seeded: the generators are seeded afterwards.
 
         Returns:
             The state's manifest, in which every entry has its digest.
@@ -194,8 +206,14 @@ class Inventory:
                 are in no defined state: end the process.
         """
         parts = self.survey() if survey is None else survey
-        self._check_job(capture.manifest)
+        is_dealt = capture.manifest.ranks != self._adapter.rank()[1] and len(others) + 1 == capture.manifest.ranks
+        self._check_job(capture.manifest, is_dealt=is_dealt)
         found = _by_component(capture.manifest, parts)
+        left: set[str] = set()
+        if is_dealt:
+            portable = {name: part.component.portable for name, part in parts.items()}
+            left = left_out([capture.manifest, *others], self._adapter.rank()[1], portable, is_seeded=is_seeded)
+            found = {name: entries for name, entries in found.items() if name not in left}
         offsets_by_path = {entry.path: offset for entry, offset in capture.manifest.offsets()}
         texts = {name: _text(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
         for name, entries in found.items():
@@ -215,7 +233,8 @@ class Inventory:
             if put is not None:
                 put(tree)
         manifest = capture.manifest.read(digests)
-        if wrong := manifest.differences(self._manifest_after(filled)):
+        after = self._manifest_after(filled)
+        if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
             raise DamagedError(f"not as it was captured after loading: {_named(wrong)}: does its load_state_dict set all of it?")
         return manifest
 
@@ -325,9 +344,9 @@ class Inventory:
         rank, ranks = self._adapter.rank()
         return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
 
-    def _check_job(self, manifest: Manifest) -> None:
-        """Framework, ranks and kinds are the same."""
-        rank, ranks = self._adapter.rank()
+    def _check_job(self, manifest: Manifest, *, is_dealt: bool) -> None:
+        """Framework, ranks (if it is not dealt to others) and kinds are the same."""
+        rank, ranks = (0, manifest.ranks) if is_dealt else self._adapter.rank()
         for what, theirs, ours in (
             ("framework", manifest.framework, self._adapter.framework()),
             ("number of ranks", manifest.ranks, ranks),

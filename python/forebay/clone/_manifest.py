@@ -10,7 +10,7 @@ from forebay.clone._errors import DamagedError
 
 __all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
 
-FORMAT = "forebay clone manifest 2"
+FORMAT = "forebay clone manifest 3"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
 VALUE = "value"
@@ -26,6 +26,8 @@ class Placement(Enum):
     """Each rank holds a part of one tensor."""
     PER_RANK = "per rank"
     """Each rank holds its own: generators, BatchNorm's running statistics, gradients, the loader's position."""
+    LEADING = "leading"
+    """Each rank holds its own until the next forward pass, which gives all of them rank 0's: buffers under DDP."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """How a program becomes a clone: it gets the state of its rank, checks it, loads it, and goes on only when all ranks have done so."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +41,8 @@ class Lineage:
         step: after which, as the parent counts.
         digest: SHA-256 of the manifest of this rank's state, which has the digest of every entry.
         changes: what was changed afterwards.
+        ranks: that the parent had. Where the clone has another number, its state is exact, and what it computes from there is not the
+            parent's to the last bit.
         verified: `digest`: every entry was as it was sent; `shadow:N`: and N steps later, by which this clone begins, as its parent's.
     """
 
@@ -48,6 +51,7 @@ class Lineage:
     step: int
     digest: str
     changes: Mapping[str, float]
+    ranks: int
     verified: str = "digest"
 
 
@@ -127,10 +131,11 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         taken = waited(
             taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
         )
-        name, reader, descriptors = taken
+        name, reader, descriptors, of_ranks = taken
         state_at = time.time()
         try:
-            loaded = _load(asked, secret, inventory, survey, descriptors, lambda manifest, lying: Remote(manifest, reader, lying, wait_s))
+            remote_of = functools.partial(Remote, reader=reader, wait_s=wait_s)
+            loaded = _load(asked, secret, inventory, survey, (descriptors, of_ranks), remote_of)
             changes = {} if asked.shadow else asked.changes
             for changed, value in changes.items():
                 inventory.change(changed, value)
@@ -150,7 +155,7 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
-    lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes)
+    lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
     length = loaded.manifest.length + sum(entry.length for entry in loaded.manifest.in_place)
     return Resumed(name, lineage, Course(asked_at, state_at, loaded_at, time.time(), length), taking if asked.shadow else None)
 
@@ -160,28 +165,47 @@ def _load(
     secret: bytes,
     inventory: Inventory,
     survey: Survey,
-    descriptors: list[int],
-    remote_of: Callable[[Manifest, list[int]], Remote],
+    given: tuple[list[int], int],
+    remote_of: Callable[..., Remote],
 ) -> _Loaded:
-    """Loads the state behind the descriptors of an offer, and closes them."""
+    """Loads the state behind the descriptors of an offer, of so many ranks, and closes them.
+
+    From as many ranks as the clone has it is the same rank's, and the descriptors are those of `Rank.offer`. Else it is rank 0's, all of it
+    copied, and what describes the others' follows.
+    """
+    descriptors, of_ranks = given
+    rank, ranks = inventory.rank
     with contextlib.ExitStack() as stack:
         for descriptor in descriptors[2:]:
             stack.callback(os.close, descriptor)
         if len(descriptors) < 2:
             raise DamagedError("the state's descriptors did not come along")
-        text, state, *lying = descriptors
+        text, state, *more = descriptors
         stack.callback(os.close, text)
         closing = stack.enter_context(contextlib.ExitStack())
         closing.callback(os.close, state)
         header, manifest = _offer.read(secret, text)
-        if (header.job, header.rank) != (asked.job, inventory.rank[0]):
+        if (header.job, header.rank) != (asked.job, rank if of_ranks == ranks else 0):
             raise DamagedError(f"the state is that of rank {header.rank} of {header.job}")
+        others = [] if of_ranks == ranks else _others(secret, header, of_ranks, more)
         capture = Capture(manifest, state)
         closing.pop_all()
         stack.enter_context(capture)
-        remote = remote_of(manifest, lying) if manifest.in_place else None
-        manifest = inventory.load(capture, remote, survey)
+        remote = remote_of(manifest, descriptors=more) if manifest.in_place else None
+        manifest = inventory.load(capture, remote, survey, others, is_seeded="seed" in asked.changes)
     return _Loaded(header, manifest, remote)
+
+
+def _others(secret: bytes, first: _offer.Header, ranks: int, texts: list[int]) -> list[Manifest]:
+    """The manifests of all ranks but the first, out of what describes their states.
+
+    Raises:
+        DamagedError: they are not that.
+    """
+    read = [_offer.read(secret, text) for text in texts]
+    if [header for header, _ in read] != [replace(first, rank=rank) for rank in range(1, ranks)]:
+        raise DamagedError(f"what describes the states of {first.job}'s other ranks did not come along")
+    return [manifest for _, manifest in read]
 
 
 def waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from forebay._say import say
+from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._probation import Probation, steps_of
@@ -28,8 +29,6 @@ MEMBERS_END = 1 << 31
 """From here on Slurm numbers steps of its own, as an interactive one."""
 NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]+")
 FORKS_KEPT = 100
-PLACE = "forebay"
-"""The name by which the place in `Session.batches` is in the state, among the others."""
 END = object()
 
 Batch = TypeVar("Batch")
@@ -166,7 +165,8 @@ class Session:
             loader: has a length, and gives that many batches each time.
 
         Raises:
-            CloneError: in a clone, the loader has fewer batches than the parent's.
+            CloneError: in a clone, the loader has fewer batches than the parent's; or it has another number of ranks, was forked in the
+                middle of an epoch, and its loader does not know its place.
         """
         iterator = self._at_place(loader)
         # What has no length says so itself.
@@ -180,8 +180,17 @@ class Session:
 
     def _at_place(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         had, self._is_resuming = self._place.get("batch", 0) if self._is_resuming else 0, False
-        if had == 0:
-            self._place.update(batch=0, generators=self._inventory.generators())
+        ours = self._inventory.rank[1]
+        theirs = self.lineage.ranks if self.lineage else ours
+        is_dealt = theirs != ours
+        if had > 0 and is_dealt and not self._loader_has_place:
+            raise CloneError(
+                f"its parent had had {had} batches of this epoch in each of its {theirs} ranks: fork it between "
+                "epochs, or give session() a forebay.torch.DataLoader, whose place is good for any number of ranks"
+            )
+        if had == 0 or is_dealt:
+            # Batches of other ranks count for nothing here: what is left of the epoch is dealt anew.
+            self._place.update(batch=0, generators={} if self._loader_has_place else self._inventory.generators())
             return iter(loader)
         if self._loader_has_place:
             return iter(loader)
@@ -342,6 +351,8 @@ def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
         changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
         shadow = "" if lineage.verified == "digest" else f" ({lineage.verified})"
         say(f"this is {clone.name}, a clone of {lineage.parent} after step {lineage.step}{shadow}{changes}")
+        if lineage.ranks != ranks:
+            say(f"its parent has {lineage.ranks} ranks, and it has {ranks}: its state is exact, and what it computes differs in the last bits")
 
 
 def _original(name: str | None, described: Inventory, state: _State) -> Session:

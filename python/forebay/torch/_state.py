@@ -55,13 +55,13 @@ def components(kind: str, given: Mapping[str, object]) -> list[Component]:
     for name, value in given.items():
         path = _path(kind, name)
         if isinstance(value, nn.Module):
-            found += _module(_unwrapped(value), path)
+            found += _module(_unwrapped(value), path, Placement.LEADING if _broadcasts(value) else Placement.PER_RANK)
         elif isinstance(value, Optimizer):
             found += _optimizer(value, path)
         elif kind in ("model", "optimizer"):
             raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no {'module' if kind == 'model' else 'optimizer'} of torch")
         else:
-            found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK))
+            found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK), portable=kind != "loader" or _is_dealt(value))
     return found
 
 
@@ -326,7 +326,20 @@ def _fixed(path: Path, get: Callable[[], object], placement: Placement = Placeme
     return Component(path, placement, get)
 
 
-def _module(module: nn.Module, path: Path) -> list[Component]:
+def _broadcasts(module: nn.Module) -> bool:
+    """Whether each forward pass begins with rank 0's buffers in all ranks."""
+    while isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
+        module = original
+    return isinstance(module, nn.parallel.DistributedDataParallel) and bool(module.broadcast_buffers)
+
+
+def _is_dealt(loader: object) -> bool:
+    """Whether a loader deals what is left of an epoch to any number of ranks."""
+    module = sys.modules.get("forebay.torch._loader")
+    return module is not None and isinstance(loader, module.DataLoader)
+
+
+def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Component]:
     def set_gradients(gradients: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in module.named_parameters():
             parameter.grad = _sharded_like(parameter, gradients.get(name))
@@ -349,7 +362,7 @@ def _module(module: nn.Module, path: Path) -> list[Component]:
         Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True),
         _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad]),
         # Under DDP running statistics differ between ranks.
-        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), Placement.PER_RANK),
+        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), of_buffers),
         Component(
             (*path, "gradients"),
             Placement.PER_RANK,
@@ -412,7 +425,7 @@ def _sharded_like(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  
     return type(parameter).from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
 
 
-def _other(value: Any, path: Path, placement: Placement) -> list[Component]:  # noqa: ANN401  (whatever the program has)
+def _other(value: Any, path: Path, placement: Placement, *, portable: bool) -> list[Component]:  # noqa: ANN401  (whatever the program has)
     """An object known by its state_dict alone, or a dictionary of values and tensors."""
     if type(value) is dict:
 
@@ -420,7 +433,7 @@ def _other(value: Any, path: Path, placement: Placement) -> list[Component]:  # 
             value.clear()
             value.update(values)
 
-        return [Component(path, placement, lambda: value, update)]
+        return [Component(path, placement, lambda: value, update, portable=portable)]
     if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
         raise UndescribableError(
             f"{spelled(path)}: a {_type(value)} has no state_dict and load_state_dict: give it both, or declare it absent "
@@ -428,7 +441,7 @@ def _other(value: Any, path: Path, placement: Placement) -> list[Component]:  # 
         )
     return [
         _fixed((*path, "type"), lambda: _type(value)),
-        Component((*path, "state"), placement, value.state_dict, value.load_state_dict),
+        Component((*path, "state"), placement, value.state_dict, value.load_state_dict, portable=portable),
     ]
 
 

@@ -220,8 +220,10 @@ pub struct Taken {
     pub name: String,
     /// Its number as a reader of the state's window.
     pub reader: u32,
-    /// The descriptors of [`Ask::Offer`].
+    /// The descriptors of [`Tell::State`].
     pub state: Vec<OwnedFd>,
+    /// How many ranks the job has.
+    pub ranks: u32,
 }
 
 impl Taking {
@@ -253,10 +255,11 @@ impl Taking {
             return Ok(None);
         };
         match tell {
-            Tell::State { name, reader } => Ok(Some(Taken {
+            Tell::State { name, reader, ranks } => Ok(Some(Taken {
                 name,
                 reader,
                 state: descriptors,
+                ranks,
             })),
             other => Err(unexpected(&other)),
         }

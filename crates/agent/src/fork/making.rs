@@ -2,8 +2,10 @@
 
 use super::{
     agreement::{Digests, Offer},
+    names::ranks_text,
     registry::Peer,
 };
+use crate::limits::{FORK_DEALT_RANKS_MAX, FORK_RANKS_MAX};
 
 #[derive(Debug)]
 pub(super) struct Fork<S> {
@@ -17,6 +19,7 @@ pub(super) struct Fork<S> {
     pub(super) shadow: u32,
     /// Of each rank of the job.
     pub(super) offers: Vec<Option<Offer<S>>>,
+    /// Of each rank of the clone; none before the first has come and said how many there are.
     pub(super) takers: Vec<Option<Taker>>,
     /// What each rank of the job has after the shadow's steps.
     pub(super) after: Vec<Option<Digests>>,
@@ -49,7 +52,48 @@ impl<S> Fork<S> {
 
     /// All ranks of the clone are waiting.
     pub(super) fn is_awaited(&self) -> bool {
-        self.takers.iter().all(Option::is_some)
+        !self.takers.is_empty() && self.takers.iter().all(Option::is_some)
+    }
+
+    /// The clone has another number of ranks than the job.
+    pub(super) fn is_dealt(&self) -> bool {
+        !self.takers.is_empty() && self.takers.len() != self.offers.len()
+    }
+
+    /// All ranks of the clone are waiting, to read what is large where it lies. To be dealt to other ranks it is copied: by then all digests are known, and each
+    /// may read all of it.
+    pub(super) fn is_read_in_place(&self) -> bool {
+        self.is_awaited() && !self.is_dealt()
+    }
+
+    /// A rank of the clone says how many there are; why that can't be, if so.
+    pub(super) fn expect(&mut self, ranks: usize) -> Result<(), String> {
+        let (theirs, ours) = (ranks_text(self.offers.len()), ranks_text(ranks));
+        let job = &self.job;
+        if ranks == 0 || ranks > FORK_RANKS_MAX as usize {
+            return Err(format!("{ours}: there can be 1 to {FORK_RANKS_MAX}"));
+        }
+        if self.takers.len() == ranks {
+            return Ok(());
+        }
+        if !self.takers.is_empty() {
+            let others = ranks_text(self.takers.len());
+            return Err(format!(
+                "another rank of this clone said that it has {others}, this one says {ours}"
+            ));
+        }
+        if ranks != self.offers.len() && self.shadow > 0 {
+            return Err(format!(
+                "{job} has {theirs}, this program {ours}: other ranks do not take its steps to the last bit; start it with as many, or with --verify digest"
+            ));
+        }
+        if ranks != self.offers.len() && self.offers.len() > FORK_DEALT_RANKS_MAX {
+            return Err(format!(
+                "{job} has {theirs}, this program {ours}: start it with as many; only a job of at most {FORK_DEALT_RANKS_MAX} can be dealt to others"
+            ));
+        }
+        self.takers = vec![None; ranks];
+        Ok(())
     }
 
     /// All ranks of the job have taken their states, whether or not they are still held.

@@ -123,12 +123,15 @@ pub enum Tell {
     },
     /// The state will come.
     Waiting,
-    /// A state; with this come the descriptors of [`Ask::Offer`].
+    /// A state; with this come the descriptors of [`Ask::Offer`], of the same rank of the job. Where the job has another number of ranks it is rank 0's, with no
+    /// window, and one descriptor for each other rank follows, of what describes its state.
     State {
         /// The clone's name.
         name: String,
         /// Its number as a reader of the window.
         reader: u32,
+        /// How many ranks the job has.
+        ranks: u32,
     },
     /// All ranks of the clone have their states: they are to take the steps of their probation, and to say what they have then.
     Probation,

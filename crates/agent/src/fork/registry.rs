@@ -39,7 +39,13 @@ pub(crate) enum Effect<S> {
     /// Answer.
     Tell { to: Peer, tell: Tell },
     /// Answer, with a state.
-    Give { to: Peer, tell: Tell, state: S },
+    Give {
+        to: Peer,
+        tell: Tell,
+        state: S,
+        /// Of the job's other ranks, where it is rank 0's for a clone of another number of them: what describes theirs goes with it.
+        others: Vec<S>,
+    },
     /// Nobody reads a state any more as this reader.
     Leave { state: S, reader: u32 },
 }
@@ -198,7 +204,7 @@ impl<S: Clone> Registry<S> {
             wanted: false,
             shadow,
             offers: vec![None; ranks],
-            takers: vec![None; ranks],
+            takers: Vec::new(),
             after: vec![None; ranks],
             stage: Stage::UnderWay,
         };
@@ -266,12 +272,8 @@ impl<S: Clone> Registry<S> {
             let why = why.clone();
             return refuse(peer, why);
         }
-        if ranks as usize != fork.takers.len() {
-            let (theirs, ours) = (ranks_text(fork.takers.len()), ranks_text(ranks as usize));
-            return refuse(
-                peer,
-                format!("{} has {theirs}, this program {ours}: start it with as many", fork.job),
-            );
+        if let Err(why) = fork.expect(ranks as usize) {
+            return refuse(peer, why);
         }
         let is_under_way = fork.stage == Stage::UnderWay;
         match fork.takers.get_mut(rank as usize) {
@@ -294,7 +296,7 @@ impl<S: Clone> Registry<S> {
             },
         );
         let mut effects = Vec::new();
-        if fork.wanted && fork.is_awaited() {
+        if fork.wanted && fork.is_read_in_place() {
             let job = fork.job.clone();
             effects.push(Effect::Awaited { job, fork: number });
         }
@@ -499,7 +501,7 @@ impl<S: Clone> Registry<S> {
             return Vec::new();
         }
         fork.wanted = true;
-        let (job, at, is_awaited) = (fork.job.clone(), fork.at.unwrap_or(0), fork.is_awaited());
+        let (job, at, is_awaited) = (fork.job.clone(), fork.at.unwrap_or(0), fork.is_read_in_place());
         vec![Effect::Want {
             job,
             fork: number,
@@ -529,16 +531,23 @@ impl<S: Clone> Registry<S> {
         else {
             return Vec::new();
         };
-        let give = |(rank, (taker, offer)): (usize, (&Option<Taker>, &Option<Offer<S>>))| {
-            let (taker, offer) = (taker.as_ref()?, offer.as_ref()?);
-            let (name, reader) = (fork.name.clone(), offer.reader);
+        let others: Vec<_> = if fork.is_dealt() {
+            fork.offers.iter().skip(1).flatten().map(|offer| offer.state.clone()).collect()
+        } else {
+            Vec::new()
+        };
+        let give = |(rank, taker): (usize, &Option<Taker>)| {
+            let of = if fork.is_dealt() { 0 } else { rank };
+            let (taker, offer) = (taker.as_ref()?, fork.offers.get(of)?.as_ref()?);
+            let (name, reader, ranks) = (fork.name.clone(), offer.reader, fork.offers.len() as u32);
             (only.is_none() || only == Some(rank)).then(|| Effect::Give {
                 to: taker.peer,
-                tell: Tell::State { name, reader },
+                tell: Tell::State { name, reader, ranks },
                 state: offer.state.clone(),
+                others: others.clone(),
             })
         };
-        fork.takers.iter().zip(&fork.offers).enumerate().filter_map(give).collect()
+        fork.takers.iter().enumerate().filter_map(give).collect()
     }
 
     fn fail(&mut self, number: u64, why: &str) -> Effects<S> {

@@ -130,9 +130,10 @@ impl World {
                 );
             }
             Effect::Unwant { fork, .. } => assert!(self.wanted.remove(&fork)),
-            Effect::Give { to, state, .. } => {
+            Effect::Give { to, state, others, .. } => {
                 let states = self.given.entry(self.takers[&to]).or_default();
                 states.insert(state);
+                states.extend(others);
                 assert_eq!(states.len(), 1, "states of two steps");
             }
             Effect::Tell {

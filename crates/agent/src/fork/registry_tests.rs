@@ -71,8 +71,10 @@ fn give(to: Peer, state: &'static str) -> Effect<&'static str> {
     let tell = Tell::State {
         name: "trunk.1".into(),
         reader: 0,
+        ranks: 2,
     };
-    Effect::Give { to, tell, state }
+    let others = vec![];
+    Effect::Give { to, tell, state, others }
 }
 
 /// Who is refused, and the reason of the last.
@@ -286,7 +288,8 @@ fn one_state_may_be_for_several_forks() {
         *tell,
         Tell::State {
             name: "trunk.2".into(),
-            reader: 1
+            reader: 1,
+            ranks: 2
         }
     );
 }
@@ -334,12 +337,13 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
     why(known.offer(2, &[1], &offer(1, "a", "x")), "no rank of a job");
     why(known.outcome(2), "no fork");
     known.fork(COMMAND, FORK, "trunk", None, None);
-    why(
-        known.take(2, FORK, 0, 1),
-        "trunk has 2 ranks, this program 1 rank: start it with as many",
-    );
+    why(known.take(2, FORK, 0, 0), "0 ranks: there can be 1 to 1024");
     why(known.take(2, FORK, 2, 2), "a new fork");
     known.take(2, FORK, 0, 2);
+    why(
+        known.take(3, FORK, 1, 3),
+        "another rank of this clone said that it has 2 ranks, this one says 3 ranks",
+    );
     why(known.take(3, FORK, 0, 2), "a new fork");
     for number in 0..FORKS_PER_JOB_MAX as u64 - 1 {
         known.fork(200 + number, 200 + number, "trunk", None, None);
@@ -426,4 +430,50 @@ fn clones_are_on_probation_where_their_job_says_so_and_their_command_does_not() 
         };
         assert_eq!(*shadow, expected);
     }
+}
+
+#[test]
+fn a_clone_of_another_number_of_ranks_gets_rank_0s_state_copied_and_what_describes_the_others() {
+    for ranks in [1, 3] {
+        let mut known = trunk();
+        known.fork(COMMAND, FORK, "trunk", None, None);
+        let mut wanted = vec![];
+        for rank in 0..ranks {
+            wanted = known.take(10 + u64::from(rank), FORK, rank, ranks);
+        }
+        let is_copied = |effect: &Effect<_>| matches!(effect, Effect::Want { is_awaited: false, .. });
+        assert!(wanted.len() == 1 && is_copied(&wanted[0]), "{wanted:?}");
+        known.offer(0, &[FORK], &offer(5, "a", "zero"));
+        let given = known.offer(1, &[FORK], &offer(5, "a", "one"));
+        assert_eq!(given.len() as u32, 1 + ranks);
+        for effect in &given[1..] {
+            let Effect::Give { state, others, tell, .. } = effect else {
+                panic!("{effect:?}")
+            };
+            assert_eq!((*state, others.as_slice()), ("zero", ["one"].as_slice()));
+            assert!(matches!(tell, Tell::State { ranks: 2, .. }));
+        }
+        for rank in 0..ranks - 1 {
+            assert_eq!(known.loaded(10 + u64::from(rank), read("a")), []);
+        }
+        assert_eq!(known.loaded(9 + u64::from(ranks), read("a")).len() as u32, ranks);
+        assert_eq!(outcome(&known), (true, true));
+    }
+}
+
+#[test]
+fn a_clone_of_another_number_of_ranks_is_not_compared_step_by_step() {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", Some(9), Some(3));
+    let (peers, why) = refused(&known.take(10, FORK, 0, 1));
+    assert_eq!(peers, [10]);
+    assert!(
+        why.starts_with("trunk has 2 ranks, this program 1 rank: other ranks do not take its steps"),
+        "{why}"
+    );
+    assert_eq!(known.take(10, FORK, 0, 2), []);
+    // And one that comes late is not waited for to read in place.
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", Some(9), None);
+    assert_eq!(known.take(10, FORK, 0, 1), []);
 }

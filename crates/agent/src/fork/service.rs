@@ -326,8 +326,9 @@ impl<'a> Service<'a> {
                     }
                 }
                 Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
-                Effect::Give { to, tell, state } => {
-                    let descriptors: Vec<_> = state.descriptors.iter().map(AsFd::as_fd).collect();
+                Effect::Give { to, tell, state, others } => {
+                    let texts = others.iter().filter_map(|other| other.descriptors.first());
+                    let descriptors: Vec<_> = state.descriptors.iter().chain(texts).map(AsFd::as_fd).collect();
                     let sent = self.send(to, &tell, &descriptors);
                     lost.extend((!sent).then_some(to));
                 }

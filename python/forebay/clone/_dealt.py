@@ -1,0 +1,79 @@
+"""A state for another number of ranks than it was taken of.
+
+What all ranks held alike is each rank's of the clone. The rest is dealt where that can be done, and else refused by name: generators by
+a seed, buffers under DDP as DDP deals them (rank 0's, at the next forward pass), a loader's place by the loader.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from forebay.clone._errors import DifferenceError
+from forebay.clone._manifest import Manifest, Placement
+
+__all__ = ["PLACE", "left_out"]
+
+PLACE = "forebay"
+"""The name by which the place in `Session.batches` is in the state, among the others. The session deals with it itself."""
+SEEDED = "generators/process"
+"""What a seed makes anew."""
+
+
+def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, bool], *, is_seeded: bool) -> set[str]:
+    """Which components a rank of such a clone does not load, since they are made anew. All others it loads as rank 0 had them.
+
+    Args:
+        manifests: of all ranks of the parent, in their order.
+        ranks: of the clone.
+        portable: of each component, by path, whether its state, where all ranks hold it alike, is good for any number of them.
+        is_seeded: generators are seeded afterwards.
+
+    Raises:
+        DifferenceError: something can't be dealt; it is named.
+    """
+    first, *others = manifests
+    digests = [{entry.path: entry.digest for entry in manifest.entries} for manifest in manifests]
+    alone = {path for some in digests for path in some if any(path not in held for held in digests)}
+    differing = {entry.path for entry in first.entries if any(held.get(entry.path) != entry.digest for held in digests)}
+    there = f"{len(manifests)} ranks, this clone {ranks}"
+    left = set()
+    for path, placement in {**dict.fromkeys(alone, Placement.PER_RANK), **{entry.path: entry.placement for entry in first.entries}}.items():
+        name = _component(path, portable)
+        is_alike = path not in differing and path not in alone
+        if placement is Placement.LEADING and path not in alone:
+            continue
+        if placement is Placement.SHARDED:
+            raise DifferenceError(f"{path} is sharded, and its parent has {there}: start the clone with as many ranks as its parent")
+        if placement is Placement.REPLICATED:
+            if not is_alike:
+                raise DifferenceError(f"{path} is not the same in all ranks of its parent")
+        elif name == SEEDED and is_seeded:
+            left.add(name)
+        elif name == SEEDED and (not is_alike or not others):
+            raise DifferenceError(f"{path} is each rank's own, and its parent has {there}: add --set seed=N, which seeds each rank anew")
+        elif not is_alike or not portable[name] or (not others and _is_own(name)):
+            raise DifferenceError(f"{path} is each rank's own, and its parent has {there}: {_mend(name)}")
+    return left
+
+
+def _component(path: str, names: Collection[str]) -> str:
+    """To which component an entry belongs: the longest path that it begins with."""
+    found = [name for name in names if f"{path}/".startswith(f"{name}/")]
+    if not found:
+        raise DifferenceError(f"the captured state has {path}, for which there is no place here")
+    return max(found, key=len)
+
+
+def _is_own(name: str) -> bool:
+    """Whether ranks would most likely hold it each otherwise, though there was one alone."""
+    kind, _, rest = name.partition("/")
+    return kind == "generators" or (kind == "others" and rest != PLACE)
+
+
+def _mend(name: str) -> str:
+    kind, _, rest = name.partition("/")
+    if kind == "loader":
+        return "a forebay.torch.DataLoader's place is good for any number of ranks; or start the clone with as many"
+    if (kind, rest) == ("others", PLACE):
+        return "fork it between epochs, or give session() a forebay.torch.DataLoader"
+    if kind == "others":
+        return "what all ranks hold alike belongs in counters; or start the clone with as many"
+    return "start the clone with as many"
