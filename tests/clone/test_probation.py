@@ -57,7 +57,9 @@ def test_f50_a_clone_that_sees_other_data_is_none(here: Node, opened: Opened) ->
         trial = opened(other, asked=asked)
         other.generators["torch"].manual_seed(5)
         train(other, trial, 1, 4)
-        with pytest.raises(clone.CloneError, match=r"2 steps later .* is not the same in rank 0 of the clone as in its parent's: do both see"):
+        with pytest.raises(
+            clone.CloneError, match=r"2 steps later .* is not the same in rank 0 of the clone as in its parent's: do both see"
+        ):
             train(other, trial, 1, 5)
         assert not trial.verifying
         assert clones(here) == [0]
@@ -78,7 +80,7 @@ def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: Node
         other = full(9)
         trial = opened(other, asked=asked)
         session.close()
-        with pytest.raises(clone.CloneError, match="no clone of trunk: .*trunk has ended, or called close"):
+        with pytest.raises(clone.CloneError, match=r"no clone of trunk: .*trunk has ended, or called close"):
             train(other, trial, 3, 4)
     train(made, session, 2, 6)
 

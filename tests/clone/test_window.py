@@ -23,7 +23,7 @@ from forebay import _core
 from forebay.clone import _offer
 from forebay.clone._adapter import Memory
 from forebay.clone._resume import Asked
-from forebay.clone._window import Remote
+from forebay.clone._window import Remote, Window
 from tests import support
 from tests.clone.forks import Node, Opened, refusal, taking, told, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, full
@@ -240,9 +240,9 @@ def test_f50_a_clone_reads_in_place_what_is_large(here: Node, opened: Opened) ->
         played = play(asked, mine)
         assert {entry.path for entry in played.manifest.in_place} == set(LARGE)
         assert played.read() == was
-        assert not played.remote.is_closed(), "the parent may still find that it had changed something"
+        assert not played.remote.is_confirmed(), "the parent may still find that it had changed something"
         parent.train()
-        assert played.remote.is_closed()
+        assert played.remote.is_confirmed()
         played.remote.confirm(time.sleep)
         played.close()
     (fork,) = parent.session.forks
@@ -421,7 +421,8 @@ def test_f51_an_agent_that_fails_in_the_window_delays_no_step(
         parent.step = train_until(parent.made, parent.session, lambda: len(here.jobs()) == 1, parent.step)
 
 
-def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node, opened: Opened) -> None:
+def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -445,6 +446,8 @@ def test_f50_there_is_no_clone_before_its_parent_says_that_nothing_had_changed(
         confirm(remote, pause)
 
     monkeypatch.setattr(Remote, "confirm", confirming)
+    # Here it says so only by its step.
+    monkeypatch.setattr(Window, "watch", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         future = executor.submit(opened, full(9, width=WIDE), asked=asked, wait_s=LONG)

@@ -145,6 +145,8 @@ pub(crate) const JOB_NAME_BYTES_MAX: usize = 100;
 pub(crate) const FORK_RANKS_MAX: u32 = 1024;
 /// Clones of one job that are being made at once.
 pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
+/// How often a source looks whether a clone asks for its word, on a kernel that can't wake it.
+pub(crate) const WINDOW_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Ranks of a job whose state can be dealt to another number of them: what describes each goes with it in one packet.
 pub(crate) const FORK_DEALT_RANKS_MAX: usize = FORK_DESCRIPTORS_MAX - 2;
 /// Steps that a clone takes on probation, at most.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Words};
+use forebay_agent::fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words};
 use pyo3::{
     exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
     prelude::*,
@@ -62,6 +62,29 @@ impl Window {
             None => Ok((0, 0, 0)),
             Some(first) => Ok(py.detach(|| self.copy_aside(closing, first, aside, deadline))),
         }
+    }
+
+    /// Waits until a reader that has all asks whether it is of the step, or the window has ended; whether one asks. For a thread of its own: the interpreter's
+    /// lock is released.
+    fn wait_asked(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.window.wait_asked())
+    }
+
+    /// The readers that ask so, a bit each.
+    #[getter]
+    fn asking(&self) -> u64 {
+        self.window.asking() & !self.window.vouched()
+    }
+
+    /// Those that were vouched for.
+    #[getter]
+    fn vouched(&self) -> u64 {
+        self.window.vouched()
+    }
+
+    /// Says to these, which asked before it was found that nothing had changed, that what they have is of the step.
+    fn vouch(&self, readers: u64) {
+        self.window.vouch(readers);
     }
 
     /// Closes it, for the tensors may have changed already.
@@ -145,6 +168,25 @@ impl Reading {
             Outcome::Dropped => "dropped",
             Outcome::Torn => "torn",
             Outcome::Abandoned => "abandoned",
+        }
+    }
+
+    /// Asks the source whether all that was read is of the step.
+    fn ask(&self) {
+        Waiting::new(self.reader).ask(&self.window);
+    }
+
+    /// Whether it is; `None` as long as the source has not said so.
+    #[getter]
+    fn stands(&self) -> Option<bool> {
+        let mut waiting = Waiting::new(self.reader);
+        loop {
+            match waiting.next(&self.window) {
+                Word::Again => {}
+                Word::NotYet => return None,
+                Word::OfTheStep => return Some(true),
+                Word::Lost(_) => return Some(false),
+            }
         }
     }
 

@@ -124,6 +124,12 @@ class Adapter(Protocol):
     def version(self, tensor: Any) -> int:  # noqa: ANN401
         """A number that most of what writes to the tensor makes another one."""
 
+    def is_at_rest(self) -> bool:
+        """Asked by the main thread between two instructions: whether no operation is under way that has called Python.
+
+        Of what such a one changes the version might not be counted yet.
+        """
+
     def on_step(
         self, given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]
     ) -> Callable[[], None]:

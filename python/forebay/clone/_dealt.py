@@ -33,7 +33,7 @@ def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, b
     digests = [{entry.path: entry.digest for entry in manifest.entries} for manifest in manifests]
     alone = {path for some in digests for path in some if any(path not in held for held in digests)}
     differing = {entry.path for entry in first.entries if any(held.get(entry.path) != entry.digest for held in digests)}
-    there = f"{len(manifests)} ranks, this clone {ranks}"
+    there = f"{len(manifests)} rank{'s' if others else ''}, this clone {ranks}"
     left = set()
     for path, placement in {**dict.fromkeys(alone, Placement.PER_RANK), **{entry.path: entry.placement for entry in first.entries}}.items():
         name = _component(path, portable)

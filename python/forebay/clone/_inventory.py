@@ -192,8 +192,8 @@ class Inventory:
             capture: a state of a job with the same model and the same kinds.
             remote: reads what the capture does not hold.
             survey: made before; nothing has changed since.
-            others: where the state was taken of another number of ranks, and the captured one is rank 0's: the manifests of the others. What
-                all held alike is loaded, and what can't be dealt is refused.
+            others: where the state was taken of another number of ranks, and the captured one is rank 0's: the manifests of the others.
+                What all held alike is loaded, and what can't be dealt is refused.
             is_seeded: the generators are seeded afterwards.
 
         Returns:

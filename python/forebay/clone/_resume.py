@@ -41,8 +41,8 @@ class Lineage:
         step: after which, as the parent counts.
         digest: SHA-256 of the manifest of this rank's state, which has the digest of every entry.
         changes: what was changed afterwards.
-        ranks: that the parent had. Where the clone has another number, its state is exact, and what it computes from there is not the
-            parent's to the last bit.
+        parent_ranks: how many ranks the parent had. Where the clone has another number, its state is exact, and what it computes from
+            there is not its parent's to the last bit.
         verified: `digest`: every entry was as it was sent; `shadow:N`: and N steps later, by which this clone begins, as its parent's.
     """
 
@@ -51,7 +51,7 @@ class Lineage:
     step: int
     digest: str
     changes: Mapping[str, float]
-    ranks: int
+    parent_ranks: int
     verified: str = "digest"
 
 

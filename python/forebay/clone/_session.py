@@ -181,11 +181,11 @@ class Session:
     def _at_place(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         had, self._is_resuming = self._place.get("batch", 0) if self._is_resuming else 0, False
         ours = self._inventory.rank[1]
-        theirs = self.lineage.ranks if self.lineage else ours
+        theirs = self.lineage.parent_ranks if self.lineage else ours
         is_dealt = theirs != ours
         if had > 0 and is_dealt and not self._loader_has_place:
             raise CloneError(
-                f"its parent had had {had} batches of this epoch in each of its {theirs} ranks: fork it between "
+                f"its parent, of another number of ranks ({theirs}), had had {had} batches of this epoch in each: fork it between "
                 "epochs, or give session() a forebay.torch.DataLoader, whose place is good for any number of ranks"
             )
         if had == 0 or is_dealt:
@@ -351,8 +351,9 @@ def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
         changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
         shadow = "" if lineage.verified == "digest" else f" ({lineage.verified})"
         say(f"this is {clone.name}, a clone of {lineage.parent} after step {lineage.step}{shadow}{changes}")
-        if lineage.ranks != ranks:
-            say(f"its parent has {lineage.ranks} ranks, and it has {ranks}: its state is exact, and what it computes differs in the last bits")
+        if lineage.parent_ranks != ranks:
+            numbers = f"its parent's number of ranks is {lineage.parent_ranks}, and its own {ranks}"
+            say(f"{numbers}: its state is exact, and what it computes differs in the last bits")
 
 
 def _original(name: str | None, described: Inventory, state: _State) -> Session:

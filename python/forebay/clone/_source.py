@@ -262,6 +262,8 @@ class Source:
                 self._window = window = self._open(capture, storage, forks, step)
                 with described(self._secret(), header, capture.manifest) as text:
                     self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
+                if window is not None:
+                    window.watch()
                 copied = capture.manifest.length
                 self._length = copied + sum(entry.length for entry in capture.manifest.in_place)
         except Exception as error:

@@ -5,8 +5,8 @@ A JSON line each, in a file beside the run's page:
     {"what": "taken", "job": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400, "copied": 4096,
      "aside": 8192, "at": 1795432621.25, "stall_s": 0.002, "window_s": 0.3, "closing_s": 0.001, "before_s": 0.31, "after_s": 0.33}
     {"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400,
-     "digest": "9f...", "verified": "digest", "changes": {"lr": 0.01}, "asked_at": 1795432620.5, "state_at": 1795432621.25, "loaded_at": 1795432621.5,
-     "exists_at": 1795432621.5}
+     "digest": "9f...", "changes": {"lr": 0.01}, "parent_ranks": 2, "verified": "digest", "asked_at": 1795432620.5,
+     "state_at": 1795432621.25, "loaded_at": 1795432621.5, "exists_at": 1795432621.5}
 
 Times of day are seconds since 1970. `crates/cli/src/forks.rs` reads them.
 """

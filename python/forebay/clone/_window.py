@@ -3,6 +3,8 @@
 In which order each side looks at what, crates/agent/src/fork/window.rs says.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +12,7 @@ from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
+from forebay.clone._later import between_instructions
 from forebay.clone._manifest import Entry, Manifest
 from forebay.clone._shared import Storage
 
@@ -19,8 +22,8 @@ ASIDE_PART = 4
 """Unless the program says otherwise, one in so many bytes may be copied aside,"""
 ASIDE_LEAST_BYTES = 64 << 20
 """and so many in any case."""
-LOOK_EVERY_S = 0.005
-"""How often a clone looks whether its parent's window has been closed."""
+LOOK_EVERY_S = 0.002
+"""How often a clone looks whether its parent has said that nothing had changed, and how often its parent tries to say so."""
 
 
 def aside_length(lying: int, asked: int | None) -> int:
@@ -52,6 +55,8 @@ class Window:
         entries = capture.manifest.in_place
         self._lying = [(entry.path, tensor, adapter.version(tensor)) for entry, tensor in zip(entries, capture.in_place, strict=True)]
         self._shared = _core.Window([(self._address(entry), entry.length) for entry in entries], len(self.forks))
+        self._process = os.getpid()
+        self._is_closing = False
 
     def _address(self, entry: Entry) -> int:
         arena, offset = entry.place or (0, 0)
@@ -62,6 +67,34 @@ class Window:
         """Of the window, of what is copied aside, and of the memory in which the tensors lie; they stay the window's."""
         return [self._shared.descriptor, self.aside.descriptor, *(memory.descriptor for memory in self._arenas)]
 
+    def watch(self) -> None:
+        """From now on a clone that has read all need not wait for the next step.
+
+        In between, the thread that trains says that nothing has changed so far. A thread waits for clones to ask; it ends with the window.
+
+        Only where the main thread trains: it alone can be asked between two of its instructions, when it is in the middle of no operation.
+        Versions are counted after an operation has written, so no other thread can know.
+        """
+        if threading.current_thread() is threading.main_thread():
+            threading.Thread(target=self._wait, name="forebay", daemon=True).start()
+
+    def _wait(self) -> None:
+        while self._shared.wait_asked():
+            between_instructions(self._vouch)
+            # If it can't say so now, it is asked again.
+            time.sleep(LOOK_EVERY_S)
+
+    def _vouch(self) -> None:
+        # A process that was forked has the call, too, and knows nothing of its parent's tensors.
+        if self._is_closing or os.getpid() != self._process or not self._adapter.is_at_rest():
+            return
+        asking = self._shared.asking
+        if asking and not self._found_changed():
+            self._shared.vouch(asking)
+
+    def _found_changed(self) -> list[str]:
+        return [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
+
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
 
@@ -71,13 +104,16 @@ class Window:
         Returns:
             How many bytes were copied, the forks that were dropped, and why.
         """
-        self.changed = [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
+        self._is_closing = True
+        self.changed = self._found_changed()
         if self.changed:
             self._shared.tear()
+            vouched = self._shared.vouched
+            dropped = [fork for reader, fork in enumerate(self.forks) if not vouched >> reader & 1]
             why = (
                 f"{self.changed[0]} was changed between point() and the optimizer's step; from now on it is copied at the point: ask again"
             )
-            return 0, self.forks, why
+            return 0, dropped, why
         try:
             copied, left, readers = self._shared.close(self.aside.address, self.aside.length, stall_s)
         except Exception:
@@ -131,30 +167,30 @@ class Remote:
         except OSError as error:
             raise DamagedError(f"{entry.path}: can't be read: {error}") from error
 
-    def is_closed(self) -> bool:
-        """Whether the parent has closed the window, by which it says that nothing had changed before.
+    def is_confirmed(self) -> bool:
+        """Whether the parent has said, of itself or by closing the window, that nothing had changed while all was read.
 
         Raises:
             CloneError: something had, or nobody can say: what was read may be of no step.
         """
-        outcome = self._reading.outcome
-        if outcome == "torn":
+        if (stands := self._reading.stands) is not False:
+            return stands is True
+        if self._reading.outcome == "torn":
             raise CloneError("no clone: its parent's tensors were changed between point() and the optimizer's step, as they were read")
-        if outcome == "abandoned":
-            raise CloneError("no clone: its parent has ended in the step after, and could not say that its tensors had stayed as they were")
-        return outcome != "open"
+        raise CloneError("no clone: its parent has ended in the step after, and could not say that its tensors had stayed as they were")
 
     def confirm(self, pause: Callable[[float], object]) -> None:
-        """Waits until the parent has closed the window.
+        """Asks the parent whether nothing had changed while all was read, and waits until it says so.
 
         Args:
             pause: called again and again, for so many seconds each time.
 
         Raises:
-            CloneError: as `is_closed`, or it comes to no step.
+            CloneError: as `is_confirmed`, or it says nothing and comes to no step.
         """
+        self._reading.ask()
         deadline = time.monotonic() + self._wait_s
-        while not self.is_closed():
+        while not self.is_confirmed():
             if time.monotonic() > deadline:
                 raise CloneError(
                     f"no clone: its parent came to no further step in {self._wait_s:g} s, and could still change what was read"

@@ -7,6 +7,7 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -26,6 +27,8 @@ _DEVICES = ("cuda", "xpu")
 # By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
 # each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
+# Of torch's own modules those in which an operation may be under way while Python runs.
+_INSIDE = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch._library.", "torch._ops.", "torch.utils._python_dispatch.")
 
 
 def framework() -> str:
@@ -183,6 +186,17 @@ def version(tensor: torch.Tensor) -> int:
     """See `Adapter.version`. Fused optimizers and `data` leave it as it is."""
     local = tensor._local_tensor if _is_dtensor(tensor) else tensor
     return 0 if local.is_inference() else local._version
+
+
+def is_at_rest() -> bool:
+    """See `Adapter.is_at_rest`. Compiled code and dispatch modes write first, and count a tensor's version when they are through."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code.co_name == "__torch_dispatch__" or f"{module}.".startswith(_INSIDE):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:

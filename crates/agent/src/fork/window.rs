@@ -9,20 +9,29 @@
 //!   who has it. What somebody lacks who is wanted is copied aside; the piece's second word says where.
 //! - Only when all pieces are closed does anything change.
 //!
+//! What was read is of the step only if nothing but steps changes it. The source knows, by what its framework counts, but not while an operation is under way:
+//! it can say so between two of its program's instructions. A reader that has all asks for its word; the source either *vouches* for who asks, or says how
+//! the window ended, whichever comes first. For whom it has vouched, what becomes of the window is of no matter.
+//!
 //! So the source waits for nobody: a reader that is slow, stopped or dead costs a copy, and no more than the source's budget. It says last how the window
-//! ended. [`Reader`] and [`Closing`] are what each side does, a look at one word at a time; they touch no memory but by [`Words`].
+//! ended. [`Reader`], [`Waiting`] and [`Closing`] are what each side does, a look at one word at a time; they touch no memory but by [`Words`].
 
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
     sync::atomic::{
-        AtomicU64,
+        AtomicU32, AtomicU64,
         Ordering::{AcqRel, Acquire, Release, SeqCst},
         fence,
     },
 };
 
-use crate::{limits::FORKS_PER_JOB_MAX, shared::SharedFile};
+use rustix::{io::Errno, thread::futex};
+
+use crate::{
+    limits::{FORKS_PER_JOB_MAX, WINDOW_LOOK_EVERY},
+    shared::SharedFile,
+};
 
 /// Bytes of a piece; a tensor's last one may be shorter. So much may be copied aside in vain for each reader.
 pub const PIECE_BYTES: usize = 4 << 20;
@@ -30,9 +39,13 @@ pub const PIECE_BYTES: usize = 4 << 20;
 /// In a piece's word, above the bits of its readers: the source has closed it.
 const CLOSED: u64 = 1 << 63;
 
-/// How the window ended; then the readers that are wanted; then, from [`PIECES`] on, two words a piece.
+/// How the window ended; the readers that are wanted, those that ask for the source's word, those for whom it has vouched; a bell, of 32 bits, that wakes the
+/// source; then, from [`PIECES`] on, two words a piece.
 const OUTCOME: u64 = 0;
 const WANTED: u64 = 8;
+const ASKING: u64 = 16;
+const VOUCHED: u64 = 24;
+const BELL: u64 = 32;
 const PIECES: u64 = 64;
 const PIECE_WORDS: u64 = 2;
 
@@ -82,6 +95,14 @@ pub trait Words {
     fn aside(&self, piece: usize) -> u64;
     /// The source: where a piece was copied aside, plus one.
     fn set_aside(&self, piece: usize, word: u64);
+    /// The readers that have all, and ask for the source's word, a bit each.
+    fn asking(&self) -> u64;
+    /// A reader, after all that it has read: sets its bit.
+    fn ask(&self, reader: u64);
+    /// The readers for whom the source has vouched, a bit each.
+    fn vouched(&self) -> u64;
+    /// The source, between two of its program's instructions, when these asked before it found that nothing had changed.
+    fn vouch(&self, readers: u64);
 }
 
 /// What a reader does next.
@@ -168,6 +189,54 @@ impl Reader {
     pub fn done(&self, words: &impl Words) {
         if self.place == Place::Lies {
             words.mark(self.piece, self.bit);
+        }
+    }
+}
+
+/// What a reader hears that has all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Word {
+    /// Ask again.
+    Again,
+    /// Ask again a little later: the source has not said anything.
+    NotYet,
+    /// What was read is of the step.
+    OfTheStep,
+    /// It may be of none.
+    Lost(Outcome),
+}
+
+/// A reader that has all, and waits for the source's word.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Waiting {
+    bit: u64,
+    outcome: Option<Outcome>,
+}
+
+impl Waiting {
+    /// Waits for it; whether it has been asked for or not, it comes when the window ends.
+    pub fn new(reader: u32) -> Self {
+        let (bit, outcome) = (bit(reader), None);
+        Self { bit, outcome }
+    }
+
+    /// Asks for it, once all has been read.
+    pub fn ask(&self, words: &impl Words) {
+        words.ask(self.bit);
+    }
+
+    /// The next look.
+    pub fn next(&mut self, words: &impl Words) -> Word {
+        let Some(outcome) = self.outcome.take() else {
+            // First: what the source has said before the end is to be seen then.
+            self.outcome = Some(words.outcome());
+            return Word::Again;
+        };
+        match outcome {
+            _ if words.vouched() & self.bit != 0 => Word::OfTheStep,
+            Outcome::Kept | Outcome::Dropped => Word::OfTheStep,
+            Outcome::Open => Word::NotYet,
+            Outcome::Torn | Outcome::Abandoned => Word::Lost(outcome),
         }
     }
 }
@@ -279,6 +348,35 @@ impl Window {
         self.pieces
     }
 
+    /// The source, in a thread of its own: waits until a reader asks for its word and has not got it, or the window has ended; whether one asks.
+    pub fn wait_asked(&self) -> bool {
+        loop {
+            let rung = self.bell().load(Acquire);
+            if self.outcome() != Outcome::Open {
+                return false;
+            }
+            if self.asking() & !self.vouched() != 0 {
+                return true;
+            }
+            match futex::wait(self.bell(), futex::Flags::empty(), rung, None) {
+                Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => std::thread::sleep(WINDOW_LOOK_EVERY),
+            }
+        }
+    }
+
+    fn ring(&self) {
+        self.bell().fetch_add(1, AcqRel);
+        // That nobody waits is no error, and what else there could be wakes nobody.
+        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// # Panics
+    /// Never, as [`Self::word`].
+    fn bell(&self) -> &AtomicU32 {
+        self.file.region().at(BELL).expect("the offset lies within the window")
+    }
+
     /// The agent: this reader wants no more.
     pub fn leave(&self, reader: u32) {
         self.word(WANTED).fetch_and(!bit(reader), AcqRel);
@@ -310,6 +408,7 @@ impl Words for Window {
         self.word(OUTCOME).store(outcome as u64, Release);
         // What the program writes from now on is seen by nobody who does not see the pieces closed.
         fence(SeqCst);
+        self.ring();
     }
 
     fn wanted(&self) -> u64 {
@@ -332,6 +431,23 @@ impl Words for Window {
 
     fn set_aside(&self, piece: usize, word: u64) {
         self.piece_word(piece, 1).store(word, Release);
+    }
+
+    fn asking(&self) -> u64 {
+        self.word(ASKING).load(Acquire)
+    }
+
+    fn ask(&self, reader: u64) {
+        self.word(ASKING).fetch_or(reader, AcqRel);
+        self.ring();
+    }
+
+    fn vouched(&self) -> u64 {
+        self.word(VOUCHED).load(Acquire)
+    }
+
+    fn vouch(&self, readers: u64) {
+        self.word(VOUCHED).fetch_or(readers, AcqRel);
     }
 }
 

@@ -22,6 +22,8 @@ struct Memory {
     wanted: u64,
     pieces: [u64; PIECES_THERE],
     aside: [u64; PIECES_THERE],
+    asking: u64,
+    vouched: u64,
     lie: Bytes,
     copied: Bytes,
 }
@@ -59,6 +61,22 @@ impl Words for Shared {
 
     fn set_aside(&self, piece: usize, word: u64) {
         self.0.borrow_mut().aside[piece] = word;
+    }
+
+    fn asking(&self) -> u64 {
+        self.0.borrow().asking
+    }
+
+    fn ask(&self, reader: u64) {
+        self.0.borrow_mut().asking |= reader;
+    }
+
+    fn vouched(&self) -> u64 {
+        self.0.borrow().vouched
+    }
+
+    fn vouch(&self, readers: u64) {
+        self.0.borrow_mut().vouched |= readers;
     }
 }
 
@@ -129,6 +147,9 @@ impl Source {
         }
     }
 }
+
+#[path = "vouch_model.rs"]
+mod vouch;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
@@ -230,6 +251,8 @@ impl World {
             wanted: (1 << READERS) - 1,
             pieces: [0; PIECES_THERE],
             aside: [0; PIECES_THERE],
+            asking: 0,
+            vouched: 0,
             lie: [[OLD; STRETCHES]; PIECES_THERE],
             copied: [[NEW; STRETCHES]; PIECES_THERE],
         };

@@ -1,0 +1,178 @@
+//! F50: every order in which a source vouches for a reader, its program changes what was read though no step came, the step comes, and the reader asks. For whom
+//! the source has vouched, or whose window ended well, has bytes of one step.
+
+use super::*;
+
+/// The source's side before its step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Before {
+    /// The program computes.
+    Trains,
+    /// Between two of its instructions: these asked.
+    Vouches(u64),
+    /// Its step has come.
+    Closes(Source),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Side {
+    Reads(Fork),
+    Asks,
+    Waits(Waiting),
+    Ended(Word),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    memory: Memory,
+    source: Before,
+    clone: Side,
+    /// Stretches that the program has changed by itself, of those that it may change.
+    changed: usize,
+    changes: usize,
+    /// The clone has read one of these after.
+    torn: bool,
+}
+
+impl World {
+    fn new(changes: usize) -> Self {
+        let memory = super::World::new(PIECES_THERE, false).memory;
+        Self {
+            memory: Memory { wanted: 1, ..memory },
+            source: Before::Trains,
+            clone: Side::Reads(Fork::new(0)),
+            changed: 0,
+            changes,
+            torn: false,
+        }
+    }
+
+    fn source(&mut self, shared: &Shared) {
+        self.source = match self.source.clone() {
+            Before::Trains => {
+                let outcome = if self.changed > 0 { Outcome::Torn } else { Outcome::Kept };
+                let closing = Closing::new(PIECES_THERE, outcome);
+                // What was changed is not copied aside.
+                let room = if self.changed > 0 { 0 } else { PIECES_THERE };
+                Before::Closes(Source::Closing { closing, room })
+            }
+            Before::Vouches(asked) => {
+                if self.changed == 0 {
+                    shared.vouch(asked);
+                }
+                Before::Trains
+            }
+            Before::Closes(Source::Closing { mut closing, room }) if self.changed > 0 => match closing.next(shared) {
+                Close::Done => Before::Closes(Source::Steps { written: 0 }),
+                _ => Before::Closes(Source::Closing { closing, room }),
+            },
+            Before::Closes(source) => Before::Closes(source.step(shared)),
+        };
+    }
+
+    fn clone_steps(&mut self, shared: &Shared) {
+        self.clone = match self.clone.clone() {
+            Side::Reads(mut fork) => {
+                // Of what the program has changed by itself no piece tells: that is the source's to say.
+                if self.changed > 0
+                    && let Phase::HasRead { torn: true } = fork.phase
+                {
+                    self.torn |= shared.piece(fork.piece) & CLOSED == 0;
+                    fork.phase = Phase::HasRead { torn: false };
+                }
+                fork.step(shared);
+                match fork.phase {
+                    Phase::HasAll => Side::Asks,
+                    Phase::Lost(outcome) => Side::Ended(Word::Lost(outcome)),
+                    _ => Side::Reads(fork),
+                }
+            }
+            Side::Asks => {
+                let waiting = Waiting::new(0);
+                waiting.ask(shared);
+                Side::Waits(waiting)
+            }
+            Side::Waits(mut waiting) => match waiting.next(shared) {
+                Word::Again | Word::NotYet => Side::Waits(waiting),
+                word => Side::Ended(word),
+            },
+            ended @ Side::Ended(_) => ended,
+        };
+    }
+
+    /// After one step of the source (0), of the clone (1), a look between two instructions (2), or a change by the program (3).
+    fn after(&self, who: usize) -> Self {
+        let mut next = self.clone();
+        let shared = Shared(RefCell::new(self.memory.clone()));
+        match who {
+            0 => next.source(&shared),
+            1 => next.clone_steps(&shared),
+            2 if self.source == Before::Trains => next.source = Before::Vouches(shared.asking() & !shared.vouched()),
+            3 if self.source == Before::Trains && self.changed < self.changes => {
+                shared.0.borrow_mut().lie[self.changed / STRETCHES][self.changed % STRETCHES] = NEW;
+                next.changed += 1;
+            }
+            _ => {}
+        }
+        next.memory = shared.0.into_inner();
+        next
+    }
+}
+
+/// How clones end, and whether one was vouched for before its window ended.
+fn explore(changes: usize) -> (HashSet<Word>, bool) {
+    let (mut seen, mut words, mut early) = (HashSet::new(), HashSet::new(), false);
+    let mut open = vec![World::new(changes)];
+    while let Some(world) = open.pop() {
+        if !seen.insert(world.clone()) {
+            continue;
+        }
+        if let Side::Ended(word) = &world.clone {
+            words.insert(*word);
+            if *word == Word::OfTheStep {
+                assert!(!world.torn, "bytes of no step: {world:?}");
+                early |= world.memory.outcome == Outcome::Open;
+            }
+        }
+        open.extend((0..4).map(|who| world.after(who)));
+    }
+    (words, early)
+}
+
+#[test]
+fn f50_whom_the_source_has_vouched_for_has_bytes_of_one_step() {
+    let (words, early) = explore(PIECES_THERE * STRETCHES);
+    assert!(early, "nobody has to wait for the step");
+    assert_eq!(words, HashSet::from([Word::OfTheStep, Word::Lost(Outcome::Torn)]));
+}
+
+#[test]
+fn where_nothing_but_steps_changes_anything_every_clone_gets_the_sources_word() {
+    let (words, early) = explore(0);
+    assert!(early);
+    assert_eq!(words, HashSet::from([Word::OfTheStep]));
+}
+
+#[test]
+fn a_window_in_memory_wakes_who_waits_for_a_clone_to_ask() {
+    let window = Window::create(1, 2).unwrap();
+    let mut waiting = Waiting::new(1);
+    assert_eq!([waiting.next(&window), waiting.next(&window)], [Word::Again, Word::NotYet]);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| window.wait_asked());
+        waiting.ask(&window);
+        assert!(asked.join().unwrap());
+        assert_eq!(window.asking(), 0b10);
+        window.vouch(0b10);
+        let ended = scope.spawn(|| window.wait_asked());
+        window.end(Outcome::Torn);
+        assert!(!ended.join().unwrap());
+    });
+    assert_eq!(
+        [waiting.next(&window), waiting.next(&window)],
+        [Word::Again, Word::OfTheStep],
+        "what comes later is of no matter"
+    );
+    let mut other = Waiting::new(0);
+    assert_eq!([other.next(&window), other.next(&window)], [Word::Again, Word::Lost(Outcome::Torn)]);
+}

@@ -1,0 +1,180 @@
+"""A clone that has read all need not wait for its parent's next step: the parent says in between that nothing has changed."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import forebay.clone as clone
+from forebay.clone._later import between_instructions
+from forebay.clone._window import Window
+from forebay.torch import _state
+from tests import support
+from tests.clone.forks import Node, Opened, taking
+from tests.clone.jobs import WIDE, full
+from tests.clone.test_window import Parent, Played, play
+
+
+def window_of(parent: Parent) -> Window:
+    assert parent.session._source
+    window = parent.session._source._window
+    assert window
+    return window
+
+
+def change(parent: Parent) -> None:
+    with torch.no_grad():
+        parent.made.model.get_parameter("head.weight").mul_(1)
+
+
+def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
+    here: Node, opened: Opened, executor: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        was = parent.fork()
+        played = play(asked, mine)
+        assert played.read() == was
+        confirmed = executor.submit(played.remote.confirm, time.sleep)
+        support.wait_until(confirmed.done, "the parent's word")
+        confirmed.result()
+        # What comes later is of no matter to it.
+        change(parent)
+        parent.train(1)
+        assert played.remote.is_confirmed()
+        assert "no fork" not in capfd.readouterr().err
+        played.close()
+    parent.check()
+
+
+def test_p14_a_clone_exists_before_its_parents_next_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+    """The whole way, while this thread, which trains, does nothing of torch's."""
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        other = full(9, width=WIDE)
+        became = executor.submit(opened, other, asked=asked, wait_s=float(support.PROGRAM_S))
+        parent.fork()
+        support.wait_until(became.done, "the clone")
+        assert became.result().resumed == {"epoch": 0, "step": parent.session.forks[0].step}
+        assert parent.session.forks[0].aside == 0
+    parent.train()
+
+
+@pytest.mark.parametrize("why", ["changed", "closing", "forked", "inside"])
+def test_f50_a_parent_that_does_not_know_says_nothing(why: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        window = window_of(parent)
+        played.read()
+        window._vouch()
+        assert not played.remote.is_confirmed(), "it has not asked"
+        played.remote._reading.ask()
+        with monkeypatch.context() as patched:
+            if why == "changed":
+                change(parent)
+            elif why == "closing":
+                patched.setattr(window, "_is_closing", True)
+            elif why == "forked":
+                patched.setattr(window, "_process", 1)
+            else:
+                patched.setattr(_state, "is_at_rest", lambda: False)
+            window._vouch()
+            assert not played.remote.is_confirmed()
+        if why == "changed":
+            parent.train(1)
+            with pytest.raises(clone.CloneError, match=r"changed between point\(\) and the optimizer's step"):
+                played.remote.is_confirmed()
+        else:
+            window._vouch()
+            assert played.remote.is_confirmed()
+        played.close()
+    parent.check()
+
+
+def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    at = str(parent.step + 20)
+    with here.cloning("trunk", "--at", at) as one, here.cloning("trunk", "--at", at) as two:
+        first, second = taking(one), taking(two)
+        parent.fork()
+        clones: list[Played] = [play(one, first), play(two, second)]
+        for played in clones:
+            played.read()
+        clones[0].remote._reading.ask()
+        window_of(parent)._vouch()
+        change(parent)
+        parent.train(1)
+        assert clones[0].remote.is_confirmed()
+        with pytest.raises(clone.CloneError, match="changed between"):
+            clones[1].remote.is_confirmed()
+        for played in clones:
+            played.close()
+    parent.check()
+
+
+def test_a_window_that_is_closed_leaves_no_thread(here: Node, opened: Opened) -> None:
+    before = set(threading.enumerate())
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        assert any(thread.name == "forebay" for thread in set(threading.enumerate()) - before)
+        parent.train(1)
+        support.wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if thread.name == "forebay"], "no thread")
+        del mine
+
+
+def test_a_job_that_trains_in_another_thread_says_so_by_its_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+    """Between two instructions of the main thread that one may be in the middle of an operation."""
+    before = set(threading.enumerate())
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        executor.submit(parent.fork).result()
+        assert [thread for thread in set(threading.enumerate()) - before if thread.name == "forebay"] == []
+        played = play(asked, mine)
+        played.read()
+        executor.submit(parent.train, 1).result()
+        played.remote.confirm(time.sleep)
+        played.close()
+
+
+def test_an_operation_that_runs_python_is_not_over() -> None:
+    seen: list[bool] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            seen.append(_state.is_at_rest())
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.ones(1)
+    with Mode():  # type: ignore[no-untyped-call]
+        weight.add_(1)
+    assert seen
+    assert not any(seen)
+    assert _state.is_at_rest()
+
+
+def test_calls_between_instructions_are_the_main_threads(executor: ThreadPoolExecutor) -> None:
+    seen: list[threading.Thread] = []
+
+    def fails() -> None:
+        raise ValueError
+
+    def ask() -> None:
+        between_instructions(fails)
+        between_instructions(lambda: seen.append(threading.current_thread()))
+
+    executor.submit(ask).result()
+    support.wait_until(lambda: seen, "the call")
+    assert seen == [threading.main_thread()]
