@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import forebay.clone as clone
+from forebay.torch import _flags
 from tests.clone import jobs
 from tests.clone.jobs import Job, full, job, seed
 
@@ -187,6 +188,47 @@ def test_flags_are_carried() -> None:
             state.load(capture)
     assert torch.get_num_threads() == threads
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+FLAGS: list[Callable[[], object]] = [
+    lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    lambda: setattr(torch.backends.cudnn, "enabled", False),
+    lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    lambda: setattr(torch.backends.mkldnn, "deterministic", True),
+    lambda: torch.backends.cuda.enable_flash_sdp(False),
+    lambda: torch.set_float32_matmul_precision("high"),
+    lambda: torch.set_autocast_enabled("cuda", True),
+    lambda: torch.set_autocast_cache_enabled(False),
+    lambda: torch.set_default_dtype(torch.float64),
+]
+
+
+@pytest.mark.parametrize("change", FLAGS)
+def test_f55_each_flag_that_changes_results_is_carried(change: Callable[[], object]) -> None:
+    before = _flags.flags()
+    try:
+        change()
+        changed = _flags.flags()
+        assert changed != before
+        _flags.set_flags(before)
+        assert _flags.flags() == before
+        _flags.set_flags(changed)
+        assert _flags.flags() == changed
+    finally:
+        _flags.set_flags(before)
+
+
+def test_f55_precision_that_was_set_in_torchs_newer_way_is_carried() -> None:
+    """In a process of its own: from then on torch refuses to tell of it in the older way."""
+    program = (
+        "import torch; from forebay.torch._flags import flags, set_flags; before = flags(); "
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'; changed = flags(); assert changed != before; "
+        "torch.backends.cuda.matmul.fp32_precision = 'ieee'; assert flags() != changed; set_flags(changed); assert flags() == changed"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 def test_tensors_that_are_alike_stay_where_they_lie() -> None:

@@ -18,12 +18,11 @@ from forebay.clone._adapter import Component, Memory
 from forebay.clone._errors import DamagedError, DifferenceError, MissingError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
+from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# Kinds of devices whose modules have get_rng_state_all and set_rng_state_all.
-_DEVICES = ("cuda", "xpu")
 # By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
 # each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
@@ -72,7 +71,7 @@ def process(generators: Mapping[str, object]) -> list[Component]:
     """See `Adapter.process`."""
     named = [_generator(generator, ("generators", "named", name)) for name, generator in generators.items()]
     return [
-        Component(("flags",), Placement.REPLICATED, _flags, _set_flags),
+        Component(("flags",), Placement.REPLICATED, flags, set_flags),
         Component(("generators", "process"), Placement.PER_RANK, _generators, _set_generators),
         *named,
     ]
@@ -105,7 +104,7 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         return None
     strides = strides if _is_dense(shape, strides) else _contiguous(shape)
-    return Layout(_name(dtype), shape, tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
+    return Layout(dtype_name(dtype), shape, tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -418,7 +417,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
 
     return [
         _fixed((*path, "type"), lambda: _type(optimizer)),
-        _fixed((*path, "parameters"), lambda: {name: f"{_name(p.dtype)} {list(p.shape)}" for name, p in parameters().items()}),
+        _fixed((*path, "parameters"), lambda: {name: f"{dtype_name(p.dtype)} {list(p.shape)}" for name, p in parameters().items()}),
         Component(
             (*path, "groups"),
             Placement.REPLICATED,
@@ -459,53 +458,10 @@ def _other(value: Any, path: Path, placement: Placement, *, portable: bool) -> l
     ]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _set_autocast(states: Mapping[str, tuple[bool, str]]) -> None:
-    for device, (enabled, dtype) in states.items():
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, getattr(torch, dtype))
-
-
-def _set_cudnn(flags: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
-
-
-# What is set for the whole process and changes results. The number of threads does: it decides how sums are split.
-_FLAGS: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "default_dtype": (lambda: _name(torch.get_default_dtype()), lambda name: torch.set_default_dtype(getattr(torch, name))),
-    "deterministic": (
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
-    ),
-    "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "cudnn": (lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic), _set_cudnn),
-    "autocast": (
-        lambda: {device: (torch.is_autocast_enabled(device), _name(torch.get_autocast_dtype(device))) for device in ("cpu", *_DEVICES)},
-        _set_autocast,
-    ),
-    "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-}
-
-
-def _flags() -> dict[str, object]:
-    return {name: get() for name, (get, _) in _FLAGS.items()}
-
-
-def _set_flags(flags: Mapping[str, object]) -> None:
-    for name, (get, put) in _FLAGS.items():
-        # Some setters import half of torch, so only what differs is set.
-        if get() != flags[name]:
-            put(flags[name])
-
-
 def _generators() -> dict[str, object]:
     """Torch's of the processor and of each device in use, NumPy's global one, Python's."""
     numpy = sys.modules.get("numpy")
-    devices = {name: getattr(torch, name).get_rng_state_all() for name in _DEVICES if getattr(torch, name).is_initialized()}
+    devices = {name: getattr(torch, name).get_rng_state_all() for name in DEVICES if getattr(torch, name).is_initialized()}
     return {
         "torch": {"cpu": torch.get_rng_state()} | devices,
         "numpy": numpy.random.get_state(legacy=False) if numpy else None,
