@@ -166,8 +166,11 @@ def set_rank(monkeypatch: pytest.MonkeyPatch) -> SetRank:
 class Parent:
     """A job of so many ranks, played by this thread."""
 
-    def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack, *, apart: bool = False) -> None:
         self.made = [Small(1) for _ in range(ranks)]
+        if apart:
+            with torch.no_grad():
+                self.made[-1].model.get_parameter("0.bias").add_(1)
         self.sessions: list[clone.Session] = []
         self.step = 0
         self._set_rank = set_rank
@@ -246,3 +249,12 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: Node, o
                 match=r"its parent, of another number of ranks \(1\), had had 3 batches of this epoch in each: fork it between",
             ):
                 future.result()
+
+
+def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: Node, opened: Opened, set_rank: SetRank) -> None:
+    with contextlib.ExitStack() as stack:
+        parent = Parent(set_rank, 2, stack, apart=True)
+        parent.train(1)
+        done = here.type("clone", "trunk", "--", "true")
+        assert done.returncode == 2
+        assert "trunk can't be forked: at its first point model/parameters/0.bias is not the same in rank 0 and rank 1" in done.stderr

@@ -45,10 +45,13 @@ impl Rank {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_served()
     }
 
-    /// Says how many bytes the rank's state has, and that it calls `due` at its points.
-    fn measured(&self, length: u64) -> PyResult<()> {
+    /// Says how many bytes the rank's state has, and that it calls `due` at its points; with a descriptor of what describes the state, which stays the caller's,
+    /// if all ranks are to be compared.
+    #[pyo3(signature = (length, text=None))]
+    fn measured(&self, length: u64, text: Option<i32>) -> PyResult<()> {
+        let text = text.map(borrowed).transpose()?;
         let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        rank.measured(length).map_err(to_python)
+        rank.measured(length, text).map_err(to_python)
     }
 
     /// Hands over a state: descriptors of what describes it and of what was copied, both sealed, and where more is read in its place of the window, of what is

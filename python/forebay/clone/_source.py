@@ -150,7 +150,7 @@ class Source:
             self._length = self._inventory.length()
             # Of an agent that has ended by now `_look` hears.
             with contextlib.suppress(ConnectionError):
-                self._rank.measured(self._length)
+                self._measure(epoch, step)
         if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
         due, is_near, is_awaited = self._rank.due(self._points, step)
@@ -216,6 +216,18 @@ class Source:
             # Nobody looks there: the next fork's may go to the same place.
             self._aside, self._aside_used_at = window.aside, time.monotonic()
         return time.perf_counter() - began, copied
+
+    def _measure(self, epoch: int, step: int) -> None:
+        """Says how large the state is; and what it is, so that ranks that are not those of one job are found before anybody forks it.
+
+        Later forks read large tensors in their place, and know of them only what their clones have read.
+        """
+        rank, ranks = self._inventory.rank
+        if ranks == 1 or self._limits.prepare != "start":
+            self._rank.measured(self._length)
+            return
+        with described(self._secret(), Header(self._job, rank, epoch, step), self._inventory.manifest()) as text:
+            self._rank.measured(self._length, text)
 
     def _share(self) -> None:
         """Has large tensors lie in shared memory. Which of them can't is said once."""

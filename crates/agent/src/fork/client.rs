@@ -118,12 +118,12 @@ impl Rank {
         self.connection.send(&Ask::Offer { forks, epoch, step }, state)
     }
 
-    /// Says how large this rank's state is, and that it looks at the page at its points.
+    /// Says how large this rank's state is, and that it looks at the page at its points; with what describes the state, if all ranks are to be compared.
     ///
     /// # Errors
     /// The fork agent is gone.
-    pub fn measured(&self, bytes: u64) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Measured { bytes }, &[])
+    pub fn measured(&self, bytes: u64, text: Option<BorrowedFd<'_>>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Measured { bytes }, text.as_slice())
     }
 
     /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.

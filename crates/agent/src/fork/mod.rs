@@ -5,13 +5,15 @@
 //! memory in which a job's large tensors lie. Its bytes are neither read nor copied here.
 //!
 //! Every rank of a job, every command `forebay clone`, and every rank of a clone has one connection, which is its lease: whoever ends, however it ends,
-//! leaves nothing here. `registry.rs` decides what follows from each message (no I/O; `making.rs` is one fork of it, `probation.rs` what a clone may have to pass); `service.rs` carries that out, in one thread; `page.rs` is the memory by
-//! which ranks hear of forks without a system call; [`window`] that by which clones read tensors in their place; `agreement.rs` compares what all ranks should
-//! hold alike; `admission.rs` says when somebody new is taken on; [`client`] is the other side.
+//! leaves nothing here. `registry.rs` decides what follows from each message (no I/O; `job.rs` is one job of it, `making.rs` one fork, `probation.rs` what a clone
+//! may have to pass); `service.rs` carries that out, in one thread; `page.rs` is the memory by which ranks hear of forks without a system call; [`window`] that
+//! by which clones read tensors in their place; `agreement.rs` compares what all ranks should hold alike; `admission.rs` says when somebody new is taken on;
+//! [`client`] is the other side.
 
 mod admission;
 mod agreement;
 pub mod client;
+mod job;
 mod making;
 mod names;
 mod packet;

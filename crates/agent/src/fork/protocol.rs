@@ -26,7 +26,8 @@ pub enum Ask {
         #[serde(default)]
         shadow: u32,
     },
-    /// How large the state of a rank is, which looks at the page at its points. No answer.
+    /// How large the state of a rank is, which looks at the page at its points. If a descriptor of what describes the state comes with it, all ranks are
+    /// compared. No answer.
     Measured {
         /// Bytes.
         bytes: u64,

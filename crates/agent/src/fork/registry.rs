@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{
     agreement::{Digests, Offer, disagreement},
+    job::Job,
     making::{Fork, Stage, Taker},
     names::{is_name, ranks_text},
     protocol::{Job as JobLine, Tell},
@@ -60,23 +61,6 @@ pub(crate) struct Place {
     pub(crate) shadow: u32,
 }
 
-#[derive(Debug, Default)]
-struct Job {
-    secret: u64,
-    ranks: Vec<Option<Peer>>,
-    /// Which of them look at the job's page at their points. A rank that rejoins comes to look steps after it is known here, and another may look by then.
-    looking: Vec<bool>,
-    /// It trained before this agent was there.
-    rejoins: bool,
-    /// So many steps its clones take on probation, unless their commands say otherwise.
-    shadow: u32,
-    /// Of each rank's state.
-    bytes: Vec<u64>,
-    /// Clones that were named, and those of them that came to be.
-    named: u64,
-    clones: u64,
-}
-
 /// What a connection is.
 #[derive(Clone, Debug)]
 enum Role {
@@ -124,19 +108,15 @@ impl<S: Clone> Registry<S> {
                 secret: number,
             });
             self.secrets.insert(number, 1);
-            Job {
-                secret: number,
-                ranks: vec![None; ranks],
-                looking: vec![false; ranks],
-                bytes: vec![0; ranks],
-                ..Job::default()
-            }
+            Job::new(number, ranks)
         });
         known.ranks[rank] = Some(peer);
         known.looking[rank] = !rejoins;
         known.rejoins |= rejoins;
         known.shadow = shadow;
         known.bytes[rank] = 0;
+        known.first[rank] = None;
+        known.apart = None;
         let secret = known.secret;
         self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
         effects.push(Effect::Page { to: peer, job, secret });
@@ -238,6 +218,9 @@ impl<S: Clone> Registry<S> {
                 ranks_text(known.ranks.len())
             ));
         }
+        if let Some(why) = &known.apart {
+            return Err(format!("{job} can't be forked: at its first point {why}"));
+        }
         let is_under_way = |fork: &&Fork<S>| fork.job == job && fork.is_open();
         if self.forks.values().filter(is_under_way).count() >= FORKS_PER_JOB_MAX {
             return Err(format!(
@@ -305,14 +288,16 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// A rank of a job says how large its state is, and that it looks at the page.
-    pub(crate) fn measured(&mut self, peer: Peer, bytes: u64) -> Effects<S> {
+    /// A rank of a job says how large its state is, and that it looks at the page; at its first point, what it has that all ranks should hold alike.
+    pub(crate) fn measured(&mut self, peer: Peer, bytes: u64, first: Option<Digests>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
             return Vec::new();
         };
         if let Some(known) = self.jobs.get_mut(&job) {
             known.bytes[rank] = bytes;
             known.looking[rank] = true;
+            known.first[rank] = first;
+            known.compare();
         }
         let forks = self.forks.iter().filter(|(_, fork)| fork.job == job);
         let numbers: Vec<_> = forks.map(|(number, _)| *number).collect();
@@ -473,21 +458,7 @@ impl<S: Clone> Registry<S> {
 
     /// The jobs, their steps left out.
     pub(crate) fn jobs(&self) -> Vec<JobLine> {
-        let line = |(name, job): (&String, &Job)| JobLine {
-            job: name.clone(),
-            ranks: job.ranks.len() as u32,
-            ranks_here: job.ranks.iter().flatten().count() as u32,
-            step: None,
-            bytes: job
-                .ranks
-                .iter()
-                .zip(&job.bytes)
-                .filter(|(rank, _)| rank.is_some())
-                .map(|(_, bytes)| bytes)
-                .sum(),
-            clones: job.clones,
-        };
-        self.jobs.iter().map(line).collect()
+        self.jobs.iter().map(|(name, job)| job.line(name)).collect()
     }
 
     /// Asks the job's ranks for their states, if it is time.

@@ -68,7 +68,7 @@ impl World {
                 let shadow = 0;
                 self.known.register(peer, self.number, Place { job, rank, ranks, shadow }, *rejoins)
             }
-            Said::Measured => self.known.measured(peer, 1),
+            Said::Measured => self.known.measured(peer, 1, None),
             Said::Fork { job, at, shadow } => self.known.fork(peer, self.number, &name(job), *at, shadow.then_some(3)),
             Said::Take { fork: index, rank, ranks } => {
                 let number = fork(index);

@@ -120,8 +120,8 @@ fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
     assert_eq!(known.secrets, BTreeMap::from([(SECRET, 1)]), "the job alone still needs it");
     assert_eq!(outcome(&known), (true, true));
     assert_eq!([known.gone(10), known.gone(11), known.gone(COMMAND)], [vec![], vec![], vec![]]);
-    known.measured(0, 10);
-    known.measured(1, 12);
+    known.measured(0, 10, None);
+    known.measured(1, 12, None);
     let [job]: [JobLine; 1] = known.jobs().try_into().unwrap();
     assert_eq!((job.clones, job.bytes, job.ranks_here), (1, 22, 2));
     assert!(known.forks.is_empty());
@@ -157,9 +157,9 @@ fn ranks_that_rejoin_are_asked_once_all_of_them_look() {
     );
     known.register(1, SECRET + 1, place("trunk", 1, 2), true);
     assert_eq!(known.fork(COMMAND, FORK, "trunk", Some(9), None).len(), 1, "the answer alone");
-    assert_eq!(known.measured(0, 10), []);
-    assert_eq!(known.measured(1, 10), [want(9)]);
-    assert_eq!(known.measured(1, 11), [], "once");
+    assert_eq!(known.measured(0, 10, None), []);
+    assert_eq!(known.measured(1, 10, None), [want(9)]);
+    assert_eq!(known.measured(1, 11, None), [], "once");
     // One that goes and comes again, as a rank that is started again by itself.
     known.fork(101, 78, "trunk", None, None);
     known.take(10, 78, 0, 2);
@@ -476,4 +476,27 @@ fn a_clone_of_another_number_of_ranks_is_not_compared_step_by_step() {
     let mut known = trunk();
     known.fork(COMMAND, FORK, "trunk", Some(9), None);
     assert_eq!(known.take(10, FORK, 0, 1), []);
+}
+
+#[test]
+fn a_job_whose_ranks_have_drifted_apart_before_its_first_point_is_not_forked() {
+    let mut known = trunk();
+    known.measured(0, 10, Some(read("a")));
+    assert_eq!(known.fork(COMMAND, FORK, "trunk", None, None).len(), 1, "nobody knows yet");
+    known.measured(1, 10, Some(read("b")));
+    let (_, why) = refused(&known.fork(101, 78, "trunk", None, None));
+    let expected = "trunk can't be forked: at its first point weight is not the same in rank 0 and rank 1";
+    assert!(why.starts_with(expected), "{why}");
+    // Ranks that begin anew are compared anew.
+    for rank in [0, 1] {
+        known.gone(rank);
+        known.register(rank, SECRET + rank, place("trunk", rank as u32, 2), false);
+    }
+    known.measured(0, 10, Some(read("a")));
+    known.measured(1, 10, Some(read("a")));
+    assert_eq!(known.fork(102, 79, "trunk", None, None).len(), 1);
+    // Of one that rejoins later nothing more is said.
+    known.measured(0, 11, None);
+    known.measured(1, 11, None);
+    assert_eq!(known.fork(103, 80, "trunk", None, None).len(), 1);
 }

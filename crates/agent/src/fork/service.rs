@@ -210,7 +210,8 @@ impl<'a> Service<'a> {
                 }
                 Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
             },
-            Ask::Measured { bytes } => self.registry.measured(peer, bytes),
+            // What can't be read compares with nothing.
+            Ask::Measured { bytes } => self.registry.measured(peer, bytes, digests(&descriptors, Digests::replicated).ok()),
             Ask::Offer { forks, epoch, step } => match State::received(descriptors) {
                 Ok((replicated, state)) => {
                     let state = self.keep(peer, state);

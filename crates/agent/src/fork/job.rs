@@ -1,0 +1,63 @@
+//! A job that can be forked.
+
+use super::{agreement::Digests, protocol::Job as JobLine, registry::Peer};
+
+#[derive(Debug, Default)]
+pub(super) struct Job {
+    pub(super) secret: u64,
+    pub(super) ranks: Vec<Option<Peer>>,
+    /// Which of them look at the job's page at their points. A rank that rejoins comes to look steps after it is known here, and another may look by then.
+    pub(super) looking: Vec<bool>,
+    /// It trained before this agent was there.
+    pub(super) rejoins: bool,
+    /// So many steps its clones take on probation, unless their commands say otherwise.
+    pub(super) shadow: u32,
+    /// Of each rank's state.
+    pub(super) bytes: Vec<u64>,
+    /// What each had at its first point, until all have said so.
+    pub(super) first: Vec<Option<Digests>>,
+    /// Why its ranks have never been those of one job, if so.
+    pub(super) apart: Option<String>,
+    /// Clones that were named, and those of them that came to be.
+    pub(super) named: u64,
+    pub(super) clones: u64,
+}
+
+impl Job {
+    /// One of so many ranks, none of which is here, with the number of its secret.
+    pub(super) fn new(secret: u64, ranks: usize) -> Self {
+        Self {
+            secret,
+            ranks: vec![None; ranks],
+            looking: vec![false; ranks],
+            bytes: vec![0; ranks],
+            first: vec![None; ranks],
+            ..Self::default()
+        }
+    }
+
+    /// As it is listed, its step left out.
+    pub(super) fn line(&self, name: &str) -> JobLine {
+        let here = self.ranks.iter().zip(&self.bytes).filter(|(rank, _)| rank.is_some());
+        JobLine {
+            job: name.to_owned(),
+            ranks: self.ranks.len() as u32,
+            ranks_here: here.clone().count() as u32,
+            step: None,
+            bytes: here.map(|(_, bytes)| bytes).sum(),
+            clones: self.clones,
+        }
+    }
+
+    /// Compares all ranks, once they have said what they had.
+    pub(super) fn compare(&mut self) {
+        if self.first.iter().any(Option::is_none) {
+            return;
+        }
+        let first: Vec<_> = self.first.iter_mut().filter_map(Option::take).collect();
+        self.apart = first
+            .iter()
+            .enumerate()
+            .find_map(|(rank, other)| first[0].disagreement(other, rank));
+    }
+}
