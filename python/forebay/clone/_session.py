@@ -210,6 +210,9 @@ class Session:
         self._remove_hook()
         self._remove_hook = None
         atexit.unregister(self.close)
+        self._end()
+
+    def _end(self) -> None:
         source, self._source = self._source, None
         # Its lease ends with it, by which the other ranks hear.
         self._probation = None
@@ -228,7 +231,8 @@ class Session:
                 self.forks = [*self.forks[:-1], replace(last, stall_s=last.stall_s + stall_s, aside=aside)]
                 self._telling.closed(stall_s, aside)
         except Exception as error:
-            self.close()
+            # The optimizer goes through its hooks: one that is removed meanwhile would break off its step. They do nothing from now on.
+            self._end()
             say(f"this job can't be forked any more: {error}")
 
     def _note_step(self) -> None:

@@ -3,6 +3,7 @@
 In which order each side looks at what, crates/agent/src/fork/window.rs says.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -76,7 +77,9 @@ class Window:
         Versions are counted after an operation has written, so no other thread can know.
         """
         if threading.current_thread() is threading.main_thread():
-            threading.Thread(target=self._wait, name="forebay", daemon=True).start()
+            # Without a thread it is said by the next step.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._wait, name="forebay", daemon=True).start()
 
     def _wait(self) -> None:
         while self._shared.wait_asked():
@@ -94,6 +97,12 @@ class Window:
 
     def _found_changed(self) -> list[str]:
         return [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
+
+    def give_up(self) -> None:
+        """Whoever has not got this process's word does not get it: it can't say any more when something changes."""
+        if os.getpid() == self._process:
+            self._is_closing = True
+            self._shared.tear()
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
