@@ -5,6 +5,9 @@ use std::{
     fmt::Write as _,
     io::Write as _,
     path::{Path, PathBuf},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
 };
 
 use forebay_agent::{
@@ -12,7 +15,7 @@ use forebay_agent::{
     fork::{
         self, FORK_SHADOW_MAX, ForkConfig,
         client::{Forking, jobs},
-        protocol::Job,
+        protocol::{Job, Outcome},
     },
 };
 use forebay_contract::env;
@@ -26,9 +29,15 @@ use crate::{
     mounts::Mounts,
     places, print,
     program::Program,
+    progress::Progress,
     refusal::Refusal,
     text,
 };
+
+/// How often it is asked how far the clone is.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Of each rank of a clone: it waits, its state is taken, it has loaded it.
+const STAGES: u64 = 3;
 
 const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
 
@@ -95,9 +104,16 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
         words: &args.program,
         environment: &[(env::CLONE, clone.to_string().into())],
     };
-    let ended = launch.run()?;
+    let ended = thread::scope(|scope| {
+        let (runs, ended) = mpsc::channel();
+        let (forking, name) = (&forking, job);
+        scope.spawn(move || watch(forking, name, &ended));
+        let ended = launch.run();
+        drop::<mpsc::Sender<()>>(runs);
+        ended
+    })?;
     // What goes wrong in between the program has said itself.
-    if let Ok((false, _)) = forking.outcome() {
+    if let Ok(Outcome { asked: false, .. }) = forking.outcome() {
         let line = format!(
             "forebay: {} ended without asking for the state of {job}: a clone is a program that calls forebay.clone.session(...)\n",
             name.to_string_lossy()
@@ -106,6 +122,48 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     }
     drop(forking);
     Ok(child::end_as(ended))
+}
+
+/// Shows how far the clone is, until it exists or its program has ended.
+fn watch(forking: &Forking, job: &str, ended: &Receiver<()>) {
+    let mut shown: Option<(Progress, u64)> = None;
+    while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        let Ok(outcome) = forking.outcome() else { return };
+        if outcome.exists {
+            return;
+        }
+        // Its program imports what it needs.
+        if outcome.ranks == 0 {
+            continue;
+        }
+        let (done, now) = stage(outcome, job);
+        let (progress, before) = shown.get_or_insert_with(|| (Progress::new("cloning", u64::from(outcome.ranks) * STAGES), 0));
+        progress.advance(done.saturating_sub(*before));
+        *before = done;
+        progress.note(&now);
+    }
+}
+
+/// How many stages all ranks have behind them, and what comes now.
+fn stage(outcome: Outcome, job: &str) -> (u64, String) {
+    let Outcome {
+        ranks,
+        here,
+        taken,
+        loaded,
+        ..
+    } = outcome;
+    let done = u64::from(here) + if taken { u64::from(ranks) } else { 0 } + u64::from(loaded);
+    let now = if here < ranks {
+        format!("{here} of {ranks} ranks of the clone are ready")
+    } else if !taken {
+        format!("waiting for the next step of {job}")
+    } else if loaded < ranks {
+        format!("{loaded} of {ranks} ranks have loaded their states")
+    } else {
+        format!("taking steps, to be compared with {job}")
+    };
+    (done, now)
 }
 
 fn when(text: &str) -> Result<Option<u64>, Refusal> {
@@ -195,6 +253,23 @@ fn line_of(job: &Job) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_stage_of_a_clone_is_named() {
+        let mut outcome = Outcome {
+            ranks: 2,
+            here: 1,
+            ..Outcome::default()
+        };
+        assert_eq!(stage(outcome, "trunk"), (1, "1 of 2 ranks of the clone are ready".into()));
+        outcome.here = 2;
+        assert_eq!(stage(outcome, "trunk"), (2, "waiting for the next step of trunk".into()));
+        outcome.taken = true;
+        outcome.loaded = 1;
+        assert_eq!(stage(outcome, "trunk"), (5, "1 of 2 ranks have loaded their states".into()));
+        outcome.loaded = 2;
+        assert_eq!(stage(outcome, "trunk"), (6, "taking steps, to be compared with trunk".into()));
+    }
 
     #[test]
     fn numbers_are_read_and_nonsense_is_refused() {

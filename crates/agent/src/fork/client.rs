@@ -15,7 +15,7 @@ use rustix::{
 use super::{
     ForkConfig, packet,
     page::{Due, Page},
-    protocol::{Ask, Job, Tell, VERSION},
+    protocol::{Ask, Job, Outcome, Tell, VERSION},
     secret_path, socket_path,
 };
 use crate::{
@@ -195,13 +195,13 @@ impl Forking {
         }
     }
 
-    /// Whether a rank of the clone has asked for its state, and whether all have loaded theirs.
+    /// How it stands.
     ///
     /// # Errors
     /// The fork agent is gone.
-    pub fn outcome(&self) -> Result<(bool, bool), AgentError> {
+    pub fn outcome(&self) -> Result<Outcome, AgentError> {
         match self.connection.ask(&Ask::Outcome)? {
-            (Tell::Outcome { asked, exists }, _) => Ok((asked, exists)),
+            (Tell::Outcome(outcome), _) => Ok(outcome),
             (other, _) => Err(unexpected(&other)),
         }
     }

@@ -3,6 +3,7 @@
 use super::{
     agreement::{Digests, Offer},
     names::ranks_text,
+    protocol::Outcome,
     registry::Peer,
 };
 use crate::limits::{FORK_DEALT_RANKS_MAX, FORK_RANKS_MAX};
@@ -99,6 +100,19 @@ impl<S> Fork<S> {
     /// All ranks of the job have taken their states, whether or not they are still held.
     pub(super) fn is_complete(&self) -> bool {
         matches!(self.stage, Stage::Probation | Stage::Exists) || self.offers.iter().all(Option::is_some)
+    }
+
+    /// As its command is told.
+    pub(super) fn outcome(&self) -> Outcome {
+        let here = self.takers.iter().flatten();
+        Outcome {
+            asked: self.stage != Stage::UnderWay || self.takers.iter().any(Option::is_some),
+            ranks: self.takers.len() as u32,
+            here: here.clone().count() as u32,
+            taken: self.is_complete(),
+            loaded: here.filter(|taker| taker.loaded.is_some()).count() as u32,
+            exists: self.stage == Stage::Exists,
+        }
     }
 
     /// This rank of the job has still something to say.

@@ -116,12 +116,7 @@ pub enum Tell {
         secret: u64,
     },
     /// How a fork stands.
-    Outcome {
-        /// A rank of the clone has asked for its state.
-        asked: bool,
-        /// All ranks of the clone have loaded and checked theirs.
-        exists: bool,
-    },
+    Outcome(Outcome),
     /// The state will come.
     Waiting,
     /// A state; with this come the descriptors of [`Ask::Offer`], of the same rank of the job. Where the job has another number of ranks it is rank 0's, with no
@@ -148,6 +143,23 @@ pub enum Tell {
         /// Why, in words for a person.
         why: String,
     },
+}
+
+/// How a fork stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// A rank of the clone has asked for its state.
+    pub asked: bool,
+    /// How many ranks the clone has; 0 as long as none has come.
+    pub ranks: u32,
+    /// How many of them have come.
+    pub here: u32,
+    /// All ranks of the job have taken their states.
+    pub taken: bool,
+    /// How many ranks of the clone have loaded and checked theirs.
+    pub loaded: u32,
+    /// The clone exists.
+    pub exists: bool,
 }
 
 /// A job that can be forked.

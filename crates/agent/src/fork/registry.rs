@@ -406,9 +406,7 @@ impl<S: Clone> Registry<S> {
         let Some(fork) = fork else {
             return refuse(peer, "this connection has no fork".into());
         };
-        let asked = fork.stage != Stage::UnderWay || fork.takers.iter().any(Option::is_some);
-        let exists = fork.stage == Stage::Exists;
-        vec![tell(peer, Tell::Outcome { asked, exists })]
+        vec![tell(peer, Tell::Outcome(fork.outcome()))]
     }
 
     /// A connection has closed.

@@ -97,10 +97,10 @@ fn outcome(known: &Known) -> (bool, bool) {
     match known.outcome(COMMAND).as_slice() {
         [
             Effect::Tell {
-                tell: Tell::Outcome { asked, exists },
+                tell: Tell::Outcome(outcome),
                 ..
             },
-        ] => (*asked, *exists),
+        ] => (outcome.asked, outcome.exists),
         other => panic!("{other:?}"),
     }
 }
@@ -499,4 +499,23 @@ fn a_job_whose_ranks_have_drifted_apart_before_its_first_point_is_not_forked() {
     known.measured(0, 11, None);
     known.measured(1, 11, None);
     assert_eq!(known.fork(103, 80, "trunk", None, None).len(), 1);
+}
+
+#[test]
+fn a_command_is_told_how_far_its_clone_is() {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", None, None);
+    let stands = |known: &Known| {
+        let outcome = known.forks[&FORK].outcome();
+        (outcome.ranks, outcome.here, outcome.taken, outcome.loaded)
+    };
+    assert_eq!(stands(&known), (0, 0, false, 0));
+    known.take(10, FORK, 0, 2);
+    assert_eq!(stands(&known), (2, 1, false, 0));
+    known.take(11, FORK, 1, 2);
+    known.offer(0, &[FORK], &offer(5, "a", "zero"));
+    assert_eq!(stands(&known), (2, 2, false, 0));
+    known.offer(1, &[FORK], &offer(5, "a", "one"));
+    known.loaded(11, read("a"));
+    assert_eq!(stands(&known), (2, 2, true, 1));
 }
