@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,30 @@ def test_flags_are_carried() -> None:
             state.load(capture)
     assert torch.get_num_threads() == threads
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+class World:
+    """MPI as mpi4py has it, of rank 1 of 3."""
+
+    COMM_WORLD = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 3, bcast=lambda number, root: number + root)
+    is_finalized = False
+
+    def Is_initialized(self) -> bool:
+        return True
+
+    def Is_finalized(self) -> bool:
+        return self.is_finalized
+
+
+def test_ranks_are_mpis_where_torch_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World()
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", world)
+    assert job().inventory().rank == (1, 3)
+    assert 0 <= job().inventory().shared_number() < 1 << 31
+    with single_rank(tmp_path):
+        assert job().inventory().rank == (0, 1), "torch's own come first"
+    world.is_finalized = True
+    assert job().inventory().rank == (0, 1)
 
 
 FLAGS: list[Callable[[], object]] = [

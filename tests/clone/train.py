@@ -1,9 +1,9 @@
 """A training program as a user would write it, the same for a parent and its clones.
 
-Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS]
+Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable]
 
-A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. Each rank
-prints a line: where it began, its losses, and the digests of its last state.
+A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. With
+--portable it has nothing that can't be dealt to other ranks. Each rank prints a line: where it began, its losses, and the digests of its last state.
 """
 
 import argparse
@@ -22,11 +22,14 @@ parser.add_argument("--until-forked", action="store_true")
 parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--after", type=int, default=5)
 parser.add_argument("--pace", type=float, default=0.0)
+parser.add_argument("--portable", action="store_true")
 asked = parser.parse_args()
 
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 # All ranks begin with the same weights, and then draw different samples.
 made = jobs.full(width=jobs.WIDE)
+if asked.portable:
+    made.loader = made.ema = None
 jobs.seed(rank)
 if ranks > 1:
     torch.distributed.init_process_group("gloo")

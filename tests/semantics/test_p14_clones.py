@@ -39,16 +39,16 @@ def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
             parent.communicate()
 
 
-def run(node: Node, ranks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the ranks of a parent say, and those of its clone."""
+def run(node: Node, ranks: int, *how: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the ranks of a parent say, and those of its clone, which was asked for so."""
     with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2")) as parent:
-        done = node.type("clone", "trunk", "--", *torchrun(ranks))
+        done = node.type("clone", "trunk", *how, "--", *torchrun(ranks))
         assert done.returncode == 0, done.stderr
         out, err = parent.communicate(timeout=support.PROGRAM_S)
         assert parent.returncode == 0, err
     parents, clones = told(out), told(done.stdout)
     assert len(parents) == len(clones) == ranks
-    assert f"this is trunk.1, a clone of trunk after step {clones[0]['begun']}" in done.stderr
+    assert f"this is trunk.1, a clone of trunk after step {clones[0]['lineage'][1]}" in done.stderr
     return parents, clones
 
 
@@ -84,3 +84,29 @@ def test_p14_a_parent_trains_as_though_nobody_had_asked() -> None:
         parents, _ = run(here, 2)
         alone = run_alone(here, 2, max(map(int, parents[0]["losses"])))
         assert [parent["losses"] for parent in parents] == [plain["losses"] for plain in alone]
+
+
+@pytest.mark.long
+def test_p14_a_clone_is_compared_with_its_parent_three_steps_later() -> None:
+    with node() as here:
+        parents, clones = run(here, 2, "--verify", "shadow:3")
+        for parent, clone in zip(parents, clones, strict=True):
+            assert parent["forks"] == [clone["begun"]]
+            assert clone["lineage"] == ["trunk", clone["begun"] + 3, {}]
+            assert clone["losses"].items() <= parent["losses"].items()
+            assert clone["digests"] == parent["digests"]
+
+
+@pytest.mark.long
+def test_p14_a_job_of_two_ranks_goes_on_with_one() -> None:
+    """Under DDP, with BatchNorm. That the state is exact tests/clone/test_dealt.py shows."""
+    with node() as here, training(here, torchrun(2, "--until-forked", "--pace", "0.2", "--portable")) as parent:
+        words = [sys.executable, "-m", "tests.clone.train", "--portable"]
+        done = here.type("clone", "trunk", "--set", "seed=7", "--", *words)
+        assert done.returncode == 0, done.stderr
+        out, err = parent.communicate(timeout=support.PROGRAM_S)
+        assert parent.returncode == 0, err
+    parents, (clone,) = told(out), told(done.stdout)
+    assert len(clone["losses"]) == 5
+    assert clone["begun"] in {step for one in parents for step in one["forks"]}
+    assert "its parent's number of ranks is 2, and its own 1" in done.stderr

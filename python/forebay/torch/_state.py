@@ -39,7 +39,16 @@ def rank() -> tuple[int, int]:
     """See `Adapter.rank`."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    if (world := _mpi_world()) is not None:
+        return world.Get_rank(), world.Get_size()
     return 0, 1
+
+
+def _mpi_world() -> Any:  # noqa: ANN401  (a communicator of mpi4py's)
+    """The ranks of a program that sums its gradients by mpi4py; None where MPI is not in use. To import it here would start it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    is_there = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    return mpi.COMM_WORLD if mpi is not None and is_there else None
 
 
 def check(given: Mapping[str, Mapping[str, object]]) -> None:
@@ -241,6 +250,8 @@ def shared_number() -> int:
     number = secrets.randbelow(2**31)
     if rank()[1] == 1:
         return number
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return int(_mpi_world().bcast(number, root=0))
     # Where the default process group's tensors have to lie.
     device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
     shared = torch.tensor([number], device=device)
