@@ -3,7 +3,8 @@
 Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable]
 
 A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. With
---portable it has nothing that can't be dealt to other ranks. Each rank prints a line: where it began, its losses, and the digests of its last state.
+--portable it has nothing that can't be dealt to other ranks. Each rank prints a line: where it began, its losses, and the digests of
+its last state.
 """
 
 import argparse

@@ -58,6 +58,7 @@ class Window:
         self._shared = _core.Window([(self._address(entry), entry.length) for entry in entries], len(self.forks))
         self._process = os.getpid()
         self._is_closing = False
+        self._was_asked = threading.Event()
 
     def _address(self, entry: Entry) -> int:
         arena, offset = entry.place or (0, 0)
@@ -83,11 +84,14 @@ class Window:
 
     def _wait(self) -> None:
         while self._shared.wait_asked():
+            self._was_asked.clear()
             between_instructions(self._vouch)
-            # If it can't say so now, it is asked again.
+            # That may be after a long call of another language. If it can't say so then, it is asked again.
+            self._was_asked.wait()
             time.sleep(LOOK_EVERY_S)
 
     def _vouch(self) -> None:
+        self._was_asked.set()
         # A process that was forked has the call, too, and knows nothing of its parent's tensors.
         if self._is_closing or os.getpid() != self._process or not self._adapter.is_at_rest():
             return
@@ -103,6 +107,7 @@ class Window:
         if os.getpid() == self._process:
             self._is_closing = True
             self._shared.tear()
+            self._was_asked.set()
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
@@ -114,6 +119,15 @@ class Window:
             How many bytes were copied, the forks that were dropped, and why.
         """
         self._is_closing = True
+        try:
+            return self._close(stall_s)
+        except Exception:
+            self._shared.tear()
+            raise
+        finally:
+            self._was_asked.set()
+
+    def _close(self, stall_s: float) -> tuple[int, list[int], str]:
         self.changed = self._found_changed()
         if self.changed:
             self._shared.tear()
@@ -123,11 +137,7 @@ class Window:
                 f"{self.changed[0]} was changed between point() and the optimizer's step; from now on it is copied at the point: ask again"
             )
             return 0, dropped, why
-        try:
-            copied, left, readers = self._shared.close(self.aside.address, self.aside.length, stall_s)
-        except Exception:
-            self._shared.tear()
-            raise
+        copied, left, readers = self._shared.close(self.aside.address, self.aside.length, stall_s)
         if left == 0:
             return copied, [], ""
         dropped = [fork for reader, fork in enumerate(self.forks) if readers >> reader & 1]
