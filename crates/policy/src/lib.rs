@@ -11,7 +11,7 @@
 //!
 //! For a job that knows its order: [`order::Order`] says which rank uses which sample when, [`residency::Residency`] what lies in which
 //! node's memory, [`schedule::Scheduler`] which read comes next, [`models`] how long that takes, and [`bounds`] what no policy can beat.
-//! [`residency::Replay`] goes through epochs without a clock.
+//! [`residency::Replay`] goes through epochs without a clock. [`ranges::Ranges`] says where in a memory or a file something is put.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ pub mod models;
 pub mod order;
 pub mod prefetch;
 pub mod pressure;
+pub mod ranges;
 pub mod residency;
 pub mod retention;
 pub mod schedule;

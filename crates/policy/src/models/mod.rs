@@ -4,7 +4,9 @@
 pub mod load;
 pub mod piecewise;
 pub mod preprocess;
+pub mod recent;
 
 pub use load::{LoadModel, Throughput};
 pub use piecewise::{FitError, PiecewiseLinear};
 pub use preprocess::{Portfolio, Preprocessing};
+pub use recent::Recent;

@@ -8,16 +8,19 @@
 //! - as long as fewer threads are at work than load, [`Scheduler::pick`] leaves a request waiting only if a thread is at work for its rank
 //!   already: nobody waits for ever, not even a rank that was given no thread.
 //!
-//! Hedging is beside them: [`Hedge`] says which read that is under way is to be made once more.
+//! Hedging is beside them: [`Hedge`] says which read that is under way is to be made once more. So is [`Concurrency`], which says how many
+//! are made at once where that is not a scheduler's own choice.
 
 mod queues;
 
+pub mod concurrency;
 pub mod deadline;
 pub mod first_come;
 pub mod fixed;
 pub mod hedge;
 pub mod lobster;
 
+pub use concurrency::Concurrency;
 pub use deadline::EarliestDeadline;
 pub use first_come::FirstCome;
 pub use fixed::Static;
