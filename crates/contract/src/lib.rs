@@ -5,12 +5,15 @@
 //! write ([`IndexWriter`]) say so. What must not be here: system calls (the callers map the memory), policy, I/O.
 //!
 //! Start with [`index`] (path -> copy) and [`listing`] (the copy of a directory), then [`control`] (tombstones, validity), [`run`] (settings
-//! and counters of one run) and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself.
+//! and counters of one run) and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself. Of the loader are [`board`]
+//! and [`extents`]: what its agent and the ranks of a job share.
 #![no_std]
 
+pub mod board;
 pub mod control;
 pub mod counters;
 pub mod env;
+pub mod extents;
 mod hash;
 mod identity;
 pub mod index;
@@ -24,8 +27,10 @@ pub mod region;
 pub mod run;
 mod writer;
 
+pub use board::Board;
 pub use control::{Control, Freshness};
 pub use counters::Counter;
+pub use extents::Extents;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};

@@ -1,0 +1,109 @@
+//! Where each sample of a dataset lies: a table that the first rank of a node sends to the loader agent, in sealed memory.
+//!
+//! All numbers are words of 64 bits in the machine's order. A header; where each file's path begins (and, last, where all end); for each sample file, offset
+//! and length, but not where sample `n` is the whole of file `n`; the paths, back to back.
+
+use crate::{PATH_BYTES_MAX, board::LOADER_VERSION, region::Region};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FBEXTNT\x01");
+/// Words of the header: magic, version, samples, files, whether samples are whole files.
+const HEADER_WORDS: u64 = 8;
+const SPAN_WORDS: u64 = 3;
+const WORD_BYTES: u64 = 8;
+
+/// In place of a length: up to the end of the file.
+pub const TO_THE_END: u64 = u64::MAX;
+
+/// Where a sample lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent<'a> {
+    /// The file's number in the table.
+    pub file: u64,
+    /// Its path.
+    pub path: &'a [u8],
+    /// Where the sample begins in it.
+    pub offset: u64,
+    /// Its length in bytes, or [`TO_THE_END`].
+    pub length: u64,
+}
+
+/// Access to the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Extents<'a> {
+    region: Region<'a>,
+    samples: u64,
+    files: u64,
+    whole_files: bool,
+}
+
+impl<'a> Extents<'a> {
+    /// The words of a header, for who writes a table.
+    pub const fn header(samples: u64, files: u64, whole_files: bool) -> [u64; HEADER_WORDS as usize] {
+        [MAGIC, LOADER_VERSION as u64, samples, files, whole_files as u64, 0, 0, 0]
+    }
+
+    /// The table in this memory, which nobody can change any more. `None` if it is none, or of another version, or not whole.
+    pub fn open(region: Region<'a>) -> Option<Self> {
+        let word = |index: u64| region.element::<u64>(0, index).copied();
+        let table = Self {
+            region,
+            samples: word(2)?,
+            files: word(3)?,
+            whole_files: word(4)? == 1,
+        };
+        let is_one = word(0)? == MAGIC && word(1)? == u64::from(LOADER_VERSION) && word(4)? <= 1;
+        // What each word of it says is checked when it is followed.
+        let spans_end = table.paths_at()?;
+        let matches = !table.whole_files || table.samples == table.files;
+        (is_one && matches && spans_end <= region.len() as u64).then_some(table)
+    }
+
+    /// How many samples there are.
+    pub const fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// How many files there are.
+    pub const fn files(&self) -> u64 {
+        self.files
+    }
+
+    /// Where a sample lies; `None` if there is no such sample, or the table says what can't be.
+    pub fn locate(&self, sample: u64) -> Option<Extent<'a>> {
+        if sample >= self.samples {
+            return None;
+        }
+        let (file, offset, length) = if self.whole_files {
+            (sample, 0, TO_THE_END)
+        } else {
+            let at = self.spans_at()?;
+            let word = |nth| self.region.element::<u64>(at, sample * SPAN_WORDS + nth).copied();
+            (word(0)?, word(1)?, word(2)?)
+        };
+        Some(Extent {
+            file,
+            path: self.path(file)?,
+            offset,
+            length,
+        })
+    }
+
+    fn path(&self, file: u64) -> Option<&'a [u8]> {
+        if file >= self.files {
+            return None;
+        }
+        let word = |nth| self.region.element::<u64>(HEADER_WORDS * WORD_BYTES, nth).copied();
+        let (begin, end) = (word(file)?, word(file + 1)?);
+        let length = end.checked_sub(begin).filter(|length| *length <= PATH_BYTES_MAX as u64)?;
+        self.region.bytes(self.paths_at()?.checked_add(begin)?, length)
+    }
+
+    fn spans_at(&self) -> Option<u64> {
+        self.files.checked_add(1 + HEADER_WORDS)?.checked_mul(WORD_BYTES)
+    }
+
+    fn paths_at(&self) -> Option<u64> {
+        let spans = if self.whole_files { 0 } else { self.samples };
+        self.spans_at()?.checked_add(spans.checked_mul(SPAN_WORDS * WORD_BYTES)?)
+    }
+}

@@ -1,0 +1,307 @@
+//! Every order in which a rank and the agent can take their steps on a board of two slots, each step being one call of either side. Each use is heard of once and
+//! answered once, each release is heard of once, nothing is written over that was not read, and nobody sleeps while there is something for it to do.
+//!
+//! A step is one publication or one look: what a call stores before that nobody looks at. The stress test in `board.rs` has the processor's own order.
+
+mod memory;
+
+use std::collections::HashSet;
+
+use forebay_contract::{
+    Region,
+    board::{Answer, Board, Hearing, Use},
+};
+
+const SLOTS: u32 = 2;
+/// Each slot is used three times, and some of them by a turn that was released without an answer.
+const TURNS: u64 = 6;
+
+fn wanted(turn: u64) -> Use {
+    Use {
+        sample: turn as u32 + 1,
+        epoch: 7,
+        iteration: turn as u32,
+    }
+}
+
+fn right(turn: u64) -> Answer {
+    if turn.is_multiple_of(3) {
+        return Answer::Refused;
+    }
+    Answer::Ready {
+        offset: turn * 100,
+        length: turn as u32 + 1,
+    }
+}
+
+/// The rank asks for one use after the other, and releases each when it has been answered, or at once if it is one of `hasty`, a bit a turn.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Rank {
+    hasty: u8,
+    asked: u64,
+    /// Turns that are open.
+    open: Vec<u64>,
+    released: u64,
+    /// The doorbell is to be rung.
+    rings: bool,
+    wait: Wait,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Wait {
+    Not,
+    /// It has said so, and is to look once more.
+    Begun {
+        seen: u32,
+    },
+    /// It sleeps until the word is another and somebody wakes it.
+    Asleep {
+        seen: u32,
+    },
+    Woken,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Agent {
+    hearing: Hearing,
+    at: At,
+    /// Turns that were heard of and not answered; what was released of them is not answered any more.
+    due: Vec<u64>,
+    heard: Vec<u64>,
+    over: Vec<u64>,
+    is_rung: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum At {
+    /// It has said that it wants to be woken.
+    Sleepy,
+    Asleep,
+    Awake,
+    /// It has looked at `asked`.
+    Looked {
+        asked: u64,
+    },
+    Answering,
+    /// It is to wake the rank if that waits.
+    Answered,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    bytes: Vec<u8>,
+    rank: Rank,
+    agent: Agent,
+}
+
+impl Rank {
+    /// Its steps that are possible now: none where it sleeps or is done.
+    fn steps(&self, board: &Board<'_>) -> Vec<fn(&mut Self, &Board<'_>)> {
+        if self.rings {
+            // The world rings for it.
+            return Vec::new();
+        }
+        match self.wait {
+            Wait::Asleep { .. } => return Vec::new(),
+            Wait::Begun { .. } => return vec![Self::look_again],
+            Wait::Woken => return vec![Self::wait_over],
+            Wait::Not => {}
+        }
+        let mut steps: Vec<fn(&mut Self, &Board<'_>)> = Vec::new();
+        let is_free = self.open.iter().all(|turn| self.asked - turn < u64::from(SLOTS));
+        if self.asked < TURNS && is_free && board.may_put_to(self.asked + 1) {
+            steps.push(Self::ask);
+        }
+        if let Some(&oldest) = self.open.first() {
+            if board.answer(oldest) != Answer::Pending || self.hasty & 1 << oldest != 0 {
+                steps.push(Self::release);
+            } else {
+                steps.push(Self::wait);
+            }
+        }
+        steps
+    }
+
+    fn ask(&mut self, board: &Board<'_>) {
+        board.put(self.asked, wanted(self.asked));
+        self.open.push(self.asked);
+        self.asked += 1;
+        self.rings = board.set_asked(self.asked);
+    }
+
+    fn release(&mut self, board: &Board<'_>) {
+        let turn = self.open.remove(0);
+        let answer = board.answer(turn);
+        assert!(
+            answer == Answer::Pending || answer == right(turn),
+            "turn {turn} is answered {answer:?}"
+        );
+        board.release(self.released, turn);
+        self.released += 1;
+        self.rings = board.set_released(self.released);
+    }
+
+    fn wait(&mut self, board: &Board<'_>) {
+        self.wait = Wait::Begun { seen: board.wait_begins() };
+    }
+
+    fn look_again(&mut self, board: &Board<'_>) {
+        let Wait::Begun { seen } = self.wait else { unreachable!() };
+        let is_answered = board.answer(self.open[0]) != Answer::Pending;
+        // The kernel compares the word before it lets anybody sleep.
+        let is_changed = board.answers().load(std::sync::atomic::Ordering::SeqCst) != seen;
+        self.wait = if is_answered || is_changed {
+            Wait::Woken
+        } else {
+            Wait::Asleep { seen }
+        };
+    }
+
+    fn wait_over(&mut self, board: &Board<'_>) {
+        board.wait_over();
+        self.wait = Wait::Not;
+    }
+}
+
+impl Agent {
+    fn step(&mut self, board: &Board<'_>, rank: &mut Rank) {
+        self.at = match self.at {
+            At::Asleep => {
+                self.is_rung = false;
+                board.set_sleeping(false);
+                At::Awake
+            }
+            At::Awake => At::Looked { asked: board.asked() },
+            At::Looked { asked } => {
+                self.look(board, asked);
+                At::Answering
+            }
+            At::Answering => {
+                if let Some(turn) = self.due.pop() {
+                    board.set_answer(turn, right(turn));
+                    if self.due.is_empty() { At::Answered } else { At::Answering }
+                } else {
+                    board.set_sleeping(true);
+                    At::Sleepy
+                }
+            }
+            At::Answered => {
+                if board.answered() && matches!(rank.wait, Wait::Asleep { .. }) {
+                    rank.wait = Wait::Woken;
+                }
+                board.set_sleeping(true);
+                At::Sleepy
+            }
+            At::Sleepy if self.hearing.has_news(board) => {
+                board.set_sleeping(false);
+                At::Awake
+            }
+            At::Sleepy => At::Asleep,
+        };
+    }
+
+    fn look(&mut self, board: &Board<'_>, asked: u64) {
+        let news = self.hearing.look(board, asked).expect("the rank keeps to the rules");
+        for turn in news.asked {
+            assert_eq!(
+                (board.wanted(turn), self.heard.len() as u64),
+                (wanted(turn), turn),
+                "heard of once, in order, and right"
+            );
+            self.heard.push(turn);
+            self.due.push(turn);
+        }
+        for nth in news.released {
+            let turn = u64::from(board.released_turn(nth));
+            assert!(
+                self.heard.contains(&turn) && !self.over.contains(&turn),
+                "turn {turn} is over once, and was asked for"
+            );
+            self.over.push(turn);
+            self.due.retain(|due| *due != turn);
+        }
+        self.hearing.heard(board);
+    }
+}
+
+/// Goes from a world to all that can follow from it.
+fn explore(hasty: u8) -> usize {
+    let region = memory::region(Board::bytes(SLOTS));
+    let board = Board::create(region, SLOTS).expect("room");
+    let first = World {
+        bytes: saved(region),
+        rank: Rank {
+            hasty,
+            asked: 0,
+            open: Vec::new(),
+            released: 0,
+            rings: false,
+            wait: Wait::Not,
+        },
+        agent: Agent {
+            hearing: Hearing::default(),
+            at: At::Awake,
+            due: Vec::new(),
+            heard: Vec::new(),
+            over: Vec::new(),
+            is_rung: false,
+        },
+    };
+    let (mut seen, mut left) = (HashSet::from([first.clone()]), vec![first]);
+    while let Some(world) = left.pop() {
+        let mut next = Vec::new();
+        let mut follow = |step: &dyn Fn(&mut World)| {
+            restore(region, &world.bytes);
+            let mut world = world.clone();
+            step(&mut world);
+            world.bytes = saved(region);
+            next.push(world);
+        };
+        restore(region, &world.bytes);
+        for step in world.rank.steps(&board) {
+            follow(&|world| step(&mut world.rank, &board));
+        }
+        if world.rank.rings {
+            follow(&|world| {
+                world.rank.rings = false;
+                world.agent.is_rung = true;
+            });
+        }
+        if world.agent.at != At::Asleep || world.agent.is_rung {
+            follow(&|world| world.agent.step(&board, &mut world.rank));
+        }
+        if next.is_empty() {
+            assert_eq!(
+                world.rank.released, TURNS,
+                "nobody moves any more: {:?} {:?}",
+                world.rank, world.agent
+            );
+            assert_eq!(
+                (world.agent.heard.len(), world.agent.over.len()),
+                (TURNS as usize, TURNS as usize),
+                "{:?}",
+                world.agent
+            );
+        }
+        left.extend(next.into_iter().filter(|world| seen.insert(world.clone())));
+    }
+    seen.len()
+}
+
+/// All of the board that is ever written.
+fn saved(region: Region<'_>) -> Vec<u8> {
+    region.bytes(0, Board::bytes(SLOTS) as u64).expect("it is as long").to_vec()
+}
+
+fn restore(region: Region<'_>, bytes: &[u8]) {
+    // SAFETY: the test's own memory, of that length, and one thread.
+    unsafe { region.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+#[test]
+fn whatever_order_both_sides_move_in() {
+    for hasty in [0, 0b01_0010, 0b11_1111] {
+        let worlds = explore(hasty);
+        assert!(worlds > 100, "there are more orders than {worlds}");
+    }
+}
