@@ -8,7 +8,7 @@
 //!
 //! Where to start: [`Tier::open`], then the life of a copy: [`Tier::begin`] -> [`CopyWriter::advance`] -> [`CopyWriter::finish`] ->
 //! [`Tier::publish`]; and, in the next run, [`Tier::adopt`]. Nothing leads to a copy before it is published; a partial one is removed
-//! when its writer is dropped, or by [`Tier::reap`] of the next opening.
+//! when its writer is dropped, or by [`Tier::reap`] of the next opening. What the loader keeps lies packed in [`Segments`].
 
 #![deny(unsafe_code)]
 
@@ -17,10 +17,12 @@ mod copy;
 pub mod disk;
 mod error;
 pub mod limits;
+mod opening;
 mod probe;
 mod reap;
 mod root;
 mod secret;
+pub mod segments;
 mod source;
 mod speed;
 pub mod testing;
@@ -33,6 +35,7 @@ pub use probe::{Lack, probe};
 pub use reap::{CleanReport, Known, Leftovers, ReapReport, RootReport, clean, clean_on, inspect};
 pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
+pub use segments::{ExtentKey, Found, Segments, SegmentsConfig, Version};
 pub use source::{Ask, Source, SourceFile, SourceStat};
 pub use speed::{read_again, sample};
 pub use tier::{FreeFloor, Room, Tier, TierConfig};

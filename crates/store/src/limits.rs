@@ -45,6 +45,9 @@ pub const CATALOGUES_MAX: u64 = 2;
 /// Inodes of a tier's root that are no copies: the root, `lease`, `FORMAT`, the catalogues, `objects` and its parts.
 pub const OVERHEAD_INODES: u64 = 4 + CATALOGUES_MAX + PARTS_MAX;
 
+/// Length of a segment, unless told otherwise: few files even for terabytes, and each holds thousands of extents.
+pub const SEGMENT_BYTES: u64 = 1 << 30;
+
 /// Attempts to lock a lease that another process looks at, or removes, at the same time.
 pub const LEASE_ATTEMPTS_MAX: u32 = 4;
 

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 use crate::disk::{self, Disk, Folder, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
+use crate::opening::holder;
 use crate::root;
-use crate::tier::{Shared, Tier, guard, holder};
+use crate::tier::{Shared, Tier, guard};
 
 /// What reaping did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

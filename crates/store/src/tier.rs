@@ -14,7 +14,7 @@ use crate::copy::CopyWriter;
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
-use crate::probe::{self, Lack};
+use crate::opening;
 use crate::root::{self, BootId};
 use crate::secret::{self, Secret};
 
@@ -183,31 +183,11 @@ impl Tier {
 
     /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and [`Tier::objects_path`].
     pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, config: TierConfig, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
-        let dir = config.dir.clone();
-        let unfit = |lack| StoreError::Unfit { path: dir.clone(), lack };
-        let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
-            Errno::WOULDBLOCK => StoreError::InUse {
-                path: root.clone(),
-                holder: holder(&*disk),
-            },
-            errno if probe::is_unsupported(errno) => unfit(Lack::Locks),
-            errno => StoreError::tier(&root, "lease", errno),
-        })?;
-        if !has_format(&*disk, &root)? {
-            match probe::lack(&*disk, u64::from(secret::random_u32())) {
-                Ok(None) => write_format(&*disk, &root)?,
-                Ok(Some(lack)) => return Err(unfit(lack)),
-                Err(errno) => return Err(StoreError::tier(&root, "try", errno)),
-            }
-        }
+        let lease = opening::take(&*disk, &root, &config.dir, FORMAT)?;
         let failed = |operation| {
             let root = &root;
             move |errno| StoreError::tier(root, operation, errno)
         };
-        match uninterrupted(|| disk.make_dir(Folder::Objects)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(failed("make objects in")(errno)),
-        }
         let stat = uninterrupted(|| disk.stat_root()).map_err(failed("stat"))?;
         // Of a file, not of the root: overlayfs gives its files other device numbers than its directories.
         let dev = uninterrupted(|| disk.stat(Name::Format))
@@ -491,48 +471,4 @@ impl Tier {
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
-}
-
-/// The process that wrote its number into the lease.
-pub(crate) fn holder(disk: &dyn Disk) -> Option<u32> {
-    let mut text = [0; 16];
-    let file = disk.open_read(Name::Lease).ok()?;
-    let read = disk::read_full_at(&*file, &mut text, 0).ok()?;
-    std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
-}
-
-fn format_error(root: &Path, operation: &'static str) -> impl Fn(Errno) -> StoreError {
-    let path = root.join("FORMAT");
-    move |errno| StoreError::tier(&path, operation, errno)
-}
-
-/// Whether the tier was made, and its file system found fit; one of another version is refused. FORMAT is written first and whole, so one
-/// that was cut short by a crash is of a tier that was still empty.
-fn has_format(disk: &dyn Disk, root: &Path) -> Result<bool, StoreError> {
-    let mut found = vec![0; 4 * FORMAT.len()];
-    let file = match uninterrupted(|| disk.open_read(Name::Format)) {
-        Err(Errno::NOENT) => return Ok(false),
-        answer => answer.map_err(format_error(root, "open"))?,
-    };
-    let read = disk::read_full_at(&*file, &mut found, 0).map_err(format_error(root, "read"))?;
-    found.truncate(read);
-    if !FORMAT.starts_with(&found) {
-        let found = String::from_utf8_lossy(&found).trim_end().to_owned();
-        return Err(StoreError::UnknownFormat {
-            path: root.to_owned(),
-            found,
-        });
-    }
-    Ok(found == FORMAT)
-}
-
-fn write_format(disk: &dyn Disk, root: &Path) -> Result<(), StoreError> {
-    match uninterrupted(|| disk.remove(Name::Format)) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(format_error(root, "remove")(errno)),
-    }
-    let file = uninterrupted(|| disk.create(Name::Format)).map_err(format_error(root, "create"))?;
-    disk::write_all_at(&*file, FORMAT, 0)
-        .and_then(|()| disk::close(file))
-        .map_err(format_error(root, "write"))
 }

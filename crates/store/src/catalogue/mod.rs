@@ -8,7 +8,7 @@
 mod adoption;
 mod compact;
 mod listing;
-mod record;
+pub(crate) mod record;
 mod scan;
 
 use std::collections::HashMap;

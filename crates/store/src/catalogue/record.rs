@@ -11,9 +11,9 @@ use crate::limits;
 use crate::secret::Key;
 
 /// First bytes of a catalogue; what follows them are [`SALT_BYTES`] random bytes of this log alone.
-pub(super) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
-pub(super) const SALT_BYTES: usize = 16;
-pub(super) const HEADER_BYTES: usize = MAGIC.len() + SALT_BYTES;
+pub(crate) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
+pub(crate) const SALT_BYTES: usize = 16;
+pub(crate) const HEADER_BYTES: usize = MAGIC.len() + SALT_BYTES;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
 
@@ -153,10 +153,10 @@ impl<'a> EntryRecord<'a> {
 
 /// The key of one log's tags.
 #[derive(Clone, Debug)]
-pub(super) struct TagKey(Key);
+pub(crate) struct TagKey(Key);
 
 impl TagKey {
-    pub(super) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: Key) -> Self {
         Self(key)
     }
 
@@ -172,7 +172,7 @@ impl TagKey {
 
 /// Frames that are to be written at once.
 #[derive(Debug)]
-pub(super) struct Batch<'k> {
+pub(crate) struct Batch<'k> {
     key: &'k TagKey,
     offset: u64,
     pub(super) bytes: Vec<u8>,
@@ -180,7 +180,7 @@ pub(super) struct Batch<'k> {
 
 impl<'k> Batch<'k> {
     /// A batch that will be written at `offset`.
-    pub(super) fn new(key: &'k TagKey, offset: u64) -> Self {
+    pub(crate) fn new(key: &'k TagKey, offset: u64) -> Self {
         Self {
             key,
             offset,
@@ -189,7 +189,7 @@ impl<'k> Batch<'k> {
     }
 
     /// Adds a record; false when it is longer than any may be.
-    pub(super) fn push(&mut self, record: &Record<'_>) -> bool {
+    pub(crate) fn push(&mut self, record: &impl Serialize) -> bool {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
         let Ok(bytes) = postcard::to_extend(record, std::mem::take(&mut self.bytes)) else {
@@ -209,7 +209,7 @@ impl<'k> Batch<'k> {
     }
 
     /// Writes what there is and goes on behind it.
-    pub(super) fn flush(&mut self, file: &dyn DiskFile) -> disk::Result<()> {
+    pub(crate) fn flush(&mut self, file: &dyn DiskFile) -> disk::Result<()> {
         disk::write_all_at(file, &self.bytes, self.offset)?;
         self.offset += self.bytes.len() as u64;
         self.bytes.clear();
@@ -217,14 +217,14 @@ impl<'k> Batch<'k> {
     }
 
     /// Where the next record will lie.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
 }
 
 /// Reads records one after the other, and stops at the first that is not whole, not tagged by us, or not understood.
 #[derive(Debug)]
-pub(super) struct Frames<'f> {
+pub(crate) struct Frames<'f> {
     file: &'f dyn DiskFile,
     key: &'f TagKey,
     /// Where reading ends whatever follows.
@@ -239,7 +239,7 @@ pub(super) struct Frames<'f> {
 }
 
 impl<'f> Frames<'f> {
-    pub(super) fn new(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64) -> Self {
+    pub(crate) fn new(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64) -> Self {
         Self {
             file,
             key,
@@ -281,12 +281,17 @@ impl<'f> Frames<'f> {
     }
 
     /// Where the last record that was told ends.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.window_offset + self.at as u64
     }
 
     /// The next record.
     pub(super) fn next(&mut self) -> disk::Result<Option<Record<'_>>> {
+        self.next_of()
+    }
+
+    /// The next record of a log of such records.
+    pub(crate) fn next_of<'s, R: Deserialize<'s>>(&'s mut self) -> disk::Result<Option<R>> {
         if !self.have(LENGTH_BYTES)? {
             return Ok(None);
         }
@@ -333,7 +338,7 @@ impl<'f> Frames<'f> {
 }
 
 /// The header of a new log.
-pub(super) fn new_header() -> [u8; HEADER_BYTES] {
+pub(crate) fn new_header() -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..MAGIC.len()].copy_from_slice(&MAGIC);
     crate::secret::fill_random(&mut header[MAGIC.len()..]);
@@ -341,7 +346,7 @@ pub(super) fn new_header() -> [u8; HEADER_BYTES] {
 }
 
 /// The salt of an existing log; `None` when it is none of ours or was cut short.
-pub(super) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>, Errno> {
+pub(crate) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>, Errno> {
     let mut header = [0; HEADER_BYTES];
     let size = uninterrupted(|| file.stat())?.identity.size;
     let read = disk::read_full_at(file, &mut header, 0)?;

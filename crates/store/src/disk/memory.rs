@@ -69,7 +69,7 @@ impl MemoryDisk {
 
     /// Changes a file's bytes behind everybody's back, as a failing medium or an intruder would; false when there is no such file.
     pub fn alter(&self, name: Name, change: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let node = lock(&self.shared.files).get(&name).cloned();
+        let node = lock(&self.shared.files).get(&name.file()).cloned();
         node.is_some_and(|node| {
             let mut content = lock(&node.content);
             let before = content.bytes.len() as u64;
@@ -101,7 +101,7 @@ impl MemoryDisk {
     }
 
     fn node(&self, name: Name) -> Result<Arc<Node>> {
-        lock(&self.shared.files).get(&name).cloned().ok_or(Errno::NOENT)
+        lock(&self.shared.files).get(&name.file()).cloned().ok_or(Errno::NOENT)
     }
 
     fn file(&self, node: Arc<Node>, writable: bool) -> Box<dyn DiskFile> {
@@ -155,7 +155,7 @@ impl Disk for MemoryDisk {
             return Err(Errno::NOENT);
         }
         let mut files = lock(&self.shared.files);
-        if files.contains_key(&name) {
+        if files.contains_key(&name.file()) {
             return Err(Errno::EXIST);
         }
         if self.shared.used_inodes.load(Ordering::Relaxed) >= self.shared.capacity_inodes {
@@ -172,7 +172,7 @@ impl Disk for MemoryDisk {
             ino,
             content: Mutex::new(content),
         });
-        files.insert(name, Arc::clone(&node));
+        files.insert(name.file(), Arc::clone(&node));
         Ok(self.file(node, true))
     }
 
@@ -193,7 +193,7 @@ impl Disk for MemoryDisk {
     }
 
     fn remove(&self, name: Name) -> Result<()> {
-        let node = lock(&self.shared.files).remove(&name).ok_or(Errno::NOENT)?;
+        let node = lock(&self.shared.files).remove(&name.file()).ok_or(Errno::NOENT)?;
         self.shared.used_inodes.fetch_sub(1, Ordering::Relaxed);
         // What is still open keeps its bytes; here they count as free at once, which no test needs otherwise.
         self.release(lock(&node.content).bytes.len() as u64);

@@ -36,6 +36,8 @@ pub enum Name {
     CatalogueNew,
     /// A copy.
     Object(u64),
+    /// A segment: lies where the copy of that number would, and can be written to by its owner.
+    Segment(u64),
 }
 
 /// A directory of a tier.
@@ -86,7 +88,7 @@ impl Name {
             Self::Format => RelativePath::of(&[b"FORMAT"]),
             Self::Catalogue => RelativePath::of(&[b"catalogue"]),
             Self::CatalogueNew => RelativePath::of(&[b"catalogue.new"]),
-            Self::Object(id) => {
+            Self::Object(id) | Self::Segment(id) => {
                 let digits: [u8; 16] = std::array::from_fn(|place| DIGITS[(id >> (60 - 4 * place) & 15) as usize]);
                 RelativePath::of(&[b"objects/", &shard_digits(id as u8), b"/", &digits])
             }
@@ -96,7 +98,7 @@ impl Name {
     /// The directory in which the file lies.
     pub fn folder(self) -> Folder {
         match self {
-            Self::Object(id) => Folder::Shard(id as u8),
+            Self::Object(id) | Self::Segment(id) => Folder::Shard(id as u8),
             _ => Folder::Root,
         }
     }
@@ -106,6 +108,14 @@ impl Name {
         match self {
             Self::Object(_) => 0o400,
             _ => 0o600,
+        }
+    }
+
+    /// The file that has this name: a segment's is that of the copy of its number.
+    pub(super) fn file(self) -> Self {
+        match self {
+            Self::Segment(id) => Self::Object(id),
+            name => name,
         }
     }
 

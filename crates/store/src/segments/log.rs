@@ -1,0 +1,226 @@
+//! The segments' catalogue: an append-only log of what lies where, of the same frames and tags as a tier's.
+//!
+//! Its records say nothing of boots: each read of an extent is compared with its checksum, whatever became of the disk in between.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::{ExtentKey, Version};
+use crate::catalogue::record::{self, Batch, Frames, TagKey};
+use crate::disk::{self, Disk, DiskFile, Name, uninterrupted};
+use crate::error::StoreError;
+use crate::limits;
+use crate::secret::Key;
+
+/// What can stand in the log. New kinds change the segments' FORMAT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Record {
+    /// An extent lies there whole.
+    Stored(Stored),
+    /// It does no longer.
+    Removed { key: ExtentKey },
+}
+
+/// Where an extent lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stored {
+    pub(super) key: ExtentKey,
+    pub(super) version: Version,
+    pub(super) segment: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+    /// XXH3-128.
+    pub(super) checksum: [u8; 16],
+}
+
+/// The log while it is open.
+#[derive(Debug)]
+pub(super) struct Log {
+    disk: Arc<dyn Disk>,
+    root: PathBuf,
+    root_key: Key,
+    file: Box<dyn DiskFile>,
+    key: TagKey,
+    /// Up to here all is whole; the next record goes here.
+    end: u64,
+    /// Records that say something, and those that say nothing any more.
+    live: u64,
+    dead: u64,
+    /// What was not written whole could not be cut off: nothing is written behind it.
+    is_broken: bool,
+}
+
+impl Log {
+    /// Opens the log, or makes one; tells what is stored, the oldest first.
+    pub(super) fn open(disk: Arc<dyn Disk>, root: PathBuf, root_key: Key) -> Result<(Self, Vec<Stored>), StoreError> {
+        let path = root.join("catalogue");
+        let failed = |operation| {
+            let path = &path;
+            move |errno| StoreError::tier(path, operation, errno)
+        };
+        // Left by a rewriting that did not come to its end.
+        match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(failed("clean up beside")(errno)),
+        }
+        let file = match uninterrupted(|| disk.open_write(Name::Catalogue)) {
+            Err(Errno::NOENT) => uninterrupted(|| disk.create(Name::Catalogue)).map_err(failed("create"))?,
+            answer => answer.map_err(failed("open"))?,
+        };
+        let salt = match record::read_salt(&*file).map_err(failed("read"))? {
+            Some(salt) => salt,
+            None => begin(&*file).map_err(failed("begin"))?,
+        };
+        let key = TagKey::new(root_key.derive(&salt));
+        let size = uninterrupted(|| file.stat()).map_err(failed("stat"))?.identity.size;
+        let (records, end) = read(&*file, &key, size).map_err(failed("read"))?;
+        if end < size {
+            uninterrupted(|| file.truncate(end)).map_err(failed("cut the torn end of"))?;
+        }
+        let written = records.len() as u64;
+        let stored = remaining(records);
+        let log = Self {
+            live: stored.len() as u64,
+            dead: written - stored.len() as u64,
+            disk,
+            root,
+            root_key,
+            file,
+            key,
+            end,
+            is_broken: false,
+        };
+        Ok((log, stored))
+    }
+
+    /// Whether records can be written.
+    pub(super) fn is_writable(&self) -> bool {
+        !self.is_broken
+    }
+
+    /// Writes records with one system call, all or none.
+    pub(super) fn append(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if self.is_broken {
+            return Err(self.error("write", Errno::IO));
+        }
+        let mut batch = Batch::new(&self.key, self.end);
+        for record in records {
+            batch.push(record);
+        }
+        let end = batch.end();
+        let written = batch.flush(&*self.file);
+        if let Err(errno) = written {
+            // What was written of it must not stay in front of what comes next.
+            self.is_broken = uninterrupted(|| self.file.truncate(self.end)).is_err();
+            return Err(self.error("write", errno));
+        }
+        self.end = end;
+        for record in records {
+            match record {
+                Record::Stored(_) => self.live += 1,
+                Record::Removed { .. } => {
+                    self.live = self.live.saturating_sub(1);
+                    self.dead += 2;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the log is to be rewritten: most of it says nothing any more.
+    pub(super) fn is_mostly_dead(&self) -> bool {
+        self.dead > self.live && self.dead >= limits::COMPACTION_DEAD_MIN
+    }
+
+    /// Rewrites the log with what is stored, the oldest first. At every instant the name `catalogue` has a whole log.
+    pub(super) fn rewrite(&mut self, stored: &[Stored]) -> Result<(), StoreError> {
+        let rewritten = self.write_new(stored);
+        if rewritten.is_err() {
+            // Where this fails too the next opening removes it.
+            let _ = uninterrupted(|| self.disk.remove(Name::CatalogueNew));
+        }
+        let (file, key, end) = rewritten.map_err(|errno| self.error("rewrite", errno))?;
+        if let Err(errno) = uninterrupted(|| self.disk.rename(Name::CatalogueNew, Name::Catalogue)) {
+            // Nobody knows which of the two has the name now: what is written to the old one might never be read.
+            self.is_broken = true;
+            return Err(self.error("replace", errno));
+        }
+        (self.file, self.key, self.end) = (file, key, end);
+        (self.live, self.dead, self.is_broken) = (stored.len() as u64, 0, false);
+        Ok(())
+    }
+
+    fn write_new(&self, stored: &[Stored]) -> disk::Result<(Box<dyn DiskFile>, TagKey, u64)> {
+        match uninterrupted(|| self.disk.remove(Name::CatalogueNew)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let file = uninterrupted(|| self.disk.create(Name::CatalogueNew))?;
+        let salt = begin(&*file)?;
+        let key = TagKey::new(self.root_key.derive(&salt));
+        let mut end = record::HEADER_BYTES as u64;
+        for some in stored.chunks(limits::READ_PIECE_BYTES / RECORD_BYTES) {
+            let mut batch = Batch::new(&key, end);
+            for stored in some {
+                batch.push(&Record::Stored(*stored));
+            }
+            end = batch.end();
+            batch.flush(&*file)?;
+        }
+        // Read back before it takes the place of the one that is whole.
+        let (records, read_end) = read(&*file, &key, end)?;
+        if read_end != end || records.len() != stored.len() {
+            return Err(Errno::IO);
+        }
+        Ok((file, key, end))
+    }
+
+    fn error(&self, operation: &'static str, errno: Errno) -> StoreError {
+        StoreError::tier(&self.root.join("catalogue"), operation, errno)
+    }
+}
+
+/// About what a record takes; only sizes of batches rest on it.
+const RECORD_BYTES: usize = 96;
+
+/// Makes an empty log of `file`, whatever it was.
+fn begin(file: &dyn DiskFile) -> disk::Result<[u8; record::SALT_BYTES]> {
+    let header = record::new_header();
+    let mut salt = [0; record::SALT_BYTES];
+    salt.copy_from_slice(&header[record::MAGIC.len()..]);
+    uninterrupted(|| file.truncate(0))?;
+    disk::write_all_at(file, &header, 0)?;
+    Ok(salt)
+}
+
+/// All whole records, and where they end.
+fn read(file: &dyn DiskFile, key: &TagKey, size: u64) -> disk::Result<(Vec<Record>, u64)> {
+    let mut frames = Frames::new(file, key, size);
+    let mut records = Vec::new();
+    while let Some(record) = frames.next_of::<Record>()? {
+        records.push(record);
+    }
+    Ok((records, frames.end()))
+}
+
+/// What is stored after all of them, in the order in which it was.
+fn remaining(records: Vec<Record>) -> Vec<Stored> {
+    let mut last = std::collections::HashMap::new();
+    for (nth, record) in records.iter().enumerate() {
+        match record {
+            Record::Stored(stored) => last.insert(stored.key, nth),
+            Record::Removed { key } => last.remove(key),
+        };
+    }
+    let is_last = |(nth, record): (usize, Record)| match record {
+        Record::Stored(stored) if last.get(&stored.key) == Some(&nth) => Some(stored),
+        _ => None,
+    };
+    records.into_iter().enumerate().filter_map(is_last).collect()
+}

@@ -1,0 +1,121 @@
+//! Which segments there are, and what of each is free. No I/O.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_policy::ranges::Ranges;
+
+use crate::disk::DiskFile;
+
+/// A place in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) segment: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug)]
+struct Segment {
+    free: Ranges,
+    /// Opened when it is first needed.
+    file: Option<Arc<dyn DiskFile>>,
+    /// Behind this nothing was written yet: the file is no longer.
+    end: u64,
+}
+
+/// All segments; together they have no more bytes than the quota.
+#[derive(Debug)]
+pub(super) struct Room {
+    quota_bytes: u64,
+    segment_bytes: u64,
+    segments: BTreeMap<u64, Segment>,
+}
+
+impl Room {
+    pub(super) fn new(quota_bytes: u64, segment_bytes: u64) -> Self {
+        Self {
+            quota_bytes,
+            segment_bytes: segment_bytes.max(1),
+            segments: BTreeMap::new(),
+        }
+    }
+
+    /// How long one more segment would be; 0 where the quota leaves none.
+    pub(super) fn next_bytes(&self) -> u64 {
+        let taken: u64 = self.segments.values().map(|segment| segment.free.length()).sum();
+        self.quota_bytes.saturating_sub(taken).min(self.segment_bytes)
+    }
+
+    /// One more segment, as long as the quota leaves it; `false` where it leaves nothing.
+    pub(super) fn add(&mut self, id: u64, file: Option<Arc<dyn DiskFile>>) -> bool {
+        let bytes = self.next_bytes();
+        if bytes == 0 {
+            return false;
+        }
+        let segment = Segment {
+            free: Ranges::new(bytes),
+            file,
+            end: 0,
+        };
+        self.segments.insert(id, segment).is_none()
+    }
+
+    /// Where so many bytes fit; they are taken.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<Place> {
+        let mut fitting = self.segments.iter_mut().filter(|(_, segment)| segment.free.largest() >= bytes);
+        let (&segment, found) = fitting.next()?;
+        let offset = found.free.take(bytes)?;
+        Some(Place { segment, offset, bytes })
+    }
+
+    /// Takes this very place; `false` where it is not free, or beyond the segment.
+    pub(super) fn take_at(&mut self, place: Place) -> bool {
+        let Some(segment) = self.segments.get_mut(&place.segment) else {
+            return false;
+        };
+        let taken = segment.free.take_at(place.offset, place.bytes);
+        if taken {
+            segment.end = segment.end.max(place.offset + place.bytes);
+        }
+        taken
+    }
+
+    /// A place is free again.
+    pub(super) fn give(&mut self, place: Place) {
+        if let Some(segment) = self.segments.get_mut(&place.segment) {
+            segment.free.give(place.offset, place.bytes);
+        }
+    }
+
+    /// Bytes by which the segment's file grows when the place is written.
+    pub(super) fn growth(&self, place: Place) -> u64 {
+        let end = self.segments.get(&place.segment).map_or(0, |segment| segment.end);
+        (place.offset + place.bytes).saturating_sub(end)
+    }
+
+    /// The place has been written.
+    pub(super) fn grown(&mut self, place: Place) {
+        if let Some(segment) = self.segments.get_mut(&place.segment) {
+            segment.end = segment.end.max(place.offset + place.bytes);
+        }
+    }
+
+    /// The segment's file, if it is open.
+    pub(super) fn file(&self, id: u64) -> Option<Arc<dyn DiskFile>> {
+        self.segments.get(&id)?.file.clone()
+    }
+
+    /// The segment's file is open now.
+    pub(super) fn opened(&mut self, id: u64, file: &Arc<dyn DiskFile>) {
+        if let Some(segment) = self.segments.get_mut(&id) {
+            segment.file = Some(Arc::clone(file));
+        }
+    }
+
+    /// Bytes that are taken.
+    pub(super) fn used_bytes(&self) -> u64 {
+        let used = |segment: &Segment| segment.free.length() - segment.free.free_bytes();
+        self.segments.values().map(used).sum()
+    }
+}

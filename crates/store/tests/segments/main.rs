@@ -1,0 +1,5 @@
+//! Segments: extents packed into large files.
+
+mod common;
+mod life;
+mod sweep;
