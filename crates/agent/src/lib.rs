@@ -7,7 +7,7 @@
 //! directories with the source, *control* speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the
 //! thread that asked it.
 //!
-//! Forks of training jobs have a process of their own, built of the same parts: see [`fork`].
+//! Forks of training jobs, and the loader's samples, have processes of their own, built of the same parts: see [`fork`] and [`loader`].
 //!
 //! What must not be here: decisions (policy), how bytes get onto a tier (store). Start with [`serve`], then `clerk.rs`.
 
@@ -16,6 +16,7 @@ mod clerk;
 pub mod client;
 mod clock;
 pub mod config;
+mod connection;
 mod control;
 mod copier;
 mod counts;
@@ -24,9 +25,11 @@ mod error;
 pub mod fork;
 mod limits;
 mod lister;
+pub mod loader;
 mod log;
 pub mod memory;
 mod mounts;
+mod packet;
 mod pages;
 mod prefetcher;
 mod private_dir;

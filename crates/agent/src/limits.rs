@@ -120,15 +120,41 @@ pub(crate) const COMPACT_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) const REAP_MAX: u64 = 1_000_000;
 /// Longest request on the control socket in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// Longest packet on the fork agent's socket in bytes.
-pub(crate) const FORK_PACKET_BYTES_MAX: usize = 64 << 10;
+/// Longest packet on the sockets of the fork agent and the loader agent in bytes.
+pub(crate) const PACKET_BYTES_MAX: usize = 64 << 10;
+/// Descriptors beside such a packet: a state's, and those of at most 200 pieces of memory in which tensors lie, as `forebay.clone` has it. The kernel's own
+/// bound is 253.
+pub(crate) const PACKET_DESCRIPTORS_MAX: usize = 204;
+/// Connections to the loader agent, one a rank and loader, and what of them it looks at.
+pub(crate) const LOADER_PEERS_MAX: usize = 4096;
+/// The loader agent ends when nobody has been connected for so long.
+pub(crate) const LOADER_IDLE_MAX: Duration = Duration::from_secs(5);
+/// How often it says on the boards of ranks that it works, where nothing else happens.
+pub(crate) const LOADER_ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// A rank takes the loader agent for dead that was not seen to work for so long, and reads itself.
+pub(crate) const LOADER_DEAD_AFTER: Duration = Duration::from_secs(10);
+/// For how long ranks that come late are told why a loader came to nothing.
+pub(crate) const LOADER_FAILED_KEPT_S: f64 = 60.0;
+/// Longest name of a loader in bytes.
+pub(crate) const LOADER_NAME_BYTES_MAX: usize = 200;
+/// Ranks of a loader on one node.
+pub(crate) const LOADER_RANKS_MAX: u32 = 256;
+/// Most reads of a loader at once, and so threads.
+pub(crate) const LOADER_READS_MAX: u32 = 256;
+/// Steps that a board has room for beyond the window, and for each use in them another one: batches are released one by one.
+pub(crate) const LOADER_SPARE_STEPS: u64 = 4;
+/// At most this part of a loader's memory waits to be written to disks.
+pub(crate) const LOADER_WRITES_PART: u64 = 4;
+/// Residents that are looked at for one that the policy has given up, when room is needed; and how many samples go without such a look after one in vain.
+pub(crate) const LOADER_SWEEP_LOOKS: u32 = 256;
+pub(crate) const LOADER_SWEEP_PAUSE: u32 = 64;
+/// A disk that has failed so often in a row is not written to any more.
+pub(crate) const LOADER_DISK_FAULTS_MAX: u32 = 3;
+
 /// Connections to the fork agent: ranks of jobs, commands, ranks of clones.
 pub(crate) const FORK_PEERS_MAX: usize = 4096;
 /// The fork agent ends when nobody has been connected for so long.
 pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
-/// Descriptors beside a packet of the fork agent: a state's, and those of at most 200 pieces of memory in which tensors lie, as `forebay.clone` has it. The
-/// kernel's own bound is 253.
-pub(crate) const FORK_DESCRIPTORS_MAX: usize = 204;
 /// How long the fork agent takes on nobody new after it had no descriptor for somebody, unless somebody leaves before.
 pub(crate) const FORK_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// How long somebody waits for an answer of the fork agent that needs nothing but the agent itself.
@@ -148,11 +174,12 @@ pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
 /// How often a source looks whether a clone asks for its word, on a kernel that can't wake it.
 pub(crate) const WINDOW_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Ranks of a job whose state can be dealt to another number of them: what describes each goes with it in one packet.
-pub(crate) const FORK_DEALT_RANKS_MAX: usize = FORK_DESCRIPTORS_MAX - 2;
+pub(crate) const FORK_DEALT_RANKS_MAX: usize = PACKET_DESCRIPTORS_MAX - 2;
 /// Steps that a clone takes on probation, at most.
 pub const FORK_SHADOW_MAX: u32 = 1000;
 
-const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < FORK_PACKET_BYTES_MAX);
+const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < PACKET_BYTES_MAX);
+const _: () = assert!(LOADER_ALIVE_EVERY.as_secs() * 5 <= LOADER_DEAD_AFTER.as_secs());
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);
 const _: () = assert!(LEAVE_MAX.as_secs() > QUEUE_WAIT_MAX.as_secs());
 const _: () = assert!(SWEEP_AT < SWEEP_PRESSING_AT && SWEEP_PRESSING_AT < 1.0);

@@ -76,16 +76,53 @@ impl SharedFile {
         Ok(shared)
     }
 
+    /// The same, to be read by those to whom it is sent, and written to by nobody but us. [`Self::reserve`] must be called for each part before it is touched.
+    pub(crate) fn anonymous_for_readers(name: &str, len: usize) -> io::Result<Self> {
+        let file = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fs::ftruncate(&file, len as u64)?;
+        let shared = Self::map(file, len)?;
+        // Before Linux 5.1 there is no such seal; readers map it for reading all the same.
+        let _ = fs::fcntl_add_seals(&shared.file, SealFlags::FUTURE_WRITE);
+        fs::fcntl_add_seals(&shared.file, LENGTH_SEALS)?;
+        Ok(shared)
+    }
+
+    /// Maps such a file that somebody has sent.
+    ///
+    /// # Errors
+    /// As [`Self::received`].
+    pub(crate) fn received_for_reading(file: OwnedFd, len: usize) -> io::Result<Self> {
+        Self::check_length(&file, len)?;
+        Self::map_as(file, len, ProtFlags::READ)
+    }
+
+    /// Maps a file of another process for reading, all of it.
+    ///
+    /// # Errors
+    /// Also when that could still change it: what is read twice must be the same.
+    pub(crate) fn received_sealed(file: OwnedFd) -> io::Result<Self> {
+        let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
+        if !fs::fcntl_get_seals(&file)?.contains(LENGTH_SEALS | SealFlags::WRITE) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::map_as(file, len, ProtFlags::READ)
+    }
+
     /// Maps such a file that somebody has sent.
     ///
     /// # Errors
     /// Also when it is shorter, or could become so: to touch what is not there would be a SIGBUS.
     pub(crate) fn received(file: OwnedFd, len: usize) -> io::Result<Self> {
-        let is_long = fs::fstat(&file)?.st_size as u64 >= len as u64;
-        if !is_long || !fs::fcntl_get_seals(&file)?.contains(LENGTH_SEALS) {
+        Self::check_length(&file, len)?;
+        Self::map(file, len)
+    }
+
+    fn check_length(file: &OwnedFd, len: usize) -> io::Result<()> {
+        let is_long = fs::fstat(file)?.st_size as u64 >= len as u64;
+        if !is_long || !fs::fcntl_get_seals(file)?.contains(LENGTH_SEALS) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::map(file, len)
+        Ok(())
     }
 
     /// The file, to be sent.
@@ -94,19 +131,14 @@ impl SharedFile {
     }
 
     fn map(file: OwnedFd, len: usize) -> io::Result<Self> {
+        Self::map_as(file, len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map_as(file: OwnedFd, len: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice; it lives until `drop`.
-        let address = unsafe {
-            mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file.as_fd(),
-                0,
-            )?
-        };
+        let address = unsafe { mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)? };
         let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap gave a null address"))?;
-        // SAFETY: mapped writable for `len` bytes; `region` is only lent for the lifetime of `self`.
+        // SAFETY: mapped for `len` bytes, writable but where nothing is stored to; `region` is only lent for the lifetime of `self`.
         let region = unsafe { Region::new(base, len) };
         Ok(Self { file, region })
     }

@@ -10,17 +10,19 @@ use forebay_agent::{
     AgentConfig, AgentError,
     client::EXIT_ALREADY_RUNNING,
     fork::{self, ForkConfig},
+    loader::{self, LoaderConfig},
 };
 use serde::Deserialize;
 
 use crate::refusal::EXIT_BAD_INPUT;
 
-/// Which agent it is to be: one of tiers, or the one of forks.
+/// Which agent it is to be: one of tiers, the one of forks, or the one of loaders.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Settings {
     Tiers(AgentConfig),
     Forks(ForkConfig),
+    Loaders(LoaderConfig),
 }
 
 /// The agent: its settings come on standard input, its errors go to its log. Gives the exit status.
@@ -34,6 +36,7 @@ pub fn main() -> u8 {
     let served = settings.map(|settings| match settings {
         Settings::Tiers(config) => forebay_agent::serve(config),
         Settings::Forks(config) => fork::serve(&config),
+        Settings::Loaders(config) => loader::serve(&config),
     });
     match served {
         Some(Ok(())) => 0,

@@ -74,6 +74,9 @@ pub enum Command {
     /// Starts the agent of forks and says where it is; `forebay.clone.session` asks
     #[command(hide = true)]
     ForkAgent,
+    /// Starts the agent of loaders and says where it is, and where samples are kept; `forebay.loader` asks
+    #[command(hide = true)]
+    LoaderAgent(LoaderAgentArgs),
     /// The agent itself; its settings come on standard input
     #[command(hide = true)]
     Agent,
@@ -224,6 +227,17 @@ pub struct PlanArgs {
     /// Simulate about so many samples of a larger dataset; all: the whole of it
     #[arg(long, value_name = "NUMBER", default_value = "60000")]
     pub samples: String,
+}
+
+/// `forebay loader-agent`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoaderAgentArgs {
+    /// Where samples are kept on disks, as for `run`
+    #[arg(long, value_name = "DIR=SIZE")]
+    pub tier: Vec<OsString>,
+    /// And in memory
+    #[arg(long, value_name = "SIZE")]
+    pub ram: Option<OsString>,
 }
 
 /// `forebay clean`.

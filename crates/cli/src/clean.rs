@@ -10,7 +10,7 @@ use std::{
 };
 
 use forebay_agent::{
-    AgentError, Connection, private_dir,
+    AgentError, Connection, loader, private_dir,
     protocol::{Request, Status},
     ram,
 };
@@ -58,11 +58,13 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     let dirs = tiers::distinct(dirs);
     for dir in &dirs {
         report.remove_tier(dir);
+        report.remove_loaders(dir);
     }
     for agent in &agents {
         report.remove_stale(agent);
     }
-    used::forget(&state_dir, |dir| !forebay_store::root_path(dir, geteuid().as_raw()).exists());
+    let is_gone = |dir: &Path| !forebay_store::root_path(dir, geteuid().as_raw()).exists();
+    used::forget(&state_dir, |dir| is_gone(dir) && is_gone(&loader::disk_dir(dir)));
     // What else is there: nothing, or another agent.
     let _ = fs::remove_dir(&runtime_dir);
     Ok(report.finish(&dirs, !named.is_empty()))
@@ -199,6 +201,16 @@ impl Report {
                 self.is_incomplete = true;
                 self.lines.push(error.to_string());
             }
+        }
+    }
+
+    /// Removes what loaders have left in a directory.
+    fn remove_loaders(&mut self, dir: &Path) {
+        let of_loaders = loader::disk_dir(dir);
+        if of_loaders.is_dir() && private_dir(&of_loaders).is_ok() {
+            self.remove_tier(&of_loaders);
+            // Nothing is in it any more, or what is not ours, or in use.
+            let _ = fs::remove_dir(&of_loaders);
         }
     }
 

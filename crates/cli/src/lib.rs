@@ -18,6 +18,7 @@ pub mod elf;
 pub mod environment;
 pub mod forks;
 pub mod library;
+pub mod loader;
 pub mod ls;
 pub mod measure;
 pub mod metrics;
@@ -93,6 +94,7 @@ fn answer() -> Result<u8, Refusal> {
         Command::ReadAll(args) => Ok(read_all::main(&args)),
         Command::Clone(args) => clone::clone(&args, &environment),
         Command::ForkAgent => Ok(print(&clone::fork_agent(&environment)?)),
+        Command::LoaderAgent(args) => Ok(print(&loader::loader_agent(&args, &environment)?)),
         Command::Completion { shell } => Ok(print(&args::completion(shell))),
         Command::Man { dir } => args::write_manual(&dir).map(|()| 0),
         Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),

@@ -3,24 +3,19 @@
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
-
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socket_with, sockopt},
-    process::{Pid, getpid},
+    time::Duration,
 };
 
 use super::{
-    ForkConfig, packet,
+    ForkConfig,
     page::{Due, Page},
     protocol::{Ask, Job, Outcome, Tell, VERSION},
     secret_path, socket_path,
 };
 use crate::{
     client::start_until,
-    error::{AgentError, io_error, silent},
+    connection,
+    error::{AgentError, silent},
     limits::{FORK_REPLY_MAX, FORK_SEND_MAX},
     private_dir::private_dir,
 };
@@ -105,9 +100,7 @@ impl Rank {
 
     /// Whether the fork agent still stands: without it this rank can't be forked any more.
     pub fn is_served(&self) -> bool {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut polled = [PollFd::new(&self.connection.socket, PollFlags::empty())];
-        poll(&mut polled, Some(&at_once)).is_ok_and(|gone| gone == 0)
+        self.connection.0.is_served()
     }
 
     /// Hands over the state that was taken for these forks, by the descriptors of [`Ask::Offer`].
@@ -314,69 +307,29 @@ impl Taking {
     }
 }
 
-/// A connection to the fork agent, and whose it is: a forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
+/// A connection to the fork agent.
 #[derive(Debug)]
-struct Connection {
-    socket: OwnedFd,
-    owner: Pid,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if self.owner == getpid() {
-            // Closing it would not end it as long as a child is there.
-            let _ = shutdown(&self.socket, Shutdown::Both);
-        }
-    }
-}
+struct Connection(connection::Connection);
 
 impl Connection {
     fn open(dir: &Path) -> Result<Self, AgentError> {
-        let path = socket_path(dir);
-        let failed = |errno: rustix::io::Errno| io_error("connect to", &path)(errno.into());
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
-        // A rank never waits for the agent, whatever that does.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(FORK_SEND_MAX)).map_err(failed)?;
-        connect(&socket, &SocketAddrUnix::new(&path).map_err(failed)?).map_err(failed)?;
-        let owner = getpid();
-        Ok(Self { socket, owner })
+        connection::Connection::open(&socket_path(dir), FORK_SEND_MAX).map(Self)
     }
 
     fn send(&self, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
-        packet::send(&self.socket, ask, descriptors).map_err(|error| AgentError::Protocol(error.to_string()))
+        self.0.send(ask, descriptors)
     }
 
     fn ask(&self, ask: &Ask) -> Result<(Tell, Vec<OwnedFd>), AgentError> {
         self.send(ask, &[])?;
-        self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.pid()))
-    }
-
-    /// The agent's process; `None` where it can't be known.
-    fn pid(&self) -> Option<i32> {
-        let peer = sockopt::socket_peercred(&self.socket).ok()?;
-        Some(peer.pid.as_raw_nonzero().get())
+        self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.0.pid()))
     }
 
     /// What the agent says next, if it says anything within this time.
     fn hear(&self, wait: Duration) -> Result<Option<(Tell, Vec<OwnedFd>)>, AgentError> {
-        let deadline = Instant::now() + wait;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            };
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
-                Ok(0) => return Ok(None),
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(AgentError::Protocol(errno.to_string())),
-            }
-        }
-        match packet::receive(&self.socket).map_err(|error| AgentError::Protocol(error.to_string()))? {
-            None => Err(AgentError::Protocol("it closed the connection".into())),
+        match self.0.hear(wait)? {
             Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
-            Some(told) => Ok(Some(told)),
+            told => Ok(told),
         }
     }
 }

@@ -16,7 +16,6 @@ pub mod client;
 mod job;
 mod making;
 mod names;
-mod packet;
 mod page;
 pub mod protocol;
 mod registry;

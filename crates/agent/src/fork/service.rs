@@ -23,7 +23,6 @@ use super::{
     ForkConfig,
     admission::Admission,
     agreement::{Digests, Offer},
-    packet,
     page::Page,
     protocol::{Ask, Tell, VERSION},
     registry::{Effect, Peer, Place, Registry},
@@ -34,6 +33,7 @@ use crate::{
     error::{AgentError, io_error},
     limits::{BACKLOG, FORK_IDLE_MAX, FORK_TEXT_BYTES_MAX},
     log::Log,
+    packet,
     private_dir::private_dir,
     serve::lock,
 };

@@ -12,14 +12,14 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::limits::{FORK_DESCRIPTORS_MAX, FORK_PACKET_BYTES_MAX};
+use crate::limits::{PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX};
 
 /// Sends a packet; never waits where the socket does not.
 pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let packet = serde_json::to_vec(value)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FORK_DESCRIPTORS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if packet.len() > FORK_PACKET_BYTES_MAX || (!descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors))) {
+    if packet.len() > PACKET_BYTES_MAX || (!descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors))) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     sendmsg(socket, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL)?;
@@ -31,8 +31,8 @@ pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[Bor
 /// # Errors
 /// `InvalidData` for what is no such packet; `WouldBlock` where the socket does not wait and there is none.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut packet = vec![0; FORK_PACKET_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FORK_DESCRIPTORS_MAX))];
+    let mut packet = vec![0; PACKET_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptors = control

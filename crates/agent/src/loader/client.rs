@@ -1,0 +1,367 @@
+//! The other side of the loader agent: a rank of a loader.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use forebay_contract::{
+    Board, Region,
+    board::{Answer, SLOTS_MAX, Use},
+};
+use rustix::{
+    event::Timespec,
+    io::Errno,
+    process::{Pid, getpid},
+    thread::futex,
+};
+
+use super::{
+    Figures, LoaderConfig,
+    doorbell::Doorbell,
+    protocol::{Ask, Settings, Tell, VERSION},
+    socket_path,
+};
+use crate::{
+    client::start_until, clock::boot_ns, connection::Connection, error::AgentError, limits::LOADER_DEAD_AFTER, private_dir::private_dir,
+    shared::SharedFile,
+};
+
+/// How long a rank may wait until the agent's socket takes its packet.
+const SEND_MAX: Duration = Duration::from_secs(10);
+/// How long a rank waits for an answer before it looks whether there still is an agent.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Makes the loader agent's directory, and starts it with `COMMAND agent` if none stands.
+///
+/// # Errors
+/// When the directory is refused, or no agent answers in time.
+pub fn start(config: &LoaderConfig, command: &Path) -> Result<(), AgentError> {
+    private_dir(&config.loaders_dir)?;
+    let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
+    let connect = || Connection::open(&socket_path(&config.loaders_dir), SEND_MAX).ok();
+    start_until(&config.loaders_dir, &settings, command, connect).map(drop)
+}
+
+/// A rank that has registered, and waits for the others of its node.
+#[derive(Debug)]
+pub struct Registering(Connection);
+
+/// A rank of a loader, for as long as this lives. All of its threads may use it at once.
+#[derive(Debug)]
+pub struct Rank {
+    state: Mutex<State>,
+    // Before the page, in whose memory it lies.
+    board: Board<'static>,
+    _page: SharedFile,
+    doorbell: Doorbell,
+    arena: SharedFile,
+    notes: Vec<String>,
+    /// In which alone all this is of use: what is forked shares the memory.
+    owner: Pid,
+}
+
+#[derive(Debug)]
+struct State {
+    connection: Connection,
+    /// Turns that were asked for, and whether the use of each slot is open.
+    asked: u64,
+    open: Vec<bool>,
+    /// Turns that are over but for their bytes.
+    held: BTreeSet<u64>,
+    released: u64,
+    steps: u64,
+    /// Why the agent is not waited for any more.
+    lost: Option<String>,
+    /// Ranks of this node that are gone.
+    gone: Vec<u32>,
+}
+
+/// What a rank is told of a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing, within the time that was waited.
+    Pending,
+    /// Its bytes lie in the arena, until it is released.
+    Ready {
+        /// From the arena's beginning.
+        offset: u64,
+        /// In bytes.
+        length: u32,
+    },
+    /// The rank is to read the source itself.
+    ReadYourself,
+}
+
+impl Registering {
+    /// Registers a rank; `settings` as JSON. From the first rank of the node, `extents` come along ([`super::table::Table::seal`]).
+    ///
+    /// # Errors
+    /// No loader agent stands; or the settings are none.
+    pub fn begin(dir: &Path, settings: &str, extents: Option<BorrowedFd<'_>>) -> Result<Self, AgentError> {
+        let settings: Settings = serde_json::from_str(settings).map_err(|error| AgentError::Refused {
+            why: format!("the loader's settings can't be: {error}"),
+        })?;
+        let connection = Connection::open(&socket_path(dir), SEND_MAX)?;
+        if !connection.is_of_same_files() {
+            // What it opens by a path need not be what is meant here.
+            return Err(AgentError::Protocol("it is in another mount namespace, or has another root".into()));
+        }
+        let ask = Ask::Register {
+            version: VERSION,
+            settings: Box::new(settings),
+        };
+        connection.send(&ask, extents.as_slice())?;
+        Ok(Self(connection))
+    }
+
+    /// Waits until all ranks of the node have come, no longer than this; `None` if they have not, and the rank registers on.
+    ///
+    /// # Errors
+    /// [`AgentError::Refused`] where the ranks disagree, or the loader can't be: all are told the same.
+    pub fn wait(self, wait: Duration) -> Result<Result<Rank, Self>, AgentError> {
+        match self.0.hear::<Tell>(wait)? {
+            None => Ok(Err(self)),
+            Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
+            Some((Tell::Registered { arena_bytes, slots, notes }, descriptors)) => {
+                let Ok([arena, page, doorbell]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+                    return Err(AgentError::Protocol("its descriptors did not come along".into()));
+                };
+                Rank::new(self.0, arena, arena_bytes, page, slots, Doorbell::received(doorbell), notes).map(Ok)
+            }
+            Some((other, _)) => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+}
+
+impl Rank {
+    fn new(
+        connection: Connection,
+        arena: OwnedFd,
+        arena_bytes: u64,
+        page: OwnedFd,
+        slots: u32,
+        doorbell: Doorbell,
+        notes: Vec<String>,
+    ) -> Result<Self, AgentError> {
+        let unusable = |why: String| AgentError::Protocol(format!("its memory {why}"));
+        let mapped = |error: io::Error| unusable(format!("can't be mapped: {error}"));
+        let page = SharedFile::received(page, Board::bytes(slots.min(SLOTS_MAX))).map_err(mapped)?;
+        let arena = SharedFile::received_for_reading(arena, arena_bytes as usize).map_err(mapped)?;
+        let board = Board::open(page.region_beside()).ok_or_else(|| unusable("is of another version".into()))?;
+        let state = State {
+            connection,
+            asked: 0,
+            open: vec![false; board.slots() as usize],
+            held: BTreeSet::new(),
+            released: 0,
+            steps: 0,
+            lost: None,
+            gone: Vec::new(),
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+            board,
+            _page: page,
+            doorbell,
+            arena,
+            notes,
+            owner: getpid(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in it can be left half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory in which samples lie. What is there may be looked at from [`Told::Ready`] to [`Self::release`].
+    pub fn arena(&self) -> Region<'_> {
+        self.arena.region()
+    }
+
+    /// What there is to say of the loader, for a person.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Asks for samples that a step will use, in the order of their use; the turn of the first. The others follow. `None`, and nothing is asked for, where there is
+    /// no room on the board: some have to be released first, and the agent to have heard of it. Nor where it is lost.
+    pub fn ask(&self, samples: &[u32], epoch: u32, iteration: u32) -> Option<u64> {
+        let mut state = self.state();
+        let first = state.asked;
+        let end = first + samples.len() as u64;
+        let is_room = state.lost.is_none() && self.owner == getpid() && self.board.may_put_to(end);
+        if !is_room || (first..end).any(|turn| state.open[state.slot(turn)]) {
+            return None;
+        }
+        for (turn, &sample) in (first..).zip(samples) {
+            let wanted = Use { sample, epoch, iteration };
+            self.board.put(turn, wanted);
+            let slot = state.slot(turn);
+            state.open[slot] = true;
+        }
+        state.asked = end;
+        self.ring_if(self.board.set_asked(end));
+        Some(first)
+    }
+
+    /// What has become of a use, without waiting. One that is not open is to be read by the rank itself.
+    pub fn look(&self, turn: u64) -> Told {
+        let state = self.state();
+        if self.owner != getpid() || !state.is_open(turn) {
+            return Told::ReadYourself;
+        }
+        match self.board.answer(turn) {
+            Answer::Pending if state.lost.is_some() => Told::ReadYourself,
+            Answer::Pending => Told::Pending,
+            // Whatever the agent writes, it leads nowhere else.
+            Answer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => Told::Ready { offset, length },
+            Answer::Ready { .. } | Answer::Refused => Told::ReadYourself,
+        }
+    }
+
+    /// What has become of a use, waited for no longer than this. Where the agent is gone, or stands still, the rank is to read by itself from then on.
+    pub fn wait(&self, turn: u64, wait: Duration) -> Told {
+        let deadline = Instant::now() + wait;
+        loop {
+            let seen = self.board.wait_begins();
+            let told = self.look(turn);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if told != Told::Pending || left.is_zero() {
+                self.board.wait_over();
+                return told;
+            }
+            let pause = left.min(LOOK_EVERY);
+            let timeout = Timespec {
+                tv_sec: pause.as_secs() as i64,
+                tv_nsec: i64::from(pause.subsec_nanos()),
+            };
+            let waited = futex::wait(self.board.answers(), futex::Flags::empty(), seen, Some(&timeout));
+            self.board.wait_over();
+            match waited {
+                Err(Errno::TIMEDOUT) => self.look_after_agent(),
+                // A signal: its handler is the caller's.
+                Err(Errno::INTR) => return self.look(turn),
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether there still is an agent that works.
+    fn look_after_agent(&self) {
+        let mut state = self.state();
+        state.hear();
+        let silent_ns = boot_ns().saturating_sub(self.board.alive_ns());
+        if state.lost.is_none() && u128::from(silent_ns) > LOADER_DEAD_AFTER.as_nanos() {
+            state.lost = Some(format!("the loader agent stands still since {} s", silent_ns / 1_000_000_000));
+        }
+    }
+
+    /// A use is over, but its bytes are still looked at, perhaps for long: until [`Self::release`] they stay, and hold nothing else up.
+    pub fn hold(&self, turns: impl IntoIterator<Item = u64>) {
+        let mut state = self.state();
+        for turn in turns {
+            if state.is_open(turn) {
+                let slot = state.slot(turn);
+                state.open[slot] = false;
+                state.held.insert(turn);
+            }
+        }
+    }
+
+    /// A use is over: its bytes are looked at no more. Once for each.
+    pub fn release(&self, turns: impl IntoIterator<Item = u64>) {
+        // What was forked shares the board, and must not speak on it.
+        if self.owner != getpid() {
+            return;
+        }
+        let mut state = self.state();
+        for turn in turns {
+            if state.is_open(turn) {
+                let slot = state.slot(turn);
+                state.open[slot] = false;
+            } else if !state.held.remove(&turn) {
+                continue;
+            }
+            self.board.release(state.released, turn);
+            state.released += 1;
+        }
+        self.ring_if(self.board.set_released(state.released));
+    }
+
+    /// The rank begins a step of an epoch.
+    pub fn begin_step(&self, epoch: u32, iteration: u32) {
+        let mut state = self.state();
+        state.steps += 1;
+        self.ring_if(self.board.begin_step(state.steps, epoch, iteration));
+    }
+
+    /// Why the rank reads by itself; `None` as long as there is an agent.
+    pub fn lost(&self) -> Option<String> {
+        let mut state = self.state();
+        state.hear();
+        state.lost.clone()
+    }
+
+    /// Ranks of this loader and node that are gone, by their number in the whole job.
+    pub fn gone(&self) -> Vec<u32> {
+        let mut state = self.state();
+        state.hear();
+        state.gone.clone()
+    }
+
+    /// What was done for all ranks of the node; `None` where there is no agent any more.
+    pub fn figures(&self) -> Option<Figures> {
+        let mut state = self.state();
+        state.hear();
+        if state.lost.is_some() || state.connection.send(&Ask::Figures, &[]).is_err() {
+            return None;
+        }
+        loop {
+            match state.connection.hear::<Tell>(LOADER_DEAD_AFTER) {
+                Ok(Some((Tell::Figures { figures }, _))) => return Some(figures),
+                Ok(Some((Tell::RankGone { rank }, _))) => state.gone.push(rank),
+                Ok(_) => return None,
+                Err(error) => {
+                    state.lost = Some(format!("the loader agent is gone: {error}"));
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn ring_if(&self, is_asleep: bool) {
+        if is_asleep {
+            self.doorbell.ring();
+        }
+    }
+}
+
+impl State {
+    fn slot(&self, turn: u64) -> usize {
+        (turn & (self.open.len() as u64 - 1)) as usize
+    }
+
+    /// Whether a turn is one that was asked for and not released.
+    fn is_open(&self, turn: u64) -> bool {
+        turn < self.asked && self.asked - turn <= self.open.len() as u64 && self.open[self.slot(turn)]
+    }
+
+    /// What the agent has said beside the board.
+    fn hear(&mut self) {
+        while self.lost.is_none() {
+            match self.connection.hear::<Tell>(Duration::ZERO) {
+                Ok(None) => return,
+                Ok(Some((Tell::RankGone { rank }, _))) => self.gone.push(rank),
+                Ok(Some((Tell::Refused { why }, _))) => self.lost = Some(why),
+                Ok(Some(_)) => {}
+                Err(error) => self.lost = Some(format!("the loader agent is gone: {error}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! What wakes the loader agent's one thread.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// An eventfd: rung by ranks, which get a descriptor of it, and by reading threads.
+#[derive(Debug)]
+pub(crate) struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    pub(crate) fn create() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// The one that an agent sent.
+    pub(crate) fn received(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Rings. That fails only where it has been rung so often that it does not matter.
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Hears it, however often it was rung.
+    pub(crate) fn hush(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

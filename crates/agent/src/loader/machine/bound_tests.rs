@@ -1,0 +1,169 @@
+//! What the loader reads of the source against what no policy can avoid: the figures that the simulator tells beforehand.
+
+use forebay_contract::Identity;
+use forebay_policy::TierSpec;
+use forebay_policy::bounds::source_bytes;
+use forebay_policy::ids::Cluster;
+use forebay_policy::order::{Deal, Order, Permutation};
+use forebay_policy::residency::{Forebay, Lru, Pinned};
+use forebay_policy::schedule::EarliestDeadline;
+
+use super::*;
+
+const SAMPLES: u32 = 2000;
+const BYTES: u32 = 100;
+const BATCH: u32 = 10;
+const WINDOW: u32 = 4;
+const WINDOW_BYTES: u64 = 5000;
+const EPOCHS: u32 = 4;
+
+fn cluster(memory_bytes: u64) -> Cluster {
+    Cluster {
+        nodes: 1,
+        gpus: 1,
+        cache_bytes: WINDOW_BYTES + memory_bytes,
+    }
+}
+
+fn order() -> Order {
+    Order {
+        permutation: Permutation::Torch,
+        seed: 1,
+        deal: Deal::new(SAMPLES, 1, BATCH).expect("there are some"),
+    }
+}
+
+/// All that one rank uses, in its order.
+fn uses() -> Vec<Use> {
+    let of_epoch = |epoch| {
+        let samples = order().epoch(epoch);
+        let of_iteration = |iteration| {
+            let batch: Vec<u32> = samples.batch(0, iteration).collect();
+            batch.into_iter().map(move |sample| Use { sample, epoch, iteration })
+        };
+        (0..samples.iterations()).flat_map(of_iteration).collect::<Vec<_>>()
+    };
+    (0..EPOCHS).flat_map(of_epoch).collect()
+}
+
+/// A loader whose reads end at once.
+struct Reads {
+    core: Core,
+    now_s: f64,
+    /// Bytes of the arena that were ever taken.
+    taken: u64,
+}
+
+impl Reads {
+    fn new(residency: Box<dyn Residency>, memory_bytes: u64) -> Self {
+        let memory = TierSpec {
+            quota_bytes: memory_bytes,
+            quota_inodes: u64::MAX,
+        };
+        let core = Core::new(Parts {
+            residency,
+            scheduler: Box::new(EarliestDeadline::new(8)),
+            order: order(),
+            extents: SAMPLES,
+            ranks: 1,
+            placement: FillFirst::new([memory]),
+            arena_bytes: WINDOW_BYTES + memory_bytes,
+            reads_max: 8,
+            hedge_budget: 0.0,
+        });
+        Self {
+            core,
+            now_s: 0.0,
+            taken: 0,
+        }
+    }
+
+    /// What comes of these events, and of what follows from them; bytes that were read.
+    fn happen(&mut self, mut events: Vec<Event>) -> u64 {
+        let before = self.taken;
+        while !events.is_empty() {
+            self.now_s += 0.001;
+            let mut actions = Vec::new();
+            for event in std::mem::take(&mut events) {
+                self.core.take(event, self.now_s, &mut actions);
+            }
+            self.core.go_on(self.now_s, &mut actions);
+            events.extend(actions.into_iter().filter_map(|action| self.carry_out(action)));
+        }
+        self.taken - before
+    }
+
+    fn carry_out(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Read { flight, sample, .. } => {
+                self.taken += u64::from(BYTES);
+                let outcome = Outcome::Whole {
+                    place: Place {
+                        offset: self.taken,
+                        bytes: BYTES,
+                    },
+                    version: Version::of(&Identity {
+                        ino: u64::from(sample),
+                        ..Identity::default()
+                    }),
+                    left_on: None,
+                };
+                Some(Event::Read { flight, outcome })
+            }
+            Action::Answer { answer, .. } => {
+                assert!(matches!(answer, Answer::Ready { .. }), "there is room for the window");
+                None
+            }
+            Action::Free { .. } => None,
+            Action::Write { .. } | Action::Release { .. } => panic!("there is no disk"),
+        }
+    }
+}
+
+/// Bytes from the source in each epoch, where all that is asked for is there at once.
+fn read_by_epoch(residency: Box<dyn Residency>, memory_bytes: u64) -> Vec<u64> {
+    let mut reads = Reads::new(residency, memory_bytes);
+    let uses = uses();
+    let mut read = vec![0; EPOCHS as usize];
+    let mut asked = 0;
+    for first in (0..uses.len()).step_by(BATCH as usize) {
+        let end = uses.len().min(first + (WINDOW * BATCH) as usize);
+        let events = uses[asked..end].iter().map(|&wanted| Event::Asked { rank: 0, wanted });
+        let mut read_now = reads.happen(events.collect());
+        asked = end;
+        let turns = first..first + BATCH as usize;
+        let over = turns.map(|turn| Event::Released {
+            rank: 0,
+            turn: turn as u32,
+        });
+        read_now += reads.happen(over.collect());
+        read[uses[first].epoch as usize] += read_now;
+    }
+    assert!(reads.core.is_idle(), "all was answered");
+    read
+}
+
+#[test]
+fn a_warm_epoch_reads_what_can_not_be_avoided_and_the_window() {
+    let all = u64::from(SAMPLES * BYTES);
+    for percent in [30, 60] {
+        let memory_bytes = all * percent / 100 - WINDOW_BYTES;
+        let cluster = cluster(memory_bytes);
+        let most = source_bytes(all, cluster) as f64 * 1.03 + WINDOW_BYTES as f64;
+        let policies: [Box<dyn Residency>; 2] = [
+            Box::new(Forebay::new(cluster, SAMPLES, WINDOW)),
+            Box::new(Pinned::new(cluster, SAMPLES, WINDOW)),
+        ];
+        for policy in policies {
+            let name = policy.name();
+            let read = read_by_epoch(policy, memory_bytes);
+            // What is read for the next epoch before this one ends counts here.
+            assert!(read[0] >= all - WINDOW_BYTES, "{name}: {read:?}");
+            for warm in &read[1..] {
+                assert!(*warm as f64 <= most, "{name}, {percent} %: {read:?}, at most {most}");
+            }
+        }
+        let lru = read_by_epoch(Box::new(Lru::new(cluster, SAMPLES, WINDOW)), memory_bytes);
+        assert!(lru[2] as f64 > most, "{percent} %: {lru:?}");
+    }
+}

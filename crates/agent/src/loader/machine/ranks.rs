@@ -1,0 +1,201 @@
+//! What each rank has asked for, and how far it is. Turns count its uses; they are fetched in their order and end in any.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use forebay_contract::board::Use;
+use forebay_policy::ids::{EpochNumber, Iteration, Sample};
+
+/// What has become of a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits to be fetched.
+    Asked,
+    /// The policy has let it in; its bytes are being read.
+    Coming,
+    /// The same, but the rank has let it go meanwhile.
+    Dropped,
+    /// The rank has its bytes.
+    Ready,
+    /// The rank reads it itself; the policy knows nothing of it, or no more.
+    Refused,
+    /// The rank has let it go.
+    Over,
+}
+
+/// One use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Used {
+    pub(super) sample: Sample,
+    /// As the rank has it.
+    epoch: u32,
+    pub(super) pass: EpochNumber,
+    pub(super) iteration: Iteration,
+    /// Counts over all passes.
+    pub(super) step: u64,
+    pub(super) stage: Stage,
+}
+
+/// Durations of steps that are remembered.
+const STEPS: usize = 16;
+
+/// A rank.
+#[derive(Debug, Default)]
+pub(super) struct Rank {
+    /// From turn `first` on.
+    uses: VecDeque<Used>,
+    first: u64,
+    /// Uses that are over but for their bytes, which the rank looks at still, by turn: see [`Self::overtake`].
+    held: BTreeMap<u64, Sample>,
+    /// Uses before this turn wait no more to be fetched.
+    fetch_from: u64,
+    /// Epoch and iteration of the last use, and its pass.
+    last: Option<(u32, u32)>,
+    pass: EpochNumber,
+    is_gone: bool,
+    steps: u64,
+    /// When the last step began, and how long steps took, the shortest of the last ones being that of one that waited for nothing.
+    began_s: Option<f64>,
+    took_s: VecDeque<f64>,
+}
+
+impl Rank {
+    /// One more use; its turn and its pass. A pass ends where the rank goes to another epoch, or back.
+    pub(super) fn ask(&mut self, wanted: Use, iterations: u32, is_known: bool) -> (u64, EpochNumber) {
+        let Use { sample, epoch, iteration } = wanted;
+        // The number of a step beyond the epoch's end would be that of one of the next epoch.
+        let iteration = iteration.min(iterations.saturating_sub(1));
+        if self.last.is_some_and(|(last_epoch, last)| epoch != last_epoch || iteration < last) {
+            self.pass += 1;
+        }
+        self.last = Some((epoch, iteration));
+        let pass = self.pass;
+        self.uses.push_back(Used {
+            sample,
+            epoch,
+            pass,
+            iteration,
+            step: u64::from(pass) * u64::from(iterations) + u64::from(iteration),
+            stage: if is_known { Stage::Asked } else { Stage::Refused },
+        });
+        (self.first + self.uses.len() as u64 - 1, pass)
+    }
+
+    /// The turn with this low half, if it is one of those that are not over.
+    pub(super) fn turn(&self, low: u32) -> Option<u64> {
+        let nth = u64::from(low.wrapping_sub(self.first as u32));
+        let used = self.uses.get(nth as usize)?;
+        (used.stage != Stage::Over).then_some(self.first + nth)
+    }
+
+    /// A rank that has begun a step has done with those before it, but may refer to some of their bytes for as long as it likes. Such uses hold it up no more;
+    /// they are *held*. Gives the first of them, once for each.
+    pub(super) fn overtake(&mut self, epoch: u32, iteration: Iteration) -> Option<u64> {
+        let now = self
+            .uses
+            .iter()
+            .position(|used| (used.epoch, used.iteration) == (epoch, iteration))?;
+        let ready = self.uses.iter().take(now).position(|used| used.stage == Stage::Ready)?;
+        let turn = self.first + ready as u64;
+        self.held.insert(turn, self.uses[ready].sample);
+        Some(turn)
+    }
+
+    /// Lets a held use go; its sample.
+    pub(super) fn let_held_go(&mut self, low: u32) -> Option<Sample> {
+        let turn = self.held.keys().copied().find(|turn| *turn as u32 == low)?;
+        self.held.remove(&turn)
+    }
+
+    /// Lets all held uses go; their samples.
+    pub(super) fn let_all_held_go(&mut self) -> Vec<Sample> {
+        std::mem::take(&mut self.held).into_values().collect()
+    }
+
+    /// The use at a turn that is not over.
+    ///
+    /// # Panics
+    /// Where it is: turns come from [`Self::ask`] and [`Self::turn`], and who holds one has not let it end.
+    pub(super) fn used(&self, turn: u64) -> Used {
+        self.uses[(turn - self.first) as usize]
+    }
+
+    pub(super) fn set_stage(&mut self, turn: u64, stage: Stage) {
+        self.uses[(turn - self.first) as usize].stage = stage;
+        if stage == Stage::Over {
+            while self.uses.front().is_some_and(|used| used.stage == Stage::Over) {
+                self.uses.pop_front();
+                self.first += 1;
+            }
+            self.fetch_from = self.fetch_from.max(self.first);
+        }
+    }
+
+    /// Step and turn of the use that is to be fetched next.
+    pub(super) fn next_to_fetch(&mut self) -> Option<(u64, u64)> {
+        loop {
+            let used = self.uses.get((self.fetch_from - self.first) as usize)?;
+            if used.stage == Stage::Asked {
+                return Some((used.step, self.fetch_from));
+            }
+            self.fetch_from += 1;
+        }
+    }
+
+    /// A use does not wait to be fetched any more.
+    pub(super) fn fetched(&mut self, turn: u64) {
+        self.set_stage(turn, Stage::Coming);
+        self.fetch_from = self.fetch_from.max(turn + 1);
+    }
+
+    /// The turn of the oldest use that is not over.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        (!self.uses.is_empty()).then_some(self.first)
+    }
+
+    /// The step of that: what is of this step, the rank needs now.
+    pub(super) fn oldest_step(&self) -> u64 {
+        self.uses.front().map_or(0, |used| used.step)
+    }
+
+    /// The pass that it is in: that of the oldest use.
+    pub(super) fn pass(&self) -> EpochNumber {
+        self.uses.front().map_or(self.pass, |used| used.pass)
+    }
+
+    /// Turns of all uses that are not over.
+    pub(super) fn open(&self) -> Vec<u64> {
+        let is_open = |(_, used): &(u64, &Used)| used.stage != Stage::Over;
+        (self.first..).zip(&self.uses).filter(is_open).map(|(turn, _)| turn).collect()
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    pub(super) fn set_gone(&mut self) {
+        self.is_gone = true;
+    }
+
+    /// It has begun so many steps.
+    pub(super) fn stepped(&mut self, steps: u64, now_s: f64) {
+        let more = steps.saturating_sub(self.steps);
+        if more == 0 {
+            return;
+        }
+        if let Some(began_s) = self.began_s {
+            if self.took_s.len() == STEPS {
+                self.took_s.pop_front();
+            }
+            self.took_s.push_back((now_s - began_s) / more as f64);
+        }
+        (self.steps, self.began_s) = (steps, Some(now_s));
+    }
+
+    /// When a step is predicted to begin: nobody is late from now on.
+    pub(super) fn deadline_s(&self, step: u64, now_s: f64) -> f64 {
+        let shortest_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
+        let step_s = if shortest_s.is_finite() { shortest_s } else { 0.0 };
+        let ends_s = self.began_s.map_or(now_s, |began_s| began_s + step_s);
+        ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
+    }
+}

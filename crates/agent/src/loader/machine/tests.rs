@@ -1,0 +1,594 @@
+//! The machine in a world of its own: whatever comes in whatever order, each use is answered once, with its own sample's bytes, and nothing leaks.
+
+use std::collections::BTreeMap;
+
+use forebay_contract::Identity;
+use forebay_policy::TierSpec;
+use forebay_policy::ids::Cluster;
+use forebay_policy::order::{Deal, Order, Permutation};
+use forebay_policy::ranges::Ranges;
+use forebay_policy::residency::{Belady, FillFirst as FillFirstCache, Forebay, Lobster, Lru, NoCache, Pinned};
+use forebay_policy::schedule::{EarliestDeadline, FirstCome, Static};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::*;
+
+const SAMPLES: u32 = 60;
+const EPOCHS: u32 = 4;
+
+/// How the world is made.
+#[derive(Clone, Copy, Debug)]
+struct World {
+    ranks: u32,
+    batch: u32,
+    window: u32,
+    window_bytes: u64,
+    memory_bytes: u64,
+    disk_bytes: u64,
+    policy: u8,
+    scheduler: u8,
+    hedge_budget: f64,
+    /// In percent, of reads of the source and of disks and of writes.
+    faults: u32,
+    /// Ranks use samples in another order than the loader was told, where its policy does not look ahead.
+    is_unknown: bool,
+}
+
+fn size_of(sample: u32) -> u32 {
+    if sample.is_multiple_of(17) { 0 } else { 100 + sample * 7 % 50 }
+}
+
+fn version_of(sample: u32) -> Version {
+    Version::of(&Identity {
+        ino: u64::from(sample),
+        ..Identity::default()
+    })
+}
+
+impl World {
+    fn order(self) -> Order {
+        Order {
+            permutation: Permutation::Torch,
+            seed: 3,
+            deal: Deal::new(SAMPLES, self.ranks, self.batch).expect("there are some"),
+        }
+    }
+
+    /// What ranks use.
+    fn used(self) -> Order {
+        let looks_ahead = matches!(self.policy % 7, 4 | 5);
+        let seed = if self.is_unknown && !looks_ahead { 4 } else { 3 };
+        Order { seed, ..self.order() }
+    }
+
+    fn residency(self) -> Box<dyn Residency> {
+        let cluster = Cluster {
+            nodes: 1,
+            gpus: self.ranks,
+            cache_bytes: self.window_bytes + self.memory_bytes + self.disk_bytes,
+        };
+        let window = self.window;
+        match self.policy % 7 {
+            0 => Box::new(Forebay::new(cluster, SAMPLES, window)),
+            1 => Box::new(Pinned::new(cluster, SAMPLES, window)),
+            2 => Box::new(FillFirstCache::new(cluster, SAMPLES, window)),
+            3 => Box::new(Lru::new(cluster, SAMPLES, window)),
+            4 => Box::new(Belady::new(cluster, SAMPLES, window)),
+            5 => Box::new(Lobster::corrected(cluster, SAMPLES, window)),
+            _ => Box::new(NoCache::new(cluster, SAMPLES, window)),
+        }
+    }
+
+    fn scheduler(self) -> Box<dyn Scheduler> {
+        match self.scheduler % 3 {
+            0 => Box::new(EarliestDeadline::new(8)),
+            1 => Box::new(FirstCome::new(8)),
+            _ => Box::new(Static::new(8, self.ranks)),
+        }
+    }
+
+    fn core(self) -> Core {
+        let tiers = [self.memory_bytes, self.disk_bytes].map(|quota_bytes| TierSpec {
+            quota_bytes,
+            quota_inodes: u64::MAX,
+        });
+        Core::new(Parts {
+            residency: self.residency(),
+            scheduler: self.scheduler(),
+            order: self.order(),
+            extents: SAMPLES,
+            ranks: self.ranks as usize,
+            placement: FillFirst::new(tiers),
+            arena_bytes: self.window_bytes + self.memory_bytes,
+            reads_max: 8,
+            hedge_budget: self.hedge_budget,
+        })
+    }
+}
+
+/// What a rank sees of a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    Ready(Place),
+    Refused,
+    Released,
+}
+
+/// Threads, arena, disk and ranks, all by chance.
+struct Play {
+    world: World,
+    core: Core,
+    now_s: f64,
+    /// What each rank will use, in its order; what it has asked for is a beginning of that.
+    wanted: Vec<Vec<Use>>,
+    seen: Vec<Vec<Seen>>,
+    arena: Ranges,
+    /// What lies in the arena, by its beginning. (Nothing takes no room, so it has no place.)
+    places: BTreeMap<u64, (u32, u32)>,
+    reads: Vec<(u32, u32, ReadFrom)>,
+    writes: Vec<(u32, usize)>,
+    disk: BTreeMap<u32, u32>,
+    left: Vec<u32>,
+}
+
+impl Play {
+    fn new(world: World, left: Vec<u32>) -> Self {
+        let order = world.used();
+        let wanted = |rank| -> Vec<Use> {
+            let epochs = (0..EPOCHS).map(|epoch| (epoch, order.epoch(epoch)));
+            let uses = epochs.flat_map(|(epoch, order)| {
+                let steps = (0..order.iterations()).flat_map(|iteration| {
+                    let batch: Vec<u32> = order.batch(rank, iteration).collect();
+                    batch.into_iter().map(move |sample| Use { sample, epoch, iteration })
+                });
+                steps.collect::<Vec<_>>()
+            });
+            uses.collect()
+        };
+        Self {
+            world,
+            core: world.core(),
+            now_s: 0.0,
+            wanted: (0..world.ranks).map(wanted).collect(),
+            seen: vec![Vec::new(); world.ranks as usize],
+            arena: Ranges::new(world.window_bytes + world.memory_bytes),
+            places: BTreeMap::new(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            disk: BTreeMap::new(),
+            left,
+        }
+    }
+
+    /// One event, and what follows from it.
+    fn happen(&mut self, events: &[Event]) {
+        self.now_s += 0.001;
+        let mut actions = Vec::new();
+        for event in events {
+            self.core.take(*event, self.now_s, &mut actions);
+        }
+        self.core.go_on(self.now_s, &mut actions);
+        for action in actions {
+            self.carry_out(action);
+        }
+        let resident = self.core.placement.used_bytes(forebay_policy::TierIndex(0));
+        assert!(resident <= self.world.memory_bytes, "memory for residents is kept to");
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Read { flight, sample, from } => {
+                assert!(sample < SAMPLES);
+                self.reads.push((flight, sample, from));
+            }
+            Action::Write {
+                sample,
+                disk,
+                place,
+                version,
+            } => {
+                assert_eq!((disk, version, place.bytes), (0, version_of(sample), size_of(sample)));
+                self.writes.push((sample, disk));
+            }
+            Action::Free { place } if place.bytes > 0 => {
+                let (_, bytes) = self.places.remove(&place.offset).expect("what is freed lies there");
+                assert_eq!(bytes, place.bytes);
+                assert!(
+                    !self.seen.iter().flatten().any(|seen| *seen == Seen::Ready(place)),
+                    "a rank has it still"
+                );
+                self.arena.give(place.offset, u64::from(bytes));
+            }
+            Action::Free { .. } => {}
+            Action::Release { sample, .. } => drop(self.disk.remove(&sample)),
+            Action::Answer { rank, turn, answer } => {
+                let sample = self.wanted[rank][turn as usize].sample;
+                let seen = &mut self.seen[rank][turn as usize];
+                assert_eq!(*seen, Seen::Nothing, "a use is answered once, and not after it was let go");
+                *seen = match answer {
+                    Answer::Ready { offset, length } => {
+                        assert_eq!(length, size_of(sample));
+                        assert!(
+                            length == 0 || self.places.get(&offset) == Some(&(sample, length)),
+                            "it is this sample"
+                        );
+                        Seen::Ready(Place { offset, bytes: length })
+                    }
+                    Answer::Refused => Seen::Refused,
+                    Answer::Pending => panic!("that is no answer"),
+                };
+            }
+        }
+    }
+
+    /// A thread comes back from a read.
+    fn end_read(&mut self, nth: usize, chance: u32) {
+        let (flight, sample, from) = self.reads.swap_remove(nth);
+        let bytes = size_of(sample);
+        let fails = chance % 100 < self.world.faults;
+        let left_on = self
+            .left
+            .iter()
+            .position(|left| *left == sample)
+            .filter(|_| from == ReadFrom::Source);
+        let outcome = if fails && from == ReadFrom::Source {
+            Outcome::Failed
+        } else if from != ReadFrom::Source && (fails || !self.disk.contains_key(&sample)) {
+            let is_there = self.disk.remove(&sample).is_some();
+            if is_there { Outcome::DiskFault } else { Outcome::Gone }
+        } else if let Some(offset) = self.arena.take(u64::from(bytes)) {
+            if bytes > 0 {
+                self.places.insert(offset, (sample, bytes));
+            }
+            if let Some(at) = left_on {
+                self.left.swap_remove(at);
+                self.disk.insert(sample, bytes);
+            }
+            Outcome::Whole {
+                place: Place { offset, bytes },
+                version: version_of(sample),
+                left_on: left_on.map(|_| 0),
+            }
+        } else {
+            Outcome::NoRoom { bytes }
+        };
+        self.happen(&[Event::Read { flight, outcome }]);
+    }
+
+    fn end_write(&mut self, nth: usize, chance: u32) {
+        let (sample, disk) = self.writes.swap_remove(nth);
+        let result = if chance % 100 >= self.world.faults {
+            self.disk.insert(sample, size_of(sample));
+            Ok(())
+        } else if chance.is_multiple_of(2) {
+            Err(WriteError::Full)
+        } else {
+            Err(WriteError::Fault)
+        };
+        self.happen(&[Event::Written { sample, disk, result }]);
+    }
+
+    /// A rank asks for its next step, if it is no more than the window ahead of what it has let go.
+    fn ask(&mut self, rank: usize) -> bool {
+        let (asked, wanted) = (self.seen[rank].len(), &self.wanted[rank]);
+        if asked == wanted.len() {
+            return false;
+        }
+        let open = self.seen[rank].iter().position(|seen| *seen != Seen::Released).unwrap_or(asked);
+        let is_far = open < asked && asked - open >= ((self.world.window + 1) * self.world.batch) as usize;
+        !is_far && self.ask_next(rank)
+    }
+
+    /// A rank asks for its next step.
+    fn ask_next(&mut self, rank: usize) -> bool {
+        let (asked, wanted) = (self.seen[rank].len(), &self.wanted[rank]);
+        let Some(next) = wanted.get(asked) else { return false };
+        let of_step = |used: &&Use| (used.epoch, used.iteration) == (next.epoch, next.iteration);
+        let step: Vec<Use> = wanted[asked..].iter().take_while(of_step).copied().collect();
+        let events: Vec<Event> = step.iter().map(|wanted| Event::Asked { rank, wanted: *wanted }).collect();
+        self.seen[rank].extend(step.iter().map(|_| Seen::Nothing));
+        self.happen(&events);
+        true
+    }
+
+    /// A rank lets a use of its oldest open step go: one that it has, or now and then one that it does not wait for any longer.
+    fn release(&mut self, rank: usize, chance: u32) -> bool {
+        let open = self.seen[rank].iter().position(|seen| *seen != Seen::Released);
+        let Some(first) = open else { return false };
+        let of_step = |used: &Use| (used.epoch, used.iteration);
+        let oldest = of_step(&self.wanted[rank][first]);
+        let turns: Vec<usize> = (first..self.seen[rank].len())
+            .filter(|turn| of_step(&self.wanted[rank][*turn]) == oldest)
+            .filter(|turn| match self.seen[rank][*turn] {
+                Seen::Released => false,
+                Seen::Nothing => chance % 50 < self.world.faults / 10,
+                Seen::Ready(_) | Seen::Refused => true,
+            })
+            .collect();
+        let Some(&turn) = turns.get(chance as usize % turns.len().max(1)) else {
+            return false;
+        };
+        self.let_go(rank, turn);
+        true
+    }
+
+    /// A rank lets a use go; its step is begun by then.
+    fn let_go(&mut self, rank: usize, turn: usize) {
+        let now = self.wanted[rank][turn];
+        self.seen[rank][turn] = Seen::Released;
+        self.happen(&[
+            Event::Released { rank, turn: turn as u32 },
+            Event::Stepped {
+                rank,
+                step: Step {
+                    steps: (turn / self.world.batch as usize) as u64,
+                    epoch: now.epoch,
+                    iteration: now.iteration,
+                },
+            },
+        ]);
+    }
+
+    fn is_over(&self) -> bool {
+        let all = |(wanted, seen): (&Vec<Use>, &Vec<Seen>)| seen.len() == wanted.len() && seen.iter().all(|seen| *seen == Seen::Released);
+        self.wanted.iter().zip(&self.seen).all(all) && self.reads.is_empty() && self.writes.is_empty()
+    }
+
+    /// Plays to the end by the given chances, over and over; then nobody holds anything but residents.
+    fn play(&mut self, chances: &[u32]) {
+        let mut idle = 0;
+        for chance in chances.iter().copied().cycle() {
+            if self.is_over() {
+                break;
+            }
+            let rank = (chance / 7) as usize % self.world.ranks as usize;
+            let moved = match chance % 5 {
+                0 => self.ask(rank),
+                1 | 2 => self.release(rank, chance / 11),
+                3 if !self.reads.is_empty() => {
+                    self.end_read((chance / 13) as usize % self.reads.len(), chance / 17);
+                    true
+                }
+                4 if !self.writes.is_empty() => {
+                    self.end_write((chance / 13) as usize % self.writes.len(), chance / 17);
+                    true
+                }
+                _ => false,
+            };
+            idle = if moved { 0 } else { idle + 1 };
+            if idle > 2 * chances.len() {
+                // By chance the same thing may never come up. What is possible is done, or it would stand still for ever.
+                assert!(self.nudge(), "it stands still: {:?}", self.seen);
+                idle = 0;
+            }
+        }
+        self.happen(&[]);
+        assert!(self.core.is_idle());
+        let held: u64 = self.places.values().map(|(_, bytes)| u64::from(*bytes)).sum();
+        assert_eq!(
+            held,
+            self.core.placement.used_bytes(forebay_policy::TierIndex(0)),
+            "only residents are left in memory"
+        );
+        for (sample, disk) in self.core.on_disks() {
+            assert_eq!(
+                (disk, self.disk.get(&sample)),
+                (0, Some(&size_of(sample))),
+                "residents are where they should be"
+            );
+        }
+        assert_eq!(self.core.on_disks().len(), self.disk.len(), "and nothing else is there");
+    }
+
+    fn nudge(&mut self) -> bool {
+        if !self.reads.is_empty() {
+            self.end_read(0, 99);
+            return true;
+        }
+        if !self.writes.is_empty() {
+            self.end_write(0, 99);
+            return true;
+        }
+        (0..self.world.ranks as usize).any(|rank| self.release(rank, 49) || self.ask(rank))
+    }
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    let shape = (1..4_u32, 1..6_u32, 1..4_u32);
+    let bytes = (600..6000_u64, prop_oneof![Just(0), 0..4000_u64], prop_oneof![Just(0), 0..6000_u64]);
+    let others = (
+        any::<u8>(),
+        any::<u8>(),
+        prop_oneof![Just(0.0), Just(0.3)],
+        prop_oneof![Just(0), 1..40_u32],
+        any::<bool>(),
+    );
+    (shape, bytes, others).prop_map(
+        |((ranks, batch, window), (window_bytes, memory_bytes, disk_bytes), (policy, scheduler, hedge_budget, faults, is_unknown))| World {
+            ranks,
+            batch,
+            window,
+            window_bytes,
+            memory_bytes,
+            disk_bytes,
+            policy,
+            scheduler,
+            hedge_budget,
+            faults,
+            is_unknown,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    #[test]
+    fn each_use_is_answered_once_with_its_own_bytes_and_nothing_leaks(
+        world in worlds(), chances in proptest::collection::vec(any::<u32>(), 200..400), left in proptest::collection::btree_set(0..SAMPLES, 0..20),
+    ) {
+        Play::new(world, left.into_iter().collect()).play(&chances);
+    }
+}
+
+fn roomy() -> World {
+    World {
+        ranks: 2,
+        batch: 5,
+        window: 3,
+        window_bytes: 20_000,
+        memory_bytes: 20_000,
+        disk_bytes: 0,
+        policy: 0,
+        scheduler: 0,
+        hedge_budget: 0.0,
+        faults: 0,
+        is_unknown: false,
+    }
+}
+
+/// Always the same, but in no order.
+fn chances() -> Vec<u32> {
+    (0..997_u32).map(|nth| nth.wrapping_mul(2_654_435_761) >> 3).collect()
+}
+
+#[test]
+fn where_all_fits_the_source_is_read_once() {
+    let mut play = Play::new(roomy(), Vec::new());
+    play.play(&chances());
+    let figures = play.core.figures();
+    assert_eq!(figures.from_source, u64::from(SAMPLES));
+    assert_eq!(
+        figures.source_bytes,
+        (0..SAMPLES).map(|sample| u64::from(size_of(sample))).sum::<u64>()
+    );
+    // But for uses that come while the one before them is still being read.
+    assert!(
+        (150..=u64::from(SAMPLES * (EPOCHS - 1))).contains(&figures.from_memory),
+        "{figures:?}"
+    );
+    assert_eq!((figures.refused_no_room, figures.refused_failed, figures.lost), (0, 0, 0));
+}
+
+#[test]
+fn what_does_not_fit_into_memory_lies_on_the_disk_and_comes_back_from_there() {
+    let world = World {
+        window_bytes: 40_000,
+        memory_bytes: 2000,
+        disk_bytes: 20_000,
+        ..roomy()
+    };
+    let mut play = Play::new(world, Vec::new());
+    play.play(&chances());
+    let figures = play.core.figures();
+    assert_eq!(figures.from_source, u64::from(SAMPLES));
+    assert!(figures.from_disk > 100 && figures.from_memory > 20, "{figures:?}");
+    assert_eq!(figures.lost, 0);
+}
+
+#[test]
+fn what_an_earlier_job_left_is_not_read_again() {
+    let world = World {
+        disk_bytes: 20_000,
+        ..roomy()
+    };
+    let mut play = Play::new(world, (0..30).collect());
+    play.play(&chances());
+    let figures = play.core.figures();
+    assert_eq!((figures.left_by_others, figures.from_source), (30, 30));
+}
+
+#[test]
+fn two_ranks_that_want_the_same_sample_have_it_read_once() {
+    let mut play = Play::new(roomy(), Vec::new());
+    let wanted = Use {
+        sample: 7,
+        epoch: 0,
+        iteration: 0,
+    };
+    for rank in 0..2 {
+        play.wanted[rank] = vec![wanted];
+        play.seen[rank] = vec![Seen::Nothing];
+        play.happen(&[Event::Asked { rank, wanted }]);
+    }
+    assert_eq!(play.reads.len(), 1);
+    play.end_read(0, 99);
+    assert!(matches!((play.seen[0][0], play.seen[1][0]), (Seen::Ready(a), Seen::Ready(b)) if a == b));
+}
+
+#[test]
+fn a_rank_that_is_gone_holds_nothing_and_the_others_go_on() {
+    let mut play = Play::new(roomy(), Vec::new());
+    assert!(play.ask(0) && play.ask(1) && play.ask(1));
+    while play.reads.len() > 2 {
+        play.end_read(0, 99);
+    }
+    play.happen(&[Event::Gone { rank: 1 }]);
+    let asked = play.seen[1].len();
+    for seen in &mut play.seen[1] {
+        *seen = Seen::Released;
+    }
+    play.wanted[1].truncate(asked);
+    play.play(&chances());
+}
+
+#[test]
+fn a_sample_that_there_is_not_is_refused() {
+    let mut play = Play::new(roomy(), Vec::new());
+    let wanted = Use {
+        sample: SAMPLES,
+        epoch: 0,
+        iteration: 0,
+    };
+    play.wanted[0] = vec![wanted];
+    play.seen[0] = vec![Seen::Nothing];
+    play.happen(&[Event::Asked { rank: 0, wanted }]);
+    assert_eq!((play.seen[0][0], play.reads.len()), (Seen::Refused, 0));
+    play.happen(&[Event::Released { rank: 0, turn: 0 }, Event::Released { rank: 0, turn: 5 }]);
+    assert!(play.core.is_idle());
+}
+
+#[test]
+fn an_epoch_that_comes_again_and_one_that_is_left_early_are_passes_of_their_own() {
+    let mut rank = Rank::default();
+    let mut ask = |epoch, iteration| {
+        let wanted = Use {
+            sample: 0,
+            epoch,
+            iteration,
+        };
+        rank.ask(wanted, 10, true).1
+    };
+    let passes = [(0, 0), (0, 0), (0, 4), (0, 1), (0, 2), (7, 2), (7, 3)].map(|(epoch, iteration)| ask(epoch, iteration));
+    assert_eq!(passes, [0, 0, 0, 1, 1, 2, 2]);
+    assert_eq!(rank.used(6).step, 23);
+}
+
+#[test]
+fn what_a_rank_refers_to_for_long_stays_and_holds_nothing_up() {
+    let mut play = Play::new(roomy(), Vec::new());
+    assert!(play.ask(0));
+    while !play.reads.is_empty() {
+        play.end_read(0, 99);
+    }
+    let Seen::Ready(held) = play.seen[0][0] else {
+        panic!("it is there")
+    };
+    // All else of all epochs is used, and turn 0 is not let go.
+    let all = play.wanted[0].len();
+    for turn in 1..all {
+        while play.seen[0].len() <= turn {
+            assert!(play.ask_next(0));
+        }
+        while play.seen[0][turn] == Seen::Nothing {
+            assert!(!play.reads.is_empty(), "turn {turn} waits for nothing");
+            play.end_read(0, 99);
+        }
+        play.let_go(0, turn);
+    }
+    assert_eq!(play.seen[0][0], Seen::Ready(held), "its bytes were given to nobody else");
+    play.let_go(0, 0);
+    assert_eq!(play.core.copies.lent(), 0, "then nothing is lent any more");
+}

@@ -1,0 +1,319 @@
+//! The loader agent's one thread: hears ranks, lets loaders have their turns, sleeps when nothing is to be done.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_store::{FreeFloor, Secret, Segments, SegmentsConfig, StoreError, limits::SEGMENT_BYTES};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, unlink},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
+};
+
+use super::{
+    LoaderConfig,
+    agreement::{Agreement, Effect, Peer},
+    disk_dir,
+    doorbell::Doorbell,
+    protocol::{Ask, DiskSetting, Tell, VERSION},
+    run::Run,
+    socket_path,
+};
+use crate::{
+    error::{AgentError, io_error},
+    limits::{BACKLOG, LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX},
+    log::Log,
+    packet,
+    private_dir::private_dir,
+    serve::lock,
+    shared::raise_descriptor_limit,
+};
+
+/// How often a disk is asked for that another thread of this process has, and the pause between.
+const LEASE_ATTEMPTS_MAX: u32 = 100;
+const LEASE_PAUSE: Duration = Duration::from_millis(10);
+
+const OTHER_VERSION: &str = "the loader agent is of another version of Forebay: use one version, or wait until its jobs have ended";
+
+/// A connection, and the extents that came by it, until its loader begins.
+#[derive(Debug)]
+struct Connected {
+    socket: OwnedFd,
+    extents: Option<OwnedFd>,
+}
+
+/// Runs the loader agent until nobody has been connected for a while.
+///
+/// # Errors
+/// [`AgentError::AlreadyRunning`] if one stands; else what kept it from starting, which is also the last line of its log.
+pub fn serve(config: &LoaderConfig) -> Result<(), AgentError> {
+    let dir = &config.loaders_dir;
+    let _ = rustix::process::setsid();
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    raise_descriptor_limit();
+    private_dir(dir)?;
+    let _lock = lock(dir)?;
+    let log = Log::create(dir)?;
+    let result = Service::open(config, log.clone()).and_then(Service::run);
+    if let Err(error) = &result {
+        log.line(&error.to_string());
+    }
+    let _ = unlink(socket_path(dir));
+    result
+}
+
+struct Service<'a> {
+    dir: &'a Path,
+    secret: Secret,
+    log: Log,
+    listener: OwnedFd,
+    doorbell: Arc<Doorbell>,
+    peers: BTreeMap<Peer, Connected>,
+    next_peer: Peer,
+    agreement: Agreement,
+    runs: BTreeMap<String, Run>,
+    /// Segments by their directory, as long as a loader uses them.
+    disks: BTreeMap<PathBuf, Weak<Segments>>,
+    began: Instant,
+}
+
+impl<'a> Service<'a> {
+    fn open(config: &'a LoaderConfig, log: Log) -> Result<Self, AgentError> {
+        let dir = config.loaders_dir.as_path();
+        let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
+        if let Some(why) = why_ephemeral {
+            log.line(&format!("samples on disks will not serve later jobs: {why}"));
+        }
+        let path = socket_path(dir);
+        let _ = unlink(&path);
+        let failed = |operation| io_error(operation, &path);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| failed("make")(e.into()))?;
+        let address = SocketAddrUnix::new(&path).map_err(|e| failed("name")(e.into()))?;
+        bind(&listener, &address).map_err(|e| failed("bind")(e.into()))?;
+        listen(&listener, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        let doorbell = Doorbell::create().map_err(failed("make a doorbell beside"))?;
+        log.line("serving loaders");
+        Ok(Self {
+            dir,
+            secret,
+            log,
+            listener,
+            doorbell: Arc::new(doorbell),
+            peers: BTreeMap::new(),
+            next_peer: 0,
+            agreement: Agreement::default(),
+            runs: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            began: Instant::now(),
+        })
+    }
+
+    fn run(mut self) -> Result<(), AgentError> {
+        let mut idle_since = Instant::now();
+        let mut next_s = None;
+        loop {
+            let ready = self.wait(next_s)?;
+            self.doorbell.hush();
+            // Those who have gone first: one that comes may be their successor, under the same name.
+            for peer in ready {
+                self.hear(peer);
+            }
+            self.accept();
+            let now_s = self.now_s();
+            self.agreement.forget_failures(now_s);
+            next_s = self.runs.values_mut().filter_map(|run| run.turn(now_s)).reduce(f64::min);
+            if !self.peers.is_empty() {
+                idle_since = Instant::now();
+            } else if idle_since.elapsed() >= LOADER_IDLE_MAX {
+                return Ok(());
+            }
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Sleeps until something comes, or the time has come; the connections on which something has.
+    fn wait(&self, next_s: Option<f64>) -> Result<Vec<Peer>, AgentError> {
+        self.runs.values().for_each(|run| run.set_sleeping(true));
+        // After that ranks ring; what they wrote before is seen here.
+        let pause = if self.runs.values().any(Run::has_news) {
+            Duration::ZERO
+        } else {
+            let left_s = next_s.map_or(f64::INFINITY, |next_s| (next_s - self.now_s()).max(0.0));
+            Duration::try_from_secs_f64(left_s).map_or(LOADER_ALIVE_EVERY, |left| left.min(LOADER_ALIVE_EVERY))
+        };
+        let mut polled: Vec<_> = self.peers.values().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)).collect();
+        polled.push(PollFd::new(&self.listener, PollFlags::IN));
+        polled.push(PollFd::new(&*self.doorbell, PollFlags::IN));
+        let timeout = Timespec {
+            tv_sec: pause.as_secs() as i64,
+            tv_nsec: i64::from(pause.subsec_nanos()),
+        };
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
+        }
+        self.runs.values().for_each(|run| run.set_sleeping(false));
+        let ready = self.peers.keys().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
+        Ok(ready.map(|(peer, _)| *peer).collect())
+    }
+
+    fn accept(&mut self) {
+        while self.peers.len() < LOADER_PEERS_MAX
+            && let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
+            if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                self.next_peer += 1;
+                self.peers.insert(self.next_peer, Connected { socket, extents: None });
+            }
+        }
+    }
+
+    fn hear(&mut self, peer: Peer) {
+        let Some(connected) = self.peers.get_mut(&peer) else { return };
+        let effects = match packet::receive::<Ask>(&connected.socket) {
+            Ok(Some((Ask::Register { version, .. }, _))) if version != VERSION => refusal(peer, OTHER_VERSION),
+            Ok(Some((Ask::Register { settings, .. }, descriptors))) => {
+                connected.extents = descriptors.into_iter().next();
+                let now_s = self.now_s();
+                self.agreement.register(peer, &settings, now_s)
+            }
+            Ok(Some((Ask::Figures, _))) => {
+                let run = self.agreement.loader_of(peer).and_then(|loader| self.runs.get(loader));
+                match run.map(Run::figures) {
+                    Some(figures) => vec![Effect::Tell {
+                        to: peer,
+                        tell: Tell::Figures { figures },
+                    }],
+                    None => refusal(peer, "its loader has not begun"),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                self.carry_out(refusal(peer, OTHER_VERSION));
+                return self.part(peer);
+            }
+            Ok(None) | Err(_) => return self.part(peer),
+        };
+        self.carry_out(effects);
+    }
+
+    fn part(&mut self, peer: Peer) {
+        self.peers.remove(&peer);
+        let effects = self.agreement.gone(peer);
+        self.carry_out(effects);
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        let mut lost = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
+                Effect::Begin { loader } => match self.begin(&loader) {
+                    Ok(unheard) => lost.extend(unheard),
+                    Err(why) => {
+                        self.log.line(&format!("a loader came to nothing: {why}"));
+                        let now_s = self.now_s();
+                        let effects = self.agreement.fail(&loader, &why, now_s, None);
+                        self.carry_out(effects);
+                    }
+                },
+                Effect::Gone { loader, local_rank } => {
+                    let now_s = self.now_s();
+                    if let Some(run) = self.runs.get_mut(&loader) {
+                        run.gone(local_rank, now_s);
+                    }
+                }
+                Effect::End { loader } => drop(self.runs.remove(&loader)),
+            }
+        }
+        // Each is gone then: this comes to an end.
+        for peer in lost {
+            self.part(peer);
+        }
+    }
+
+    /// Begins a loader and tells its ranks; those that could not be told.
+    fn begin(&mut self, loader: &str) -> Result<Vec<Peer>, String> {
+        let alike = self.agreement.alike(loader).ok_or("it is gone")?.clone();
+        let peers = self.agreement.peers(loader);
+        let sent = peers.iter().find_map(|peer| self.peers.get_mut(peer)?.extents.take());
+        let table = sent.ok_or("none of its ranks has sent the list of files")?;
+        for peer in &peers {
+            if let Some(connected) = self.peers.get_mut(peer) {
+                connected.extents = None;
+            }
+        }
+        let (secret, disks) = (&self.secret, &mut self.disks);
+        let mut open_disk = |setting: &DiskSetting| open_segments(setting, secret, disks);
+        let (run, notes) = Run::begin(&alike, peers.len(), table, &self.doorbell, &mut open_disk)?;
+        let tell = Tell::Registered {
+            arena_bytes: run.arena_bytes(),
+            slots: run.slots(),
+            notes,
+        };
+        let mut unheard = Vec::new();
+        for (local_rank, peer) in peers.into_iter().enumerate() {
+            let [arena, board] = run.descriptors(local_rank);
+            if !self.send(peer, &tell, &[arena, board, self.doorbell.as_fd()]) {
+                unheard.push(peer);
+            }
+        }
+        self.runs.insert(loader.to_owned(), run);
+        Ok(unheard)
+    }
+
+    fn send(&self, to: Peer, tell: &Tell, descriptors: &[BorrowedFd<'_>]) -> bool {
+        self.peers
+            .get(&to)
+            .is_some_and(|connected| packet::send(&connected.socket, tell, descriptors).is_ok())
+    }
+}
+
+/// The segments in a directory: loaders of one agent share them.
+fn open_segments(setting: &DiskSetting, secret: &Secret, disks: &mut BTreeMap<PathBuf, Weak<Segments>>) -> Result<Arc<Segments>, String> {
+    if let Some(segments) = disks.get(&setting.dir).and_then(Weak::upgrade) {
+        return Ok(segments);
+    }
+    let uid = rustix::process::geteuid();
+    let dir = disk_dir(&setting.dir);
+    private_dir(&dir).map_err(|error| error.to_string())?;
+    let config = SegmentsConfig {
+        dir,
+        quota_bytes: setting.bytes,
+        segment_bytes: SEGMENT_BYTES,
+        free_floor: FreeFloor::default(),
+    };
+    let mut attempts = 0;
+    let segments = loop {
+        match Segments::open(config.clone(), secret, uid.as_raw()) {
+            Ok(segments) => break segments,
+            // The last thread of a loader that has just ended may be about to let it go.
+            Err(StoreError::InUse { holder, .. }) if holder == Some(std::process::id()) && attempts < LEASE_ATTEMPTS_MAX => {
+                attempts += 1;
+                thread::sleep(LEASE_PAUSE);
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    let segments = Arc::new(segments);
+    disks.insert(setting.dir.clone(), Arc::downgrade(&segments));
+    Ok(segments)
+}
+
+fn refusal(to: Peer, why: &str) -> Vec<Effect> {
+    vec![Effect::Tell {
+        to,
+        tell: Tell::Refused { why: why.to_owned() },
+    }]
+}

@@ -1,0 +1,260 @@
+//! The table of extents as a rank makes it: sample by sample, each extent and each path once.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    io,
+    os::fd::OwnedFd,
+};
+
+use forebay_contract::{Extents, PATH_BYTES_MAX, extents::TO_THE_END};
+use hashbrown::HashTable;
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    io::Errno,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+/// In the place of an extent's number where there is none.
+const NONE: u32 = u32::MAX;
+
+/// Where the samples of a dataset lie.
+pub struct Table {
+    paths: Vec<u8>,
+    /// Where each path ends.
+    ends: Vec<u64>,
+    /// Files by their path, and how paths are hashed.
+    files: HashTable<u32>,
+    hasher: RandomState,
+    /// The extent that is the whole of a file, by file.
+    whole: Vec<u32>,
+    /// The others, by file, offset and length.
+    parts: HashMap<[u64; 3], u32>,
+    spans: Vec<[u64; 3]>,
+    /// Boxed: it wants to be aligned as Python's memory is not.
+    digest: Box<Xxh3>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (files, extents) = (self.ends.len(), self.spans.len());
+        f.debug_struct("Table")
+            .field("files", &files)
+            .field("extents", &extents)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            paths: Vec::new(),
+            ends: Vec::new(),
+            files: HashTable::new(),
+            hasher: RandomState::new(),
+            whole: Vec::new(),
+            parts: HashMap::new(),
+            spans: Vec::new(),
+            digest: Box::new(Xxh3::new()),
+        }
+    }
+}
+
+impl Table {
+    /// The next sample lies there, `length` bytes or, with `None`, up to the file's end. Gives the number of its extent: that of an earlier sample which lies at the same
+    /// place, or a new one.
+    ///
+    /// # Errors
+    /// `InvalidInput` where no file can have such a path, or there are too many.
+    pub fn add(&mut self, path: &[u8], offset: u64, length: Option<u64>) -> io::Result<u32> {
+        // The agent is in another directory.
+        if !path.starts_with(b"/") || path.len() > PATH_BYTES_MAX || path.contains(&0) {
+            let shown = String::from_utf8_lossy(path.get(..80).unwrap_or(path)).into_owned();
+            let why = format!("{shown:?}: a path begins with /, and has at most {PATH_BYTES_MAX} bytes, and no zero byte");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let length = length.unwrap_or(TO_THE_END);
+        self.digest.update(&(path.len() as u64).to_le_bytes());
+        self.digest.update(path);
+        self.digest.update(&offset.to_le_bytes());
+        self.digest.update(&length.to_le_bytes());
+        let new = u32::try_from(self.spans.len()).ok().filter(|new| *new < NONE);
+        let new = new.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("there are more than {NONE} extents")))?;
+        let file = self.file(path);
+        let span = [u64::from(file), offset, length];
+        let known = if offset == 0 && length == TO_THE_END {
+            &mut self.whole[file as usize]
+        } else {
+            self.parts.entry(span).or_insert(NONE)
+        };
+        if *known == NONE {
+            *known = new;
+            self.spans.push(span);
+        }
+        Ok(*known)
+    }
+
+    /// The number of the extent at a place, if a sample was told of that lies there.
+    pub fn find(&self, path: &[u8], offset: u64, length: Option<u64>) -> Option<u32> {
+        let hash = self.hasher.hash_one(path);
+        let file = *self.files.find(hash, |file| path_of(&self.paths, &self.ends, *file) == path)?;
+        let length = length.unwrap_or(TO_THE_END);
+        let found = if offset == 0 && length == TO_THE_END {
+            self.whole[file as usize]
+        } else {
+            *self.parts.get(&[u64::from(file), offset, length])?
+        };
+        (found != NONE).then_some(found)
+    }
+
+    fn file(&mut self, path: &[u8]) -> u32 {
+        let Self {
+            paths,
+            ends,
+            files,
+            hasher,
+            whole,
+            ..
+        } = self;
+        let hash = hasher.hash_one(path);
+        if let Some(file) = files.find(hash, |file| path_of(paths, ends, *file) == path) {
+            return *file;
+        }
+        let new = ends.len() as u32;
+        paths.extend_from_slice(path);
+        ends.push(paths.len() as u64);
+        whole.push(NONE);
+        files.insert_unique(hash, new, |file| hasher.hash_one(path_of(paths, ends, *file)));
+        new
+    }
+
+    /// How many extents there are.
+    pub fn extents(&self) -> u32 {
+        self.spans.len() as u32
+    }
+
+    /// Of all samples, in their order: two datasets that lie alike have the same.
+    pub fn digest(&self) -> String {
+        format!("{:032x}", self.digest.digest128())
+    }
+
+    /// The table of `forebay_contract::extents`.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let is_whole = |(nth, span): (u64, &[u64; 3])| *span == [nth, 0, TO_THE_END];
+        let are_files = (0..).zip(&self.spans).all(is_whole) && self.spans.len() == self.ends.len();
+        let header = Extents::header(self.spans.len() as u64, self.ends.len() as u64, are_files);
+        let spans = if are_files { &[] } else { self.spans.as_slice() };
+        let words = header
+            .into_iter()
+            .chain([0])
+            .chain(self.ends.iter().copied())
+            .chain(spans.iter().flatten().copied());
+        let mut bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+        bytes.extend_from_slice(&self.paths);
+        bytes
+    }
+
+    /// The table in memory that nobody can change any more, to be sent.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn seal(&self) -> io::Result<OwnedFd> {
+        let bytes = self.encode();
+        let file = memfd_create("forebay-extents", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            match rustix::io::write(&file, rest) {
+                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+        Ok(file)
+    }
+}
+
+fn path_of<'a>(paths: &'a [u8], ends: &[u64], file: u32) -> &'a [u8] {
+    let file = file as usize;
+    let begin = if file == 0 { 0 } else { ends[file - 1] };
+    &paths[begin as usize..ends[file] as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::SharedFile;
+
+    fn located(table: &Table) -> Vec<(Vec<u8>, u64, u64)> {
+        let shared = SharedFile::received_sealed(table.seal().unwrap()).unwrap();
+        let extents = Extents::open(shared.region()).expect("it is one");
+        let all = (0..extents.samples()).map(|nth| extents.locate(nth).expect("it is whole"));
+        all.map(|extent| (extent.path.to_vec(), extent.offset, extent.length)).collect()
+    }
+
+    #[test]
+    fn each_file_and_each_extent_is_there_once() {
+        let mut table = Table::default();
+        let parts = [
+            (b"/a".as_slice(), 0, Some(10)),
+            (b"/b", 5, None),
+            (b"/a", 10, Some(10)),
+            (b"/a", 0, Some(10)),
+            (b"/a", 0, None),
+            (b"/b", 5, None),
+        ];
+        let extents = parts.map(|(path, offset, length)| table.add(path, offset, length).unwrap());
+        assert_eq!((extents, table.extents()), ([0, 1, 2, 0, 3, 1], 4));
+        for (extent, (path, offset, length)) in extents.into_iter().zip(parts) {
+            assert_eq!(table.find(path, offset, length), Some(extent));
+        }
+        let others = [(b"/b".as_slice(), 0, None), (b"/a", 0, Some(11)), (b"/c", 0, None)];
+        assert!(
+            others
+                .iter()
+                .all(|(path, offset, length)| table.find(path, *offset, *length).is_none())
+        );
+        let (a, b) = (b"/a".to_vec(), b"/b".to_vec());
+        let expected = [(a.clone(), 0, 10), (b, 5, TO_THE_END), (a.clone(), 10, 10), (a, 0, TO_THE_END)];
+        assert_eq!(located(&table), expected);
+    }
+
+    #[test]
+    fn whole_files_take_no_more_than_their_paths() {
+        let mut table = Table::default();
+        for nth in 0..1000 {
+            assert_eq!(table.add(format!("/{nth}").as_bytes(), 0, None).unwrap(), nth);
+        }
+        let bytes = table.encode().len();
+        let paths: usize = (0..1000).map(|nth: u32| format!("/{nth}").len()).sum();
+        assert_eq!(bytes, 8 * (8 + 1 + 1000) + paths);
+        assert_eq!(located(&table)[999], (b"/999".to_vec(), 0, TO_THE_END));
+        assert_eq!(table.add(b"/7", 0, None).unwrap(), 7);
+    }
+
+    #[test]
+    fn the_digest_is_of_samples_in_their_order() {
+        let digest = |samples: &[(&str, u64)]| {
+            let mut table = Table::default();
+            for (path, offset) in samples {
+                table.add(path.as_bytes(), *offset, None).unwrap();
+            }
+            table.digest()
+        };
+        let (a, b) = (("/a", 0), ("/b", 0));
+        assert_eq!(digest(&[a, b, a]), digest(&[a, b, a]));
+        let others = [digest(&[a, b]), digest(&[b, a]), digest(&[a, b, a]), digest(&[a, ("/b", 1)])];
+        for (nth, one) in others.iter().enumerate() {
+            assert!(!others[..nth].contains(one));
+        }
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused() {
+        let long = vec![b'/'; PATH_BYTES_MAX + 1];
+        for path in [b"".as_slice(), b"a", b"/a\0b", &long] {
+            let refused = Table::default().add(path, 0, None).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+}
