@@ -10,6 +10,7 @@ import pytest
 
 from forebay.loader import DirectSource, Extent, LoaderError, Source
 from forebay.loader.source import FILES_OPEN
+from tests.loader.node import Served
 from tests.support import LONG_S, wait_until
 
 SOURCES: list[Callable[[], Source]] = [
@@ -17,10 +18,11 @@ SOURCES: list[Callable[[], Source]] = [
     # All that is asked for is beyond its window.
     lambda: DirectSource(threads=1, window_bytes=1),
     lambda: DirectSource(threads=3, window_bytes=1000),
+    Served,
 ]
 
 
-@pytest.fixture(params=SOURCES, ids=["direct", "direct-narrow", "direct-small"])
+@pytest.fixture(params=SOURCES, ids=["direct", "direct-narrow", "direct-small", "agent"])
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
     made = request.param()
     yield made

@@ -143,7 +143,7 @@ pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds} s: {error}")))
 }
 
-fn to_python(error: AgentError) -> PyErr {
+pub(crate) fn to_python(error: AgentError) -> PyErr {
     match error {
         AgentError::Refused { why } => PyConnectionRefusedError::new_err(why),
         silent @ AgentError::Silent { .. } => PyTimeoutError::new_err(silent.to_string()),

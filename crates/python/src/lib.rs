@@ -7,6 +7,7 @@
 
 mod fork;
 mod images;
+mod loader;
 mod memory;
 mod one_pass;
 mod order;
@@ -114,6 +115,8 @@ mod _core {
     use super::fork::{Rank, Taking};
     #[pymodule_export]
     use super::images::{cut_image, image_size};
+    #[pymodule_export]
+    use super::loader::{LoaderRank, LoaderRegistering, LoaderTable};
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]

@@ -14,7 +14,7 @@ from forebay.loader._errors import LoaderError
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Source
 
-__all__ = ["Decoding", "Threads"]
+__all__ = ["READ_AHEAD", "Decoding", "Threads"]
 
 READ_AHEAD = 8
 """Batches beyond those that are being decoded that are requested from the source: what it has of them is bounded by its window."""

@@ -1,12 +1,13 @@
 """The data loader."""
 
+import itertools
 import operator
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, Literal, Protocol, SupportsIndex
 
@@ -16,13 +17,15 @@ from torch.utils.data import DistributedSampler, IterableDataset, default_collat
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
+from forebay.loader._agent import Agent, AgentSettings, kept
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._launcher import processors, rank_and_world
+from forebay.loader._place import place_of
 from forebay.loader._report import EpochReport, Meter
-from forebay.loader._threads import Decoding, Threads
+from forebay.loader._threads import READ_AHEAD, Decoding, Threads
 from forebay.loader.dataset import Located
-from forebay.loader.source import Helper, connect
+from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES, Helper, connect
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
@@ -32,6 +35,14 @@ __all__ = ["DataLoader"]
 PREFETCH = 2
 """Batches ahead; as torch has it for each worker."""
 BLOCKS_AT_ONCE = 16
+BATCH = 256
+"""Where a sampler makes the batches, and nobody knows how large they are."""
+USES_MAX = 2**32 - 1
+AGENT_READS_MAX = 256
+"""The agent's own limits."""
+
+# Loaders with a cache are numbered as they are made, alike in all ranks.
+_agents = itertools.count()
 
 
 class DataLoader:
@@ -72,6 +83,9 @@ class DataLoader:
         on_error: `"raise"`, or `"skip"`: samples that can't be read or decoded are left out of their batch and counted.
         report: at the end of an epoch, rank 0 says in a line what bounded it.
         blocks_at_once: of a block shuffle.
+        cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next: `"DIR=SIZE"` on a
+            local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the loader agent, then reads for all of its
+            ranks. For datasets that are decoded in threads. Files must not change while the job runs.
 
     Attributes:
         skipped: samples that were left out in this epoch.
@@ -108,6 +122,7 @@ class DataLoader:
         on_error: str = "raise",
         report: bool = True,
         blocks_at_once: int | None = None,
+        cache: str | Sequence[str] = (),
     ) -> None:
         _check_dataset(dataset)
         _check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
@@ -141,6 +156,7 @@ class DataLoader:
                     raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
         else:
             self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
+        self._agent: Agent | None = self._made_agent((cache,) if isinstance(cache, str) else tuple(cache))
 
     @property
     def epoch(self) -> int:
@@ -258,6 +274,36 @@ class DataLoader:
             drop_last=(sampler.drop_last, self.drop_last),
         )
 
+    def _made_agent(self, cache: tuple[str, ...]) -> Agent | None:
+        if not cache:
+            return None
+        if self._processes is not None:
+            raise ValueError(
+                "cache= is for datasets that are decoded in threads: with locate and a keyed decode, and num_workers above 0; "
+                "or leave it out, and start the program with `forebay run`"
+            )
+        # Bad ones are told now, not when the first epoch begins.
+        kept(cache)
+        number = next(_agents)
+        place = place_of(self.rank, self.world_size)
+        if place is None:
+            say("cache= is not used: the launcher does not say which ranks share this node")
+            return None
+        batch = self.batch_size or BATCH
+        try:
+            uses = min(len(self) * batch * self.world_size, USES_MAX)
+        except TypeError:
+            uses = len(self.dataset)
+        settings = AgentSettings(
+            uses=max(1, uses),
+            batch=batch,
+            seed=(self._plan.seed or 0) % 2**64,
+            window=self._prefetch + READ_AHEAD + 1,
+            window_bytes=WINDOW_BYTES * place.local_ranks,
+            reads_max=min(READS_AT_ONCE * place.local_ranks, AGENT_READS_MAX),
+        )
+        return Agent(str(number), len(self.dataset), settings, place, cache)
+
     def _made_processes(
         self,
         prefetch_factor: int | None,
@@ -304,8 +350,12 @@ class DataLoader:
 
         # Torch's own function copies whatever it puts together; of the user's nothing is known.
         decoding = Decoding(self._located, _generators, assemble, is_copying=not collate.is_users, skip=self._is_skipping)
-        source = connect()
-        source.register(begun.order, self._located.locate)
+        source = connect() if self._agent is None else self._agent.source(connect())
+        try:
+            source.register(begun.order, self._located.locate)
+        except BaseException:
+            source.close()
+            raise
         threads = Threads(decoding, source, threads=self.num_workers, ahead=self._prefetch, timeout_s=self.timeout)
         return _InThreads(threads, begun, collate, device)
 
@@ -411,7 +461,7 @@ class _Epoch:
         loader.padding = 0
         loader.last_report = self._meter.report()
         if loader._is_reporting:
-            say(str(loader.last_report))
+            say(f"{loader.last_report}{loader._agent.told() if loader._agent is not None else ''}")
 
 
 def _close_in(pid: int, work: _Work) -> None:

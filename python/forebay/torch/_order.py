@@ -56,9 +56,15 @@ class Begun(Protocol):
 
 
 class Plan(Protocol):
-    """The order of all epochs."""
+    """The order of all epochs.
+
+    Attributes:
+        is_known: all ranks' order is.
+        seed: of all epochs; None where each draws its own.
+    """
 
     is_known: bool
+    seed: int | None
 
     def __len__(self) -> int:
         """Batches of a whole epoch of this rank."""

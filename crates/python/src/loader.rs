@@ -1,0 +1,177 @@
+//! A rank of a loader before the loader agent. Converts types; what is said is in `forebay_agent::loader`.
+
+use std::{
+    os::fd::IntoRawFd,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use forebay_agent::loader::{
+    client::{self, Told},
+    table::Table,
+};
+use pyo3::{
+    exceptions::{PyOSError, PyValueError},
+    prelude::*,
+};
+
+use crate::fork::{borrowed, duration, to_python};
+
+/// Where the samples of a dataset lie, told one after the other.
+#[pyclass(frozen)]
+pub(crate) struct LoaderTable(Mutex<Table>);
+
+#[pymethods]
+impl LoaderTable {
+    #[new]
+    fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// The next sample lies there, up to the file's end if there is no length; the number of its extent.
+    #[pyo3(signature = (path, offset, length=None))]
+    fn add(&self, path: &[u8], offset: u64, length: Option<u64>) -> PyResult<u32> {
+        let added = self.table().add(path, offset, length);
+        added.map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The number of the extent at a place; `None` if no sample lies there.
+    #[pyo3(signature = (path, offset, length=None))]
+    fn find(&self, path: &[u8], offset: u64, length: Option<u64>) -> Option<u32> {
+        self.table().find(path, offset, length)
+    }
+
+    #[getter]
+    fn extents(&self) -> u32 {
+        self.table().extents()
+    }
+
+    /// Of all samples in their order.
+    #[getter]
+    fn digest(&self) -> String {
+        self.table().digest()
+    }
+
+    /// A descriptor of it all, which is the caller's to close.
+    fn seal(&self, py: Python<'_>) -> PyResult<i32> {
+        let sealed = py.detach(|| self.table().seal());
+        let failed = |error: std::io::Error| PyOSError::new_err((error.raw_os_error(), error.to_string()));
+        Ok(sealed.map_err(failed)?.into_raw_fd())
+    }
+}
+
+impl LoaderTable {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A rank that waits for the others of its node.
+#[pyclass(frozen)]
+pub(crate) struct LoaderRegistering(Mutex<Option<client::Registering>>);
+
+#[pymethods]
+impl LoaderRegistering {
+    /// `settings` as JSON; `extents` from the first rank of the node, a descriptor that stays the caller's.
+    #[new]
+    #[pyo3(signature = (directory, settings, extents=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's path is ours")]
+    fn new(py: Python<'_>, directory: PathBuf, settings: &str, extents: Option<i32>) -> PyResult<Self> {
+        let extents = extents.map(borrowed).transpose()?;
+        let begun = py.detach(|| client::Registering::begin(Path::new(&directory), settings, extents));
+        Ok(Self(Mutex::new(Some(begun.map_err(to_python)?))))
+    }
+
+    /// The rank, once all have come, waited for no longer than this; `None` if they have not. Nothing more comes of it after that.
+    fn wait(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<LoaderRank>> {
+        let wait = duration(wait_s)?;
+        let waited = py.detach(|| {
+            let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(registering) = place.take() else { return Ok(None) };
+            registering.wait(wait).map(|waited| match waited {
+                Ok(rank) => Some(rank),
+                Err(registering) => {
+                    *place = Some(registering);
+                    None
+                }
+            })
+        });
+        Ok(waited.map_err(to_python)?.map(LoaderRank))
+    }
+}
+
+/// A rank of a loader, for as long as the object lives. Its memory is mapped as long, too.
+#[pyclass(frozen, weakref)]
+pub(crate) struct LoaderRank(client::Rank);
+
+#[pymethods]
+impl LoaderRank {
+    /// Where the memory lies in which extents lie.
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.arena().base().as_ptr() as usize
+    }
+
+    /// Its length in bytes.
+    #[getter]
+    fn length(&self) -> usize {
+        self.0.arena().len()
+    }
+
+    /// What there is to say of the loader, for a person.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.0.notes().to_vec()
+    }
+
+    /// Asks for extents that a step will use, in the order of their use; the turn of the first, or `None` where some have to be released before.
+    #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's list is ours")]
+    fn ask(&self, extents: Vec<u32>, epoch: u32, iteration: u32) -> Option<u64> {
+        self.0.ask(&extents, epoch, iteration)
+    }
+
+    /// What has become of a use, waited for no longer than this: its offset and length in bytes; `None` while nothing has come; an offset below 0 where the rank is to
+    /// read the source itself.
+    fn wait(&self, py: Python<'_>, turn: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
+        let mut told = self.0.look(turn);
+        if told == Told::Pending && wait_s > 0.0 {
+            let wait = duration(wait_s)?;
+            told = py.detach(|| self.0.wait(turn, wait));
+        }
+        Ok(match told {
+            Told::Pending => None,
+            Told::Ready { offset, length } => Some((offset as i64, length as usize)),
+            Told::ReadYourself => Some((-1, 0)),
+        })
+    }
+
+    /// Uses are over, but something refers to their bytes still.
+    fn hold(&self, turns: Vec<u64>) {
+        self.0.hold(turns);
+    }
+
+    /// Uses are over: nobody looks at their bytes any more.
+    fn release(&self, turns: Vec<u64>) {
+        self.0.release(turns);
+    }
+
+    /// The rank begins a step.
+    fn begin_step(&self, epoch: u32, iteration: u32) {
+        self.0.begin_step(epoch, iteration);
+    }
+
+    /// Why the rank reads by itself; `None` as long as there is an agent.
+    fn lost(&self) -> Option<String> {
+        self.0.lost()
+    }
+
+    /// Ranks of this loader and node that are gone.
+    fn gone(&self) -> Vec<u32> {
+        self.0.gone()
+    }
+
+    /// What was done for all ranks of the node, by name; `None` where there is no agent any more.
+    fn figures(&self, py: Python<'_>) -> Option<Vec<(&'static str, u64)>> {
+        py.detach(|| self.0.figures()).map(|figures| figures.named().to_vec())
+    }
+}

@@ -1,0 +1,488 @@
+"""A source of samples that asks this node's loader agent, and reads by itself where that does not serve.
+
+The agent fetches what all ranks of the node will use, keeps what is worth it, and puts the bytes into memory that ranks map: what `read`
+gives is a view of that, without a copy. Whatever the agent can't do, and all once it is gone, the rank reads itself.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import forebay
+from forebay import _core
+from forebay._say import say
+from forebay.loader._errors import LoaderError
+from forebay.loader._place import Place
+from forebay.loader.dataset import Extent
+from forebay.loader.order import Order
+from forebay.loader.source import Source
+
+__all__ = ["Agent", "AgentSettings", "AgentSource", "Kept", "kept"]
+
+WAIT_S = 0.5
+"""How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
+PATIENCE_S = 30.0
+"""Who has waited for so long for a sample reads it himself, whatever the agent says."""
+GATHER_S = 120.0
+"""For the other ranks of the node to begin their epoch."""
+VIEW_STEP_BYTES = 4096
+"""Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where samples are kept, on this node for all of its ranks together.
+
+    Attributes:
+        memory_bytes: in memory.
+        disks: directories and the most bytes in each, the fastest first.
+        directory: the agent's; None where it could not be started.
+        why: why it could not.
+    """
+
+    memory_bytes: int
+    disks: tuple[tuple[str, int], ...]
+    directory: str | None
+    why: str | None
+
+
+def kept(cache: Sequence[str]) -> Kept:
+    """Resolves what a user gave, and starts the agent if none stands.
+
+    Args:
+        cache: each `DIR=SIZE`, as `forebay run --tier` takes it, or `ram=SIZE`.
+
+    Raises:
+        ValueError: one of them can't be.
+    """
+    options = [part for word in cache for part in (("--ram", word[4:]) if word.startswith("ram=") else ("--tier", word))]
+    asked = subprocess.run([str(forebay.command()), "loader-agent", *options], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        said = asked.stderr.strip().removeprefix("forebay: ") or f"forebay loader-agent ended with status {asked.returncode}"
+        raise ValueError(f"cache={list(cache)}: {said}")
+    found = json.loads(asked.stdout)
+    disks = tuple((disk["dir"], disk["bytes"]) for disk in found["disks"])
+    return Kept(found["memory_bytes"], disks, found["directory"], found["why"])
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What all ranks of a loader must want alike.
+
+    Attributes:
+        uses: samples that all ranks together use in an epoch.
+        batch: samples of a batch of one rank.
+        seed: of the order; 0 where there is none.
+        window: iterations ahead that samples are requested.
+        window_bytes: memory that samples pass through between their fetch and their use, of all ranks of the node.
+        reads_max: most reads at once, for all ranks of the node.
+        policy: which samples stay, by its name in `forebay plan`.
+        schedule: which read comes next, likewise.
+        hedge_budget: share of reads that may be made again where they take long.
+    """
+
+    uses: int
+    batch: int
+    seed: int
+    window: int
+    window_bytes: int
+    reads_max: int = 64
+    policy: str = "forebay"
+    schedule: str = "earliest_deadline"
+    hedge_budget: float = 0.01
+
+
+class _Use:
+    """One use of a sample that was requested."""
+
+    __slots__ = ("direct", "extent", "iteration", "released", "turn", "views")
+
+    def __init__(self, extent: int, iteration: int) -> None:
+        self.extent = extent
+        self.iteration = iteration
+        self.turn: int | None = None  # None until the agent was asked.
+        self.views = 0  # Of its memory, those that something refers to.
+        self.released = False
+        self.direct = False  # The rank reads it itself.
+
+
+# With views of the agent's memory: what is mapped stays mapped as long as any of them is there.
+_in_use: set["Agent"] = set()
+
+
+class Agent:
+    """A rank of a loader, before the agent of this node: from its first epoch until it is closed or forgotten.
+
+    Args:
+        name: of the loader within the job: the same in all of its ranks, and no other's.
+        samples: of the dataset.
+        settings: what all ranks want alike.
+        place: of this rank.
+        cache: where samples are kept: see `kept`.
+    """
+
+    def __init__(self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str]) -> None:
+        self._name = name
+        self._samples = samples
+        self._settings = settings
+        self._place = place
+        self._cache = tuple(cache)
+        self._lock = threading.Lock()
+        self._rank: _core.LoaderRank | None = None
+        self._table = _core.LoaderTable()
+        self._why: str | None = None  # It does not serve.
+        self._was_told = False
+        self._is_joined = self._closed = False
+        self._passes = 0
+        self._views: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
+        # Written to by finalizers, which may run anywhere: nothing is locked there.
+        self._finished: deque[tuple[int, _Use]] = deque()
+        self._before: dict[str, int] = {}
+        # The epoch that it serves: the last one that has begun, if that goes on.
+        self._serving: AgentSource | None = None
+
+    @property
+    def lost(self) -> str | None:
+        """Why the rank reads by itself; None as long as the agent serves."""
+        if self._why is None and self._rank is not None:
+            self._why = self._rank.lost()
+        return self._why
+
+    def figures(self) -> dict[str, int]:
+        """What was done for all ranks of the node so far; empty where no agent serves."""
+        return {} if self._rank is None or self.lost is not None else dict(self._rank.figures() or [])
+
+    def told(self) -> str:
+        """What the agent did since this was asked last, in words for a person; empty where none serves."""
+        figures = self.figures()
+        if not figures:
+            return ""
+        since = {name: count - self._before.get(name, 0) for name, count in figures.items()}
+        self._before = figures
+        cached = since["from_memory"] + since["from_disk"]
+        uses = cached + since["from_source"]
+        share = 100.0 * cached / uses if uses else 0.0
+        return f"; of this node's samples {share:.0f} % were cached, and {since['source_bytes'] / 1e6:,.1f} MB read from the source"
+
+    def source(self, fallback: Source) -> "AgentSource":
+        """The source for an epoch.
+
+        Args:
+            fallback: reads what the agent does not. It is closed with the source.
+        """
+        return AgentSource(self, fallback)
+
+    def close(self) -> None:
+        """Ends it. Memory that something still refers to stays until nothing does."""
+        with self._lock:
+            self._closed = True
+        self._drain()
+
+    def _begin(self, locate: Callable[[int], Extent]) -> int:
+        """An epoch begins; its number among all. The first one waits for all ranks of the node."""
+        if not self._is_joined:
+            self._is_joined = True
+            self._join(locate)
+            for note in self._rank.notes if self._rank is not None else []:
+                say(note)
+        self._tell()
+        with self._lock:
+            self._passes += 1
+            return self._passes - 1
+
+    def _tell(self) -> None:
+        if self.lost is not None and not self._was_told:
+            self._was_told = True
+            say(f"the loader agent does not serve rank {self._place.rank}, which reads for itself: {self.lost}")
+
+    def _join(self, locate: Callable[[int], Extent]) -> None:
+        """Becomes a rank of the loader; or `_why` says why not.
+
+        Raises:
+            LoaderError: ranks disagree, or what they want can't be. All ranks of the node are told the same.
+        """
+        found = kept(self._cache)
+        if found.directory is None:
+            self._why = found.why or "it could not be started"
+            return
+        for sample in range(self._samples):
+            try:
+                self._table.add(*_placed(locate(sample)))
+            except Exception:  # noqa: S112  (who reads it is told)
+                continue
+        if self._table.extents == 0:
+            self._why = "no sample can be located"
+            return
+        descriptor = self._table.seal() if self._place.local_rank == 0 else None
+        try:
+            self._rank = self._gathered(_core.LoaderRegistering(found.directory, self._described(found), descriptor))
+        except ConnectionRefusedError as error:
+            raise LoaderError(str(error)) from None
+        except ConnectionError as error:
+            self._why = str(error)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _gathered(self, registering: _core.LoaderRegistering) -> _core.LoaderRank | None:
+        begun = time.monotonic()
+        while (rank := registering.wait(WAIT_S)) is None:
+            if time.monotonic() - begun >= GATHER_S:
+                self._why = (
+                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader within {GATHER_S:.0f} s; "
+                    "all have to make their loaders in the same order"
+                )
+                return None
+        return rank
+
+    def _described(self, found: Kept) -> str:
+        place = self._place
+        settings: dict[str, Any] = asdict(self._settings)
+        uses = settings.pop("uses")
+        alike = settings | {
+            "samples": uses,
+            "dataset": self._table.digest,
+            "extents": self._table.extents,
+            "world": place.world,
+            # Requests say all that the policies ask for on one node.
+            "order": "unknown",
+            "sampler_drop_last": False,
+            "drop_last": False,
+            "memory_bytes": found.memory_bytes,
+            "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
+        }
+        return json.dumps(
+            {
+                "loader": f"{place.job}/{self._name}",
+                "rank": place.rank,
+                "local_rank": place.local_rank,
+                "local_ranks": place.local_ranks,
+                "alike": alike,
+            }
+        )
+
+    def _viewed(self, use: _Use, offset: int, length: int) -> memoryview | None:
+        """A view of the agent's memory; None if the use was let go meanwhile."""
+        rank = self._rank
+        if rank is None:
+            return None
+        if length == 0:
+            return memoryview(b"")
+        # An object of its own for each: it is what views of views refer to in the end.
+        memory = (ctypes.c_ubyte * (-(-length // VIEW_STEP_BYTES) * VIEW_STEP_BYTES)).from_address(rank.address + offset)
+        with self._lock:
+            if use.released:
+                return None
+            use.views += 1
+            _in_use.add(self)
+            number = id(memory)
+            self._views[number] = weakref.ref(memory, lambda _: self._view_is_gone(number, use))
+        return memoryview(memory).cast("B")[:length].toreadonly()
+
+    def _view_is_gone(self, number: int, use: _Use) -> None:
+        self._finished.append((number, use))
+        self._drain()
+
+    def _drain(self) -> None:
+        """Gives back what finalizers have seen the end of. Whoever holds the lock does it before long."""
+        while self._lock.acquire(blocking=False):
+            try:
+                while self._finished:
+                    number, use = self._finished.popleft()
+                    # Another object may have that place by now; then this is not its number any more.
+                    if (known := self._views.get(number)) is not None and known() is None:
+                        del self._views[number]
+                    use.views -= 1
+                    self._give_back([use] if use.released else [])
+                if not self._views:
+                    _in_use.discard(self)
+                    if self._closed:
+                        self._rank = None
+            finally:
+                self._lock.release()
+            if not self._finished:
+                return
+
+    def _give_back(self, uses: list[_Use]) -> None:
+        """Tells the agent of uses that are over; of which something is looked at still, they hold nothing else up. With the lock held."""
+        rank = self._rank
+        if rank is None:
+            return
+        if turns := [use.turn for use in uses if use.turn is not None and use.views == 0]:
+            rank.release(turns)
+        if turns := [use.turn for use in uses if use.turn is not None and use.views > 0]:
+            rank.hold(turns)
+
+
+class AgentSource:
+    """An epoch's source: see `Source`. Made by `Agent.source`."""
+
+    is_lasting = True
+
+    def __init__(self, agent: Agent, fallback: Source) -> None:
+        self._agent = agent
+        self._fallback = fallback
+        self._lock = agent._lock
+        self._locate: Callable[[int], Extent] | None = None
+        self._pass = -1
+        self._began: int | None = None
+        self._is_served = False
+        self._closed = False
+        self._uses: dict[int, deque[_Use]] = {}
+        self._unasked: deque[_Use] = deque()
+        self.direct_reads = 0
+        """Samples that were read by the rank itself."""
+
+    def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
+        """See `Source.register`. The order is of no use here: requests say the same of this rank.
+
+        Raises:
+            LoaderError: ranks of this node disagree on what they load, or it can't be done as it was asked for.
+        """
+        self._fallback.register(order, locate)
+        began = self._agent._begin(locate)
+        with self._lock:
+            # The agent takes what a rank asks for to be in the order of its use: of two epochs at once one is read by the rank itself.
+            if (other := self._agent._serving) is not None:
+                other._is_served = False
+                other._forget_all()
+            self._agent._serving = self
+            self._forget_all()
+            self._locate, self._pass, self._began = locate, began, None
+            self._is_served = self._agent.lost is None
+
+    def request(self, sample: int, iteration: int) -> None:
+        """See `Source.request`. Requests of an iteration are passed on together, with the first one of the next or the first `read`."""
+        extent = self._extent(sample) if self._is_served else None
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            if extent is not None and self._is_served:
+                if self._unasked and self._unasked[-1].iteration != iteration:
+                    self._ask()
+                use = _Use(extent, iteration)
+                self._uses.setdefault(sample, deque()).append(use)
+                self._unasked.append(use)
+                return
+        self._fallback.request(sample, iteration)
+
+    def read(self, sample: int) -> memoryview:
+        """See `Source.read`."""
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            self._ask()
+            uses = self._uses.get(sample)
+            use = uses[0] if uses else None
+        if use is not None and not use.direct and (data := self._served(use)) is not None:
+            return data
+        if self._closed:
+            raise LoaderError("the source is closed")
+        if use is not None:
+            use.direct = True
+        self.direct_reads += 1
+        return self._fallback.read(sample)
+
+    def release(self, sample: int) -> None:
+        """See `Source.release`."""
+        with self._lock:
+            uses = self._uses.get(sample)
+            use = uses.popleft() if uses else None
+            if uses is not None and not uses:
+                del self._uses[sample]
+            if use is not None:
+                self._step(use.iteration)
+                use.released = True
+                self._agent._give_back([use])
+        if use is None or use.direct:
+            self._fallback.release(sample)
+        self._agent._drain()
+
+    def close(self) -> None:
+        """See `Source.close`. The agent's memory that something still refers to stays until nothing does."""
+        with self._lock:
+            self._closed = True
+            self._forget_all()
+            if self._agent._serving is self:
+                self._agent._serving = None
+        self._fallback.close()
+        self._agent._drain()
+
+    def _extent(self, sample: int) -> int | None:
+        """A sample's extent by the agent's numbers, in each epoch perhaps another one; None where the rank is to read it itself."""
+        locate = self._locate
+        if locate is None:
+            raise LoaderError("nothing was registered")
+        try:
+            return self._agent._table.find(*_placed(locate(sample)))
+        except Exception:
+            # Who reads it will be told.
+            return None
+
+    def _served(self, use: _Use) -> memoryview | None:
+        """What the agent has; None where the rank is to read it itself."""
+        rank, begun = self._agent._rank, time.monotonic()
+        while rank is not None and use.turn is not None and not self._closed:
+            told = rank.wait(use.turn, WAIT_S)
+            if told is not None:
+                offset, length = told
+                if offset >= 0:
+                    return self._agent._viewed(use, offset, length)
+                if self._agent.lost is not None:
+                    self._is_served = False
+                return None
+            if time.monotonic() - begun >= PATIENCE_S:
+                return None
+        return None
+
+    def _ask(self) -> None:
+        """Passes requests on, those of an iteration at once, as far as the board has room. With the lock held."""
+        rank = self._agent._rank
+        while rank is not None and self._unasked:
+            iteration = self._unasked[0].iteration
+            uses: list[_Use] = []
+            for use in self._unasked:
+                if use.iteration != iteration or len(uses) == self._agent._settings.batch:
+                    break
+                uses.append(use)
+            first = rank.ask([use.extent for use in uses], self._pass, iteration)
+            if first is None:
+                return
+            for turn, use in enumerate(uses, first):
+                use.turn = turn
+                self._unasked.popleft()
+            if self._began is None:
+                # Whatever is still held of the epoch before holds this one up no more.
+                self._step(iteration)
+            self._agent._give_back([use for use in uses if use.released])
+
+    def _step(self, iteration: int) -> None:
+        """A batch is put together: its step begins. With the lock held."""
+        rank = self._agent._rank
+        if rank is not None and (self._began is None or iteration > self._began):
+            self._began = iteration
+            rank.begin_step(self._pass, iteration)
+
+    def _forget_all(self) -> None:
+        """With the lock held."""
+        self._unasked.clear()
+        uses = [use for of_sample in self._uses.values() for use in of_sample]
+        for use in uses:
+            use.released = True
+        self._agent._give_back(uses)
+        self._uses.clear()
+
+
+def _placed(extent: Extent) -> tuple[bytes, int, int | None]:
+    """As the agent, which is in another directory, has it."""
+    path = extent.path if extent.path.startswith("/") else f"{Path.cwd()}/{extent.path}"
+    return os.fsencode(path), extent.offset, extent.length

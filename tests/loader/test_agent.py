@@ -1,0 +1,293 @@
+"""The loader agent and its source: the same bytes as the files have, whatever becomes of the agent."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forebay.loader import DirectSource, Extent, LoaderError
+from forebay.loader import _agent as module
+from forebay.loader._agent import Agent, AgentSettings, AgentSource, kept
+from forebay.loader._place import Place, place_of
+from tests.loader.node import SAMPLES, Node, a_node
+from tests.support import LONG_S, settle
+
+BATCH = 5
+# Nothing is read twice because the machine is slow.
+SETTINGS = AgentSettings(SAMPLES, BATCH, seed=0, window=6, window_bytes=1 << 20, hedge_budget=0.0)
+RAM = ("ram=1M",)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with a_node(monkeypatch) as node:
+        yield node
+
+
+def alone() -> Place:
+    place = place_of(0, 1)
+    assert place is not None
+    return place
+
+
+def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: Place | None = None, **changed: Any) -> Agent:
+    settings = replace(SETTINGS, **changed)
+    return Agent(name, SAMPLES, settings, alone() if place is None else place, cache)
+
+
+def begun(agent: Agent, node: Node) -> AgentSource:
+    source = agent.source(DirectSource())
+    source.register(None, node.locate)
+    return source
+
+
+def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check: Callable[[int], None] = lambda _: None) -> None:
+    """An epoch as a loader goes through it: some batches are requested ahead, each is read and let go."""
+    order = list(range(SAMPLES)) if order is None else order
+    batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
+    requested = 0
+    for iteration, batch in enumerate(batches):
+        while requested < min(len(batches), iteration + 4):
+            for sample in batches[requested]:
+                source.request(sample, requested)
+            requested += 1
+        for sample in batch:
+            check(sample)
+            assert bytes(source.read(sample)) == node.content(sample)
+        for sample in batch:
+            source.release(sample)
+
+
+def epochs(agent: Agent, node: Node, count: int) -> int:
+    """So many epochs; samples that the rank has read itself."""
+    direct = 0
+    for number in range(count):
+        source = begun(agent, node)
+        # Each in another order.
+        epoch(source, node, [(sample * 7 + number) % SAMPLES for sample in range(SAMPLES)])
+        direct += source.direct_reads
+        source.close()
+    return direct
+
+
+def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
+    agent = made()
+    assert epochs(agent, node, 3) == 0
+    figures = agent.figures()
+    assert (figures["from_source"], figures["from_memory"], figures["lost"]) == (SAMPLES, 2 * SAMPLES, 0)
+    assert agent.lost is None
+    assert "67 % were cached" in agent.told()
+    agent.close()
+    assert agent.figures() == {}
+
+
+def test_what_lies_on_a_disk_serves_the_next_job(node: Node) -> None:
+    settle(*(node.path(sample) for sample in range(SAMPLES)))
+    for job in range(2):
+        agent = made((f"{node.cache}=16M",), place=replace(alone(), job=f"job-{job}"))
+        assert epochs(agent, node, 3) == 0
+        figures = agent.figures()
+        agent.close()
+        # What had to be dropped while the disk was behind is read once more.
+        assert figures["from_source"] <= (2 * SAMPLES if job == 0 else SAMPLES // 2), figures
+        assert figures["from_disk"] > SAMPLES // 2, figures
+    assert figures["left_by_others"] > SAMPLES // 2
+
+
+def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: Node) -> None:
+    largest = max(range(SAMPLES), key=lambda sample: len(node.content(sample)))
+    # So little memory that all of it is used again and again.
+    agent = made(window_bytes=40_000, policy="none")
+    source = begun(agent, node)
+    source.request(largest, 0)
+    part = source.read(largest)[10:]
+    source.release(largest)
+    source.close()
+    epochs(agent, node, 3)
+    agent.close()
+    assert bytes(part) == node.content(largest)[10:]
+    assert part.readonly
+
+
+def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+    agent = made()
+    source = begun(agent, node)
+
+    def kill(sample: int) -> None:
+        if sample == SAMPLES // 2:
+            os.kill(node.agent(), signal.SIGKILL)
+
+    epoch(source, node, check=kill)
+    assert agent.lost is not None
+    assert 0 < source.direct_reads <= SAMPLES // 2
+    assert agent.figures() == {}
+    # Later epochs are read ahead by the rank itself, and that is told once.
+    epochs(agent, node, 2)
+    assert capfd.readouterr().err.count("the loader agent does not serve rank 0, which reads for itself: the loader agent is gone") == 1
+    # And another loader begins with another agent.
+    other = made(name="1")
+    assert epochs(other, node, 1) == 0
+    assert other.lost is None
+    other.close()
+    agent.close()
+
+
+def test_an_agent_that_stands_still_is_not_waited_for(node: Node) -> None:
+    agent = made()
+    source = begun(agent, node)
+    pid = node.agent()
+    os.kill(pid, signal.SIGSTOP)
+    epoch(source, node)
+    assert source.direct_reads > 0
+    assert agent.lost is not None
+    assert "stands still" in agent.lost
+    os.kill(pid, signal.SIGCONT)
+    source.close()
+    agent.close()
+
+
+def test_a_file_that_has_vanished_is_the_source_s_own_error(node: Node) -> None:
+    agent = made()
+    node.path(7).unlink()
+    source = begun(agent, node)
+    source.request(7, 0)
+    with pytest.raises(FileNotFoundError):
+        source.read(7)
+    source.release(7)
+    epoch(source, node, [sample for sample in range(SAMPLES) if sample != 7])
+    assert agent.figures()["refused_failed"] == 1
+    agent.close()
+
+
+def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
+    agent = made()
+    source = agent.source(DirectSource())
+    source.register(None, lambda sample: Extent(str(node.path(50 + sample % 2)), 100, 200))
+    for sample in range(10):
+        source.request(sample, 0)
+    for sample in range(10):
+        assert bytes(source.read(sample)) == node.content(50 + sample % 2)[100:300]
+    assert agent.figures()["from_source"] == 2
+    for sample in range(10):
+        source.release(sample)
+    agent.close()
+
+
+def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is requested is what the dataset says then; what the agent was not told of is read by the rank. Paths may be relative."""
+    monkeypatch.chdir(node.files)
+    (node.files / "new").write_bytes(b"new")
+    agent = made()
+    begun(agent, node).close()
+    source = agent.source(DirectSource())
+    source.register(None, lambda sample: Extent("new" if sample == 3 else str((sample + 1) % SAMPLES)))
+    for sample in range(10):
+        source.request(sample, 0)
+    for sample in range(10):
+        assert bytes(source.read(sample)) == (b"new" if sample == 3 else node.content(sample + 1))
+        source.release(sample)
+    assert agent.figures()["from_source"] == 9
+    agent.close()
+
+
+def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
+    agent = made()
+    source = begun(agent, node)
+    pid = node.agent()
+    os.kill(pid, signal.SIGSTOP)
+    source.request(5, 0)
+    told: list[str] = []
+
+    def ask() -> None:
+        try:
+            source.read(5)
+        except LoaderError as error:
+            told.append(str(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    source.close()
+    asking.join(LONG_S)
+    os.kill(pid, signal.SIGCONT)
+    assert told == ["the source is closed"]
+    with pytest.raises(LoaderError, match="the source is closed"):
+        source.request(6, 0)
+
+
+@pytest.mark.parametrize(("changed", "what"), [({"seed": 7}, "the seed: 0 and 7"), ({"batch": 6}, "the batch size: 5 and 6")])
+def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, Any], what: str) -> None:
+    wanted: list[dict[str, Any]] = [{}, changed]
+    agents = [made(place=Place("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
+    told: list[str] = []
+
+    def begin(agent: Agent) -> None:
+        with pytest.raises(LoaderError) as refusal:
+            begun(agent, node)
+        told.append(str(refusal.value))
+
+    beginning = [threading.Thread(target=begin, args=(agent,), daemon=True) for agent in agents]
+    for thread in beginning:
+        thread.start()
+    for thread in beginning:
+        thread.join(LONG_S)
+    first, second = told
+    assert first == second
+    # Whoever came first is named first.
+    assert what in first or " and ".join(reversed(what.partition(": ")[2].split(" and "))) in first
+
+
+def test_a_rank_that_is_alone_reads_for_itself(node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "GATHER_S", 0.0)
+    agent = made(place=Place("job", 0, 2, 0, 2))
+    assert epochs(agent, node, 1) == SAMPLES
+    assert agent.lost is not None
+    assert "not all 2 ranks of this node have begun an epoch" in capfd.readouterr().err
+
+
+def test_settings_that_can_not_be_are_told(node: Node) -> None:
+    settings: list[tuple[dict[str, Any], str]] = [
+        ({"window": 0}, "window = 0"),
+        ({"policy": "best"}, "best"),
+        ({"reads_max": 10_000}, "reads_max"),
+    ]
+    for changed, what in settings:
+        agent = made(**changed)
+        with pytest.raises(LoaderError, match=what):
+            begun(agent, node)
+
+
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [("ram=much", "much"), ("/nowhere=1G", "/nowhere does not exist"), ("/", "SIZE"), ("ram=9999T", "free; give less")],
+)
+def test_a_cache_that_can_not_be_is_told(node: Node, word: str, what: str) -> None:
+    with pytest.raises((ValueError, LoaderError), match=what):
+        begun(made((word,)), node)
+
+
+def test_without_an_agent_all_is_read_directly(node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FOREBAY_RUNTIME_DIR", "/proc/nowhere")
+    agent = made()
+    assert kept(RAM).directory is None
+    epochs(agent, node, 1)
+    assert agent.lost is not None
+    assert capfd.readouterr().err.count("the loader agent does not serve rank 0") == 1
+
+
+def test_where_a_process_is_on_its_node() -> None:
+    torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+    place = place_of(5, 8, torchrun)
+    assert place is not None
+    assert (place.rank, place.world, place.local_rank, place.local_ranks) == (5, 8, 1, 4)
+    assert "29500" in place.job
+    srun = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),4"}
+    assert place_of(8, 10, srun | {"SLURM_NODEID": "3"}) == Place("7-0", 8, 10, 2, 4)
+    assert place_of(4, 10, srun | {"SLURM_NODEID": "2"}) is None, "there is no third one"
+    assert place_of(4, 10, srun | {"SLURM_NODEID": "4"}) is None
+    assert place_of(5, 8, {}) is None
+    assert place_of(0, 8, torchrun | {"LOCAL_RANK": "4"}) is None
+    assert place_of(0, 1, {}) == Place(f"process-{os.getpid()}", 0, 1, 0, 1)

@@ -1,0 +1,239 @@
+"""`DataLoader(cache=...)`: the same batches as without, most of them from this node's loader agent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay import command
+from forebay.loader import Extent
+from forebay.torch import DataLoader
+from tests.loader.data import Files, Indices, same
+from tests.loader.node import Node, a_node
+from tests.support import LONG_S, ROOT, wait_until
+
+LENGTH = 120
+OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with a_node(monkeypatch) as node:
+        yield node
+
+
+@pytest.fixture
+def files(node: Node) -> Files:
+    return Files(node.root / "samples", LENGTH)
+
+
+def epoch(loader: DataLoader, number: int) -> list[object]:
+    loader.set_epoch(number)
+    return list(loader)
+
+
+def figures(loader: DataLoader) -> dict[str, int]:
+    assert loader._agent is not None
+    return loader._agent.figures()
+
+
+@pytest.mark.parametrize("cache", ["ram=1M", "{node}/cache=64M"])
+def test_batches_are_the_same_and_files_are_read_once(node: Node, files: Files, cache: str, capfd: pytest.CaptureFixture[str]) -> None:
+    loader = DataLoader(files, **OPTIONS, cache=cache.format(node=node.root))
+    other = DataLoader(files, **OPTIONS, report=False)
+    for number in range(3):
+        assert same(epoch(loader, number), epoch(other, number)) == len(loader)
+    counted = figures(loader)
+    # On a slow machine some reads are made twice.
+    most = LENGTH + counted["hedged"] if "ram" in cache else 2 * LENGTH
+    assert LENGTH <= counted["from_source"] <= most
+    assert counted["from_memory"] + counted["from_disk"] + counted["from_source"] >= 3 * LENGTH
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert "of this node's samples 0 % were cached" in said[0]
+    assert "were cached, and 0.0 MB read from the source" in said[2]
+
+
+def test_an_epoch_that_is_left_early_is_no_hindrance(files: Files) -> None:
+    loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
+    other = DataLoader(files, **OPTIONS, report=False)
+    for _ in range(3):
+        next(iter(loader))
+    assert same(epoch(loader, 0), epoch(other, 0)) == len(loader)
+    first, second = iter(loader), iter(loader)
+    assert same(zip(first, second, strict=True), zip(other, other, strict=True)) == len(loader)
+
+
+def test_a_state_goes_on_with_the_same_batches(files: Files) -> None:
+    loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    left = list(batches)
+    again = DataLoader(files, **OPTIONS, cache=("ram=1M",), report=False)
+    again.load_state_dict(state)
+    assert same(again, left) == len(loader) - 4
+
+
+def test_the_agent_is_killed_and_no_batch_is_another(node: Node, files: Files) -> None:
+    loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
+    ours = []
+    for number, batch in enumerate(loader):
+        ours.append(batch)
+        if number == 3:
+            os.kill(node.agent(), signal.SIGKILL)
+    other = DataLoader(files, **OPTIONS, report=False)
+    same(ours, epoch(other, 0))
+    assert figures(loader) == {}
+    same(epoch(loader, 1), epoch(other, 1))
+
+
+class Moving(Files):
+    """Its samples lie elsewhere in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def locate(self, i: int, /) -> Extent:
+        return Extent(str(self.paths[(i + self.epoch) % LENGTH]))
+
+    def content(self, index: int) -> bytes:
+        return super().content((index + self.epoch) % LENGTH)
+
+
+def test_a_dataset_whose_samples_move_is_followed(node: Node) -> None:
+    files = Moving(node.root / "samples", LENGTH)
+    loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
+    for number in range(3):
+        # Contents are compared when samples are decoded.
+        assert len(epoch(loader, number)) == len(loader)
+    counted = figures(loader)
+    assert counted["from_source"] - counted["hedged"] <= LENGTH
+
+
+def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
+    sampler = [index for index in range(LENGTH) if index % 3] * 2
+    batches = [sampler[at : at + 5] for at in range(0, len(sampler), 5)]
+    ours = [list(DataLoader(files, batch_sampler=batches, num_workers=2, seed=1, report=False, cache=cache)) for cache in ((), ("ram=1M",))]
+    assert same(*ours) == len(batches)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cache", "wrong"),
+    [
+        (Indices(10), "ram=1M", "cache= is for datasets that are decoded in threads"),
+        (None, "/nowhere=1G", "/nowhere does not exist; mkdir -p /nowhere"),
+        (None, "ram=plenty", "plenty"),
+    ],
+)
+def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: object, cache: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong) as refused:
+        DataLoader(files if dataset is None else dataset, num_workers=2, cache=cache)
+    assert "\n" not in str(refused.value)
+
+
+RANK = """
+import json, os, signal, sys
+from pathlib import Path
+from forebay.loader import LoaderError
+from forebay.torch import DataLoader
+from tests.loader.data import Files
+
+rank, folder, seed, ends = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+loader = DataLoader(
+    Files(folder, 120), batch_size=8, shuffle=True, seed=seed, num_workers=2, rank=rank, world_size=2, cache="ram=1M", report=False
+)
+seen = []
+try:
+    for number in range(3):
+        loader.set_epoch(number)
+        seen.append([int(index) for batch in loader for index in batch[0]])
+        if ends == "killed" and number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    told = loader._agent.figures()
+    said = loader._agent.lost
+except LoaderError as error:
+    told, said = {}, str(error)
+print(json.dumps([seen, told, said]), flush=True)
+sys.stdin.read()
+"""
+
+
+def started(node: Node, rank: int, *, seed: int = 3, ends: str = "") -> "subprocess.Popen[str]":
+    launched = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job"}
+    words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), f"{seed}", ends]
+    environment = os.environ | node.environment | launched | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ended(rank: "subprocess.Popen[str]") -> list[Any]:
+    assert rank.stdout is not None
+    found = json.loads(rank.stdout.readline() or "[]")
+    assert isinstance(found, list)
+    return found
+
+
+def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files) -> None:
+    ranks = [started(node, rank) for rank in range(2)]
+    both = [ended(rank) for rank in ranks]
+    for rank in ranks:
+        rank.communicate("", timeout=LONG_S)
+    for number in range(3):
+        parts = [seen[number] for seen, _, _ in both]
+        assert sorted(parts[0] + parts[1]) == list(range(LENGTH))
+    # Whoever was asked last: each file was read once, whichever rank has used it.
+    assert LENGTH <= max(figures["from_source"] for _, figures, _ in both) <= LENGTH + max(figures["hedged"] for _, figures, _ in both)
+    assert [lost for _, _, lost in both] == [None, None]
+
+
+def test_a_rank_is_killed_and_the_other_goes_on(node: Node, files: Files) -> None:
+    ranks = [started(node, 0), started(node, 1, ends="killed")]
+    seen, figures, lost = ended(ranks[0])
+    assert ended(ranks[1]) == []
+    assert ranks[1].wait(LONG_S) == -signal.SIGKILL
+    assert ([len(epoch) for epoch in seen], lost) == ([LENGTH // 2] * 3, None)
+    assert figures["from_source"] >= LENGTH // 2
+    for rank in ranks:
+        rank.communicate("", timeout=LONG_S)
+
+
+def test_ranks_that_disagree_stop_with_the_same_line(node: Node, files: Files) -> None:
+    ranks = [started(node, rank, seed=3 + rank) for rank in range(2)]
+    told = [said for _, _, said in map(ended, ranks)]
+    for rank in ranks:
+        rank.communicate("", timeout=LONG_S)
+    assert told[0] == told[1]
+    assert "disagree on the seed" in told[0]
+
+
+LONE = """
+import sys
+from pathlib import Path
+from forebay.torch import DataLoader
+from tests.loader.data import Files
+
+print(len(list(DataLoader(Files(Path(sys.argv[1]), 120), num_workers=2, cache=sys.argv[2], report=False))))
+"""
+
+
+def test_what_a_job_has_left_on_a_disk_is_cleaned(node: Node) -> None:
+    environment = os.environ | node.environment | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", LONE, str(node.root / "samples"), f"{node.cache}=64M"]
+    job = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert job.stdout == "120\n"
+    assert list(node.cache.iterdir())
+
+    def cleaned() -> bool:
+        # The agent may be about to let go of it.
+        return subprocess.run([str(command()), "clean"], env=environment, capture_output=True, check=False).returncode == 0
+
+    wait_until(cleaned, "the agent to let go of the disk")
+    assert list(node.cache.iterdir()) == []
