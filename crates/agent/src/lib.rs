@@ -11,6 +11,7 @@
 //!
 //! What must not be here: decisions (policy), how bytes get onto a tier (store). Start with [`serve`], then `clerk.rs`.
 
+mod admission;
 mod adopter;
 mod clerk;
 pub mod client;

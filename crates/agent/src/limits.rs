@@ -125,7 +125,9 @@ pub(crate) const PACKET_BYTES_MAX: usize = 64 << 10;
 /// Descriptors beside such a packet: a state's, and those of at most 200 pieces of memory in which tensors lie, as `forebay.clone` has it. The kernel's own
 /// bound is 253.
 pub(crate) const PACKET_DESCRIPTORS_MAX: usize = 204;
-/// Connections to the loader agent, one a rank and loader, and what of them it looks at.
+/// How long either takes on nobody new after it had no descriptor for somebody, unless somebody leaves before.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Connections to the loader agent, one a rank and loader.
 pub(crate) const LOADER_PEERS_MAX: usize = 4096;
 /// The loader agent ends when nobody has been connected for so long.
 pub(crate) const LOADER_IDLE_MAX: Duration = Duration::from_secs(5);
@@ -155,8 +157,6 @@ pub(crate) const LOADER_DISK_FAULTS_MAX: u32 = 3;
 pub(crate) const FORK_PEERS_MAX: usize = 4096;
 /// The fork agent ends when nobody has been connected for so long.
 pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
-/// How long the fork agent takes on nobody new after it had no descriptor for somebody, unless somebody leaves before.
-pub(crate) const FORK_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// How long somebody waits for an answer of the fork agent that needs nothing but the agent itself.
 pub(crate) const FORK_REPLY_MAX: Duration = Duration::from_secs(10);
 /// How long a rank may wait until the fork agent's socket takes its packet: that happens only if the agent stands still.

@@ -7,10 +7,8 @@
 //! Every rank of a job, every command `forebay clone`, and every rank of a clone has one connection, which is its lease: whoever ends, however it ends,
 //! leaves nothing here. `registry.rs` decides what follows from each message (no I/O; `job.rs` is one job of it, `making.rs` one fork, `probation.rs` what a clone
 //! may have to pass); `service.rs` carries that out, in one thread; `page.rs` is the memory by which ranks hear of forks without a system call; [`window`] that
-//! by which clones read tensors in their place; `agreement.rs` compares what all ranks should hold alike; `admission.rs` says when somebody new is taken on;
-//! [`client`] is the other side.
+//! by which clones read tensors in their place; `agreement.rs` compares what all ranks should hold alike; [`client`] is the other side.
 
-mod admission;
 mod agreement;
 pub mod client;
 mod job;

@@ -21,7 +21,6 @@ use zeroize::Zeroizing;
 
 use super::{
     ForkConfig,
-    admission::Admission,
     agreement::{Digests, Offer},
     page::Page,
     protocol::{Ask, Tell, VERSION},
@@ -30,8 +29,9 @@ use super::{
     window::Window,
 };
 use crate::{
+    admission::Admission,
     error::{AgentError, io_error},
-    limits::{BACKLOG, FORK_IDLE_MAX, FORK_TEXT_BYTES_MAX},
+    limits::{BACKLOG, FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
     log::Log,
     packet,
     private_dir::private_dir,
@@ -109,7 +109,7 @@ impl<'a> Service<'a> {
             dir,
             log,
             listener,
-            admission: Admission::default(),
+            admission: Admission::new(FORK_PEERS_MAX),
             peers: BTreeMap::new(),
             next_peer: 0,
             pages: HashMap::new(),
@@ -142,7 +142,7 @@ impl<'a> Service<'a> {
         if self.admission.is_open(self.peers.len(), now) {
             polled.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let pause = to_timespec(self.admission.wait(now));
+        let pause = to_timespec(self.admission.wait(now, FORK_IDLE_MAX));
         match poll(&mut polled, Some(&pause)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),

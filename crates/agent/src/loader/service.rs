@@ -14,6 +14,7 @@ use forebay_store::{FreeFloor, Secret, Segments, SegmentsConfig, StoreError, lim
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, unlink},
+    io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
 };
 
@@ -27,6 +28,7 @@ use super::{
     socket_path,
 };
 use crate::{
+    admission::Admission,
     error::{AgentError, io_error},
     limits::{BACKLOG, LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX},
     log::Log,
@@ -74,6 +76,7 @@ struct Service<'a> {
     secret: Secret,
     log: Log,
     listener: OwnedFd,
+    admission: Admission,
     doorbell: Arc<Doorbell>,
     peers: BTreeMap<Peer, Connected>,
     next_peer: Peer,
@@ -106,6 +109,7 @@ impl<'a> Service<'a> {
             secret,
             log,
             listener,
+            admission: Admission::new(LOADER_PEERS_MAX),
             doorbell: Arc::new(doorbell),
             peers: BTreeMap::new(),
             next_peer: 0,
@@ -144,23 +148,27 @@ impl<'a> Service<'a> {
 
     /// Sleeps until something comes, or the time has come; the connections on which something has.
     fn wait(&self, next_s: Option<f64>) -> Result<Vec<Peer>, AgentError> {
+        let now = Instant::now();
         self.runs.values().for_each(|run| run.set_sleeping(true));
         // After that ranks ring; what they wrote before is seen here.
         let pause = if self.runs.values().any(Run::has_news) {
             Duration::ZERO
         } else {
             let left_s = next_s.map_or(f64::INFINITY, |next_s| (next_s - self.now_s()).max(0.0));
-            Duration::try_from_secs_f64(left_s).map_or(LOADER_ALIVE_EVERY, |left| left.min(LOADER_ALIVE_EVERY))
+            let left = Duration::try_from_secs_f64(left_s).map_or(LOADER_ALIVE_EVERY, |left| left.min(LOADER_ALIVE_EVERY));
+            self.admission.wait(now, left)
         };
         let mut polled: Vec<_> = self.peers.values().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)).collect();
-        polled.push(PollFd::new(&self.listener, PollFlags::IN));
         polled.push(PollFd::new(&*self.doorbell, PollFlags::IN));
+        if self.admission.is_open(self.peers.len(), now) {
+            polled.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
         let timeout = Timespec {
             tv_sec: pause.as_secs() as i64,
             tv_nsec: i64::from(pause.subsec_nanos()),
         };
         match poll(&mut polled, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
         }
         self.runs.values().for_each(|run| run.set_sleeping(false));
@@ -169,12 +177,23 @@ impl<'a> Service<'a> {
     }
 
     fn accept(&mut self) {
-        while self.peers.len() < LOADER_PEERS_MAX
-            && let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
-            if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                self.next_peer += 1;
-                self.peers.insert(self.next_peer, Connected { socket, extents: None });
+        while self.admission.is_open(self.peers.len(), Instant::now()) {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    self.admission.resume();
+                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                        self.next_peer += 1;
+                        self.peers.insert(self.next_peer, Connected { socket, extents: None });
+                    }
+                }
+                Err(Errno::AGAIN) => return self.admission.resume(),
+                // Whoever it was has gone.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    if self.admission.pause(Instant::now()) {
+                        self.log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
+                    }
+                }
             }
         }
     }
@@ -210,6 +229,7 @@ impl<'a> Service<'a> {
 
     fn part(&mut self, peer: Peer) {
         self.peers.remove(&peer);
+        self.admission.resume();
         let effects = self.agreement.gone(peer);
         self.carry_out(effects);
     }
