@@ -12,6 +12,7 @@ import pytest
 
 from forebay import command
 from forebay.loader import Extent
+from forebay.loader._agent import POLICIES, SCHEDULES
 from forebay.torch import DataLoader
 from tests.loader.data import Files, Indices, same
 from tests.loader.node import Node, a_node
@@ -119,6 +120,48 @@ def test_a_dataset_whose_samples_move_is_followed(node: Node) -> None:
     assert counted["from_source"] - counted["hedged"] <= LENGTH
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_same_batches(files: Files, policy: str) -> None:
+    # Half of it fits, so that some of it has to go.
+    options = OPTIONS | {"cache": f"ram={sum(map(len, map(files.content, range(LENGTH)))) // 2}B", "policy": policy}
+    loader = DataLoader(files, **options, report=False)
+    other = DataLoader(files, **OPTIONS, report=False)
+    # Neither one after the other, nor each once.
+    for number in (0, 1, 1, 7):
+        assert same(epoch(loader, number), epoch(other, number)) == len(loader)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    left = list(batches)
+    # Going on in batches of another size, it knows what comes all the same.
+    again = DataLoader(files, **options | {"batch_size": 7}, report=False)
+    again.load_state_dict(state)
+    assert [index for batch in again for index in batch[0]] == [index for batch in left for index in batch[0]]
+    assert again._agent is not None
+    assert again._agent.lost is None
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_gives_the_same_batches(files: Files, schedule: str) -> None:
+    loader = DataLoader(files, **OPTIONS, cache="ram=1M", schedule=schedule, hedge_budget=0, report=False)
+    other = DataLoader(files, **OPTIONS, report=False)
+    for number in range(2):
+        assert same(epoch(loader, number), epoch(other, number)) == len(loader)
+    assert figures(loader)["from_source"] == LENGTH
+
+
+def test_the_agent_is_told_the_order_where_it_can_be(files: Files) -> None:
+    def told(**changed: Any) -> str:
+        loader = DataLoader(files, **OPTIONS | changed, cache="ram=1M", report=False)
+        assert loader._agent is not None
+        return loader._agent._settings.order
+
+    assert told() == "torch"
+    assert told(shuffle=False) == told(shuffle=False, seed=None) == "sequential"
+    assert told(seed=None) == told(shuffle=None, sampler=[1, 2, 3]) == "unknown"
+
+
 def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
     sampler = [index for index in range(LENGTH) if index % 3] * 2
     batches = [sampler[at : at + 5] for at in range(0, len(sampler), 5)]
@@ -138,6 +181,22 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
     with pytest.raises(ValueError, match=wrong) as refused:
         DataLoader(files if dataset is None else dataset, num_workers=2, cache=cache)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of none, fill_first, lru"),
+        ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of first_come"),
+        ({"hedge_budget": 2, "cache": "ram=1M"}, "hedge_budget=2: give the share"),
+        ({"policy": "lru"}, "policy= is about what cache= keeps: give cache="),
+        ({"policy": "belady", "cache": "ram=1M", "shuffle": True}, "policy='belady' looks ahead, .*: give seed="),
+        ({"policy": "nopfs", "cache": "ram=1M", "seed": 1, "sampler": [1, 2]}, "policy='nopfs' looks ahead"),
+    ],
+)
+def test_a_choice_that_can_not_be_is_told(files: Files, options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        DataLoader(files, num_workers=2, **options)
 
 
 RANK = """

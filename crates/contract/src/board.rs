@@ -77,10 +77,25 @@ const _: () = assert!(SLOT_BYTES == 32);
 pub struct Use {
     /// Which sample.
     pub sample: u32,
-    /// The epoch that uses it,
+    /// The pass through an epoch that uses it, as [`Self::pass`] names it,
     pub epoch: u32,
-    /// and the step of that epoch.
+    /// and the step of that.
     pub iteration: u32,
+}
+
+/// In the name of a pass.
+const ODD: u32 = 1 << 31;
+
+impl Use {
+    /// How a pass through an epoch is named on a board. Neighbouring passes have different names, though the same epoch may come again.
+    pub const fn pass(epoch: u32, nth: u32) -> u32 {
+        (epoch & !ODD) | if nth & 1 == 1 { ODD } else { 0 }
+    }
+
+    /// The epoch of a pass.
+    pub const fn epoch_of(pass: u32) -> u32 {
+        pass & !ODD
+    }
 }
 
 /// What becomes of a use.

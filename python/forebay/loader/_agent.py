@@ -26,7 +26,7 @@ from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 from forebay.loader.source import Source
 
-__all__ = ["Agent", "AgentSettings", "AgentSource", "Kept", "kept"]
+__all__ = ["LOOKING_AHEAD", "Agent", "AgentSettings", "AgentSource", "Kept", "check_choices", "kept"]
 
 WAIT_S = 0.5
 """How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
@@ -34,6 +34,11 @@ PATIENCE_S = 30.0
 """Who has waited for so long for a sample reads it himself, whatever the agent says."""
 GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
+POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
+SCHEDULES = ("first_come", "static", "earliest_deadline")
+"""As `forebay plan` and the agent call them."""
+LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
+"""Policies that have to know in which order samples will be used."""
 VIEW_STEP_BYTES = 4096
 """Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""
 
@@ -74,12 +79,25 @@ def kept(cache: Sequence[str]) -> Kept:
     return Kept(found["memory_bytes"], disks, found["directory"], found["why"])
 
 
+def check_choices(policy: str | None, schedule: str | None, hedge_budget: float | None) -> None:
+    """Refuses what a user can't choose; None is no choice.
+
+    Raises:
+        ValueError: one of them can't be.
+    """
+    for name, choice, choices in (("policy", policy, POLICIES), ("schedule", schedule, SCHEDULES)):
+        if choice is not None and choice not in choices:
+            raise ValueError(f"{name}={choice!r}: give one of {', '.join(choices)}")
+    if hedge_budget is not None and (not isinstance(hedge_budget, int | float) or not 0 <= hedge_budget <= 1):
+        raise ValueError(f"hedge_budget={hedge_budget!r}: give the share of reads that may be made twice, from 0 to 1")
+
+
 @dataclass(frozen=True)
 class AgentSettings:
     """What all ranks of a loader must want alike.
 
     Attributes:
-        uses: samples that all ranks together use in an epoch.
+        uses: samples of the dataset, where the order is known; else those that all ranks together use in an epoch.
         batch: samples of a batch of one rank.
         seed: of the order; 0 where there is none.
         window: iterations ahead that samples are requested.
@@ -88,6 +106,8 @@ class AgentSettings:
         policy: which samples stay, by its name in `forebay plan`.
         schedule: which read comes next, likewise.
         hedge_budget: share of reads that may be made again where they take long.
+        order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to compute it.
+        drop_last: of the sampler, and of the loader, where the order is known.
     """
 
     uses: int
@@ -99,6 +119,8 @@ class AgentSettings:
     policy: str = "forebay"
     schedule: str = "earliest_deadline"
     hedge_budget: float = 0.01
+    order: str = "unknown"
+    drop_last: tuple[bool, bool] = (False, False)
 
 
 class _Use:
@@ -187,8 +209,8 @@ class Agent:
             self._closed = True
         self._drain()
 
-    def _begin(self, locate: Callable[[int], Extent]) -> int:
-        """An epoch begins; its number among all. The first one waits for all ranks of the node."""
+    def _begin(self, order: Order | None, locate: Callable[[int], Extent]) -> tuple[int, int]:
+        """An epoch begins: what the agent calls it, and its first iteration. The very first waits for all ranks of the node."""
         if not self._is_joined:
             self._is_joined = True
             self._join(locate)
@@ -196,8 +218,14 @@ class Agent:
                 say(note)
         self._tell()
         with self._lock:
+            number, first = self._passes, 0
             self._passes += 1
-            return self._passes - 1
+            if order is not None and self._settings.order != "unknown":
+                # Where an epoch goes on, the agent counts from its beginning; after other ranks, or batches of another size, that is a
+                # step off at most.
+                first = order.used // (order.batch_size * order.world)
+                number = number if order.is_drawn else order.number
+            return (number if self._rank is None else self._rank.begin_epoch(number)), first
 
     def _tell(self) -> None:
         if self.lost is not None and not self._was_told:
@@ -248,15 +276,14 @@ class Agent:
         place = self._place
         settings: dict[str, Any] = asdict(self._settings)
         uses = settings.pop("uses")
+        sampler_drop_last, drop_last = settings.pop("drop_last")
         alike = settings | {
             "samples": uses,
             "dataset": self._table.digest,
             "extents": self._table.extents,
             "world": place.world,
-            # Requests say all that the policies ask for on one node.
-            "order": "unknown",
-            "sampler_drop_last": False,
-            "drop_last": False,
+            "sampler_drop_last": sampler_drop_last,
+            "drop_last": drop_last,
             "memory_bytes": found.memory_bytes,
             "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
         }
@@ -333,7 +360,7 @@ class AgentSource:
         self._fallback = fallback
         self._lock = agent._lock
         self._locate: Callable[[int], Extent] | None = None
-        self._pass = -1
+        self._pass = self._first = 0
         self._began: int | None = None
         self._is_served = False
         self._closed = False
@@ -343,13 +370,13 @@ class AgentSource:
         """Samples that were read by the rank itself."""
 
     def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
-        """See `Source.register`. The order is of no use here: requests say the same of this rank.
+        """See `Source.register`.
 
         Raises:
             LoaderError: ranks of this node disagree on what they load, or it can't be done as it was asked for.
         """
         self._fallback.register(order, locate)
-        began = self._agent._begin(locate)
+        begun, first = self._agent._begin(order, locate)
         with self._lock:
             # The agent takes what a rank asks for to be in the order of its use: of two epochs at once one is read by the rank itself.
             if (other := self._agent._serving) is not None:
@@ -357,7 +384,7 @@ class AgentSource:
                 other._forget_all()
             self._agent._serving = self
             self._forget_all()
-            self._locate, self._pass, self._began = locate, began, None
+            self._locate, self._pass, self._first, self._began = locate, begun, first, None
             self._is_served = self._agent.lost is None
 
     def request(self, sample: int, iteration: int) -> None:
@@ -454,7 +481,7 @@ class AgentSource:
                 if use.iteration != iteration or len(uses) == self._agent._settings.batch:
                     break
                 uses.append(use)
-            first = rank.ask([use.extent for use in uses], self._pass, iteration)
+            first = rank.ask([use.extent for use in uses], self._pass, self._first + iteration)
             if first is None:
                 return
             for turn, use in enumerate(uses, first):
@@ -470,7 +497,7 @@ class AgentSource:
         rank = self._agent._rank
         if rank is not None and (self._began is None or iteration > self._began):
             self._began = iteration
-            rank.begin_step(self._pass, iteration)
+            rank.begin_step(self._pass, self._first + iteration)
 
     def _forget_all(self) -> None:
         """With the lock held."""

@@ -1,6 +1,5 @@
 """The data loader."""
 
-import itertools
 import operator
 import os
 import threading
@@ -17,15 +16,15 @@ from torch.utils.data import DistributedSampler, IterableDataset, default_collat
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
-from forebay.loader._agent import Agent, AgentSettings, kept
+from forebay.loader._agent import Agent, check_choices
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._launcher import processors, rank_and_world
-from forebay.loader._place import place_of
 from forebay.loader._report import EpochReport, Meter
-from forebay.loader._threads import READ_AHEAD, Decoding, Threads
+from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
-from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES, Helper, connect
+from forebay.loader.source import Helper, connect
+from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
@@ -35,14 +34,6 @@ __all__ = ["DataLoader"]
 PREFETCH = 2
 """Batches ahead; as torch has it for each worker."""
 BLOCKS_AT_ONCE = 16
-BATCH = 256
-"""Where a sampler makes the batches, and nobody knows how large they are."""
-USES_MAX = 2**32 - 1
-AGENT_READS_MAX = 256
-"""The agent's own limits."""
-
-# Loaders with a cache are numbered as they are made, alike in all ranks.
-_agents = itertools.count()
 
 
 class DataLoader:
@@ -86,6 +77,10 @@ class DataLoader:
         cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next: `"DIR=SIZE"` on a
             local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the loader agent, then reads for all of its
             ranks. For datasets that are decoded in threads. Files must not change while the job runs.
+        policy: which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that look ahead (`nopfs`, `lobster`,
+            `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
+        schedule: which read comes next, likewise. None: `earliest_deadline`.
+        hedge_budget: share of reads that may be made a second time where the first takes long; 0 for none. None: 0.01.
 
     Attributes:
         skipped: samples that were left out in this epoch.
@@ -123,8 +118,12 @@ class DataLoader:
         report: bool = True,
         blocks_at_once: int | None = None,
         cache: str | Sequence[str] = (),
+        policy: str | None = None,
+        schedule: str | None = None,
+        hedge_budget: float | None = None,
     ) -> None:
         _check_dataset(dataset)
+        check_choices(policy, schedule, hedge_budget)
         _check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
@@ -156,7 +155,9 @@ class DataLoader:
                     raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
         else:
             self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
-        self._agent: Agent | None = self._made_agent((cache,) if isinstance(cache, str) else tuple(cache))
+        chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget}
+        choices = {name: choice for name, choice in chosen.items() if choice is not None}
+        self._agent: Agent | None = self._made_agent((cache,) if isinstance(cache, str) else tuple(cache), choices)
 
     @property
     def epoch(self) -> int:
@@ -274,35 +275,17 @@ class DataLoader:
             drop_last=(sampler.drop_last, self.drop_last),
         )
 
-    def _made_agent(self, cache: tuple[str, ...]) -> Agent | None:
+    def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> Agent | None:
         if not cache:
+            for name in choices:
+                raise ValueError(f"{name}= is about what cache= keeps: give cache=, or leave it out")
             return None
         if self._processes is not None:
             raise ValueError(
                 "cache= is for datasets that are decoded in threads: with locate and a keyed decode, and num_workers above 0; "
                 "or leave it out, and start the program with `forebay run`"
             )
-        # Bad ones are told now, not when the first epoch begins.
-        kept(cache)
-        number = next(_agents)
-        place = place_of(self.rank, self.world_size)
-        if place is None:
-            say("cache= is not used: the launcher does not say which ranks share this node")
-            return None
-        batch = self.batch_size or BATCH
-        try:
-            uses = min(len(self) * batch * self.world_size, USES_MAX)
-        except TypeError:
-            uses = len(self.dataset)
-        settings = AgentSettings(
-            uses=max(1, uses),
-            batch=batch,
-            seed=(self._plan.seed or 0) % 2**64,
-            window=self._prefetch + READ_AHEAD + 1,
-            window_bytes=WINDOW_BYTES * place.local_ranks,
-            reads_max=min(READS_AT_ONCE * place.local_ranks, AGENT_READS_MAX),
-        )
-        return Agent(str(number), len(self.dataset), settings, place, cache)
+        return agent_of(self.dataset, self._plan, self.batch_size, Ahead(self._prefetch, self.rank, self.world_size), cache, choices)
 
     def _made_processes(
         self,

@@ -216,9 +216,9 @@ fn refused(to: Peer, why: String) -> Effect {
 }
 
 /// On what two ranks disagree, and what each wants.
-fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, String)> {
-    fn pair<T: PartialEq + Display>(what: &'static str, first: &T, other: &T) -> Option<(&'static str, String, String)> {
-        (first != other).then(|| (what, first.to_string(), other.to_string()))
+fn difference(first: &Alike, other: &Alike) -> Option<(String, String, String)> {
+    fn pair<T: PartialEq + Display>(what: &str, first: &T, other: &T) -> Option<(String, String, String)> {
+        (first != other).then(|| (what.to_owned(), first.to_string(), other.to_string()))
     }
     pair("the number of samples", &first.samples, &other.samples)
         .or_else(|| pair("the dataset (by the digest of its listing)", &first.dataset, &other.dataset))
@@ -227,17 +227,27 @@ fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, Str
         .or_else(|| pair("the world size", &first.world, &other.world))
         .or_else(|| pair("drop_last", &first.drop_last, &other.drop_last))
         .or_else(|| pair("drop_last of the sampler", &first.sampler_drop_last, &other.sampler_drop_last))
-        .or_else(|| (first != other).then(|| ("the loader's settings", format!("{first:?}"), format!("{other:?}"))))
+        .or_else(|| different_setting(first, other))
+}
+
+/// The others by their names: they are called as a user calls them.
+fn different_setting(first: &Alike, other: &Alike) -> Option<(String, String, String)> {
+    let [first, other] = [first, other].map(|alike| serde_json::to_value(alike).unwrap_or_default());
+    let differs = |(name, value): (&String, &serde_json::Value)| {
+        let others = other.get(name)?;
+        (value != others).then(|| (name.clone(), value.to_string(), others.to_string()))
+    };
+    first.as_object()?.iter().find_map(differs)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::PathBuf;
 
     use super::super::protocol::{DiskSetting, OrderName, PolicyName, ScheduleName};
     use super::*;
 
-    fn alike() -> Alike {
+    pub(in super::super) fn alike() -> Alike {
         Alike {
             dataset: "abc".into(),
             samples: 100,
@@ -333,6 +343,13 @@ mod tests {
                 "the dataset (by the digest of its listing): abc and xyz",
             ),
             (Alike { samples: 99, ..alike() }, "the number of samples: 100 and 99"),
+            (
+                Alike {
+                    policy: PolicyName::Lru,
+                    ..alike()
+                },
+                "policy: \"forebay\" and \"lru\"",
+            ),
         ] {
             let mut all = Agreement::default();
             all.register(10, &rank(0), 0.0);

@@ -74,6 +74,7 @@ struct State {
     /// Turns that are over but for their bytes.
     held: BTreeSet<u64>,
     released: u64,
+    passes: u32,
     steps: u64,
     /// Why the agent is not waited for any more.
     lost: Option<String>,
@@ -159,6 +160,7 @@ impl Rank {
             open: vec![false; board.slots() as usize],
             held: BTreeSet::new(),
             released: 0,
+            passes: 0,
             steps: 0,
             lost: None,
             gone: Vec::new(),
@@ -292,6 +294,13 @@ impl Rank {
             state.released += 1;
         }
         self.ring_if(self.board.set_released(state.released));
+    }
+
+    /// The rank begins an epoch of its order, perhaps the same once more: what [`Self::ask`] and [`Self::begin_step`] are to call it.
+    pub fn begin_epoch(&self, number: u32) -> u32 {
+        let mut state = self.state();
+        state.passes = state.passes.wrapping_add(1);
+        Use::pass(number, state.passes)
     }
 
     /// The rank begins a step of an epoch.

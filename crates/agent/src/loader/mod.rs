@@ -4,12 +4,13 @@
 //! `docs/architecture.md`. Each rank of each loader has one connection, which is its lease, and a board
 //! ([`forebay_contract::board`]) by which it asks and is answered without a system call.
 //!
-//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O). `machine/` decides what is read, kept and answered (no
+//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides what is read, kept and answered (no
 //! I/O), by `policy`. `reading.rs` has the threads that read and write, `arena.rs` the memory, `service.rs` the one thread that brings these
 //! together; [`client`] is the other side, [`table`] what it says of a dataset.
 
 mod agreement;
 mod arena;
+mod cast;
 pub mod client;
 mod doorbell;
 mod machine;

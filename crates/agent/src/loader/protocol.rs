@@ -101,7 +101,7 @@ pub enum OrderName {
     Torch,
     /// By a keyed bijection.
     Counter,
-    /// By a sampler of the user's own: the agent knows of it only what ranks ask for.
+    /// In another way, such as by a sampler of the user's own: the agent knows of it only what ranks ask for.
     Unknown,
 }
 
@@ -114,7 +114,9 @@ pub enum PolicyName {
     FillFirst,
     Lru,
     Pinned,
+    Nopfs,
     Lobster,
+    LobsterAsWritten,
     Belady,
     Forebay,
 }

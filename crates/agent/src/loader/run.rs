@@ -9,22 +9,17 @@ use forebay_contract::{
     Board, Extents,
     board::{Hearing, SLOTS_MAX},
 };
-use forebay_policy::{
-    FillFirst, TierSpec,
-    ids::Cluster,
-    order::{Deal, Order, Permutation},
-    residency::{Belady, FillFirst as FillFirstCache, Forebay, Lobster, Lru, NoCache, Pinned, Residency},
-    schedule::{EarliestDeadline, FirstCome, Scheduler, Static},
-};
+use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
 use forebay_store::Segments;
 use rustix::thread::futex;
 
 use super::{
     Figures,
     arena::Arena,
+    cast,
     doorbell::Doorbell,
     machine::{Action, Core, Event, Parts, Step},
-    protocol::{Alike, DiskSetting, OrderName, PolicyName, ScheduleName},
+    protocol::{Alike, DiskSetting},
     reading::{Job, Readers, Tools},
 };
 use crate::{
@@ -68,7 +63,7 @@ impl Run {
         doorbell: &Arc<Doorbell>,
         open_disk: &mut dyn FnMut(&DiskSetting) -> Result<Arc<Segments>, String>,
     ) -> Result<(Self, Vec<String>), String> {
-        let order = order_of(alike)?;
+        let order = cast::order(alike)?;
         let slots = slots_of(alike)?;
         let table = SharedFile::received_sealed(table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
         let listed = Extents::open(table.region()).map(|extents| extents.samples());
@@ -106,8 +101,8 @@ impl Run {
             .map(|_| RankBoard::create(slots))
             .collect::<Result<Vec<_>, String>>()?;
         let machine = Core::new(Parts {
-            residency: residency_of(alike, cluster)?,
-            scheduler: scheduler_of(alike, cluster.gpus),
+            residency: cast::residency(alike, &order, cluster)?,
+            scheduler: cast::scheduler(alike, cluster.gpus),
             order,
             extents: alike.extents,
             ranks: local_ranks,
@@ -288,22 +283,6 @@ const fn tier(bytes: u64) -> TierSpec {
     }
 }
 
-fn order_of(alike: &Alike) -> Result<Order, String> {
-    let deal = Deal::new(alike.samples, alike.world, alike.batch)
-        .and_then(|deal| deal.sampler_drop_last(alike.sampler_drop_last))
-        .and_then(|deal| deal.loader_drop_last(alike.drop_last))
-        .map_err(|error| error.to_string())?;
-    Ok(Order {
-        permutation: match alike.order {
-            OrderName::Sequential | OrderName::Unknown => Permutation::Sequential,
-            OrderName::Torch => Permutation::Torch,
-            OrderName::Counter => Permutation::Counter,
-        },
-        seed: alike.seed,
-        deal,
-    })
-}
-
 fn slots_of(alike: &Alike) -> Result<u32, String> {
     let Alike {
         window,
@@ -330,35 +309,4 @@ fn slots_of(alike: &Alike) -> Result<u32, String> {
     slots.ok_or_else(|| {
         format!("a window of {window} steps with batches of {batch} is {uses} samples, and at most {SLOTS_MAX} can be under way; make the window smaller")
     })
-}
-
-fn residency_of(alike: &Alike, cluster: Cluster) -> Result<Box<dyn Residency>, String> {
-    let (samples, window) = (alike.extents, alike.window);
-    let looks_ahead = matches!(alike.policy, PolicyName::Lobster | PolicyName::Belady);
-    let is_known = alike.order != OrderName::Unknown && alike.world == cluster.gpus && alike.extents == alike.samples;
-    if looks_ahead && !is_known {
-        return Err(
-            "this policy has to know beforehand in which order all ranks use extents, all of them on one node and none shared by samples; take the policy \
-             forebay, or one that does not look ahead"
-                .into(),
-        );
-    }
-    let residency: Box<dyn Residency> = match alike.policy {
-        PolicyName::None => Box::new(NoCache::new(cluster, samples, window)),
-        PolicyName::FillFirst => Box::new(FillFirstCache::new(cluster, samples, window)),
-        PolicyName::Lru => Box::new(Lru::new(cluster, samples, window)),
-        PolicyName::Pinned => Box::new(Pinned::new(cluster, samples, window)),
-        PolicyName::Lobster => Box::new(Lobster::corrected(cluster, samples, window)),
-        PolicyName::Belady => Box::new(Belady::new(cluster, samples, window)),
-        PolicyName::Forebay => Box::new(Forebay::new(cluster, samples, window)),
-    };
-    Ok(residency)
-}
-
-fn scheduler_of(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
-    match alike.schedule {
-        ScheduleName::FirstCome => Box::new(FirstCome::new(alike.reads_max)),
-        ScheduleName::Static => Box::new(Static::new(alike.reads_max.max(ranks), ranks)),
-        ScheduleName::EarliestDeadline => Box::new(EarliestDeadline::new(alike.reads_max)),
-    }
 }

@@ -5,7 +5,7 @@ use forebay_policy::TierSpec;
 use forebay_policy::bounds::source_bytes;
 use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
-use forebay_policy::residency::{Forebay, Lru, Pinned};
+use forebay_policy::residency::{Belady, Forebay, Lobster, Lru, Pinned};
 use forebay_policy::schedule::EarliestDeadline;
 
 use super::*;
@@ -165,5 +165,14 @@ fn a_warm_epoch_reads_what_can_not_be_avoided_and_the_window() {
         }
         let lru = read_by_epoch(Box::new(Lru::new(cluster, SAMPLES, WINDOW)), memory_bytes);
         assert!(lru[2] as f64 > most, "{percent} %: {lru:?}");
+        let looking: [Box<dyn Residency>; 2] = [
+            Box::new(Belady::new(cluster, SAMPLES, WINDOW)),
+            Box::new(Lobster::corrected(cluster, SAMPLES, WINDOW)),
+        ];
+        for policy in looking {
+            let name = policy.name();
+            let read = read_by_epoch(policy, memory_bytes);
+            assert!(read[2] < lru[2], "{name}, {percent} %, sees what comes: {read:?}, and LRU {lru:?}");
+        }
     }
 }

@@ -384,7 +384,9 @@ impl Core {
     /// A rank begins a step: see [`super::ranks::Rank::overtake`].
     pub(super) fn stepped(&mut self, rank: usize, step: Step, now_s: f64, actions: &mut Actions) {
         self.ranks[rank].stepped(step.steps, now_s);
-        while let Some(turn) = self.ranks[rank].overtake(step.epoch, step.iteration) {
+        // As uses are counted.
+        let iteration = step.iteration.min(self.iterations.saturating_sub(1));
+        while let Some(turn) = self.ranks[rank].overtake(step.epoch, iteration) {
             let access = self.access(rank, turn);
             self.ranks[rank].set_stage(turn, Stage::Over);
             self.consume(access, now_s, actions);

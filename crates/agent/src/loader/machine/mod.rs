@@ -208,7 +208,7 @@ pub(crate) struct Core {
     ranks: Vec<Rank>,
     /// The pass that the policy is in; none before the first use. A pass is an epoch as it comes: the same may come again.
     pass: Option<EpochNumber>,
-    /// The epoch that each pass is of, from the present one on, as far as is known.
+    /// What ranks call each pass, from the present one on, as far as is known.
     epochs: BTreeMap<EpochNumber, EpochNumber>,
     copies: Copies,
     flights: Flights,
@@ -327,14 +327,12 @@ impl Core {
             return;
         };
         loop {
-            let pass = self.pass.map_or(0, |pass| pass + 1);
-            if pass > reached {
+            let next = self.pass.map_or(0, |pass| pass + 1);
+            self.epochs = self.epochs.split_off(&next);
+            let Some((&pass, &named)) = self.epochs.first_key_value().filter(|(pass, _)| **pass <= reached) else {
                 return;
-            }
-            self.epochs = self.epochs.split_off(&pass);
-            // One that nobody has asked for yet, since no rank but one that is gone has: any order will do.
-            let epoch = self.epochs.get(&pass).copied().unwrap_or(pass);
-            let orders = orders_from(&self.order, epoch, self.residency.horizon());
+            };
+            let orders = orders_from(&self.order, Use::epoch_of(named), self.residency.horizon());
             self.residency.begin(pass, &orders);
             self.pass = Some(pass);
             self.full = false;

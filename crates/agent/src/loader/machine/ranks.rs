@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use forebay_contract::board::Use;
 use forebay_policy::ids::{EpochNumber, Iteration, Sample};
+use forebay_policy::residency::future::EPOCHS_AHEAD;
 
 /// What has become of a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,10 @@ pub(super) struct Used {
     pub(super) stage: Stage,
 }
 
+/// Passes are counted on by one where an epoch follows another, and by so much where it does not, so that policies, which know of epochs by their
+/// passes, take nothing of what they had foreseen for the epoch that came instead.
+const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
+
 /// Durations of steps that are remembered.
 const STEPS: usize = 16;
 
@@ -59,13 +64,16 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// One more use; its turn and its pass. A pass ends where the rank goes to another epoch, or back.
+    /// One more use; its turn and its pass. A pass ends where the rank goes to another epoch, or back, or through the same once more.
     pub(super) fn ask(&mut self, wanted: Use, iterations: u32, is_known: bool) -> (u64, EpochNumber) {
         let Use { sample, epoch, iteration } = wanted;
         // The number of a step beyond the epoch's end would be that of one of the next epoch.
         let iteration = iteration.min(iterations.saturating_sub(1));
-        if self.last.is_some_and(|(last_epoch, last)| epoch != last_epoch || iteration < last) {
-            self.pass += 1;
+        if let Some((last_epoch, last)) = self.last
+            && (epoch != last_epoch || iteration < last)
+        {
+            let follows = Use::epoch_of(epoch) == Use::epoch_of(last_epoch) + 1;
+            self.pass += if follows { 1 } else { JUMP };
         }
         self.last = Some((epoch, iteration));
         let pass = self.pass;

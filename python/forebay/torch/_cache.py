@@ -1,0 +1,103 @@
+"""What a loader with a cache tells the agent of its node."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from forebay._say import say
+from forebay.loader._agent import LOOKING_AHEAD, Agent, AgentSettings, kept
+from forebay.loader._place import place_of
+from forebay.loader._threads import READ_AHEAD
+from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
+from forebay.torch._order import Known, Plan
+
+__all__ = ["Ahead", "agent_of"]
+
+BATCH = 256
+"""Where a sampler makes the batches, and nobody knows how large they are."""
+USES_MAX = 2**32 - 1
+READS_MAX = 256
+"""The agent's own limits."""
+
+# Loaders with a cache are numbered as they are made, alike in all ranks.
+_agents = itertools.count()
+
+
+class Ahead(NamedTuple):
+    """How far a rank is ahead, and which it is.
+
+    Attributes:
+        batches: that are decoded ahead.
+        rank: in the job.
+        world: ranks of the job.
+    """
+
+    batches: int
+    rank: int
+    world: int
+
+
+def agent_of(
+    dataset: Any,  # noqa: ANN401  (by what it has)
+    plan: Plan,
+    batch_size: int | None,
+    ahead: Ahead,
+    cache: tuple[str, ...],
+    choices: Mapping[str, Any],
+) -> Agent | None:
+    """A rank of a new loader before the agent; None where nobody knows which ranks share the node.
+
+    Args:
+        dataset: says where its samples lie.
+        plan: the order of its epochs.
+        batch_size: samples of a batch, if that is known.
+        ahead: of this rank.
+        cache: where samples are kept.
+        choices: settings of `AgentSettings` that the user gave.
+
+    Raises:
+        ValueError: a cache that can't be, or a policy that can't look as far ahead as it has to.
+    """
+    # Bad ones are told now, not when the first epoch begins.
+    kept(cache)
+    number = next(_agents)
+    order, drop_last = _told(dataset, plan)
+    if order == "unknown" and choices.get("policy") in LOOKING_AHEAD:
+        raise ValueError(
+            f"policy={choices['policy']!r} looks ahead, and nobody knows the order of later epochs: give seed=, and neither a sampler, "
+            'nor shuffle="blocks", nor a dataset with set_epoch; or policy="forebay"'
+        )
+    place = place_of(ahead.rank, ahead.world)
+    if place is None:
+        say("cache= is not used: the launcher does not say which ranks share this node")
+        return None
+    batch = batch_size or BATCH
+    settings = AgentSettings(
+        uses=_uses(dataset, plan, batch * ahead.world) if order == "unknown" else len(dataset),
+        batch=batch,
+        order=order,
+        drop_last=drop_last,
+        seed=(plan.seed or 0) % 2**64,
+        window=ahead.batches + READ_AHEAD + 1,
+        window_bytes=WINDOW_BYTES * place.local_ranks,
+        reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
+        **choices,
+    )
+    return Agent(str(number), len(dataset), settings, place, cache)
+
+
+def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:
+    """The order, and `drop_last` of sampler and loader: enough to compute all epochs of all ranks, or nothing."""
+    # A dataset that is told of the epoch may have its samples lie elsewhere in each.
+    is_moving = callable(getattr(dataset, "set_epoch", None))
+    if not isinstance(plan, Known) or plan.blocks is not None or is_moving or (plan.shuffle and plan.seed is None):
+        return "unknown", (False, False)
+    return ("torch" if plan.shuffle else "sequential"), plan.drop_last
+
+
+def _uses(dataset: Any, plan: Plan, step: int) -> int:  # noqa: ANN401  (by what it has)
+    """Samples that all ranks use in an epoch, by those of a step; as many as the dataset has where a sampler has no length."""
+    try:
+        return max(1, min(len(plan) * step, USES_MAX))
+    except TypeError:
+        return max(1, len(dataset))
