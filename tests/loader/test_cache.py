@@ -151,6 +151,30 @@ def test_every_schedule_gives_the_same_batches(files: Files, schedule: str) -> N
     assert figures(loader)["from_source"] == LENGTH
 
 
+def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: Files) -> None:
+    options = OPTIONS | {"batch_size": 2, "cache": "ram=1M", "hedge_budget": 0, "report": False}
+    loader = DataLoader(files, **options, background_fill=True)
+    other = DataLoader(files, **OPTIONS | {"batch_size": 2}, report=False)
+    batches = iter(loader)
+    ours = [next(batches)]
+    # One batch was used, and the window is eleven.
+    wait_until(lambda: figures(loader)["from_source"] > 2 * 12, "something beyond the window to be read")
+    ours += batches
+    assert same(ours, epoch(other, 0)) == len(loader)
+    for _ in range(2):
+        # One that is left early, and what goes on in the middle of it.
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        del batches
+        again = DataLoader(files, **options, background_fill=True)
+        again.load_state_dict(state)
+        assert same(again, epoch(other, 1)[1:]) == len(loader) - 1
+        assert same(epoch(loader, 1), epoch(other, 1)) == len(loader)
+        loader.set_epoch(1)
+    assert figures(loader)["from_source"] == LENGTH
+
+
 def test_the_agent_is_told_the_order_where_it_can_be(files: Files) -> None:
     def told(**changed: Any) -> str:
         loader = DataLoader(files, **OPTIONS | changed, cache="ram=1M", report=False)
@@ -189,6 +213,7 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
         ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of none, fill_first, lru"),
         ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of first_come"),
         ({"hedge_budget": 2, "cache": "ram=1M"}, "hedge_budget=2: give the share"),
+        ({"background_fill": True}, "background_fill= is about what cache= keeps"),
         ({"policy": "lru"}, "policy= is about what cache= keeps: give cache="),
         ({"policy": "belady", "cache": "ram=1M", "shuffle": True}, "policy='belady' looks ahead, .*: give seed="),
         ({"policy": "nopfs", "cache": "ram=1M", "seed": 1, "sampler": [1, 2]}, "policy='nopfs' looks ahead"),

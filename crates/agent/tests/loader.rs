@@ -79,7 +79,7 @@ impl Node {
             "alike": {
                 "dataset": "abc", "samples": SAMPLES, "extents": SAMPLES, "seed": seed, "batch": BATCH, "world": local_ranks,
                 "order": "sequential", "sampler_drop_last": false, "drop_last": false,
-                "policy": "forebay", "schedule": "earliest_deadline", "window": 3, "window_bytes": 1 << 20, "memory_bytes": memory_bytes,
+                "policy": "forebay", "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "window_bytes": 1 << 20, "memory_bytes": memory_bytes,
                 "disks": [{"dir": cache, "bytes": 1 << 24}], "reads_max": 8, "hedge_budget": 0.0,
             },
         })

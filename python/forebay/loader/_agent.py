@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import forebay
 from forebay import _core
@@ -39,8 +39,15 @@ SCHEDULES = ("first_come", "static", "earliest_deadline")
 """As `forebay plan` and the agent call them."""
 LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
 """Policies that have to know in which order samples will be used."""
+FILL_USES = 1 << 14
+"""Uses of samples that a rank asks for where reading goes beyond the window."""
+LOOK_STEPS = 2
+"""Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
 VIEW_STEP_BYTES = 4096
 """Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""
+
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class AgentSettings:
         hedge_budget: share of reads that may be made again where they take long.
         order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to compute it.
         drop_last: of the sampler, and of the loader, where the order is known.
+        background_fill: samples beyond the window are read into memory that is free, when nothing else is to be done.
     """
 
     uses: int
@@ -121,6 +129,14 @@ class AgentSettings:
     hedge_budget: float = 0.01
     order: str = "unknown"
     drop_last: tuple[bool, bool] = (False, False)
+    background_fill: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Iterations ahead that a rank asks for samples."""
+        # The paper's own text has no window.
+        is_far = self.background_fill or self.policy == "lobster_as_written"
+        return max(self.window, FILL_USES // self.batch) if is_far else self.window
 
 
 class _Use:
@@ -280,6 +296,7 @@ class Agent:
         alike = settings | {
             "samples": uses,
             "dataset": self._table.digest,
+            "ahead": self._settings.ahead,
             "extents": self._table.extents,
             "world": place.world,
             "sampler_drop_last": sampler_drop_last,
@@ -366,6 +383,10 @@ class AgentSource:
         self._closed = False
         self._uses: dict[int, deque[_Use]] = {}
         self._unasked: deque[_Use] = deque()
+        # Where it looks ahead by itself: the order, the next iteration of it, and what was foreseen and not requested yet, by iteration and sample.
+        self._order: Order | None = None
+        self._next = 0
+        self._foreseen: dict[tuple[int, int], deque[_Use]] = {}
         self.direct_reads = 0
         """Samples that were read by the rank itself."""
 
@@ -386,19 +407,29 @@ class AgentSource:
             self._forget_all()
             self._locate, self._pass, self._first, self._began = locate, begun, first, None
             self._is_served = self._agent.lost is None
+            settings = self._agent._settings
+            if self._is_served and settings.ahead > settings.window:
+                self._order = order
+                self._look_ahead(0)
 
     def request(self, sample: int, iteration: int) -> None:
         """See `Source.request`. Requests of an iteration are passed on together, with the first one of the next or the first `read`."""
-        extent = self._extent(sample) if self._is_served else None
+        is_foreseen = self._order is not None
+        extent = self._extent(sample) if self._is_served and not is_foreseen else None
+        use: _Use | None = None
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
-            if extent is not None and self._is_served:
+            if self._is_served and is_foreseen:
+                self._look_ahead(iteration)
+                use = _first(self._foreseen, (iteration, sample))
+            elif self._is_served and extent is not None:
                 if self._unasked and self._unasked[-1].iteration != iteration:
                     self._ask()
                 use = _Use(extent, iteration)
-                self._uses.setdefault(sample, deque()).append(use)
                 self._unasked.append(use)
+            if use is not None:
+                self._uses.setdefault(sample, deque()).append(use)
                 return
         self._fallback.request(sample, iteration)
 
@@ -422,14 +453,13 @@ class AgentSource:
     def release(self, sample: int) -> None:
         """See `Source.release`."""
         with self._lock:
-            uses = self._uses.get(sample)
-            use = uses.popleft() if uses else None
-            if uses is not None and not uses:
-                del self._uses[sample]
+            use = _first(self._uses, sample)
             if use is not None:
                 self._step(use.iteration)
                 use.released = True
                 self._agent._give_back([use])
+            if self._is_served and not self._closed:
+                self._look_ahead(-1)
         if use is None or use.direct:
             self._fallback.release(sample)
         self._agent._drain()
@@ -471,6 +501,22 @@ class AgentSource:
                 return None
         return None
 
+    def _look_ahead(self, least: int) -> None:
+        """Asks for all up to iteration `least`, and a little beyond it where the board has room. With the lock held."""
+        order = self._order
+        if order is None:
+            return
+        self._ask()
+        end = min(len(order), max(least, self._next - 1) + 1 + LOOK_STEPS)
+        while self._next < end and (self._next <= least or not self._unasked):
+            for sample in order.batch(self._next):
+                if (extent := self._extent(sample)) is not None:
+                    use = _Use(extent, self._next)
+                    self._foreseen.setdefault((self._next, sample), deque()).append(use)
+                    self._unasked.append(use)
+            self._next += 1
+            self._ask()
+
     def _ask(self) -> None:
         """Passes requests on, those of an iteration at once, as far as the board has room. With the lock held."""
         rank = self._agent._rank
@@ -502,11 +548,24 @@ class AgentSource:
     def _forget_all(self) -> None:
         """With the lock held."""
         self._unasked.clear()
-        uses = [use for of_sample in self._uses.values() for use in of_sample]
+        uses = [use for of_one in (*self._uses.values(), *self._foreseen.values()) for use in of_one]
         for use in uses:
             use.released = True
         self._agent._give_back(uses)
         self._uses.clear()
+        self._foreseen.clear()
+        self._order, self._next = None, 0
+
+
+def _first(uses: dict[_Key, deque[_Use]], key: _Key) -> _Use | None:
+    """Takes the first of those that are kept by a key; None if there is none."""
+    kept = uses.get(key)
+    if kept is None:
+        return None
+    use = kept.popleft()
+    if not kept:
+        del uses[key]
+    return use
 
 
 def _placed(extent: Extent) -> tuple[bytes, int, int | None]:

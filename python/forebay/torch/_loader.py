@@ -81,6 +81,7 @@ class DataLoader:
             `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
         schedule: which read comes next, likewise. None: `earliest_deadline`.
         hedge_budget: share of reads that may be made a second time where the first takes long; 0 for none. None: 0.01.
+        background_fill: what is needed later is read, too, as long as the cache's memory has room for it and nothing else is to be done.
 
     Attributes:
         skipped: samples that were left out in this epoch.
@@ -121,6 +122,7 @@ class DataLoader:
         policy: str | None = None,
         schedule: str | None = None,
         hedge_budget: float | None = None,
+        background_fill: bool = False,
     ) -> None:
         _check_dataset(dataset)
         check_choices(policy, schedule, hedge_budget)
@@ -155,7 +157,7 @@ class DataLoader:
                     raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
         else:
             self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
-        chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget}
+        chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
         choices = {name: choice for name, choice in chosen.items() if choice is not None}
         self._agent: Agent | None = self._made_agent((cache,) if isinstance(cache, str) else tuple(cache), choices)
 

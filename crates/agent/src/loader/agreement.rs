@@ -261,6 +261,8 @@ pub(super) mod tests {
             policy: PolicyName::Forebay,
             schedule: ScheduleName::EarliestDeadline,
             window: 4,
+            ahead: 4,
+            background_fill: false,
             window_bytes: 1 << 20,
             memory_bytes: 1 << 20,
             disks: vec![DiskSetting {

@@ -68,6 +68,11 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
     }
 }
 
+/// Whether samples are read beyond the window: because that is wanted, or because the policy has none.
+pub(super) fn reads_beyond(alike: &Alike) -> bool {
+    alike.background_fill || alike.policy == PolicyName::LobsterAsWritten
+}
+
 /// Whether it asks in which order samples will be used. (`forebay` does so only where there are several nodes.)
 const fn looks_ahead(policy: PolicyName) -> bool {
     matches!(

@@ -69,6 +69,10 @@ pub struct Alike {
     pub schedule: ScheduleName,
     /// Steps ahead that samples are fetched.
     pub window: u32,
+    /// Steps ahead that ranks ask for them: as many, or more where something is to be fetched beyond the window.
+    pub ahead: u32,
+    /// Whether samples beyond the window are fetched, when nothing else is to be done and there is memory for them.
+    pub background_fill: bool,
     /// Memory that samples pass through between their fetch and their use, in bytes.
     pub window_bytes: u64,
     /// Memory for samples that stay, in bytes.

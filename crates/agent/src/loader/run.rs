@@ -108,6 +108,8 @@ impl Run {
             ranks: local_ranks,
             placement: FillFirst::new(tiers),
             arena_bytes,
+            window: alike.window,
+            fill_bytes: if cast::reads_beyond(alike) { alike.memory_bytes } else { 0 },
             reads_max: alike.reads_max,
             hedge_budget: alike.hedge_budget,
         });
@@ -286,6 +288,7 @@ const fn tier(bytes: u64) -> TierSpec {
 fn slots_of(alike: &Alike) -> Result<u32, String> {
     let Alike {
         window,
+        ahead,
         window_bytes,
         reads_max,
         hedge_budget,
@@ -304,9 +307,12 @@ fn slots_of(alike: &Alike) -> Result<u32, String> {
     if !(0.0..=1.0).contains(&hedge_budget) {
         return Err(format!("hedge_budget = {hedge_budget}: it is a share, from 0 to 1"));
     }
-    let uses = (u64::from(window) + LOADER_SPARE_STEPS) * u64::from(batch);
+    let steps = window.max(ahead);
+    let uses = (u64::from(steps) + LOADER_SPARE_STEPS) * u64::from(batch);
     let slots = u32::try_from(uses.next_power_of_two()).ok().filter(|slots| *slots <= SLOTS_MAX);
     slots.ok_or_else(|| {
-        format!("a window of {window} steps with batches of {batch} is {uses} samples, and at most {SLOTS_MAX} can be under way; make the window smaller")
+        format!(
+            "{steps} steps ahead with batches of {batch} is {uses} samples, and at most {SLOTS_MAX} can be under way; look less far ahead"
+        )
     })
 }

@@ -68,6 +68,8 @@ impl Reads {
             ranks: 1,
             placement: FillFirst::new([memory]),
             arena_bytes: WINDOW_BYTES + memory_bytes,
+            window: WINDOW,
+            fill_bytes: 0,
             reads_max: 8,
             hedge_budget: 0.0,
         });

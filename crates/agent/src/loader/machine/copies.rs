@@ -115,6 +115,11 @@ impl Copies {
         known.bytes
     }
 
+    /// Whether the size of any sample is known.
+    pub(super) const fn knows_sizes(&self) -> bool {
+        self.count > 0
+    }
+
     /// Its size; for one that was never read the mean of the others.
     pub(super) fn expected_bytes(&self, sample: Sample) -> u32 {
         match self.known[sample as usize].bytes {
@@ -222,6 +227,7 @@ impl Core {
     /// The bytes in the arena go.
     fn free_memory(&mut self, sample: Sample, actions: &mut Actions) {
         if let Some((place, _)) = self.copies.of(sample).memory.take() {
+            self.held_bytes -= u64::from(place.bytes);
             actions.push(Action::Free { place });
             self.flights.room_was_freed(place);
         }

@@ -2,7 +2,7 @@
 
 use forebay_contract::board::Answer;
 use forebay_policy::ids::Sample;
-use forebay_policy::residency::{Access, Origin};
+use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Class, Request};
 use forebay_store::Version;
@@ -33,6 +33,11 @@ struct Flight {
     waiting: Vec<(usize, u64)>,
     rank: usize,
     deadline_s: f64,
+    class: Class,
+    /// Its size, as it was expected.
+    bytes: u32,
+    /// Requests for it that the scheduler has: one more where it was made anew in a higher class.
+    requests: u32,
     /// Threads at work, and how many there were.
     under_way: u32,
     tries: u32,
@@ -50,10 +55,13 @@ pub(super) struct Flights {
     starved: Vec<u32>,
     /// Bytes of the arena that were freed in all.
     freed_bytes: u64,
+    /// Bytes that samples will have which are not there yet.
+    coming_bytes: u64,
 }
 
 impl Flights {
     fn add(&mut self, flight: Flight) -> u32 {
+        self.coming_bytes += u64::from(flight.bytes);
         if let Some(number) = self.free.pop() {
             self.slots[number as usize] = Some(flight);
             return number;
@@ -69,11 +77,41 @@ impl Flights {
     fn free_if_over(&mut self, number: u32) {
         let is_over = self
             .get(number)
-            .is_some_and(|flight| flight.state == State::Done && flight.under_way == 0);
+            .is_some_and(|flight| flight.state == State::Done && flight.under_way == 0 && flight.requests == 0);
         if is_over {
             self.slots[number as usize] = None;
             self.free.push(number);
         }
+    }
+
+    /// Nobody waits for it any more; who did.
+    fn end(&mut self, number: u32) -> Vec<(usize, u64)> {
+        let Some(flight) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
+            return Vec::new();
+        };
+        flight.state = State::Done;
+        self.coming_bytes -= u64::from(flight.bytes);
+        std::mem::take(&mut flight.waiting)
+    }
+
+    /// The scheduler gives a request back. Whether a thread is to read.
+    fn picked(&mut self, number: u32) -> bool {
+        let Some(flight) = self.get(number) else { return false };
+        flight.requests -= 1;
+        let is_wanted = flight.state == State::Queued;
+        self.free_if_over(number);
+        is_wanted
+    }
+
+    /// Who waits for a sample that is to be read when nothing else is, and waits for a thread; `None` if it is none such.
+    pub(super) fn waiting_for_fill(&mut self, number: u32) -> Option<&[(usize, u64)]> {
+        let flight = self.get(number)?;
+        (flight.class == Class::Fill && flight.state == State::Queued).then_some(flight.waiting.as_slice())
+    }
+
+    /// Bytes that samples will have which are not there yet.
+    pub(super) const fn coming_bytes(&self) -> u64 {
+        self.coming_bytes
     }
 
     pub(super) fn room_was_freed(&mut self, place: Place) {
@@ -83,7 +121,8 @@ impl Flights {
 
 impl Core {
     /// The policy has let a use in: its bytes are there, or are to be read.
-    pub(super) fn begin_use(&mut self, rank: usize, turn: u64, access: Access, now_s: f64, actions: &mut Actions) {
+    pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) {
+        let access = self.access(rank, turn);
         let sample = access.sample;
         let copy = *self.copies.of(sample);
         if let Some((place, _)) = copy.memory {
@@ -113,6 +152,9 @@ impl Core {
             waiting: vec![(rank, turn)],
             rank,
             deadline_s: self.ranks[rank].deadline_s(step, now_s),
+            class,
+            bytes: self.copies.expected_bytes(sample),
+            requests: 0,
             under_way: 0,
             tries: 0,
             began_s: now_s,
@@ -120,6 +162,18 @@ impl Core {
             freed_bytes: 0,
         });
         self.copies.of(sample).flight = Some(number);
+        self.queue(number, step, now_s);
+        if class == Class::Fill {
+            self.fills.push(number);
+        }
+    }
+
+    /// What was to be read when nothing else is will be needed soon, for this step of this rank.
+    pub(super) fn hurry(&mut self, number: u32, rank: usize, step: u64, now_s: f64) {
+        if let Some(flight) = self.flights.get(number) {
+            flight.class = Class::Demand;
+            flight.deadline_s = self.ranks[rank].deadline_s(step, now_s);
+        }
         self.queue(number, step, now_s);
     }
 
@@ -137,6 +191,7 @@ impl Core {
     fn queue(&mut self, number: u32, step: u64, now_s: f64) {
         let Some(flight) = self.flights.get(number) else { return };
         flight.state = State::Queued;
+        flight.requests += 1;
         let bytes = self.copies.expected_bytes(flight.sample);
         let origin = origin_of(flight.from);
         let request = Request {
@@ -149,7 +204,7 @@ impl Core {
             deadline_s: flight.deadline_s,
             predicted_s: self.recent[recent_of(origin)].seconds(u64::from(bytes)),
             queued_s: now_s,
-            class: Class::Demand,
+            class: flight.class,
         };
         self.scheduler.push(request);
     }
@@ -163,7 +218,10 @@ impl Core {
     pub(super) fn dispatch(&mut self, now_s: f64, actions: &mut Actions) {
         while self.reading < self.reads_limit() {
             let Some(request) = self.scheduler.pick(&self.busy) else { return };
-            self.read(request.ticket, now_s, actions);
+            // What was asked for once more may have been read since.
+            if self.flights.picked(request.ticket) {
+                self.read(request.ticket, now_s, actions);
+            }
         }
     }
 
@@ -272,10 +330,9 @@ impl Core {
     /// The first answer of a read: who waits for it has it.
     fn complete(&mut self, number: u32, place: Place, version: Version, left_on: Option<Disk>, now_s: f64, actions: &mut Actions) {
         let Some(flight) = self.flights.get(number) else { return };
-        flight.state = State::Done;
         let (sample, from, tries, began_s) = (flight.sample, flight.from, flight.tries, flight.began_s);
-        let waiting = std::mem::take(&mut flight.waiting);
         let hedged = flight.hedged.take();
+        let waiting = self.flights.end(number);
         let is_of_source = from == ReadFrom::Source && left_on.is_none();
         if let (Some(read), Some(hedge)) = (hedged, &mut self.hedge) {
             self.hedged.remove(&read);
@@ -295,6 +352,7 @@ impl Core {
         }
         let bytes = self.copies.learn(sample, place.bytes);
         self.copies.of(sample).memory = Some((place, version));
+        self.held_bytes += u64::from(place.bytes);
         if let Some(disk) = left_on {
             self.adopt(sample, disk, place.bytes, version, actions);
         }
@@ -317,9 +375,8 @@ impl Core {
     fn refuse(&mut self, number: u32, now_s: f64, actions: &mut Actions) -> u64 {
         self.abandon_hedge(number);
         let Some(flight) = self.flights.get(number) else { return 0 };
-        flight.state = State::Done;
         let sample = flight.sample;
-        let waiting = std::mem::take(&mut flight.waiting);
+        let waiting = self.flights.end(number);
         // A sample of unknown size is none for the policy.
         let bytes = self.copies.learn(sample, 0);
         let mut refused = 0;

@@ -5,8 +5,10 @@
 //!
 //! - `ranks.rs`: what each rank has asked for, and how far it is.
 //! - `flights.rs`: samples that are being read.
+//! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
 //! - `copies.rs`: samples that are there: in memory, on a disk, or both.
 
+mod beyond;
 #[cfg(test)]
 mod bound_tests;
 mod copies;
@@ -24,7 +26,7 @@ use forebay_policy::models::Recent;
 use forebay_policy::order;
 use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::hedge::ReadId;
-use forebay_policy::schedule::{Concurrency, Hedge, Scheduler};
+use forebay_policy::schedule::{Class, Concurrency, Hedge, Scheduler};
 use forebay_store::Version;
 use serde::{Deserialize, Serialize};
 
@@ -192,6 +194,10 @@ pub(crate) struct Parts {
     /// Memory for residents, and bytes of each disk.
     pub(crate) placement: FillFirst,
     pub(crate) arena_bytes: u64,
+    /// Steps ahead that the arena has room for beside residents, as the policy has it that bounds itself.
+    pub(crate) window: u32,
+    /// Bytes of the arena that samples beyond the window may fill; 0: none is read.
+    pub(crate) fill_bytes: u64,
     /// Most reads at once.
     pub(crate) reads_max: u32,
     /// Share of reads that may be made again; 0: none.
@@ -220,6 +226,12 @@ pub(crate) struct Core {
     sweep_pause: u32,
     writing_bytes: u64,
     arena_bytes: u64,
+    /// Bytes of the arena that samples lie in.
+    held_bytes: u64,
+    window: u32,
+    fill_bytes: u64,
+    /// Reads of samples beyond the window that may still wait for a thread.
+    fills: Vec<u32>,
     /// Faults of a disk, in a row.
     disk_faults: BTreeMap<Disk, u32>,
     hedge: Option<Hedge>,
@@ -229,6 +241,8 @@ pub(crate) struct Core {
     recent: [Recent; 2],
     /// The policy has no room until something is consumed.
     full: bool,
+    /// Nor for anything beyond the window.
+    full_beyond: bool,
     /// Reads under way, in all and by rank.
     reading: u32,
     busy: Vec<u32>,
@@ -257,12 +271,17 @@ impl Core {
             sweep_pause: 0,
             writing_bytes: 0,
             arena_bytes: parts.arena_bytes,
+            held_bytes: 0,
+            window: parts.window,
+            fill_bytes: parts.fill_bytes,
+            fills: Vec::new(),
             disk_faults: BTreeMap::new(),
             hedge: (parts.hedge_budget > 0.0).then(|| Hedge::new(parts.hedge_budget)),
             hedged: BTreeMap::new(),
             concurrency: Concurrency::new(parts.reads_max),
             recent: [Recent::default(); 2],
             full: false,
+            full_beyond: false,
             reading: 0,
             busy: vec![0; parts.ranks],
             figures: Figures::default(),
@@ -287,6 +306,7 @@ impl Core {
         self.feed_starved(now_s, actions);
         while !self.full && self.fetch_next(now_s, actions) {}
         self.refuse_what_waits(now_s, actions);
+        self.fetch_beyond(now_s, actions);
         self.dispatch(now_s, actions);
         self.hedge(now_s, actions);
     }
@@ -335,36 +355,46 @@ impl Core {
             let orders = orders_from(&self.order, Use::epoch_of(named), self.residency.horizon());
             self.residency.begin(pass, &orders);
             self.pass = Some(pass);
-            self.full = false;
+            (self.full, self.full_beyond) = (false, false);
         }
     }
 
     /// Fetches the nearest use that was asked for and is within the window. Whether there was one, and room for it.
     fn fetch_next(&mut self, now_s: f64, actions: &mut Actions) -> bool {
-        let Some((rank, turn)) = self.nearest() else {
+        let Some((rank, turn)) = self.nearest(false) else {
             return false;
         };
-        let access = self.access(rank, turn);
-        match self.residency.fetch(access) {
-            Fetch::Wait => self.full = true,
-            // Where it comes from is seen by what is there: what the policy keeps may have been lost, and what it does not keep may still be there.
-            Fetch::From(_) => {
-                self.ranks[rank].fetched(turn);
-                self.begin_use(rank, turn, access, now_s, actions);
-            }
-        }
+        self.full = !self.let_in(rank, turn, Class::Demand, now_s, actions);
         !self.full
     }
 
-    /// The rank and turn of the nearest use that waits to be fetched, if its step is within the window.
-    fn nearest(&mut self) -> Option<(usize, u64)> {
-        let window = self.residency.window();
+    /// Asks the policy to let a use in. Whether it has room.
+    fn let_in(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) -> bool {
+        let access = self.access(rank, turn);
+        match self.residency.fetch(access) {
+            Fetch::Wait => false,
+            // Where it comes from is seen by what is there: what the policy keeps may have been lost, and what it does not keep may still be there.
+            Fetch::From(_) => {
+                self.ranks[rank].fetched(turn);
+                self.begin_use(rank, turn, class, now_s, actions);
+                true
+            }
+        }
+    }
+
+    /// Steps ahead that are fetched because they will be needed soon. A policy that is not held to a window is held to the memory's.
+    fn reach(&self) -> u64 {
+        u64::from(self.residency.window().unwrap_or(self.window).max(1))
+    }
+
+    /// The rank and turn of the nearest use that waits to be fetched, if its step is within the window, or *beyond* it, too.
+    fn nearest(&mut self, beyond: bool) -> Option<(usize, u64)> {
+        let window = self.reach();
         let mut nearest: Option<(u64, usize, u64)> = None;
         for (number, rank) in self.ranks.iter_mut().enumerate() {
             let Some((step, turn)) = rank.next_to_fetch() else { continue };
-            let reach = window.map(|window| rank.oldest_step().saturating_add(u64::from(window.max(1))));
-            let is_within = reach.is_none_or(|reach| step < reach);
-            if is_within && nearest.is_none_or(|(nearest, ..)| step < nearest) {
+            let is_within = step < rank.oldest_step().saturating_add(window);
+            if (is_within || beyond) && nearest.is_none_or(|(nearest, ..)| step < nearest) {
                 nearest = Some((step, number, turn));
             }
         }
@@ -404,7 +434,7 @@ impl Core {
         self.residency.consumed(access);
         // Of one node there is nobody to hand anything over to.
         while self.residency.handover().is_some() {}
-        self.full = false;
+        (self.full, self.full_beyond) = (false, false);
         self.settle(access.sample, now_s, actions);
     }
 }

@@ -14,6 +14,9 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 
+mod beyond;
+mod ranks;
+
 const SAMPLES: u32 = 60;
 const EPOCHS: u32 = 4;
 
@@ -33,6 +36,8 @@ struct World {
     faults: u32,
     /// Ranks use samples in another order than the loader was told: decisions are bad ones then, and nothing else is.
     is_unknown: bool,
+    /// Ranks ask far ahead, and memory that is free is filled with that.
+    fills: bool,
 }
 
 fn size_of(sample: u32) -> u32 {
@@ -105,6 +110,8 @@ impl World {
             ranks: self.ranks as usize,
             placement: FillFirst::new(tiers),
             arena_bytes: self.window_bytes + self.memory_bytes,
+            window: self.window,
+            fill_bytes: if self.fills { self.memory_bytes } else { 0 },
             reads_max: 8,
             hedge_budget: self.hedge_budget,
         })
@@ -281,7 +288,8 @@ impl Play {
             return false;
         }
         let open = self.seen[rank].iter().position(|seen| *seen != Seen::Released).unwrap_or(asked);
-        let is_far = open < asked && asked - open >= ((self.world.window + 1) * self.world.batch) as usize;
+        let steps = if self.world.fills { 20 } else { self.world.window + 1 };
+        let is_far = open < asked && asked - open >= (steps * self.world.batch) as usize;
         !is_far && self.ask_next(rank)
     }
 
@@ -408,9 +416,14 @@ fn worlds() -> impl Strategy<Value = World> {
         prop_oneof![Just(0.0), Just(0.3)],
         prop_oneof![Just(0), 1..40_u32],
         any::<bool>(),
+        any::<bool>(),
     );
     (shape, bytes, others).prop_map(
-        |((ranks, batch, window), (window_bytes, memory_bytes, disk_bytes), (policy, scheduler, hedge_budget, faults, is_unknown))| World {
+        |(
+            (ranks, batch, window),
+            (window_bytes, memory_bytes, disk_bytes),
+            (policy, scheduler, hedge_budget, faults, is_unknown, fills),
+        )| World {
             ranks,
             batch,
             window,
@@ -422,6 +435,7 @@ fn worlds() -> impl Strategy<Value = World> {
             hedge_budget,
             faults,
             is_unknown,
+            fills,
         },
     )
 }
@@ -450,6 +464,7 @@ fn roomy() -> World {
         hedge_budget: 0.0,
         faults: 0,
         is_unknown: false,
+        fills: false,
     }
 }
 
@@ -520,81 +535,4 @@ fn two_ranks_that_want_the_same_sample_have_it_read_once() {
     assert_eq!(play.reads.len(), 1);
     play.end_read(0, 99);
     assert!(matches!((play.seen[0][0], play.seen[1][0]), (Seen::Ready(a), Seen::Ready(b)) if a == b));
-}
-
-#[test]
-fn a_rank_that_is_gone_holds_nothing_and_the_others_go_on() {
-    let mut play = Play::new(roomy(), Vec::new());
-    assert!(play.ask(0) && play.ask(1) && play.ask(1));
-    while play.reads.len() > 2 {
-        play.end_read(0, 99);
-    }
-    play.happen(&[Event::Gone { rank: 1 }]);
-    let asked = play.seen[1].len();
-    for seen in &mut play.seen[1] {
-        *seen = Seen::Released;
-    }
-    play.wanted[1].truncate(asked);
-    play.play(&chances());
-}
-
-#[test]
-fn a_sample_that_there_is_not_is_refused() {
-    let mut play = Play::new(roomy(), Vec::new());
-    let wanted = Use {
-        sample: SAMPLES,
-        epoch: 0,
-        iteration: 0,
-    };
-    play.wanted[0] = vec![wanted];
-    play.seen[0] = vec![Seen::Nothing];
-    play.happen(&[Event::Asked { rank: 0, wanted }]);
-    assert_eq!((play.seen[0][0], play.reads.len()), (Seen::Refused, 0));
-    play.happen(&[Event::Released { rank: 0, turn: 0 }, Event::Released { rank: 0, turn: 5 }]);
-    assert!(play.core.is_idle());
-}
-
-#[test]
-fn an_epoch_that_comes_again_and_one_that_is_left_early_are_passes_of_their_own() {
-    let mut rank = Rank::default();
-    let mut ask = |epoch, iteration| {
-        let wanted = Use {
-            sample: 0,
-            epoch,
-            iteration,
-        };
-        rank.ask(wanted, 10, true).1
-    };
-    let passes =
-        [(0, 0), (0, 0), (0, 4), (Use::pass(1, 1), 1), (Use::pass(1, 0), 1), (7, 2), (7, 3)].map(|(epoch, iteration)| ask(epoch, iteration));
-    // What follows is the next one; what does not, is none that was foreseen.
-    assert_eq!(passes, [0, 0, 0, 1, 4, 7, 7]);
-    assert_eq!(rank.used(6).step, 73);
-}
-
-#[test]
-fn what_a_rank_refers_to_for_long_stays_and_holds_nothing_up() {
-    let mut play = Play::new(roomy(), Vec::new());
-    assert!(play.ask(0));
-    while !play.reads.is_empty() {
-        play.end_read(0, 99);
-    }
-    let Seen::Ready(held) = play.seen[0][0] else {
-        panic!("it is there")
-    };
-    // All else of all epochs is used, and turn 0 is not let go.
-    let all = play.wanted[0].len();
-    for turn in 1..all {
-        while play.seen[0].len() <= turn {
-            assert!(play.ask_next(0));
-        }
-        while play.seen[0][turn] == Seen::Nothing {
-            assert!(!play.reads.is_empty(), "turn {turn} waits for nothing");
-            play.end_read(0, 99);
-        }
-        play.let_go(0, turn);
-    }
-    assert_eq!(play.seen[0][0], Seen::Ready(held), "its bytes were given to nobody else");
-    play.let_go(0, 0);
-    assert_eq!(play.core.copies.lent(), 0, "then nothing is lent any more");
 }
