@@ -32,6 +32,7 @@ const ASKED: u64 = 64;
 const RELEASED: u64 = 128;
 const STEPS: u64 = 192;
 const STEP: u64 = 200;
+const DECODING: u64 = 208;
 const ALIVE: u64 = 256;
 const ANSWERS: u64 = 320;
 const WAITING: u64 = 384;
@@ -209,6 +210,11 @@ impl<'a> Board<'a> {
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
+    /// The rank's threads together take so many nanoseconds to decode a sample, as it has measured lately.
+    pub fn set_decoding_ns(&self, ns: u64) {
+        self.long(DECODING).store(ns, Relaxed);
+    }
+
     /// Says that the caller is about to wait; what [`Self::answers`] is now. After that it looks for the answer once more. Ended by
     /// [`Self::wait_over`].
     pub fn wait_begins(&self) -> u32 {
@@ -248,6 +254,11 @@ impl<'a> Board<'a> {
         let steps = self.long(STEPS).load(SeqCst);
         let step = self.long(STEP).load(Relaxed);
         (steps, (step >> 32) as u32, step as u32)
+    }
+
+    /// What the rank's threads together take to decode a sample, in nanoseconds; 0 before it has measured that.
+    pub fn decoding_ns(&self) -> u64 {
+        self.long(DECODING).load(Relaxed)
     }
 
     /// What was asked for at a turn below [`Self::asked`].

@@ -49,6 +49,9 @@ fn what_is_asked_is_answered() {
     assert_eq!((board.released(), board.released_turn(0)), (1, 1));
     board.begin_step(1, 3, 7);
     assert_eq!(board.steps(), (1, 3, 7));
+    assert_eq!(board.decoding_ns(), 0);
+    board.set_decoding_ns(40_000);
+    assert_eq!((board.decoding_ns(), board.steps()), (40_000, (1, 3, 7)));
 }
 
 #[test]

@@ -406,6 +406,25 @@ fn a_rank_is_late_by_preprocessing_too() {
 }
 
 #[test]
+fn threads_are_assigned_by_what_was_measured_last() {
+    let mut lobster = Lobster::corrected(node(10, 2, 64, 3, 100.0));
+    lobster.assign(&step(2.0, &[0, 0]));
+    assert_eq!(lobster.loading_threads(), 7, "three preprocess as fast as more of them");
+    assert!(lobster.assigns() && !EarliestDeadline::new(8).assigns());
+    let NodeModel { load, preprocessing, .. } = node(10, 2, 64, 1, 1e9);
+    lobster.measured(load, preprocessing);
+    lobster.assign(&step(1.0, &[4000, 100]));
+    assert_eq!(lobster.assigned(), [5, 4]);
+    let NodeModel { load, preprocessing, .. } = node(10, 2, 2, 1, 1e9);
+    lobster.measured(load, preprocessing);
+    lobster.assign(&step(1.0, &[4000, 100]));
+    assert!(
+        lobster.assigned()[0] > 5,
+        "of a source that two threads exhaust, the late rank gets more"
+    );
+}
+
+#[test]
 fn preprocessing_is_that_of_samples_of_their_size() {
     let gaining = |threads: u32| node(10, 2, 64, threads, 100.0).preprocessing.nearest(0).clone();
     let mut lobster = Lobster::corrected(NodeModel {

@@ -165,6 +165,12 @@ impl LoaderRank {
         self.0.begin_step(epoch, iteration);
     }
 
+    /// The rank's threads together take so many seconds to decode a sample.
+    fn set_decoding(&self, seconds: f64) -> PyResult<()> {
+        self.0.set_decoding(duration(seconds)?);
+        Ok(())
+    }
+
     /// Why the rank reads by itself; `None` as long as there is an agent.
     fn lost(&self) -> Option<String> {
         self.0.lost()

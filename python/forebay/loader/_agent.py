@@ -35,7 +35,7 @@ PATIENCE_S = 30.0
 GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
 POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
-SCHEDULES = ("first_come", "static", "earliest_deadline")
+SCHEDULES = ("first_come", "static", "lobster", "lobster_as_written", "earliest_deadline")
 """As `forebay plan` and the agent call them."""
 LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
 """Policies that have to know in which order samples will be used."""
@@ -211,6 +211,11 @@ class Agent:
         share = 100.0 * cached / uses if uses else 0.0
         return f"; of this node's samples {share:.0f} % were cached, and {since['source_bytes'] / 1e6:,.1f} MB read from the source"
 
+    def decodes(self, seconds: float) -> None:
+        """This rank's threads together take so long to decode a sample."""
+        if self._rank is not None:
+            self._rank.set_decoding(seconds)
+
     def source(self, fallback: Source) -> "AgentSource":
         """The source for an epoch.
 
@@ -383,7 +388,7 @@ class AgentSource:
         self._closed = False
         self._uses: dict[int, deque[_Use]] = {}
         self._unasked: deque[_Use] = deque()
-        # Where it looks ahead by itself: the order, the next iteration of it, and what was foreseen and not requested yet, by iteration and sample.
+        # Where it looks ahead by itself: the order, its next iteration, and what was not requested yet, by iteration and sample.
         self._order: Order | None = None
         self._next = 0
         self._foreseen: dict[tuple[int, int], deque[_Use]] = {}

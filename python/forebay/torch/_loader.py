@@ -426,6 +426,8 @@ class _Epoch:
         loader, samples = self._loader, len(batch.samples)
         self._meter.had(samples, fetched, time.perf_counter() - asked)
         loader.skipped = self._meter.skipped
+        if loader._agent is not None and samples:
+            loader._agent.decodes(fetched.decoded_s / samples / loader.num_workers)
         if fetched.failed:
             self._stop()
             raise sample_error(fetched, samples)

@@ -4,10 +4,13 @@ use forebay_policy::{
     ids::Cluster,
     order::{Deal, Order, Permutation},
     residency::{Belady, FillFirst, Forebay, Lobster, Lru, NoCache, Nopfs, Pinned, Residency, nopfs::Uses},
-    schedule::{EarliestDeadline, FirstCome, Scheduler, Static},
+    schedule::{self, EarliestDeadline, FirstCome, NodeModel, Scheduler, Static, lobster::TAU},
 };
 
-use super::protocol::{Alike, OrderName, PolicyName, ScheduleName};
+use super::{
+    machine::Speeds,
+    protocol::{Alike, OrderName, PolicyName, ScheduleName},
+};
 
 /// Epochs over which NoPFS counts uses: nobody says how many training has. On one node all samples are used alike, but for those that an epoch leaves out or
 /// repeats.
@@ -64,7 +67,22 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
     match alike.schedule {
         ScheduleName::FirstCome => Box::new(FirstCome::new(alike.reads_max)),
         ScheduleName::Static => Box::new(Static::new(alike.reads_max.max(ranks), ranks)),
+        ScheduleName::Lobster => Box::new(schedule::Lobster::corrected(node(alike, ranks))),
+        ScheduleName::LobsterAsWritten => Box::new(schedule::Lobster::as_written(node(alike, ranks))),
         ScheduleName::EarliestDeadline => Box::new(EarliestDeadline::new(alike.reads_max)),
+    }
+}
+
+/// The node as Lobster's thread assignment has it, before anything was measured. Threads that decode are those of ranks, and nothing is gained by having fewer of
+/// them: to the assignment they are one thread, that is as fast as all of them.
+fn node(alike: &Alike, ranks: u32) -> NodeModel {
+    let (load, preprocessing) = Speeds::default().models(0.0);
+    NodeModel {
+        threads: alike.reads_max.max(ranks) + 1,
+        ranks,
+        load,
+        preprocessing,
+        tau: TAU,
     }
 }
 
@@ -141,9 +159,13 @@ mod tests {
         for (schedule, name) in [
             (ScheduleName::FirstCome, "first_come"),
             (ScheduleName::Static, "static"),
+            (ScheduleName::Lobster, "lobster"),
+            (ScheduleName::LobsterAsWritten, "lobster_as_written"),
             (ScheduleName::EarliestDeadline, "earliest_deadline"),
         ] {
-            assert_eq!(scheduler(&Alike { schedule, ..alike() }, 3).name(), name);
+            let alike = Alike { schedule, ..alike() };
+            let scheduler = scheduler(&alike, 3);
+            assert_eq!((scheduler.name(), scheduler.loading_threads()), (name, alike.reads_max));
             assert_eq!(serde_json::to_value(schedule).expect("it is a name"), name);
         }
     }

@@ -310,6 +310,13 @@ impl Rank {
         self.ring_if(self.board.begin_step(state.steps, epoch, iteration));
     }
 
+    /// The rank's threads together take so long to decode a sample.
+    pub fn set_decoding(&self, took: Duration) {
+        if self.owner == getpid() {
+            self.board.set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
     /// Why the rank reads by itself; `None` as long as there is an agent.
     pub fn lost(&self) -> Option<String> {
         let mut state = self.state();

@@ -132,6 +132,8 @@ pub enum PolicyName {
 pub enum ScheduleName {
     FirstCome,
     Static,
+    Lobster,
+    LobsterAsWritten,
     EarliestDeadline,
 }
 

@@ -258,10 +258,12 @@ impl RankBoard {
             rank,
             turn: self.board.released_turn(nth),
         }));
-        events.extend(news.step.map(|(steps, epoch, iteration)| Event::Stepped {
-            rank,
-            step: Step { steps, epoch, iteration },
-        }));
+        if let Some((steps, epoch, iteration)) = news.step {
+            let ns = self.board.decoding_ns();
+            events.push(Event::Decodes { rank, ns });
+            let step = Step { steps, epoch, iteration };
+            events.push(Event::Stepped { rank, step });
+        }
         self.hearing.heard(&self.board);
     }
 }

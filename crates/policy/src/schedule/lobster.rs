@@ -319,6 +319,14 @@ impl Scheduler for Lobster {
         self.queues.pick(&self.assigned, busy)
     }
 
+    fn assigns(&self) -> bool {
+        true
+    }
+
+    fn measured(&mut self, load: LoadModel, preprocessing: Portfolio) {
+        (self.node.load, self.node.preprocessing) = (load, preprocessing);
+    }
+
     /// Section 4.1: as many threads preprocess as gain by it, and the others load (step 1); as long as a rank's loading and preprocessing
     /// take longer than training, and preprocessing with one thread fewer would not take longest of the three stages, one goes over to
     /// loading (step 2).

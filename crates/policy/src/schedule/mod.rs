@@ -28,6 +28,7 @@ pub use hedge::Hedge;
 pub use lobster::{Lobster, NodeModel};
 
 use crate::ids::Sample;
+use crate::models::{LoadModel, Portfolio};
 use crate::residency::Origin;
 
 /// Why a read is made. Only [`EarliestDeadline`] tells them apart; elsewhere a fill waits in line like any other read.
@@ -86,6 +87,16 @@ pub trait Scheduler {
     /// A thread is free (fewer than [`loading_threads`](Self::loading_threads) are at work): what it reads next. `busy[r]` is the number of
     /// threads at work for the node's `r`-th rank.
     fn pick(&mut self, busy: &[u32]) -> Option<Request>;
+
+    /// Whether [`assign`](Self::assign) does anything.
+    fn assigns(&self) -> bool {
+        false
+    }
+
+    /// The node was measured anew. Schedulers that ask no model ignore it.
+    fn measured(&mut self, load: LoadModel, preprocessing: Portfolio) {
+        let _ = (load, preprocessing);
+    }
 
     /// A step begins: assign threads. Schedulers that do not, ignore it.
     fn assign(&mut self, load: &StepLoad);

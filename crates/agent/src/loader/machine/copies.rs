@@ -10,7 +10,7 @@ use super::{Action, Actions, Core, Disk, HERE, Place, WriteError};
 use crate::limits::{LOADER_DISK_FAULTS_MAX, LOADER_SWEEP_LOOKS, LOADER_SWEEP_PAUSE, LOADER_WRITES_PART};
 
 /// The arena, among the tiers of the placement; disks follow.
-const MEMORY: TierIndex = TierIndex(0);
+pub(super) const MEMORY: TierIndex = TierIndex(0);
 
 const UNKNOWN: u32 = u32::MAX;
 const NOWHERE: u32 = u32::MAX;

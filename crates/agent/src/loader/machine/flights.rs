@@ -344,7 +344,10 @@ impl Core {
         }
         if tries == 1 {
             let origin = if is_of_source { Origin::Source } else { Origin::Local };
-            self.recent[recent_of(origin)].observe(u64::from(place.bytes), now_s - began_s);
+            let took_s = now_s - began_s;
+            self.recent[recent_of(origin)].observe(u64::from(place.bytes), took_s);
+            // This one among them.
+            self.speeds.observe(origin, self.reading + 1, u64::from(place.bytes), took_s);
         }
         if is_of_source {
             let others_wait = self.scheduler.waiting() > 0;

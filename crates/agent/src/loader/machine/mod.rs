@@ -6,6 +6,7 @@
 //! - `ranks.rs`: what each rank has asked for, and how far it is.
 //! - `flights.rs`: samples that are being read.
 //! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
+//! - `threads.rs`: how many threads serve which rank, where the schedule assigns them; `speeds.rs`: what was measured for that.
 //! - `copies.rs`: samples that are there: in memory, on a disk, or both.
 
 mod beyond;
@@ -14,8 +15,10 @@ mod bound_tests;
 mod copies;
 mod flights;
 mod ranks;
+mod speeds;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,9 +33,10 @@ use forebay_policy::schedule::{Class, Concurrency, Hedge, Scheduler};
 use forebay_store::Version;
 use serde::{Deserialize, Serialize};
 
-use copies::Copies;
+use copies::{Copies, MEMORY};
 use flights::Flights;
 use ranks::{Rank, Stage};
+pub(crate) use speeds::Speeds;
 
 /// The node: each loader agent decides for its own.
 const HERE: u16 = 0;
@@ -93,6 +97,8 @@ pub(crate) enum Event {
     Released { rank: usize, turn: u32 },
     /// A rank has begun a step.
     Stepped { rank: usize, step: Step },
+    /// A rank's threads together take so many nanoseconds to decode a sample; 0: that is not known.
+    Decodes { rank: usize, ns: u64 },
     /// A rank is gone.
     Gone { rank: usize },
     /// A read has ended.
@@ -239,6 +245,9 @@ pub(crate) struct Core {
     concurrency: Concurrency,
     /// How long reads of a disk, and of the source, take.
     recent: [Recent; 2],
+    speeds: Speeds,
+    /// Steps that the rank that is ahead had begun when threads were assigned last.
+    assigned_at: u64,
     /// The policy has no room until something is consumed.
     full: bool,
     /// Nor for anything beyond the window.
@@ -280,6 +289,8 @@ impl Core {
             hedged: BTreeMap::new(),
             concurrency: Concurrency::new(parts.reads_max),
             recent: [Recent::default(); 2],
+            speeds: Speeds::default(),
+            assigned_at: 0,
             full: false,
             full_beyond: false,
             reading: 0,
@@ -294,6 +305,7 @@ impl Core {
             Event::Asked { rank, wanted } => self.asked(rank, wanted, actions),
             Event::Released { rank, turn } => self.released(rank, turn, now_s, actions),
             Event::Stepped { rank, step } => self.stepped(rank, step, now_s, actions),
+            Event::Decodes { rank, ns } => self.ranks[rank].decodes(ns),
             Event::Gone { rank } => self.gone(rank, now_s, actions),
             Event::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
             Event::Written { sample, disk, result } => self.written(sample, disk, result, now_s, actions),
@@ -307,6 +319,7 @@ impl Core {
         while !self.full && self.fetch_next(now_s, actions) {}
         self.refuse_what_waits(now_s, actions);
         self.fetch_beyond(now_s, actions);
+        self.assign();
         self.dispatch(now_s, actions);
         self.hedge(now_s, actions);
     }

@@ -1,6 +1,7 @@
 //! What each rank has asked for, and how far it is. Turns count its uses; they are fetched in their order and end in any.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use forebay_contract::board::Use;
 use forebay_policy::ids::{EpochNumber, Iteration, Sample};
@@ -61,6 +62,8 @@ pub(super) struct Rank {
     /// When the last step began, and how long steps took, the shortest of the last ones being that of one that waited for nothing.
     began_s: Option<f64>,
     took_s: VecDeque<f64>,
+    /// What its threads together take to decode a sample, in nanoseconds.
+    decoding_ns: u64,
 }
 
 impl Rank {
@@ -199,10 +202,39 @@ impl Rank {
         (self.steps, self.began_s) = (steps, Some(now_s));
     }
 
+    /// How many steps it has begun.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// How long a step takes that waits for nothing, as far as was seen; 0 before.
+    pub(super) fn step_s(&self) -> f64 {
+        let shortest_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
+        if shortest_s.is_finite() { shortest_s } else { 0.0 }
+    }
+
+    pub(super) fn decodes(&mut self, ns: u64) {
+        self.decoding_ns = ns;
+    }
+
+    /// What its threads together take to decode a sample, in seconds.
+    pub(super) fn decoding_s(&self) -> f64 {
+        Duration::from_nanos(self.decoding_ns).as_secs_f64()
+    }
+
+    /// What it has asked for of a step.
+    pub(super) fn of_step(&self, step: u64) -> impl Iterator<Item = Sample> + '_ {
+        let first = self.uses.partition_point(|used| used.step < step);
+        self.uses
+            .iter()
+            .skip(first)
+            .take_while(move |used| used.step == step)
+            .map(|used| used.sample)
+    }
+
     /// When a step is predicted to begin: nobody is late from now on.
     pub(super) fn deadline_s(&self, step: u64, now_s: f64) -> f64 {
-        let shortest_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
-        let step_s = if shortest_s.is_finite() { shortest_s } else { 0.0 };
+        let step_s = self.step_s();
         let ends_s = self.began_s.map_or(now_s, |began_s| began_s + step_s);
         ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
     }

@@ -8,7 +8,7 @@ use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
 use forebay_policy::residency::{Belady, FillFirst as FillFirstCache, Forebay, Lobster, Lru, NoCache, Nopfs, Pinned, nopfs::Uses};
-use forebay_policy::schedule::{EarliestDeadline, FirstCome, Static};
+use forebay_policy::schedule::{self, EarliestDeadline, FirstCome, NodeModel, Static};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -90,9 +90,19 @@ impl World {
     }
 
     fn scheduler(self) -> Box<dyn Scheduler> {
-        match self.scheduler % 3 {
+        let (load, preprocessing) = Speeds::default().models(0.0);
+        let node = NodeModel {
+            threads: 9,
+            ranks: self.ranks,
+            load,
+            preprocessing,
+            tau: 0.05,
+        };
+        match self.scheduler % 5 {
             0 => Box::new(EarliestDeadline::new(8)),
             1 => Box::new(FirstCome::new(8)),
+            2 => Box::new(schedule::Lobster::corrected(node)),
+            3 => Box::new(schedule::Lobster::as_written(node)),
             _ => Box::new(Static::new(8, self.ranks)),
         }
     }

@@ -1,0 +1,105 @@
+//! How fast a disk and the source give bytes, by the number of threads that read at once: what Lobster's thread assignment asks.
+
+use std::collections::BTreeMap;
+
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
+use forebay_policy::residency::Origin;
+
+/// A read that ended counts this much less with each that ends after it with as many threads.
+const FADING: f64 = 1.0 - 1.0 / 64.0;
+/// Bytes a second of one thread, as long as nothing was measured.
+const UNKNOWN_BYTES_PER_S: f64 = 100e6;
+/// Samples a second of threads that decode, as long as they have not measured it: as if there were nothing to do.
+const UNKNOWN_SAMPLES_PER_S: f64 = 1e9;
+
+/// Bytes and seconds of one thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Read {
+    bytes: f64,
+    seconds: f64,
+}
+
+/// What was measured, by threads that were reading when a read ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Speeds {
+    disk: BTreeMap<u32, Read>,
+    source: BTreeMap<u32, Read>,
+}
+
+impl Speeds {
+    /// A read of so many bytes took so long, with so many threads at work.
+    pub(crate) fn observe(&mut self, origin: Origin, threads: u32, bytes: u64, seconds: f64) {
+        if bytes == 0 || seconds <= 0.0 {
+            return;
+        }
+        let measured = match origin {
+            Origin::Local => &mut self.disk,
+            Origin::Peer(_) | Origin::Source => &mut self.source,
+        };
+        let read = measured.entry(threads).or_default();
+        read.bytes = read.bytes.mul_add(FADING, bytes as f64);
+        read.seconds = read.seconds.mul_add(FADING, seconds);
+    }
+
+    /// The models, where decoding takes so many seconds a sample; 0 where that is not known.
+    ///
+    /// # Panics
+    /// Never: throughputs are above zero, and there are two measurements of preprocessing.
+    pub(crate) fn models(&self, decoding_s: f64) -> (LoadModel, Portfolio) {
+        let (disk, source) = (throughput(&self.disk), throughput(&self.source));
+        // Of one node there are no peers.
+        let origins = [disk, source.clone(), source];
+        let samples_per_s = if decoding_s > 0.0 {
+            decoding_s.recip()
+        } else {
+            UNKNOWN_SAMPLES_PER_S
+        };
+        // Flat: a second thread gains nothing.
+        let preprocessing = Preprocessing::fit(&[(1, samples_per_s), (2, samples_per_s)]).expect("two numbers of threads");
+        (LoadModel { origins }, Portfolio::of(preprocessing))
+    }
+}
+
+fn throughput(measured: &BTreeMap<u32, Read>) -> Throughput {
+    let rates = measured
+        .iter()
+        .map(|(&threads, read)| (threads, f64::from(threads) * read.bytes / read.seconds));
+    let rates: Vec<(u32, f64)> = rates.collect();
+    Throughput::new(&rates)
+        .or_else(|_| Throughput::new(&[(1, UNKNOWN_BYTES_PER_S)]))
+        .expect("a rate above zero")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throughput_is_that_of_all_threads_together() {
+        let mut speeds = Speeds::default();
+        for _ in 0..10 {
+            speeds.observe(Origin::Source, 1, 1000, 0.1);
+            speeds.observe(Origin::Source, 4, 1000, 0.2);
+            speeds.observe(Origin::Source, 4, 0, 5.0);
+        }
+        let (load, preprocessing) = speeds.models(0.002);
+        let [disk, peers, source] = &load.origins;
+        assert!((source.bytes_per_s(1.0) - 10_000.0).abs() < 1.0);
+        assert!((source.bytes_per_s(4.0) - 20_000.0).abs() < 1.0);
+        assert_eq!(source, peers);
+        assert!((disk.bytes_per_s(1.0) - UNKNOWN_BYTES_PER_S).abs() < 1.0);
+        let model = preprocessing.nearest(1000);
+        assert_eq!(model.threads_enough(), 1);
+        assert!((model.seconds_a_sample(1) - 0.002).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_long_past_is_forgotten() {
+        let mut speeds = Speeds::default();
+        for nth in 0..2000 {
+            speeds.observe(Origin::Local, 2, 1000, if nth < 1000 { 1.0 } else { 0.1 });
+        }
+        let (load, _) = speeds.models(0.0);
+        assert!((load.origins[0].bytes_per_s(2.0) - 20_000.0).abs() < 100.0);
+    }
+}

@@ -1,0 +1,49 @@
+//! How many threads serve which rank, where the schedule assigns them.
+
+use forebay_policy::schedule::StepLoad;
+
+use super::{Core, MEMORY, Rank};
+
+impl Core {
+    /// Where a rank has begun a step since the last time: threads are assigned anew, for the batches that have just come within the window.
+    pub(super) fn assign(&mut self) {
+        let steps = self.ranks.iter().map(Rank::steps).max().unwrap_or(0);
+        // Where no step was measured, nobody is late: all ranks have as many threads.
+        if !self.scheduler.assigns() || steps == self.assigned_at || self.ranks.iter().all(|rank| rank.step_s() <= 0.0) {
+            return;
+        }
+        self.assigned_at = steps;
+        // Each rank decodes by itself: for one batch of each, the assignment takes the time of one after the other.
+        let decoding_s = self.ranks.iter().map(Rank::decoding_s).fold(0.0, f64::max) / self.ranks.len() as f64;
+        let (load, preprocessing) = self.speeds.models(decoding_s);
+        self.scheduler.measured(load, preprocessing);
+        let load = self.load();
+        self.scheduler.assign(&load);
+    }
+
+    /// What the last batch within the window has each rank read; what lies in memory is read by nobody.
+    fn load(&self) -> StepLoad {
+        let reach = self.reach();
+        let mut load = StepLoad {
+            // They train together: the one that is slowest by itself holds up the others.
+            train_s: self.ranks.iter().map(Rank::step_s).fold(0.0, f64::max),
+            ..StepLoad::default()
+        };
+        for rank in &self.ranks {
+            let (mut bytes, mut samples) = ([0; 3], 0);
+            for sample in rank.of_step(rank.oldest_step() + reach - 1) {
+                let copy = self.copies.get(sample);
+                let size = u64::from(self.copies.expected_bytes(sample));
+                match copy.and_then(|copy| copy.resident) {
+                    _ if copy.is_some_and(|copy| copy.memory.is_some()) => {}
+                    Some((tier, ..)) if tier != MEMORY => bytes[0] += size,
+                    _ => bytes[2] += size,
+                }
+                samples += 1;
+            }
+            load.bytes.push(bytes);
+            load.samples.push(samples);
+        }
+        load
+    }
+}
