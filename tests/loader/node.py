@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from forebay.loader import DirectSource, Extent
-from forebay.loader._agent import Agent, AgentSettings, AgentSource
+from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place
+from forebay.loader._settings import AgentSettings
 from tests.support import remove_tree
 
 SAMPLES = 60

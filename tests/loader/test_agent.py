@@ -11,8 +11,9 @@ import pytest
 
 from forebay.loader import DirectSource, Extent, LoaderError
 from forebay.loader import _agent as module
-from forebay.loader._agent import Agent, AgentSettings, AgentSource, kept
+from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place, place_of
+from forebay.loader._settings import AgentSettings, kept
 from tests.loader.node import SAMPLES, Node, a_node
 from tests.support import LONG_S, settle
 

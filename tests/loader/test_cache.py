@@ -12,7 +12,7 @@ import pytest
 
 from forebay import command
 from forebay.loader import Extent
-from forebay.loader._agent import POLICIES, SCHEDULES
+from forebay.loader._settings import POLICIES, SCHEDULES
 from forebay.torch import DataLoader
 from tests.loader.data import Files, Indices, same
 from tests.loader.node import Node, a_node

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from forebay._say import say
-from forebay.loader._agent import LOOKING_AHEAD, Agent, AgentSettings, kept
+from forebay.loader._agent import Agent
 from forebay.loader._place import place_of
+from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
 from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
 from forebay.torch._order import Known, Plan

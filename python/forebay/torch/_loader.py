@@ -16,11 +16,12 @@ from torch.utils.data import DistributedSampler, IterableDataset, default_collat
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
-from forebay.loader._agent import Agent, check_choices
+from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._launcher import processors, rank_and_world
 from forebay.loader._report import EpochReport, Meter
+from forebay.loader._settings import check_choices
 from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
 from forebay.loader.source import Helper, connect

@@ -1,0 +1,107 @@
+"""What is chosen for a loader with a cache: where samples are kept, which stay, and what is read when."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import forebay
+
+__all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "check_choices", "kept"]
+
+POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
+SCHEDULES = ("first_come", "static", "lobster", "lobster_as_written", "earliest_deadline")
+"""As `forebay plan` and the agent call them."""
+LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
+"""Policies that have to know in which order samples will be used."""
+FILL_USES = 1 << 14
+"""Uses of samples that a rank asks for where reading goes beyond the window."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where samples are kept, on this node for all of its ranks together.
+
+    Attributes:
+        memory_bytes: in memory.
+        disks: directories and the most bytes in each, the fastest first.
+        directory: the agent's; None where it could not be started.
+        why: why it could not.
+    """
+
+    memory_bytes: int
+    disks: tuple[tuple[str, int], ...]
+    directory: str | None
+    why: str | None
+
+
+def kept(cache: Sequence[str]) -> Kept:
+    """Resolves what a user gave, and starts the agent if none stands.
+
+    Args:
+        cache: each `DIR=SIZE`, as `forebay run --tier` takes it, or `ram=SIZE`.
+
+    Raises:
+        ValueError: one of them can't be.
+    """
+    options = [part for word in cache for part in (("--ram", word[4:]) if word.startswith("ram=") else ("--tier", word))]
+    asked = subprocess.run([str(forebay.command()), "loader-agent", *options], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        said = asked.stderr.strip().removeprefix("forebay: ") or f"forebay loader-agent ended with status {asked.returncode}"
+        raise ValueError(f"cache={list(cache)}: {said}")
+    found = json.loads(asked.stdout)
+    disks = tuple((disk["dir"], disk["bytes"]) for disk in found["disks"])
+    return Kept(found["memory_bytes"], disks, found["directory"], found["why"])
+
+
+def check_choices(policy: str | None, schedule: str | None, hedge_budget: float | None) -> None:
+    """Refuses what a user can't choose; None is no choice.
+
+    Raises:
+        ValueError: one of them can't be.
+    """
+    for name, choice, choices in (("policy", policy, POLICIES), ("schedule", schedule, SCHEDULES)):
+        if choice is not None and choice not in choices:
+            raise ValueError(f"{name}={choice!r}: give one of {', '.join(choices)}")
+    if hedge_budget is not None and (not isinstance(hedge_budget, int | float) or not 0 <= hedge_budget <= 1):
+        raise ValueError(f"hedge_budget={hedge_budget!r}: give the share of reads that may be made twice, from 0 to 1")
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What all ranks of a loader must want alike.
+
+    Attributes:
+        uses: samples of the dataset, where the order is known; else those that all ranks together use in an epoch.
+        batch: samples of a batch of one rank.
+        seed: of the order; 0 where there is none.
+        window: iterations ahead that samples are requested.
+        window_bytes: memory that samples pass through between their fetch and their use, of all ranks of the node.
+        reads_max: most reads at once, for all ranks of the node.
+        policy: which samples stay, by its name in `forebay plan`.
+        schedule: which read comes next, likewise.
+        hedge_budget: share of reads that may be made again where they take long.
+        order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to compute it.
+        drop_last: of the sampler, and of the loader, where the order is known.
+        background_fill: samples beyond the window are read into memory that is free, when nothing else is to be done.
+    """
+
+    uses: int
+    batch: int
+    seed: int
+    window: int
+    window_bytes: int
+    reads_max: int = 64
+    policy: str = "forebay"
+    schedule: str = "earliest_deadline"
+    hedge_budget: float = 0.01
+    order: str = "unknown"
+    drop_last: tuple[bool, bool] = (False, False)
+    background_fill: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Iterations ahead that a rank asks for samples."""
+        # The paper's own text has no window.
+        is_far = self.background_fill or self.policy == "lobster_as_written"
+        return max(self.window, FILL_USES // self.batch) if is_far else self.window
