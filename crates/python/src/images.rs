@@ -66,7 +66,7 @@ pub(crate) fn cut_image(
     }
 }
 
-fn bytes_mut<'a>(memory: Memory) -> &'a mut [u8] {
+pub(crate) fn bytes_mut<'a>(memory: Memory) -> &'a mut [u8] {
     if memory.length == 0 {
         return &mut [];
     }

@@ -15,7 +15,11 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::fork::{borrowed, duration, to_python};
+use crate::{
+    Memory,
+    fork::{borrowed, duration, to_python},
+    images::bytes_mut,
+};
 
 /// Where the samples of a dataset lie, told one after the other.
 #[pyclass(frozen)]
@@ -32,6 +36,20 @@ impl LoaderTable {
     #[pyo3(signature = (path, offset, length=None))]
     fn add(&self, path: &[u8], offset: u64, length: Option<u64>) -> PyResult<u32> {
         let added = self.table().add(path, offset, length);
+        added.map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The next so many samples lie one after the other from an offset on, each of `row_bytes` bytes.
+    fn add_rows(&self, py: Python<'_>, path: &[u8], offset: u64, row_bytes: u64, rows: u32) -> PyResult<()> {
+        let end = u64::from(rows).checked_mul(row_bytes).and_then(|bytes| bytes.checked_add(offset));
+        if row_bytes == 0 || end.is_none() {
+            return Err(PyValueError::new_err(format!("{rows} rows of {row_bytes} bytes from {offset} on")));
+        }
+        let added = py.detach(|| {
+            let mut table = self.table();
+            let add = |row| table.add(path, offset + row * row_bytes, Some(row_bytes)).map(drop);
+            (0..u64::from(rows)).try_for_each(add)
+        });
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
@@ -143,6 +161,27 @@ impl LoaderRank {
             Told::Ready { offset, length } => Some((offset as i64, length as usize)),
             Told::ReadYourself => Some((-1, 0)),
         })
+    }
+
+    /// Whether it is known of so many uses from the turn `first` on what has become of them, waited for no longer than this in all.
+    fn wait_all(&self, py: Python<'_>, first: u64, count: u32, wait_s: f64) -> PyResult<bool> {
+        let wait = duration(wait_s)?;
+        Ok(py.detach(|| self.0.wait_all(first..first + u64::from(count), wait)))
+    }
+
+    /// Copies the extents of so many uses, each of `row_bytes` bytes, to memory of `length` bytes at `address`, one after the other. Gives the places of those, counted
+    /// from 0, that the rank is to read itself.
+    fn gather(&self, py: Python<'_>, first: u64, count: u32, row_bytes: usize, address: usize, length: usize) -> PyResult<Vec<u32>> {
+        let memory = Memory::new(address, length)?;
+        if row_bytes == 0 || (count as usize).checked_mul(row_bytes) != Some(length) {
+            return Err(PyValueError::new_err(format!("{count} rows of {row_bytes} bytes, in {length}")));
+        }
+        Ok(py.detach(|| self.0.gather(first..first + u64::from(count), row_bytes, bytes_mut(memory))))
+    }
+
+    /// So many uses from a turn on are over: nobody looks at their bytes any more.
+    fn release_all(&self, first: u64, count: u32) {
+        self.0.release(first..first + u64::from(count));
     }
 
     /// Uses are over, but something refers to their bytes still.

@@ -10,6 +10,7 @@ from forebay.loader.dataset import Extent, Located
 from forebay.loader.mixture import Mixture, mixture
 from forebay.loader.order import Order
 from forebay.loader.parquet import ParquetRows
+from forebay.loader.rows import FixedRows
 from forebay.loader.shards import RecordShards, TarShards, TokenFile
 from forebay.loader.source import DirectSource, Source
 
@@ -17,6 +18,7 @@ __all__ = [
     "DirectSource",
     "EpochReport",
     "Extent",
+    "FixedRows",
     "LoaderError",
     "Located",
     "Mixture",

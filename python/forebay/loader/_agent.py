@@ -23,9 +23,10 @@ from forebay.loader._place import Place
 from forebay.loader._settings import AgentSettings, Kept, kept
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
+from forebay.loader.rows import FixedRows
 from forebay.loader.source import Source
 
-__all__ = ["Agent", "AgentSource"]
+__all__ = ["LOOK_STEPS", "PATIENCE_S", "WAIT_S", "Agent", "AgentSource"]
 
 WAIT_S = 0.5
 """How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
@@ -69,14 +70,18 @@ class Agent:
         settings: what all ranks want alike.
         place: of this rank.
         cache: where samples are kept: see `kept`.
+        rows: what the dataset is, if its samples are rows.
     """
 
-    def __init__(self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str], rows: FixedRows | None = None
+    ) -> None:
         self._name = name
         self._samples = samples
         self._settings = settings
         self._place = place
         self._cache = tuple(cache)
+        self._rows = rows
         self._lock = threading.Lock()
         self._rank: _core.LoaderRank | None = None
         self._table = _core.LoaderTable()
@@ -166,11 +171,15 @@ class Agent:
         if found.directory is None:
             self._why = found.why or "it could not be started"
             return
-        for sample in range(self._samples):
-            try:
-                self._table.add(*_placed(locate(sample)))
-            except Exception:  # noqa: S112  (who reads it is told)
-                continue
+        if self._rows is not None:
+            path, offset, row_bytes = _placed(self._rows.locate(0))
+            self._table.add_rows(path, offset, row_bytes or 0, len(self._rows))
+        else:
+            for sample in range(self._samples):
+                try:
+                    self._table.add(*_placed(locate(sample)))
+                except Exception:  # noqa: S112  (who reads it is told)
+                    continue
         if self._table.extents == 0:
             self._why = "no sample can be located"
             return

@@ -14,7 +14,7 @@ from forebay.loader._errors import LoaderError
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Source
 
-__all__ = ["READ_AHEAD", "Decoding", "Threads"]
+__all__ = ["READ_AHEAD", "Decoding", "Pending", "Threads"]
 
 READ_AHEAD = 8
 """Batches beyond those that are being decoded that are requested from the source: what it has of them is bounded by its window."""
@@ -45,7 +45,7 @@ class Decoding:
     skip: bool
 
 
-class _Pending:
+class Pending:
     """A batch that is being decoded."""
 
     def __init__(self, batch: Batch, parts: int) -> None:
@@ -78,8 +78,8 @@ class Threads:
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._requested: deque[Batch] = deque()
-        self._pending: deque[_Pending] = deque()
-        self._tasks: queue.SimpleQueue[tuple[_Pending, range] | None] = queue.SimpleQueue()
+        self._pending: deque[Pending] = deque()
+        self._tasks: queue.SimpleQueue[tuple[Pending, range] | None] = queue.SimpleQueue()
         self._closing = False
         self._threads = [Helper(f"forebay-decode-{number}", self._work) for number in range(threads)]
 
@@ -112,7 +112,7 @@ class Threads:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _wait(self, pending: _Pending) -> None:
+    def _wait(self, pending: Pending) -> None:
         begun, told_s = time.monotonic(), STALL_S
         while True:
             waited_s = time.monotonic() - begun
@@ -124,7 +124,7 @@ class Threads:
                 say(f"no batch for {told_s:.0f} s{self._stalled_at(pending)}")
                 told_s *= 2
 
-    def _stalled_at(self, pending: _Pending) -> str:
+    def _stalled_at(self, pending: Pending) -> str:
         """What a batch waits for, in words."""
         for index, has_bytes in list(pending.doing.values()):
             try:
@@ -136,17 +136,27 @@ class Threads:
 
     def _top_up(self, batches: Iterator[Batch]) -> None:
         while len(self._requested) + len(self._pending) < self._ahead + READ_AHEAD and (batch := next(batches, None)):
-            for sample in batch.samples:
-                self._source.request(sample, batch.iteration)
+            self._request(batch)
             self._requested.append(batch)
         while self._requested and len(self._pending) < self._ahead:
             self._begin(self._requested.popleft())
 
+    def _request(self, batch: Batch) -> None:
+        for sample in batch.samples:
+            self._source.request(sample, batch.iteration)
+
+    def _release(self, batch: Batch) -> None:
+        for sample in batch.samples:
+            self._source.release(sample)
+
+    def _parts(self, samples: int) -> list[range]:
+        """What of a batch threads take as one task."""
+        size = -(-samples // (len(self._threads) * PARTS)) or 1
+        return [range(start, min(start + size, samples)) for start in range(0, samples, size)]
+
     def _begin(self, batch: Batch) -> None:
-        count = len(batch.samples)
-        size = -(-count // (len(self._threads) * PARTS)) or 1
-        parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        pending = _Pending(batch, len(parts))
+        parts = self._parts(len(batch.samples))
+        pending = Pending(batch, len(parts))
         self._pending.append(pending)
         for part in parts:
             self._tasks.put((pending, part))
@@ -171,7 +181,7 @@ class Threads:
             # A thread that waits would keep the batch's memory.
             del task, pending
 
-    def _decode(self, pending: _Pending, part: range, generator: Callable[[int], Any]) -> None:
+    def _decode(self, pending: Pending, part: range, generator: Callable[[int], Any]) -> None:
         batch, fetched, decoding = pending.batch, pending.fetched, self._decoding
         waited_s, decoded_s, read_bytes = 0.0, 0.0, 0
         failures: list[Failure] = []
@@ -206,7 +216,7 @@ class Threads:
             fetched.read_bytes += read_bytes
             fetched.failures += failures
 
-    def _finish(self, pending: _Pending) -> None:
+    def _finish(self, pending: Pending) -> None:
         fetched = pending.fetched
         fetched.failures.sort(key=lambda failed: pending.batch.samples.index(failed.index))
         samples = [sample for sample in pending.samples if sample is not _FAILED]
@@ -221,6 +231,5 @@ class Threads:
             pending.error = error
         # Samples may be views of the source's memory until here.
         del samples
-        for sample in pending.batch.samples:
-            self._source.release(sample)
+        self._release(pending.batch)
         pending.done.set()

@@ -9,6 +9,7 @@ from forebay.loader._agent import Agent
 from forebay.loader._place import place_of
 from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
+from forebay.loader.rows import FixedRows
 from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
 from forebay.torch._order import Known, Plan
 
@@ -84,7 +85,7 @@ def agent_of(
         reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
         **choices,
     )
-    return Agent(str(number), len(dataset), settings, place, cache)
+    return Agent(str(number), len(dataset), settings, place, cache, dataset if isinstance(dataset, FixedRows) else None)
 
 
 def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:

@@ -21,14 +21,17 @@ from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._launcher import processors, rank_and_world
 from forebay.loader._report import EpochReport, Meter
+from forebay.loader._rows import RowSource, RowThreads
 from forebay.loader._settings import check_choices
 from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
+from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
+from forebay.torch._rows import RowTensors
 
 __all__ = ["DataLoader"]
 
@@ -336,6 +339,10 @@ class DataLoader:
 
         # Torch's own function copies whatever it puts together; of the user's nothing is known.
         decoding = Decoding(self._located, _generators, assemble, is_copying=not collate.is_users, skip=self._is_skipping)
+        if (rows := self._row_source(begun, collate)) is not None:
+            making = RowTensors(rows.dataset.row_bytes, device)
+            options: dict[str, Any] = {"ahead": self._prefetch, "timeout_s": self.timeout, "skip": self._is_skipping}
+            return _InThreads(RowThreads(rows, making, threads=self.num_workers, **options), begun, collate, device)
         source = connect() if self._agent is None else self._agent.source(connect())
         try:
             source.register(begun.order, self._located.locate)
@@ -344,6 +351,17 @@ class DataLoader:
             raise
         threads = Threads(decoding, source, threads=self.num_workers, ahead=self._prefetch, timeout_s=self.timeout)
         return _InThreads(threads, begun, collate, device)
+
+    def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
+        """What gives whole batches; None where samples are to be had one by one."""
+        if self._agent is None or self._agent.lost is not None or collate.is_users or not isinstance(self._located, FixedRows):
+            return None
+        rows = RowSource(self._agent, connect(), self._located)
+        rows.begin(begun.order)
+        if self._agent.lost is None:
+            return rows
+        rows.close()
+        return None
 
 
 class _Work(Protocol):

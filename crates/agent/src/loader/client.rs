@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     io,
+    ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -252,6 +253,33 @@ impl Rank {
                 Ok(()) | Err(_) => {}
             }
         }
+    }
+
+    /// Whether it is known of all these uses what has become of them, waited for no longer than this in all.
+    pub fn wait_all(&self, mut turns: Range<u64>, wait: Duration) -> bool {
+        let deadline = Instant::now() + wait;
+        turns.all(|turn| {
+            let is_known = || self.wait(turn, deadline.saturating_duration_since(Instant::now())) != Told::Pending;
+            self.look(turn) != Told::Pending || is_known()
+        })
+    }
+
+    /// Copies the bytes of uses, `row_bytes` of each, one after the other. Gives the places of those, counted from 0, that the rank is to read itself, for there is
+    /// nothing of them, or something of another size.
+    pub fn gather(&self, turns: Range<u64>, row_bytes: usize, rows: &mut [u8]) -> Vec<u32> {
+        let arena = self.arena();
+        let copied = |turn: u64, row: &mut [u8]| {
+            let Told::Ready { offset, length } = self.look(turn) else {
+                return false;
+            };
+            let found = arena.bytes(offset, u64::from(length)).filter(|bytes| bytes.len() == row.len());
+            found.is_some_and(|bytes| {
+                row.copy_from_slice(bytes);
+                true
+            })
+        };
+        let rows = turns.zip(rows.chunks_exact_mut(row_bytes)).zip(0..);
+        rows.filter_map(|((turn, row), nth)| (!copied(turn, row)).then_some(nth)).collect()
     }
 
     /// Whether there still is an agent that works.

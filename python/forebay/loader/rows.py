@@ -1,0 +1,62 @@
+"""Samples of equal size, one after the other in a file, that need no decoding."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from forebay.loader.dataset import Extent
+
+__all__ = ["FixedRows"]
+
+ROW_BYTES_MAX = 2**31 - 1
+
+
+class FixedRows:
+    """Rows of bytes, all of one size, such as `numpy.ndarray.tofile` writes those of an array.
+
+    A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. A loader with a cache puts batches
+    together natively: no Python runs for a row.
+
+    Args:
+        path: of the file.
+        row_bytes: of a row.
+        offset: bytes before the first row, such as a header's.
+
+    Attributes:
+        path: of the file.
+        row_bytes: of a row.
+        offset: of the first one.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it has no whole number of rows, or none.
+    """
+
+    def __init__(self, path: str | Path, row_bytes: int, *, offset: int = 0) -> None:
+        if not 1 <= row_bytes <= ROW_BYTES_MAX:
+            raise ValueError(f"row_bytes={row_bytes}: a row has 1 to {ROW_BYTES_MAX:,} bytes")
+        if offset < 0:
+            raise ValueError(f"offset={offset}: rows begin at a byte of the file, counted from 0")
+        self.path, self.row_bytes, self.offset = os.fspath(path), row_bytes, offset
+        self._rows, left = divmod(os.stat(path).st_size - offset, row_bytes)  # noqa: PTH116
+        if self._rows < 1 or left:
+            has = f"{left} bytes more than {self._rows:,} rows" if self._rows > 0 else "no whole row"
+            raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {offset} on: it was cut, or has rows of another size")
+        self.identity = f"{self._rows} rows of {row_bytes} bytes"
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        if not 0 <= i < self._rows:
+            raise IndexError(f"row {i}: there are {self._rows}")
+        return Extent(self.path, self.offset + i * self.row_bytes, self.row_bytes)
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`. A NumPy array of bytes."""
+        del i, rng
+        import numpy as np
+
+        # One that may be written to, as a tensor may.
+        return np.array(data, np.uint8)

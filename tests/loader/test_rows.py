@@ -1,0 +1,142 @@
+"""Rows that need no decoding: batches as without a cache, put together natively out of the agent's memory."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.loader import FixedRows, SampleError
+from forebay.torch import DataLoader
+from tests.loader.data import same
+from tests.loader.node import Node, a_node
+
+ROWS, ROW_BYTES, HEAD = 203, 48, 16
+CONTENT = np.random.default_rng(0).integers(0, 256, (ROWS, ROW_BYTES), dtype=np.uint8)
+OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "report": False}
+CACHED: dict[str, Any] = OPTIONS | {"cache": "ram=1M", "hedge_budget": 0}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with a_node(monkeypatch) as node:
+        yield node
+
+
+def written(folder: Path) -> Path:
+    path = folder / "rows"
+    path.write_bytes(bytes(HEAD) + CONTENT.tobytes())
+    return path
+
+
+class Native(FixedRows):
+    """No Python is to run for a row."""
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401
+        raise AssertionError(f"row {i} was decoded")
+
+
+@pytest.fixture
+def rows(node: Node) -> Native:
+    return Native(written(node.root), ROW_BYTES, offset=HEAD)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> DataLoader:
+    return DataLoader(FixedRows(written(tmp_path), ROW_BYTES, offset=HEAD), **OPTIONS)
+
+
+def epoch(loader: DataLoader, number: int) -> list[Any]:
+    loader.set_epoch(number)
+    return list(loader)
+
+
+def figures(loader: DataLoader) -> dict[str, int]:
+    assert loader._agent is not None
+    return loader._agent.figures()
+
+
+def test_a_batch_is_rows_of_bytes(plain: DataLoader) -> None:
+    batches = list(plain)
+    assert [batch.dtype for batch in batches] == [torch.uint8] * len(plain)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(torch.cat(batches), torch.from_numpy(CONTENT)[order])
+
+
+@pytest.mark.parametrize("options", [{}, {"background_fill": True}, {"policy": "lobster_as_written"}, {"drop_last": True}])
+def test_batches_are_the_same_and_rows_are_read_once(rows: Native, plain: DataLoader, options: dict[str, Any]) -> None:
+    loader = DataLoader(rows, **CACHED | options)
+    for number in range(3):
+        theirs = epoch(plain, number)
+        assert same(epoch(loader, number), theirs[: len(loader)]) == len(loader)
+    counted = figures(loader)
+    assert ROWS - 7 <= counted["from_source"] <= ROWS
+    assert counted["from_memory"] >= 2 * (ROWS - 7)
+
+
+def test_an_epoch_that_is_left_and_one_that_goes_on(rows: Native, plain: DataLoader) -> None:
+    loader = DataLoader(rows, **CACHED)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    del batches
+    again = DataLoader(rows, **CACHED)
+    again.load_state_dict(state)
+    assert same(again, epoch(plain, 0)[5:]) == len(loader) - 5
+    assert same(epoch(loader, 1), epoch(plain, 1)) == len(loader)
+
+
+def test_a_sampler_of_the_user_s_own(rows: Native) -> None:
+    # Some come twice in a batch.
+    sampler = [0, 5, 5, 7, 202, 3, 3]
+    loader = DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None, "batch_size": 4})
+    assert torch.equal(torch.cat(list(loader)), torch.from_numpy(CONTENT)[sampler])
+
+
+def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: Native, plain: DataLoader) -> None:
+    loader = DataLoader(FixedRows(rows.path, ROW_BYTES, offset=HEAD), **CACHED)
+    ours = []
+    for number, batch in enumerate(loader):
+        ours.append(batch)
+        if number == 3:
+            os.kill(node.agent(), signal.SIGKILL)
+    assert same(ours, epoch(plain, 0)) == len(loader)
+    assert figures(loader) == {}
+    assert same(epoch(loader, 1), epoch(plain, 1)) == len(loader)
+
+
+def test_a_file_that_was_cut_is_named(rows: Native) -> None:
+    cut = ROWS - 10
+    os.truncate(rows.path, HEAD + cut * ROW_BYTES + 1)
+    with pytest.raises(SampleError, match=f"sample [0-9]+ .{rows.path}.: EOFError: .* it was cut"):
+        list(DataLoader(rows, **CACHED))
+    loader = DataLoader(rows, **CACHED, on_error="skip")
+    had = torch.cat(list(loader))
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(had, torch.from_numpy(CONTENT)[order[order < cut]])
+    assert loader.skipped == 10
+
+
+def test_a_row_that_there_is_not(rows: Native) -> None:
+    for sampler in ([1, ROWS], [1, -1]):
+        with pytest.raises(SampleError, match=f"IndexError: row {sampler[1]}: there are {ROWS}"):
+            list(DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None}))
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "offset", "wrong"),
+    [
+        (0, 0, "row_bytes=0"),
+        (8, -1, "offset=-1"),
+        (ROW_BYTES, 0, "16 bytes more than 203 rows of 48 bytes from byte 0 on"),
+        (1 << 20, 0, "no whole row of 1048576 bytes"),
+    ],
+)
+def test_a_file_that_has_no_such_rows(tmp_path: Path, row_bytes: int, offset: int, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        FixedRows(written(tmp_path), row_bytes, offset=offset)
