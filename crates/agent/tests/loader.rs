@@ -149,7 +149,8 @@ fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
             }
         });
     }
-    let figures = ranks[1].figures().expect("the agent is there");
+    let (figures, of_rank) = ranks[1].figures().expect("the agent is there");
+    assert!(of_rank.reads > 0 && of_rank.reads <= figures.from_source + figures.from_disk);
     // One that goes is told of.
     drop(ranks.remove(0));
     let begun = Instant::now();

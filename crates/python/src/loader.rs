@@ -220,8 +220,9 @@ impl LoaderRank {
         self.0.gone()
     }
 
-    /// What was done for all ranks of the node, by name; `None` where there is no agent any more.
+    /// What was done for all ranks of the node, and for this one (`rank_...`), by name; `None` where there is no agent any more.
     fn figures(&self, py: Python<'_>) -> Option<Vec<(&'static str, u64)>> {
-        py.detach(|| self.0.figures()).map(|figures| figures.named().to_vec())
+        let (figures, of_rank) = py.detach(|| self.0.figures())?;
+        Some([&figures.named()[..], &of_rank.named()].concat())
     }
 }

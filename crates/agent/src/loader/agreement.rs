@@ -194,9 +194,9 @@ impl Agreement {
             .collect()
     }
 
-    /// The loader that a connection is a rank of.
-    pub(crate) fn loader_of(&self, peer: Peer) -> Option<&str> {
-        self.roles.get(&peer).map(|(loader, _)| loader.as_str())
+    /// The loader that a connection is a rank of, and which one on this node.
+    pub(crate) fn role_of(&self, peer: Peer) -> Option<(&str, usize)> {
+        self.roles.get(&peer).map(|(loader, local_rank)| (loader.as_str(), *local_rank))
     }
 
     /// Failures that all ranks were told of, or that are old, are over: the name may be used again.
@@ -315,7 +315,7 @@ pub(super) mod tests {
         let begin = Effect::Begin { loader: "train".into() };
         assert_eq!(all.register(10, &rank(0), 0.0), [begin]);
         assert_eq!(all.peers("train"), [10, 11, 12]);
-        assert_eq!((all.loader_of(11), all.alike("train")), (Some("train"), Some(&alike())));
+        assert_eq!((all.role_of(11), all.alike("train")), (Some(("train", 1)), Some(&alike())));
         let gone = |to| Effect::Tell {
             to,
             tell: Tell::RankGone { rank: 1 },

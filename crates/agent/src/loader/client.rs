@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use super::{
-    Figures, LoaderConfig,
+    Figures, LoaderConfig, RankFigures,
     doorbell::Doorbell,
     protocol::{Ask, Settings, Tell, VERSION},
     socket_path,
@@ -359,8 +359,8 @@ impl Rank {
         state.gone.clone()
     }
 
-    /// What was done for all ranks of the node; `None` where there is no agent any more.
-    pub fn figures(&self) -> Option<Figures> {
+    /// What was done for all ranks of the node, and for this one; `None` where there is no agent any more.
+    pub fn figures(&self) -> Option<(Figures, RankFigures)> {
         let mut state = self.state();
         state.hear();
         if state.lost.is_some() || state.connection.send(&Ask::Figures, &[]).is_err() {
@@ -368,7 +368,7 @@ impl Rank {
         }
         loop {
             match state.connection.hear::<Tell>(LOADER_DEAD_AFTER) {
-                Ok(Some((Tell::Figures { figures }, _))) => return Some(figures),
+                Ok(Some((Tell::Figures { figures, of_rank }, _))) => return Some((figures, of_rank)),
                 Ok(Some((Tell::RankGone { rank }, _))) => state.gone.push(rank),
                 Ok(_) => return None,
                 Err(error) => {

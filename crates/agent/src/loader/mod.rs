@@ -20,7 +20,7 @@ mod run;
 mod service;
 pub mod table;
 
-pub use machine::Figures;
+pub use machine::{Figures, RankFigures};
 pub use service::serve;
 
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Figures;
+use super::{Figures, RankFigures};
 
 /// Raised whenever what follows changes. Boards and extents have a version of their own.
 pub(crate) const VERSION: u32 = 1;
@@ -159,6 +159,8 @@ pub enum Tell {
     Figures {
         /// For all ranks of the node.
         figures: Figures,
+        /// For this one.
+        of_rank: RankFigures,
     },
     /// No, or no more.
     Refused {

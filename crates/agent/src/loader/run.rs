@@ -14,7 +14,7 @@ use forebay_store::Segments;
 use rustix::thread::futex;
 
 use super::{
-    Figures,
+    Figures, RankFigures,
     arena::Arena,
     cast,
     doorbell::Doorbell,
@@ -146,6 +146,10 @@ impl Run {
 
     pub(crate) fn figures(&self) -> Figures {
         self.machine.figures()
+    }
+
+    pub(crate) fn rank_figures(&self, local_rank: usize) -> RankFigures {
+        self.machine.rank_figures(local_rank)
     }
 
     /// A rank is gone.

@@ -208,11 +208,15 @@ impl<'a> Service<'a> {
                 self.agreement.register(peer, &settings, now_s)
             }
             Ok(Some((Ask::Figures, _))) => {
-                let run = self.agreement.loader_of(peer).and_then(|loader| self.runs.get(loader));
-                match run.map(Run::figures) {
-                    Some(figures) => vec![Effect::Tell {
+                let role = self.agreement.role_of(peer);
+                let run = role.and_then(|(loader, local_rank)| Some((self.runs.get(loader)?, local_rank)));
+                match run {
+                    Some((run, local_rank)) => vec![Effect::Tell {
                         to: peer,
-                        tell: Tell::Figures { figures },
+                        tell: Tell::Figures {
+                            figures: run.figures(),
+                            of_rank: run.rank_figures(local_rank),
+                        },
                     }],
                     None => refusal(peer, "its loader has not begun"),
                 }

@@ -41,6 +41,8 @@ struct Flight {
     /// Threads at work, and how many there were.
     under_way: u32,
     tries: u32,
+    /// When it was last queued, and when it was begun first.
+    queued_s: f64,
     began_s: f64,
     hedged: Option<ReadId>,
     /// What of the arena had been freed in all when it was last tried.
@@ -157,6 +159,7 @@ impl Core {
             requests: 0,
             under_way: 0,
             tries: 0,
+            queued_s: now_s,
             began_s: now_s,
             hedged: None,
             freed_bytes: 0,
@@ -192,6 +195,7 @@ impl Core {
         let Some(flight) = self.flights.get(number) else { return };
         flight.state = State::Queued;
         flight.requests += 1;
+        flight.queued_s = now_s;
         let bytes = self.copies.expected_bytes(flight.sample);
         let origin = origin_of(flight.from);
         let request = Request {
@@ -235,6 +239,7 @@ impl Core {
         flight.tries += 1;
         if flight.tries == 1 {
             flight.began_s = now_s;
+            self.rank_figures[flight.rank].waited(now_s - flight.queued_s);
         }
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
         if let (Some(hedge), ReadFrom::Source, None) = (&mut self.hedge, from, flight.hedged) {
@@ -245,6 +250,7 @@ impl Core {
         }
         self.reading += 1;
         self.busy[rank] += 1;
+        self.rank_figures[rank].begun(self.busy[rank]);
         actions.push(Action::Read {
             flight: number,
             sample,
@@ -269,6 +275,7 @@ impl Core {
         };
         flight.under_way -= 1;
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
+        self.rank_figures[rank].ended(now_s - flight.began_s);
         let is_done = flight.state == State::Done;
         let is_last = flight.under_way == 0;
         self.reading -= 1;

@@ -8,11 +8,13 @@
 //! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
 //! - `threads.rs`: how many threads serve which rank, where the schedule assigns them; `speeds.rs`: what was measured for that.
 //! - `copies.rs`: samples that are there: in memory, on a disk, or both.
+//! - `figures.rs`: what was done, to be told.
 
 mod beyond;
 #[cfg(test)]
 mod bound_tests;
 mod copies;
+mod figures;
 mod flights;
 mod ranks;
 mod speeds;
@@ -31,9 +33,9 @@ use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Class, Concurrency, Hedge, Scheduler};
 use forebay_store::Version;
-use serde::{Deserialize, Serialize};
 
 use copies::{Copies, MEMORY};
+pub use figures::{Figures, RankFigures};
 use flights::Flights;
 use ranks::{Rank, Stage};
 pub(crate) use speeds::Speeds;
@@ -140,55 +142,6 @@ pub(crate) enum Action {
     Answer { rank: usize, turn: u64, answer: Answer },
 }
 
-/// What was done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figures {
-    /// Uses that found their sample in memory.
-    pub from_memory: u64,
-    /// Samples read from disks, and their bytes.
-    pub from_disk: u64,
-    /// Bytes of these.
-    pub disk_bytes: u64,
-    /// Of these, samples that an earlier job had left there.
-    pub left_by_others: u64,
-    /// Samples read from the source.
-    pub from_source: u64,
-    /// Bytes of these, those that were read in vain included.
-    pub source_bytes: u64,
-    /// Reads that were made again, since they took long.
-    pub hedged: u64,
-    /// Uses that ranks were told to read themselves: there was no room for them,
-    pub refused_no_room: u64,
-    /// or they could not be read,
-    pub refused_failed: u64,
-    /// or there is no such sample.
-    pub refused_unknown: u64,
-    /// Samples that the policy keeps and for which there was no room.
-    pub lost: u64,
-    /// Reads that are made at once now.
-    pub reads_at_once: u64,
-}
-
-impl Figures {
-    /// All of them, with their names.
-    pub const fn named(&self) -> [(&'static str, u64); 12] {
-        [
-            ("from_memory", self.from_memory),
-            ("from_disk", self.from_disk),
-            ("disk_bytes", self.disk_bytes),
-            ("left_by_others", self.left_by_others),
-            ("from_source", self.from_source),
-            ("source_bytes", self.source_bytes),
-            ("hedged", self.hedged),
-            ("refused_no_room", self.refused_no_room),
-            ("refused_failed", self.refused_failed),
-            ("refused_unknown", self.refused_unknown),
-            ("lost", self.lost),
-            ("reads_at_once", self.reads_at_once),
-        ]
-    }
-}
-
 /// What a loader is made of.
 pub(crate) struct Parts {
     pub(crate) residency: Box<dyn Residency>,
@@ -256,6 +209,7 @@ pub(crate) struct Core {
     reading: u32,
     busy: Vec<u32>,
     figures: Figures,
+    rank_figures: Vec<RankFigures>,
 }
 
 type Actions = Vec<Action>;
@@ -296,6 +250,7 @@ impl Core {
             reading: 0,
             busy: vec![0; parts.ranks],
             figures: Figures::default(),
+            rank_figures: vec![RankFigures::default(); parts.ranks],
         }
     }
 
@@ -335,6 +290,11 @@ impl Core {
             reads_at_once: u64::from(self.reads_limit()),
             ..self.figures
         }
+    }
+
+    /// What was done for one of the ranks.
+    pub(crate) fn rank_figures(&self, rank: usize) -> RankFigures {
+        self.rank_figures.get(rank).copied().unwrap_or_default()
     }
 
     /// Whether bytes in the arena, or a read, are still needed by anybody: for tests.

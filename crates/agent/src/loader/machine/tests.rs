@@ -499,6 +499,13 @@ fn where_all_fits_the_source_is_read_once() {
         "{figures:?}"
     );
     assert_eq!((figures.refused_no_room, figures.refused_failed, figures.lost), (0, 0, 0));
+    let by_rank = [0, 1].map(|rank| play.core.rank_figures(rank));
+    assert_eq!(by_rank[0].reads + by_rank[1].reads, figures.from_source);
+    assert!(
+        by_rank
+            .iter()
+            .all(|of_rank| of_rank.reading_us > 0 && (1..=8).contains(&of_rank.threads_most))
+    );
 }
 
 #[test]
