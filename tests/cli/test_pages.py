@@ -37,6 +37,19 @@ lineage = {"parent": "trunk", "digest": "0123456789abcdef", "changes": {"lr": 0.
 times = {"asked_at": begun, "state_at": begun + 0.5, "loaded_at": begun + 2.0, "exists_at": begun + 2.0}
 tell("became", {"job": "trunk.1", **whose, **lineage, **times})
 """
+LOADED = """
+from forebay.loader._report import Course, EpochReport, Wait
+from forebay.loader._told import is_asked, tell
+
+assert is_asked()
+for rank in range(2):
+    course = Course(6.4, [4.0, 4.0 + rank], [0.25, 0.25])
+    report = EpochReport(
+        epoch=7, samples=640, skipped=0, seconds=12.5, source_wait_s=8.0 + rank, decode_wait_s=0.5, ideal_s=5.0, read_bytes=367000,
+        workers=8, processors=8, begun_at=1795432621.25, waits=(Wait(3.5, 7.2, "source"),), course=course,
+    )
+    tell(report, "0", rank, 2, {"from_memory": 10, "from_source": 30, "source_bytes": 300 << 10, "rank_reads": 15, "rank_queued_us": 30000})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +103,13 @@ def test_a_report_of_forks(opened: Any, desk: Desk) -> None:  # noqa: ANN401
     assert desk.type("report", "--output", "page.html").returncode == 0
     text = check(opened, desk.root / "page.html", plots=5)
     assert "the job stands still" in text
+
+
+def test_a_report_of_loaders(opened: Any, desk: Desk) -> None:  # noqa: ANN401
+    desk.run("-q", "--", sys.executable, "-c", LOADED)
+    assert desk.type("report", "--output", "page.html").returncode == 0
+    text = check(opened, desk.root / "page.html", plots=5)
+    assert "What ranks waited for" in text
 
 
 def test_a_plan(opened: Any, desk: Desk) -> None:  # noqa: ANN401

@@ -10,7 +10,7 @@ import pytest
 
 from tests import support
 from tests.cli.conftest import Desk
-from tests.cli.test_pages import EPOCHS, FORKED
+from tests.cli.test_pages import EPOCHS, FORKED, LOADED
 
 
 def reported(desk: Desk, *words: str | Path) -> str:
@@ -61,6 +61,34 @@ def test_forks_are_in_the_record_of_their_run(desk: Desk) -> None:
     assert list(desk.runtime.rglob("forks.*")) == [], "it went with the run"
 
 
+def test_epochs_of_loaders_are_in_the_record_of_their_run(desk: Desk) -> None:
+    assert desk.run("-q", "--", sys.executable, "-c", LOADED).returncode == 0
+    (record,) = desk.records()
+    first, second = record["loaders"]
+    assert (first["epoch"], first["rank"], first["bound_by"], first["waits"]) == (
+        7,
+        0,
+        "source",
+        [{"seconds": 3.5, "at_s": 7.2, "of": "source"}],
+    )
+    assert (second["rank"], second["source_s"], second["agent"]["from_source"]) == (1, [4.0, 5.0], 30)
+    page = reported(desk)
+    for said in (
+        "Data loaders",
+        "epoch 7",
+        "9.0 s (rank 1)",
+        "2.50",
+        "The loader agent",
+        "25.0 %",
+        "300 KiB",
+        "2.0 ms",
+        "The longest waits",
+        "rank 1",
+    ):
+        assert said in page, said
+    assert list(desk.runtime.rglob("loaders.*")) == [], "it went with the run"
+
+
 def test_any_run_can_be_named(desk: Desk) -> None:
     for status in (3, 4):
         desk.run("-q", "--", "sh", "-c", f"exit {status}")
@@ -82,7 +110,7 @@ def test_what_is_in_the_command_is_only_text(desk: Desk) -> None:
 def test_a_record_of_an_earlier_version_has_no_times(desk: Desk) -> None:
     desk.run("-q", "--record", "record.json", "--", "true")
     record: dict[str, Any] = json.loads((desk.root / "record.json").read_text())
-    for key in ("timeline", "files", "epochs", "forks"):
+    for key in ("timeline", "files", "epochs", "forks", "loaders"):
         del record[key]
     (desk.root / "record.json").write_text(json.dumps(record))
     page = reported(desk, "record.json")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import forebay.clone as clone
-from forebay.clone._told import RUN, Telling, tell
+from forebay._ledger import RUN
+from forebay.clone._told import Telling, tell
 from tests.clone.forks import node
 from tests.clone.jobs import Job, full
 

@@ -81,9 +81,16 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     figures = agent.figures()
     assert (figures["from_source"], figures["from_memory"], figures["lost"]) == (SAMPLES, 2 * SAMPLES, 0)
     assert agent.lost is None
-    assert "67 % were cached" in agent.told()
+    since = agent.since()
+    assert "67 % were cached" in Agent.told(since)
+    assert since["rank_reads"] == SAMPLES
+    assert since["rank_reading_us"] > 0
+    again = agent.since()
+    # What is counted begins anew.
+    assert (again["from_source"], again["rank_reads"], again["rank_threads_most"]) == (0, 0, since["rank_threads_most"])
     agent.close()
-    assert agent.figures() == {}
+    assert agent.figures() == agent.since() == {}
+    assert Agent.told({}) == ""
 
 
 def test_what_lies_on_a_disk_serves_the_next_job(node: Node) -> None:

@@ -1,12 +1,15 @@
 """What is said at the end of an epoch."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.loader import EpochReport
 from forebay.loader._batches import Failure, Fetched
-from forebay.loader._report import Meter
+from forebay.loader._report import SPAN_S, SPANS, Course, Meter, Wait
+from forebay.loader._told import is_asked, tell
 
 
 def report(**values: Any) -> EpochReport:
@@ -83,3 +86,47 @@ def test_waiting_is_shared_out_as_the_batch_itself_waited() -> None:
     assert (told.samples, told.skipped, told.read_bytes) == (19, 1, 150)
     assert told.ideal_s == 1.0, "two seconds of decoding on two processors"
     assert Meter(0, workers=1, processors=2, is_located=False).report().read_bytes is None
+
+
+def test_a_course_has_so_many_spans_however_long_an_epoch_is() -> None:
+    course = Course()
+    for at_s in range(1000):
+        course.add(float(at_s), 0.5, 0.25)
+    assert course.span_s == pytest.approx(SPAN_S * 256)
+    assert len(course.source_s) == len(course.decode_s) <= SPANS
+    assert sum(course.source_s) == pytest.approx(500.0)
+    assert sum(course.decode_s) == pytest.approx(250.0)
+    assert course.source_s[0] == pytest.approx(0.5 * 26)
+
+
+def test_the_longest_waits_are_kept_with_whose_they_were() -> None:
+    meter = Meter(0, workers=1, processors=1, is_located=True)
+    for number in range(30):
+        of_source = number % 2 == 0
+        meter.had(1, Fetched(waited_s=float(of_source), decoded_s=float(not of_source)), number / 1000)
+    waits = meter.report().waits
+    assert [wait.seconds for wait in waits] == [number / 1000 for number in range(29, 19, -1)]
+    assert [wait.of for wait in waits[:2]] == ["decoding", "source"]
+    told = str(report(waits=(Wait(3.25, 17.4, "source"), Wait(2.0, 1.0, "decoding")), source_wait_s=15.0))
+    assert told.endswith("; the longest wait was 3.2 s for the source, 17 s in")
+    assert "longest" not in str(report(waits=(Wait(0.5, 17.4, "source"),)))
+
+
+def test_an_epoch_is_told_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_RUN", str(tmp_path / "run.1"))
+    file = tmp_path / "loaders.1"
+    tell(report(), "0", 1, 2, {})
+    assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
+    file.touch()
+    tell(report(course=Course(0.5, [0.25], [0.0]), source_wait_s=20.0), "0", 1, 2, {"from_source": 3})
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert (line["rank"], line["bound_by"], line["span_s"], line["source_s"], line["agent"]) == (
+        1,
+        "source",
+        0.5,
+        [0.25],
+        {"from_source": 3},
+    )
+    assert is_asked()
+    monkeypatch.delenv("FOREBAY_RUN")
+    assert not is_asked()

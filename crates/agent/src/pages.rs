@@ -255,6 +255,7 @@ fn remove_old(dir: &Path) {
             || name == b"control.sock"
             || name.starts_with(b"index.")
             || name.starts_with(b"forks.")
+            || name.starts_with(b"loaders.")
             || name.starts_with(b"run.");
         if ours && let Ok(name) = std::str::from_utf8(name) {
             let _ = fs::unlink(dir.join(name));

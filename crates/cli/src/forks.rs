@@ -1,20 +1,11 @@
-//! Forks of a run's jobs. Their sessions tell of them in a file beside the run's page, a JSON line each; at the run's end they go into its record.
+//! Forks of a run's jobs, as their sessions tell of them.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::write_private;
-
-/// What is read of the file at most: some ten thousand lines.
-const BYTES_MAX: u64 = 4 << 20;
-/// Lines that go into a record at most, the last ones.
-const KEPT_MAX: usize = 1000;
+/// Where it is told: see [`crate::ledger`].
+pub const KIND: &str = "forks";
 
 /// A line, as `python/forebay/clone/_told.py` writes it: what one rank knows of a fork.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,50 +84,8 @@ pub struct Became {
     pub exists_at: f64,
 }
 
-/// The file, for as long as the run lasts.
-#[derive(Debug)]
-pub struct Ledger {
-    path: PathBuf,
-}
-
-impl Ledger {
-    /// Makes it. That it can't be made is no fault: then nobody tells.
-    pub fn beside(page: &Path) -> Self {
-        let name = page.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let run = name.strip_prefix("run.").unwrap_or(&name);
-        let path = page.with_file_name(format!("forks.{run}"));
-        let _ = write_private(&path, b"");
-        Self { path }
-    }
-
-    /// What was told in all. Lines that can't be read are left out, and the file is gone.
-    pub fn take(self) -> Vec<Told> {
-        self.read()
-    }
-
-    fn read(&self) -> Vec<Told> {
-        let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
-        if read.is_err() {
-            return Vec::new();
-        }
-        let lines = bytes.split(|byte| *byte == b'\n');
-        let mut told: Vec<Told> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
-        told.drain(..told.len().saturating_sub(KEPT_MAX));
-        told
-    }
-}
-
-impl Drop for Ledger {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
     /// As a session writes it.
@@ -145,20 +94,10 @@ mod tests {
     const BECAME: &str = r#"{"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
         "digest": "9f", "verified": "shadow:3", "changes": {"lr": 0.5}, "asked_at": 1.0, "state_at": 2.0, "loaded_at": 3.0, "exists_at": 4.0}"#;
 
-    fn ledger(dir: &Path, lines: &[&str]) -> Ledger {
-        let ledger = Ledger::beside(&dir.join("run.12"));
-        let mut file = File::options().append(true).open(dir.join("forks.12")).unwrap();
-        for line in lines {
-            writeln!(file, "{}", line.replace('\n', " ")).unwrap();
-        }
-        ledger
-    }
-
     #[test]
-    fn lines_are_read_and_others_are_left_out() {
-        let dir = tempfile::tempdir().unwrap();
-        let ledger = ledger(dir.path(), &[TAKEN, "{", "{\"what\": \"came\"}", BECAME, ""]);
-        let told = ledger.read();
+    fn lines_are_as_a_session_writes_them() {
+        let told: Vec<Told> = [TAKEN, BECAME].map(|line| serde_json::from_str(line).unwrap()).into();
+        assert!(serde_json::from_str::<Told>("{\"what\": \"came\"}").is_err());
         let [Told::Taken(taken), Told::Became(became)] = told.as_slice() else {
             panic!("{told:?}");
         };
@@ -169,27 +108,5 @@ mod tests {
         let text = serde_json::to_string(&told).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Told>>(&text).unwrap(), told);
         assert!(text.starts_with(r#"[{"what":"taken","job":"trunk""#), "{text}");
-    }
-
-    #[test]
-    fn the_last_ones_are_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let lines: Vec<String> = (0..=KEPT_MAX)
-            .map(|step| TAKEN.replace("\"step\": 7", &format!("\"step\": {step}")))
-            .collect();
-        let ledger = ledger(dir.path(), &lines.iter().map(String::as_str).collect::<Vec<_>>());
-        let told = ledger.take();
-        assert_eq!(told.len(), KEPT_MAX);
-        assert!(matches!(told.first(), Some(Told::Taken(taken)) if taken.step == 1));
-    }
-
-    #[test]
-    fn the_file_goes_with_the_run() {
-        let dir = tempfile::tempdir().unwrap();
-        let ledger = ledger(dir.path(), &[TAKEN]);
-        assert_eq!(ledger.take().len(), 1);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        let nowhere = Ledger::beside(&dir.path().join("no/run.1"));
-        assert_eq!(nowhere.take(), []);
     }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     child::Ended,
     config::{Config, freshness_text, policy_text},
-    forks::Told,
+    forks, loaders,
     plan::Plan,
     program::Program,
     refusal::Refusal,
@@ -55,7 +55,9 @@ pub struct Report<'a> {
     /// What had been counted when.
     pub timeline: Timeline,
     /// Forks of its jobs.
-    pub forks: Vec<Told>,
+    pub forks: Vec<forks::Told>,
+    /// Epochs of its data loaders.
+    pub loaders: Vec<loaders::Told>,
 }
 
 impl Report<'_> {
@@ -108,6 +110,7 @@ impl Report<'_> {
             "epochs": epochs::find(&self.timeline, &self.files),
             "timeline": self.timeline,
             "forks": self.forks,
+            "loaders": self.loaders,
         })
     }
 }

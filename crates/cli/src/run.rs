@@ -16,7 +16,9 @@ use crate::{
     child::{self, Ended, Launch},
     config::{Config, Flags, is_off},
     environment::Environment,
-    forks::Ledger,
+    forks,
+    ledger::Ledger,
+    loaders,
     library::{self, ASAN_OPTIONS, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
@@ -114,7 +116,8 @@ impl Job<'_> {
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
             plan.say(note);
         }
-        let ledger = Ledger::beside(joined.page_path());
+        let forks = Ledger::<forks::Told>::beside(joined.page_path(), forks::KIND);
+        let loaders = Ledger::<loaders::Told>::beside(joined.page_path(), loaders::KIND);
         let set = self.variables(joined.page_path(), &library, environment);
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));
@@ -133,7 +136,7 @@ impl Job<'_> {
         let elapsed = clock.elapsed();
         let counts = Counts::read(&joined.page(), plan.tiers.len());
         let files = Files::read(&joined.page(), &mut Vec::new());
-        let forks = ledger.take();
+        let (forks, loaders) = (forks.take(), loaders.take());
         let agent = joined.leave();
         match &agent {
             Ok(status) => {
@@ -157,6 +160,7 @@ impl Job<'_> {
             files,
             timeline,
             forks,
+            loaders,
         };
         let written = record::write(&report);
         if !plan.config.quiet.value {

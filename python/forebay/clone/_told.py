@@ -11,20 +11,14 @@ A JSON line each, in a file beside the run's page:
 Times of day are seconds since 1970. `crates/cli/src/forks.rs` reads them.
 """
 
-import contextlib
-import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from forebay import _ledger
 from forebay.clone._source import Fork
 
 __all__ = ["Course", "Telling", "tell"]
-
-# As crates/contract/src/env.rs has it.
-RUN = "FOREBAY_RUN"
 
 
 @dataclass(frozen=True)
@@ -57,23 +51,7 @@ def tell(what: str, facts: Mapping[str, object]) -> None:
         what: `taken` or `became`.
         facts: the other fields.
     """
-    file = _file()
-    if file is None:
-        return
-    line = json.dumps({"what": what, **facts}).encode() + b"\n"
-    # The run has made the file, and takes it away.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
-
-
-def _file() -> Path | None:
-    page = Path(os.environ.get(RUN, ""))
-    kind, _, run = page.name.partition(".")
-    return page.with_name(f"forks.{run}") if kind == "run" and run else None
+    _ledger.tell("forks", {"what": what, **facts})
 
 
 @dataclass
@@ -118,7 +96,7 @@ class Telling:
 
     def __init__(self, job: str, rank: int, ranks: int) -> None:
         self._whose = (job, rank, ranks)
-        self._is_asked = _file() is not None
+        self._is_asked = _ledger.ledger("forks") is not None
         self._ended: float | None = None
         self._taken: _Taken | None = None
 

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
 LOOK_STEPS = 2
 """Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
+LEVELS = ("reads_at_once", "rank_threads_most")
+"""Figures that are no counts."""
 VIEW_STEP_BYTES = 4096
 """Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""
 
@@ -107,13 +109,17 @@ class Agent:
         """What was done for all ranks of the node so far; empty where no agent serves."""
         return {} if self._rank is None or self.lost is not None else dict(self._rank.figures() or [])
 
-    def told(self) -> str:
-        """What the agent did since this was asked last, in words for a person; empty where none serves."""
+    def since(self) -> dict[str, int]:
+        """What was done since this was asked last; empty where no agent serves."""
         figures = self.figures()
-        if not figures:
+        before, self._before = self._before, figures
+        return {name: count - (0 if name in LEVELS else before.get(name, 0)) for name, count in figures.items()}
+
+    @staticmethod
+    def told(since: Mapping[str, int]) -> str:
+        """The same in words for a person."""
+        if not since:
             return ""
-        since = {name: count - self._before.get(name, 0) for name, count in figures.items()}
-        self._before = figures
         cached = since["from_memory"] + since["from_disk"]
         uses = cached + since["from_source"]
         share = 100.0 * cached / uses if uses else 0.0

@@ -1,15 +1,67 @@
 """What an epoch took, what bounded it, and which knob would help."""
 
+import heapq
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from forebay.loader._batches import Failure, Fetched
 
-__all__ = ["EpochReport", "Meter"]
+__all__ = ["Course", "EpochReport", "Meter", "Wait"]
 
 BOUND_BY_TRAINING = 0.05
 """If training waited for less than this share of the epoch, no loader would make it noticeably faster."""
+
+WAITS_KEPT = 10
+WAIT_TOLD_S = 1.0
+"""A wait that is longer is told of in an epoch's line."""
+SPAN_S = 0.1
+SPANS = 64
+"""An epoch's course has at most so many spans, of that length at least."""
+
+
+class Wait(NamedTuple):
+    """Training waited for a batch.
+
+    Attributes:
+        seconds: for how long.
+        at_s: seconds after the epoch's beginning.
+        of: what most of it was for.
+    """
+
+    seconds: float
+    at_s: float
+    of: Literal["source", "decoding"]
+
+
+@dataclass
+class Course:
+    """How long training waited when: an epoch in spans of equal length, which grow with it.
+
+    Attributes:
+        span_s: length of a span.
+        source_s: of each, how long training waited because of the source.
+        decode_s: the same because of decoding.
+    """
+
+    span_s: float = SPAN_S
+    source_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+
+    def add(self, at_s: float, source_s: float, decode_s: float) -> None:
+        """Training has waited, from `at_s` seconds after the beginning on."""
+        while at_s >= self.span_s * SPANS:
+            self.span_s *= 2
+            self.source_s, self.decode_s = _paired(self.source_s), _paired(self.decode_s)
+        span = int(at_s / self.span_s)
+        for waited, seconds in ((self.source_s, source_s), (self.decode_s, decode_s)):
+            waited.extend([0.0] * (span + 1 - len(waited)))
+            waited[span] += seconds
+
+
+def _paired(waited: list[float]) -> list[float]:
+    return [sum(waited[at : at + 2]) for at in range(0, len(waited), 2)]
 
 
 @dataclass(frozen=True)
@@ -29,6 +81,9 @@ class EpochReport:
         workers: threads or processes that decoded; 0 if training's own thread did.
         processors: that this rank may use.
         first_skipped: the first of those samples.
+        begun_at: when it began, in seconds since 1970.
+        waits: the longest times that training waited for a batch, the longest first.
+        course: how long it waited when.
     """
 
     epoch: int
@@ -42,6 +97,9 @@ class EpochReport:
     workers: int
     processors: int
     first_skipped: Failure | None = None
+    begun_at: float = 0.0
+    waits: tuple[Wait, ...] = ()
+    course: Course = field(default_factory=Course)
 
     @property
     def bound_by(self) -> str:
@@ -55,6 +113,10 @@ class EpochReport:
         ratio = self.seconds / self.ideal_s if self.ideal_s > 0 else 1.0
         said = f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.1f} s, {ratio:.2f} times the ideal ({self.ideal_s:.1f} s); "
         said += f"waited {self.source_wait_s:.1f} s for the source, {self.decode_wait_s:.1f} s for decoding; {self._advice()}"
+        if self.waits and self.waits[0].seconds >= WAIT_TOLD_S:
+            longest = self.waits[0]
+            of = "the source" if longest.of == "source" else longest.of
+            said += f"; the longest wait was {longest.seconds:.1f} s for {of}, {longest.at_s:.0f} s in"
         if self.first_skipped:
             said += f"; {self.skipped:,} skipped, the first: {self.first_skipped}"
         return said
@@ -89,7 +151,9 @@ class Meter:
         self._workers = workers
         self._processors = processors
         self._is_located = is_located
-        self._begun = time.perf_counter()
+        self._begun, self._begun_at = time.perf_counter(), time.time()
+        self._waits: list[Wait] = []
+        self._course = Course()
         self._source_wait_s = self._decode_wait_s = self._decoded_s = 0.0
         self._samples = self._read_bytes = self.skipped = 0
         self.first_skipped: Failure | None = None
@@ -104,6 +168,10 @@ class Meter:
         """
         worked_s = fetched.waited_s + fetched.decoded_s
         of_source = waited_s * (fetched.waited_s / worked_s if worked_s > 0 else 0.0)
+        at_s = max(0.0, time.perf_counter() - self._begun - waited_s)
+        self._course.add(at_s, of_source, waited_s - of_source)
+        keep = heapq.heappush if len(self._waits) < WAITS_KEPT else heapq.heappushpop
+        keep(self._waits, Wait(waited_s, at_s, "source" if of_source >= waited_s - of_source else "decoding"))
         self._source_wait_s += of_source
         self._decode_wait_s += waited_s - of_source
         self._decoded_s += fetched.decoded_s
@@ -128,4 +196,7 @@ class Meter:
             workers=self._workers,
             processors=self._processors,
             first_skipped=self.first_skipped,
+            begun_at=self._begun_at,
+            waits=tuple(sorted(self._waits, reverse=True)),
+            course=self._course,
         )

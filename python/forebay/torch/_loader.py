@@ -1,5 +1,6 @@
 """The data loader."""
 
+import itertools
 import operator
 import os
 import threading
@@ -16,6 +17,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, default_collat
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
+from forebay.loader import _told
 from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
@@ -38,6 +40,9 @@ __all__ = ["DataLoader"]
 PREFETCH = 2
 """Batches ahead; as torch has it for each worker."""
 BLOCKS_AT_ONCE = 16
+
+# Loaders are numbered as they are made, alike in all ranks.
+_names = itertools.count()
 
 
 class DataLoader:
@@ -145,6 +150,7 @@ class DataLoader:
         blocks = _blocks(dataset, shuffle, blocks_at_once)
         self._plan = self._planned(batch_size, bool(shuffle), seed, blocks)
         self._is_skipping = on_error == "skip"
+        self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
         if self._is_reporting and shuffle is True:
             _tell_amplification(dataset)
@@ -465,9 +471,13 @@ class _Epoch:
         loader = self._loader
         loader._place = Place(self._number + 1)
         loader.padding = 0
-        loader.last_report = self._meter.report()
+        loader.last_report = report = self._meter.report()
+        agent, is_asked = loader._agent, _told.is_asked()
+        since = agent.since() if agent is not None and (is_asked or loader._is_reporting) else {}
+        if is_asked:
+            _told.tell(report, loader._name, loader.rank, loader.world_size, since)
         if loader._is_reporting:
-            say(f"{loader.last_report}{loader._agent.told() if loader._agent is not None else ''}")
+            say(f"{report}{Agent.told(since)}")
 
 
 def _close_in(pid: int, work: _Work) -> None:

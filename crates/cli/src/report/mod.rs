@@ -1,8 +1,9 @@
 //! `forebay report`: a page about a run, from its record and nothing else.
 //!
-//! [`recorded`] reads a record as [`crate::record`] writes it; [`page`] shows it, and [`forks`] what was forked.
+//! [`recorded`] reads a record as [`crate::record`] writes it; [`page`] shows it, [`forks`] what was forked, and [`loaders`] what data loaders did.
 
 pub mod forks;
+pub mod loaders;
 pub mod page;
 pub mod recorded;
 

@@ -6,7 +6,7 @@ use forebay_contract::Counter;
 use forebay_policy::{bounds, ids::Cluster};
 
 use super::{
-    forks,
+    forks, loaders,
     recorded::{Exit, Recorded},
 };
 use crate::{
@@ -43,6 +43,7 @@ pub fn html(run: &Recorded, file: &Path) -> String {
         );
     }
     reasons(&mut page, run);
+    loaders::section(&mut page, &run.loaders);
     forks::section(&mut page, &run.forks);
     page.end()
 }

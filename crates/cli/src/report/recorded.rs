@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::read;
 use crate::{
-    forks::Told,
+    forks, loaders,
     record::SCHEMA,
     refusal::Refusal,
     summary::Derived,
@@ -55,7 +55,10 @@ pub struct Recorded {
     pub timeline: Timeline,
     /// Forks of its jobs.
     #[serde(default)]
-    pub forks: Vec<Told>,
+    pub forks: Vec<forks::Told>,
+    /// Epochs of its data loaders.
+    #[serde(default)]
+    pub loaders: Vec<loaders::Told>,
 }
 
 /// How a program ended.
