@@ -127,7 +127,8 @@ impl Registering {
     /// [`AgentError::Refused`] where the ranks disagree, or the loader can't be: all are told the same.
     pub fn wait(self, wait: Duration) -> Result<Result<Rank, Self>, AgentError> {
         match self.0.hear::<Tell>(wait)? {
-            None => Ok(Err(self)),
+            // Of another rank's end it is told why this one's loader can't be.
+            None | Some((Tell::RankGone { .. }, _)) => Ok(Err(self)),
             Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
             Some((Tell::Registered { arena_bytes, slots, notes }, descriptors)) => {
                 let Ok([arena, page, doorbell]) = <[OwnedFd; 3]>::try_from(descriptors) else {

@@ -5,13 +5,14 @@
 //! ([`forebay_contract::board`]) by which it asks and is answered without a system call.
 //!
 //! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides what is read, kept and answered (no
-//! I/O), by `policy`. `reading.rs` has the threads that read and write, `arena.rs` the memory, `service.rs` the one thread that brings these
+//! I/O), by `policy`. `reading.rs` has the threads that read and write, `disks.rs` opens disks, `arena.rs` has the memory, `service.rs` the one thread that brings these
 //! together; [`client`] is the other side, [`table`] what it says of a dataset.
 
 mod agreement;
 mod arena;
 mod cast;
 pub mod client;
+mod disks;
 mod doorbell;
 mod machine;
 pub mod protocol;

@@ -10,16 +10,16 @@ use forebay_contract::{
     board::{Hearing, SLOTS_MAX},
 };
 use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
-use forebay_store::Segments;
 use rustix::thread::futex;
 
 use super::{
     Figures, RankFigures,
     arena::Arena,
     cast,
+    disks::{Opened, Outcome},
     doorbell::Doorbell,
     machine::{Action, Core, Event, Parts, Step},
-    protocol::{Alike, DiskSetting},
+    protocol::Alike,
     reading::{Job, Readers, Tools},
 };
 use crate::{
@@ -61,7 +61,7 @@ impl Run {
         local_ranks: usize,
         table: OwnedFd,
         doorbell: &Arc<Doorbell>,
-        open_disk: &mut dyn FnMut(&DiskSetting) -> Result<Arc<Segments>, String>,
+        opened: Vec<Outcome>,
     ) -> Result<(Self, Vec<String>), String> {
         let order = cast::order(alike)?;
         let slots = slots_of(alike)?;
@@ -74,11 +74,17 @@ impl Run {
             ));
         }
         let (mut disks, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
-        for setting in &alike.disks {
-            match open_disk(setting) {
-                Ok(segments) => {
+        for (setting, opened) in alike.disks.iter().zip(opened) {
+            match opened {
+                Ok(Opened { segments, bytes }) => {
+                    if bytes != setting.bytes {
+                        let (dir, given) = (setting.dir.display(), setting.bytes);
+                        notes.push(format!(
+                            "{dir}: another loader of this node has given it {bytes} bytes already, which holds, and this one {given}"
+                        ));
+                    }
                     disks.push(segments);
-                    tiers.push(tier(setting.bytes));
+                    tiers.push(tier(setting.bytes.min(bytes)));
                 }
                 Err(why) => notes.push(format!("nothing is kept in {}: {why}", setting.dir.display())),
             }

@@ -4,13 +4,12 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
-    sync::{Arc, Weak},
-    thread,
+    path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use forebay_store::{FreeFloor, Secret, Segments, SegmentsConfig, StoreError, limits::SEGMENT_BYTES};
+use forebay_store::Secret;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, unlink},
@@ -21,9 +20,9 @@ use rustix::{
 use super::{
     LoaderConfig,
     agreement::{Agreement, Effect, Peer},
-    disk_dir,
+    disks::{Disks, Outcome},
     doorbell::Doorbell,
-    protocol::{Ask, DiskSetting, Tell, VERSION},
+    protocol::{Ask, Tell, VERSION},
     run::Run,
     socket_path,
 };
@@ -37,10 +36,6 @@ use crate::{
     serve::lock,
     shared::raise_descriptor_limit,
 };
-
-/// How often a disk is asked for that another thread of this process has, and the pause between.
-const LEASE_ATTEMPTS_MAX: u32 = 100;
-const LEASE_PAUSE: Duration = Duration::from_millis(10);
 
 const OTHER_VERSION: &str = "the loader agent is of another version of Forebay: use one version, or wait until its jobs have ended";
 
@@ -73,7 +68,6 @@ pub fn serve(config: &LoaderConfig) -> Result<(), AgentError> {
 
 struct Service<'a> {
     dir: &'a Path,
-    secret: Secret,
     log: Log,
     listener: OwnedFd,
     admission: Admission,
@@ -82,8 +76,10 @@ struct Service<'a> {
     next_peer: Peer,
     agreement: Agreement,
     runs: BTreeMap<String, Run>,
-    /// Segments by their directory, as long as a loader uses them.
-    disks: BTreeMap<PathBuf, Weak<Segments>>,
+    disks: Disks,
+    /// Loaders whose disks are being opened, by a number that none has had before.
+    beginning: BTreeMap<u64, String>,
+    next_beginning: u64,
     began: Instant,
 }
 
@@ -102,20 +98,21 @@ impl<'a> Service<'a> {
         let address = SocketAddrUnix::new(&path).map_err(|e| failed("name")(e.into()))?;
         bind(&listener, &address).map_err(|e| failed("bind")(e.into()))?;
         listen(&listener, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
-        let doorbell = Doorbell::create().map_err(failed("make a doorbell beside"))?;
+        let doorbell = Arc::new(Doorbell::create().map_err(failed("make a doorbell beside"))?);
         log.line("serving loaders");
         Ok(Self {
             dir,
-            secret,
             log,
             listener,
             admission: Admission::new(LOADER_PEERS_MAX),
-            doorbell: Arc::new(doorbell),
+            disks: Disks::new(secret, Arc::clone(&doorbell)),
+            doorbell,
             peers: BTreeMap::new(),
             next_peer: 0,
             agreement: Agreement::default(),
             runs: BTreeMap::new(),
-            disks: BTreeMap::new(),
+            beginning: BTreeMap::new(),
+            next_beginning: 0,
             began: Instant::now(),
         })
     }
@@ -131,6 +128,11 @@ impl<'a> Service<'a> {
                 self.hear(peer);
             }
             self.accept();
+            while let Some((number, disks)) = self.disks.opened() {
+                if let Some(loader) = self.beginning.remove(&number) {
+                    self.go_on_with(&loader, disks);
+                }
+            }
             let now_s = self.now_s();
             self.agreement.forget_failures(now_s);
             next_s = self.runs.values_mut().filter_map(|run| run.turn(now_s)).reduce(f64::min);
@@ -243,22 +245,24 @@ impl<'a> Service<'a> {
         for effect in effects {
             match effect {
                 Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
-                Effect::Begin { loader } => match self.begin(&loader) {
-                    Ok(unheard) => lost.extend(unheard),
-                    Err(why) => {
-                        self.log.line(&format!("a loader came to nothing: {why}"));
-                        let now_s = self.now_s();
-                        let effects = self.agreement.fail(&loader, &why, now_s, None);
-                        self.carry_out(effects);
-                    }
-                },
+                Effect::Begin { loader } => {
+                    self.next_beginning += 1;
+                    let disks = self.agreement.alike(&loader).map(|alike| alike.disks.clone());
+                    self.disks.open(self.next_beginning, disks.unwrap_or_default());
+                    self.beginning.insert(self.next_beginning, loader);
+                }
                 Effect::Gone { loader, local_rank } => {
                     let now_s = self.now_s();
                     if let Some(run) = self.runs.get_mut(&loader) {
                         run.gone(local_rank, now_s);
+                    } else {
+                        self.fail(&loader, "a rank of this node ended before the loader had begun");
                     }
                 }
-                Effect::End { loader } => drop(self.runs.remove(&loader)),
+                Effect::End { loader } => {
+                    self.beginning.retain(|_, beginning| *beginning != loader);
+                    drop(self.runs.remove(&loader));
+                }
             }
         }
         // Each is gone then: this comes to an end.
@@ -267,8 +271,23 @@ impl<'a> Service<'a> {
         }
     }
 
+    fn fail(&mut self, loader: &str, why: &str) {
+        self.log.line(&format!("a loader came to nothing: {why}"));
+        let now_s = self.now_s();
+        let effects = self.agreement.fail(loader, why, now_s, None);
+        self.carry_out(effects);
+    }
+
+    /// The disks of a loader are open.
+    fn go_on_with(&mut self, loader: &str, disks: Vec<Outcome>) {
+        match self.begin(loader, disks) {
+            Ok(unheard) => unheard.into_iter().for_each(|peer| self.part(peer)),
+            Err(why) => self.fail(loader, &why),
+        }
+    }
+
     /// Begins a loader and tells its ranks; those that could not be told.
-    fn begin(&mut self, loader: &str) -> Result<Vec<Peer>, String> {
+    fn begin(&mut self, loader: &str, disks: Vec<Outcome>) -> Result<Vec<Peer>, String> {
         let alike = self.agreement.alike(loader).ok_or("it is gone")?.clone();
         let peers = self.agreement.peers(loader);
         let sent = peers.iter().find_map(|peer| self.peers.get_mut(peer)?.extents.take());
@@ -278,9 +297,7 @@ impl<'a> Service<'a> {
                 connected.extents = None;
             }
         }
-        let (secret, disks) = (&self.secret, &mut self.disks);
-        let mut open_disk = |setting: &DiskSetting| open_segments(setting, secret, disks);
-        let (run, notes) = Run::begin(&alike, peers.len(), table, &self.doorbell, &mut open_disk)?;
+        let (run, notes) = Run::begin(&alike, peers.len(), table, &self.doorbell, disks)?;
         let tell = Tell::Registered {
             arena_bytes: run.arena_bytes(),
             slots: run.slots(),
@@ -302,37 +319,6 @@ impl<'a> Service<'a> {
             .get(&to)
             .is_some_and(|connected| packet::send(&connected.socket, tell, descriptors).is_ok())
     }
-}
-
-/// The segments in a directory: loaders of one agent share them.
-fn open_segments(setting: &DiskSetting, secret: &Secret, disks: &mut BTreeMap<PathBuf, Weak<Segments>>) -> Result<Arc<Segments>, String> {
-    if let Some(segments) = disks.get(&setting.dir).and_then(Weak::upgrade) {
-        return Ok(segments);
-    }
-    let uid = rustix::process::geteuid();
-    let dir = disk_dir(&setting.dir);
-    private_dir(&dir).map_err(|error| error.to_string())?;
-    let config = SegmentsConfig {
-        dir,
-        quota_bytes: setting.bytes,
-        segment_bytes: SEGMENT_BYTES,
-        free_floor: FreeFloor::default(),
-    };
-    let mut attempts = 0;
-    let segments = loop {
-        match Segments::open(config.clone(), secret, uid.as_raw()) {
-            Ok(segments) => break segments,
-            // The last thread of a loader that has just ended may be about to let it go.
-            Err(StoreError::InUse { holder, .. }) if holder == Some(std::process::id()) && attempts < LEASE_ATTEMPTS_MAX => {
-                attempts += 1;
-                thread::sleep(LEASE_PAUSE);
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    };
-    let segments = Arc::new(segments);
-    disks.insert(setting.dir.clone(), Arc::downgrade(&segments));
-    Ok(segments)
 }
 
 fn refusal(to: Peer, why: &str) -> Vec<Effect> {
