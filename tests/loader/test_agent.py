@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place, place_of
 from forebay.loader._settings import AgentSettings, kept
 from tests.loader.node import SAMPLES, Node, a_node
-from tests.support import LONG_S, settle
+from tests.support import LONG_S, settle, wait_until
 
 BATCH = 5
 # Nothing is read twice because the machine is slow.
@@ -168,6 +169,38 @@ def test_a_file_that_has_vanished_is_the_source_s_own_error(node: Node) -> None:
     source.release(7)
     epoch(source, node, [sample for sample in range(SAMPLES) if sample != 7])
     assert agent.figures()["refused_failed"] == 1
+    agent.close()
+
+
+def test_a_file_that_changes_its_size_is_read_as_it_is(node: Node) -> None:
+    agent = made(policy="none")
+    source = begun(agent, node)
+    for iteration, size in enumerate((10, 5000, 3, 0, 10)):
+        node.path(7).write_bytes(bytes([iteration]) * size)
+        source.request(7, iteration)
+        assert bytes(source.read(7)) == bytes([iteration]) * size
+        source.release(7)
+    assert source.direct_reads == 0
+    source.close()
+    agent.close()
+
+
+def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
+    # Half of it fits.
+    agent = made(("ram=64K",))
+
+    def held() -> tuple[int, int]:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir())), len(agent._views)
+
+    epochs(agent, node, 2)
+    pid = node.agent()
+    before = held()
+    assert epochs(agent, node, 18) == 0
+    # The last read has been answered; its file may only just be closed.
+    wait_until(lambda: held() == before, "files to be closed", LONG_S)
+    shared_kib = int(Path(f"/proc/{pid}/status").read_text().partition("RssShmem:")[2].split()[0])
+    # Window, cache, and a little for the board.
+    assert shared_kib << 10 <= SETTINGS.window_bytes + (64 << 10) + (1 << 20)
     agent.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loader.node import a_node
 from tests.support import LONG_S, PROGRAM_S, ROOT, wait_until
 
 PROGRAM = textwrap.dedent("""
@@ -46,7 +47,8 @@ PROGRAM = textwrap.dedent("""
         def decode(self, data, i, rng):
             return i
 
-    for batch in DataLoader(Plain() if kind == "plain" else Located(), 4, seed=0, num_workers=2):
+    dataset, cache = Plain() if kind == "plain" else Located(), ("ram=1M",) if kind == "cache" else ()
+    for batch in DataLoader(dataset, 4, seed=0, num_workers=2, cache=cache):
         print(batch[-1].item(), flush=True)
         while kind == "training":
             time.sleep(0.01)
@@ -81,6 +83,13 @@ def processes(session: int) -> list[str]:
     return found
 
 
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def shared_memory(pid: int) -> list[Path]:
     """As torch names it, by the process that made it."""
     return list(Path("/dev/shm").glob(f"torch_{pid}_*"))  # noqa: S108
@@ -95,6 +104,20 @@ def test_ctrl_c_ends_all_of_it(kind: str, tmp_path: Path) -> None:
         assert training.returncode == -signal.SIGINT, err
         assert "KeyboardInterrupt" in err
         wait_until(lambda: processes(training.pid) == [], "its processes to end", LONG_S)
+        assert shared_memory(training.pid) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_with_a_cache_the_agent_ends_too_though_its_source_hangs(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_node(monkeypatch) as node, program("cache", tmp_path) as training:
+        agent = node.agent()
+        os.killpg(training.pid, sent)
+        _, err = training.communicate(timeout=PROGRAM_S)
+        assert training.returncode == -sent, err
+        wait_until(lambda: processes(training.pid) == [], "its processes to end", LONG_S)
+        wait_until(lambda: not lives(agent), "the agent to see that nobody is there", LONG_S)
         assert shared_memory(training.pid) == []
 
 
