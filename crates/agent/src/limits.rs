@@ -143,6 +143,9 @@ pub(crate) const LOADER_NAME_BYTES_MAX: usize = 200;
 pub(crate) const LOADER_RANKS_MAX: u32 = 256;
 /// Most reads of a loader at once, and so threads.
 pub(crate) const LOADER_READS_MAX: u32 = 256;
+/// A read of a loader that takes longer hangs, by all appearances; how often such are looked for.
+pub(crate) const LOADER_HANGS_AFTER_S: f64 = 10.0;
+pub(crate) const LOADER_LOOK_FOR_HUNG_S: f64 = 1.0;
 /// Steps that a board has room for beyond the window, and for each use in them another one: batches are released one by one.
 pub(crate) const LOADER_SPARE_STEPS: u64 = 4;
 /// At most this part of a loader's memory waits to be written to disks.

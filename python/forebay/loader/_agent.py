@@ -36,7 +36,7 @@ GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
 LOOK_STEPS = 2
 """Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
-LEVELS = ("reads_at_once", "rank_threads_most")
+LEVELS = ("reads_at_once", "hung", "rank_threads_most")
 """Figures that are no counts."""
 VIEW_STEP_BYTES = 4096
 """Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""

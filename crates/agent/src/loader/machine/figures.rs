@@ -29,11 +29,13 @@ pub struct Figures {
     pub lost: u64,
     /// Reads that are made at once now.
     pub reads_at_once: u64,
+    /// Others that take so long that they hang, by all appearances.
+    pub hung: u64,
 }
 
 impl Figures {
     /// All of them, with their names.
-    pub const fn named(&self) -> [(&'static str, u64); 12] {
+    pub const fn named(&self) -> [(&'static str, u64); 13] {
         [
             ("from_memory", self.from_memory),
             ("from_disk", self.from_disk),
@@ -47,6 +49,7 @@ impl Figures {
             ("refused_unknown", self.refused_unknown),
             ("lost", self.lost),
             ("reads_at_once", self.reads_at_once),
+            ("hung", self.hung),
         ]
     }
 }

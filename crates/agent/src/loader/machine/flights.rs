@@ -40,6 +40,8 @@ struct Flight {
     requests: u32,
     /// Threads at work, and how many there were.
     under_way: u32,
+    /// Of those at work, the ones that were set aside as hanging.
+    hung: u32,
     tries: u32,
     /// When it was last queued, and when it was begun first.
     queued_s: f64,
@@ -111,6 +113,19 @@ impl Flights {
         (flight.class == Class::Fill && flight.state == State::Queued).then_some(flight.waiting.as_slice())
     }
 
+    /// Sets aside what has been read since before a time, as long as `room` has place for it; of which rank each was.
+    pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
+        let mut ranks = Vec::new();
+        for flight in self.slots.iter_mut().flatten() {
+            while flight.began_s < before_s && flight.hung < flight.under_way && room > 0 {
+                flight.hung += 1;
+                room -= 1;
+                ranks.push(flight.rank);
+            }
+        }
+        ranks
+    }
+
     /// Bytes that samples will have which are not there yet.
     pub(super) const fn coming_bytes(&self) -> u64 {
         self.coming_bytes
@@ -158,6 +173,7 @@ impl Core {
             bytes: self.copies.expected_bytes(sample),
             requests: 0,
             under_way: 0,
+            hung: 0,
             tries: 0,
             queued_s: now_s,
             began_s: now_s,
@@ -278,8 +294,13 @@ impl Core {
         self.rank_figures[rank].ended(now_s - flight.began_s);
         let is_done = flight.state == State::Done;
         let is_last = flight.under_way == 0;
-        self.reading -= 1;
-        self.busy[rank] -= 1;
+        if flight.hung > 0 {
+            flight.hung -= 1;
+            self.hung -= 1;
+        } else {
+            self.reading -= 1;
+            self.busy[rank] -= 1;
+        }
         match outcome {
             Outcome::Whole { place, version, left_on } => {
                 self.count(from, place, left_on);

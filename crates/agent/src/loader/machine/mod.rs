@@ -4,7 +4,7 @@
 //! who waits for it. An [`Event`] goes in, [`Action`]s come out; the driver carries them out in their order.
 //!
 //! - `ranks.rs`: what each rank has asked for, and how far it is.
-//! - `flights.rs`: samples that are being read.
+//! - `flights.rs`: samples that are being read; `hung.rs`: those that are for very long.
 //! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
 //! - `threads.rs`: how many threads serve which rank, where the schedule assigns them; `speeds.rs`: what was measured for that.
 //! - `copies.rs`: samples that are there: in memory, on a disk, or both.
@@ -16,6 +16,7 @@ mod bound_tests;
 mod copies;
 mod figures;
 mod flights;
+mod hung;
 mod ranks;
 mod speeds;
 #[cfg(test)]
@@ -205,9 +206,12 @@ pub(crate) struct Core {
     full: bool,
     /// Nor for anything beyond the window.
     full_beyond: bool,
-    /// Reads under way, in all and by rank.
+    /// Reads under way, in all and by rank, but for those that hang; how many these are, of how many at most, and when they were looked for last.
     reading: u32,
     busy: Vec<u32>,
+    hung: u32,
+    hung_max: u32,
+    looked_s: f64,
     figures: Figures,
     rank_figures: Vec<RankFigures>,
 }
@@ -249,6 +253,9 @@ impl Core {
             full_beyond: false,
             reading: 0,
             busy: vec![0; parts.ranks],
+            hung: 0,
+            hung_max: parts.reads_max,
+            looked_s: 0.0,
             figures: Figures::default(),
             rank_figures: vec![RankFigures::default(); parts.ranks],
         }
@@ -270,6 +277,7 @@ impl Core {
     /// Asks the policy for what may be fetched, and puts free threads to work.
     pub(crate) fn go_on(&mut self, now_s: f64, actions: &mut Actions) {
         self.begin_passes();
+        self.set_hung_aside(now_s);
         self.feed_starved(now_s, actions);
         while !self.full && self.fetch_next(now_s, actions) {}
         self.refuse_what_waits(now_s, actions);
@@ -288,6 +296,7 @@ impl Core {
     pub(crate) fn figures(&self) -> Figures {
         Figures {
             reads_at_once: u64::from(self.reads_limit()),
+            hung: u64::from(self.hung),
             ..self.figures
         }
     }
@@ -300,7 +309,7 @@ impl Core {
     /// Whether bytes in the arena, or a read, are still needed by anybody: for tests.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.reading == 0 && self.ranks.iter().all(|rank| rank.oldest().is_none())
+        self.reading + self.hung == 0 && self.ranks.iter().all(|rank| rank.oldest().is_none())
     }
 
     fn asked(&mut self, rank: usize, wanted: Use, actions: &mut Actions) {

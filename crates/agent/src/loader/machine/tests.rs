@@ -15,6 +15,7 @@ use proptest::test_runner::RngSeed;
 use super::*;
 
 mod beyond;
+mod hung;
 mod ranks;
 
 const SAMPLES: u32 = 60;
