@@ -73,13 +73,15 @@ impl Node {
     }
 
     fn settings(&self, loader: &str, local_rank: u32, local_ranks: u32, seed: u64, memory_bytes: u64) -> String {
+        // Named after the policy that it tests, where it does.
+        let policy = loader.strip_prefix("by ").unwrap_or("forebay");
         let cache = self.root.path().join("cache");
         serde_json::json!({
             "loader": loader, "rank": local_rank, "local_rank": local_rank, "local_ranks": local_ranks,
             "alike": {
                 "dataset": "abc", "samples": SAMPLES, "extents": SAMPLES, "seed": seed, "batch": BATCH, "world": local_ranks,
                 "order": "sequential", "sampler_drop_last": false, "drop_last": false,
-                "policy": "forebay", "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "window_bytes": 1 << 20, "memory_bytes": memory_bytes,
+                "policy": policy, "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "window_bytes": 1 << 20, "memory_bytes": memory_bytes,
                 "disks": [{"dir": cache, "bytes": 1 << 24}], "reads_max": 8, "hedge_budget": 0.0,
             },
         })
@@ -114,6 +116,7 @@ fn registered(registering: Registering) -> Rank {
 /// One epoch of a rank, some steps ahead; all of it is there, and right.
 fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
     let steps: Vec<&[u32]> = samples.chunks(BATCH).collect();
+    let number = rank.begin_epoch(number);
     let mut turns = Vec::new();
     for (iteration, step) in steps.iter().enumerate() {
         while turns.len() < steps.len().min(iteration + 3) {
@@ -176,6 +179,11 @@ fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() 
         figures.left_by_others > 0 && figures.from_source < u64::from(SAMPLES),
         "{figures:?}"
     );
+
+    for policy in ["by belady", "by lobster", "by lobster_as_written", "by nopfs"] {
+        let figures = train(&node, policy, 32 << 10);
+        assert!(figures.from_source < u64::from(3 * SAMPLES), "{policy}: {figures:?}");
+    }
 
     let disagreeing = [(0, 0), (1, 9)].map(|(rank, seed)| node.register(&node.settings("other", rank, 3, seed, 0), rank == 0));
     for registering in disagreeing {

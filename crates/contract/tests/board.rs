@@ -55,6 +55,15 @@ fn what_is_asked_is_answered() {
 }
 
 #[test]
+fn passes_through_an_epoch_have_other_names_than_their_neighbours() {
+    for epoch in [0, 1, 90, (1 << 31) - 1] {
+        let names = [1, 2, 3].map(|nth| Use::pass(epoch, nth));
+        assert!(names[0] != names[1] && names[1] != names[2]);
+        assert!(names.iter().all(|name| Use::epoch_of(*name) == epoch));
+    }
+}
+
+#[test]
 fn an_answer_that_comes_too_late_is_not_taken_for_another_use() {
     let board = board(2);
     board.put(0, wanted(0));
