@@ -152,7 +152,8 @@ def test_every_schedule_gives_the_same_batches(files: Files, schedule: str) -> N
 
 
 def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: Files) -> None:
-    options = OPTIONS | {"batch_size": 2, "cache": "ram=1M", "hedge_budget": 0, "report": False}
+    # A policy that lets the window take what room there is.
+    options = OPTIONS | {"batch_size": 2, "cache": "ram=1M", "policy": "lru", "hedge_budget": 0, "report": False}
     loader = DataLoader(files, **options, background_fill=True)
     other = DataLoader(files, **OPTIONS | {"batch_size": 2}, report=False)
     batches = iter(loader)

@@ -19,7 +19,7 @@ use super::{
     disks::{Opened, Outcome},
     doorbell::Doorbell,
     machine::{Action, Core, Event, Parts, Step},
-    protocol::Alike,
+    protocol::{Alike, DiskSetting},
     reading::{Job, Readers, Tools},
 };
 use crate::{
@@ -78,10 +78,7 @@ impl Run {
             match opened {
                 Ok(Opened { segments, bytes }) => {
                     if bytes != setting.bytes {
-                        let (dir, given) = (setting.dir.display(), setting.bytes);
-                        notes.push(format!(
-                            "{dir}: another loader of this node has given it {bytes} bytes already, which holds, and this one {given}"
-                        ));
+                        notes.push(other_size(setting, bytes));
                     }
                     disks.push(segments);
                     tiers.push(tier(setting.bytes.min(bytes)));
@@ -288,6 +285,11 @@ fn fits(arena_bytes: u64) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+fn other_size(setting: &DiskSetting, bytes: u64) -> String {
+    let (dir, given) = (setting.dir.display(), setting.bytes);
+    format!("{dir}: another loader of this node has given it {bytes} bytes already, which holds, and this one {given}")
 }
 
 const fn tier(bytes: u64) -> TierSpec {

@@ -388,14 +388,17 @@ impl Core {
         while self.full {
             let stuck = self.ranks.iter_mut().enumerate().find_map(|(number, rank)| {
                 let (step, turn) = rank.next_to_fetch()?;
-                let oldest = rank.oldest_step();
-                (step <= oldest && rank.oldest() == Some(turn)).then_some((number, turn))
+                // All of a step is needed before any of it is over.
+                (step <= rank.oldest_step()).then_some((number, turn))
             });
             let Some((rank, turn)) = stuck else { return };
-            self.ranks[rank].fetched(turn);
-            self.ranks[rank].set_stage(turn, Stage::Refused);
-            self.figures.refused_no_room += 1;
-            actions.push(answer(rank, turn, Answer::Refused));
+            // It may be another rank's use that had to wait, and this one came later.
+            if !self.let_in(rank, turn, Class::Demand, now_s, actions) {
+                self.ranks[rank].fetched(turn);
+                self.ranks[rank].set_stage(turn, Stage::Refused);
+                self.figures.refused_no_room += 1;
+                actions.push(answer(rank, turn, Answer::Refused));
+            }
             self.full = false;
             while !self.full && self.fetch_next(now_s, actions) {}
         }

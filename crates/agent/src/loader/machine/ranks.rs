@@ -158,7 +158,8 @@ impl Rank {
         self.fetch_from = self.fetch_from.max(turn + 1);
     }
 
-    /// The turn of the oldest use that is not over.
+    /// The turn of the oldest use that is not over: for tests.
+    #[cfg(test)]
     pub(super) fn oldest(&self) -> Option<u64> {
         (!self.uses.is_empty()).then_some(self.first)
     }

@@ -2,10 +2,12 @@
 
 use super::*;
 
+/// Under the policy that keeps nothing, and so leaves all of its memory to what is fetched ahead.
 fn filling() -> World {
     World {
         ranks: 1,
         fills: true,
+        policy: 8,
         ..roomy()
     }
 }
