@@ -239,6 +239,72 @@ def test_p12_after_the_last_batch_nothing_is_left_but_the_epochs_end() -> None:
     assert (other.epoch, listed(other), other.epoch) == (0, [], 1)
 
 
+def test_p12_an_epoch_is_over_with_its_last_batch_for_who_counts_batches_too() -> None:
+    counting, asking = (DataLoader(Indices(18), 4, shuffle=True, seed=1, report=False) for _ in range(2))
+
+    def counted() -> list[list[int]]:
+        return [batch.tolist() for _, batch in zip(range(len(counting)), counting, strict=False)]
+
+    wanted = [listed(asking) for _ in range(3)]
+    assert counting.left == 5
+    assert [counted() for _ in range(2)] == wanted[:2]
+    assert (counting.epoch, counting.left) == (1, 0)
+    counting.set_epoch(1)
+    assert counting.left == 5
+    assert [counted(), counted()] == wanted[1:], "the epoch that was asked for, and the one after it"
+    sampler = [3, 1, 2]
+    own = DataLoader(Indices(18), 2, sampler=sampler, report=False)
+    assert [own.left, *(own.left for _ in own)] == [2, 1, 0]
+    unknown = DataLoader(Indices(18), 2, sampler=(index for index in sampler), report=False)
+    with pytest.raises(TypeError):
+        unknown.left  # noqa: B018  (a property)
+    assert listed(unknown) == [[3, 1], [2]]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_p12_batches_that_were_had_elsewhere_are_left_out(drop_last: bool) -> None:
+    for whole, skipping in zip(*(ranks(29, 3, 2, drop_last=drop_last) for _ in range(2)), strict=True):
+        wanted = [listed(whole) for _ in range(2)]
+        for skipped in range(len(whole) + 1):
+            skipping.set_epoch(0)
+            skipping.skip(skipped)
+            assert skipping.left == len(whole) - skipped
+            assert listed(skipping) == wanted[0][skipped:]
+            assert listed(skipping) == wanted[1]
+        skipping.set_epoch(0)
+        skipping.skip(1)
+        skipping.skip(2)
+        had = next(iter(skipping)).tolist()
+        assert had == wanted[0][3]
+        skipping.load_state_dict(skipping.state_dict())
+        with pytest.raises(ValueError, match=r"batches=9: [01] are left of epoch 0"):
+            skipping.skip(9)
+        assert listed(skipping) == wanted[0][4:]
+    with pytest.raises(ValueError, match="batches=-1: give a whole number, 0 or more"):
+        skipping.skip(-1)
+    with pytest.raises(ValueError, match="a sampler of your own would give can't be left out: go on by load_state_dict"):
+        DataLoader(Indices(3), sampler=[1]).skip(1)
+
+
+def test_p12_what_is_left_out_is_of_the_epoch_that_a_sampler_of_torchs_was_told() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(Indices(20), 2, 1, seed=3)
+    loader = DataLoader(Indices(20), 2, sampler=sampler, report=False)
+    sampler.set_epoch(4)
+    wanted = list(BatchSampler(sampler, 2, drop_last=False))
+    for skipped in (3, 1):
+        loader.skip(skipped)
+        assert listed(loader) == wanted[skipped:]
+
+
+def test_p12_what_is_left_out_of_an_order_that_is_drawn_is_of_the_same_order() -> None:
+    torch.manual_seed(8)
+    whole = listed(DataLoader(Indices(20), 4, shuffle=True, report=False))
+    torch.manual_seed(8)
+    skipping = DataLoader(Indices(20), 4, shuffle=True, report=False)
+    skipping.skip(3)
+    assert listed(skipping) == whole[3:]
+
+
 def test_p12_another_epoch_than_the_states_begins_at_its_start() -> None:
     loader = DataLoader(Indices(8), 4, seed=1, report=False)
     next(iter(loader))

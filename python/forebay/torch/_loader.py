@@ -7,13 +7,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, SupportsIndex
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import distributed
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DistributedSampler, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
@@ -29,6 +29,7 @@ from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
+from forebay.torch._arguments import blocks_of, check_dataset, check_numbers, check_whole, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
@@ -39,7 +40,6 @@ __all__ = ["DataLoader"]
 
 PREFETCH = 2
 """Batches ahead; as torch has it for each worker."""
-BLOCKS_AT_ONCE = 16
 
 # Loaders are numbered as they are made, alike in all ranks.
 _names = itertools.count()
@@ -133,9 +133,9 @@ class DataLoader:
         hedge_budget: float | None = None,
         background_fill: bool = False,
     ) -> None:
-        _check_dataset(dataset)
+        check_dataset(dataset)
         check_choices(policy, schedule, hedge_budget)
-        _check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
+        check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
@@ -147,13 +147,13 @@ class DataLoader:
         self._identity: str | None = getattr(dataset, "identity", None)
         self._processors = processors()
         self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
-        blocks = _blocks(dataset, shuffle, blocks_at_once)
+        blocks = blocks_of(dataset, shuffle, blocks_at_once)
         self._plan = self._planned(batch_size, bool(shuffle), seed, blocks)
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
         if self._is_reporting and shuffle is True:
-            _tell_amplification(dataset)
+            tell_amplification(dataset)
         self._prefetch = PREFETCH if prefetch_factor is None else prefetch_factor
         self._processes: Processes | None = None
         self._has_drawn = False
@@ -176,6 +176,15 @@ class DataLoader:
         """The epoch that is gone through, or comes next."""
         return self._place.epoch
 
+    @property
+    def left(self) -> int:
+        """Batches of this rank that are left: of the epoch that is gone through, after the one that was handed out last, or of the next.
+
+        Raises:
+            TypeError: a sampler of the user's own does not know.
+        """
+        return self._plan.left(self._place)
+
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch is gone through next. After `load_state_dict` the one of the state goes on where it was, any other begins anew.
 
@@ -188,12 +197,34 @@ class DataLoader:
         for one in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
-        if epoch != self._place.epoch:
+        if epoch != self._place.epoch or self._is_through():
             self._place, self._resume = Place(epoch), None
+
+    def skip(self, batches: int) -> None:
+        """Has the epoch that is gone through next begin after so many more batches of every rank, which are not read.
+
+        For who counts batches by itself; who keeps states has `load_state_dict`.
+
+        Raises:
+            ValueError: there are not as many, or a sampler of the user's own makes the order.
+        """
+        check_whole("batches", batches, 0)
+        if not self._plan.is_known:
+            raise ValueError("what a sampler of your own would give can't be left out: go on by load_state_dict")
+        self._settle()
+        place = self._coming()
+        if batches > (left := self._plan.left(place)):
+            raise ValueError(f"batches={batches}: {left} are left of epoch {place.epoch}")
+        # What an epoch draws when it begins is drawn now, if it was not before.
+        chance = _draw(self.generator) if self._resume is None else self._chance()
+        self._place = self._resume = self._plan.begin(place, chance).place_after(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, after the batch that was handed out last, as plain values: the same in all ranks, but for a custom sampler."""
-        return {**self._plan.state(self._place), "dataset": self._identity}
+        return self._state(self._place)
+
+    def _state(self, place: Place) -> dict[str, Any]:
+        return {**self._plan.state(place), "dataset": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next epoch that is gone through is the state's, from the sample after the last one that was had.
@@ -223,9 +254,7 @@ class DataLoader:
                 f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {of_group[0]} of "
                 f"{of_group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
             )
-        sampler = self.sampler
-        if type(sampler) is DistributedSampler and sampler.epoch != self._place.epoch:
-            self.set_epoch(sampler.epoch)
+        self._settle()
         resume, self._resume = self._resume, None
         place = self._place if resume is not None else Place(self._place.epoch)
         self._place = place
@@ -235,6 +264,27 @@ class DataLoader:
         # What an epoch draws when it begins was drawn by whoever began it.
         with globals_kept(self.generator):
             return _Epoch(self, self._plan.begin(place, self._chance()), place)
+
+    def _is_through(self) -> bool:
+        """Whether all batches of the epoch were handed out, and nobody asked for one more: who counts them does not."""
+        if self._resume is not None or self._place.used == 0:
+            return False
+        try:
+            return self.left == 0
+        except TypeError:
+            return False
+
+    def _settle(self) -> None:
+        """Which epoch comes next: the one after that which was gone through, or that which a sampler of torch's was told."""
+        if self._is_through():
+            self._place = Place(self._place.epoch + 1)
+        sampler = self.sampler
+        if type(sampler) is DistributedSampler and sampler.epoch != self._place.epoch:
+            self.set_epoch(sampler.epoch)
+
+    def _coming(self) -> Place:
+        """Where the epoch that is gone through next begins."""
+        return self._resume or Place(self._place.epoch + self._is_through())
 
     def _planned(self, batch_size: int, shuffle: bool, seed: int | None, blocks: tuple[list[int], int] | None) -> Plan:
         samples, sampler = len(self.dataset), self.sampler
@@ -531,54 +581,3 @@ def _of_group() -> tuple[int, int] | None:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return None
-
-
-def _blocks(dataset: object, shuffle: bool | str | None, at_once: int | None) -> tuple[list[int], int] | None:
-    if shuffle != "blocks":
-        if shuffle not in (None, False, True):
-            raise ValueError(f'shuffle={shuffle!r}: give True, False or "blocks"')
-        if at_once is not None:
-            raise ValueError('blocks_at_once= is of a block shuffle: give shuffle="blocks", too')
-        return None
-    if not callable(blocks := getattr(dataset, "blocks", None)):
-        raise ValueError(
-            f'shuffle="blocks": {type(dataset).__name__} has no blocks(), which says where runs of samples end that lie together'
-        )
-    _check_whole("blocks_at_once", at_once, 1)
-    return [operator.index(end) for end in blocks()], BLOCKS_AT_ONCE if at_once is None else at_once
-
-
-def _tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
-    extents = getattr(dataset, "extents", None)
-    if extents and (each := len(dataset) // extents) > 1:
-        say(
-            f"{each:,} samples share an extent: a global shuffle may read each extent as many times; "
-            'shuffle="blocks" reads it once, in another order'
-        )
-
-
-def _check_dataset(dataset: object) -> None:
-    kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
-            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
-        )
-    if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or located(dataset) is not None)):
-        raise TypeError(f"{kind} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
-
-
-def _check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
-    _check_whole("num_workers", num_workers, 0)
-    if not isinstance(timeout, int | float) or not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r}: give seconds, or 0 for none")
-    _check_whole("prefetch_factor", prefetch_factor, 1)
-    if seed is not None and (not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64):
-        raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error={on_error!r}: give "raise" or "skip"')
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least):
-        raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")

@@ -69,6 +69,13 @@ class Plan(Protocol):
     def __len__(self) -> int:
         """Batches of a whole epoch of this rank."""
 
+    def left(self, place: Place) -> int:
+        """Batches of this rank from a place on.
+
+        Raises:
+            TypeError: a sampler of the user's own does not know.
+        """
+
     def begin(self, place: Place, chance: int) -> Begun:
         """An epoch from a place on.
 
@@ -130,6 +137,14 @@ class Known:
 
     def __len__(self) -> int:
         return self._deal.iterations
+
+    def left(self, place: Place) -> int:
+        """See `Plan.left`."""
+        try:
+            return _core.Deal(max(0, self.samples - place.used), self.world, self.batch, *self.drop_last).iterations
+        except ValueError:
+            # Too few for a batch of every rank.
+            return 0
 
     def begin(self, place: Place, chance: int) -> "_KnownEpoch":
         """See `Plan.begin`."""
@@ -213,7 +228,9 @@ class _KnownEpoch:
             yield Batch(iteration, order.batch(iteration), chance, self._place.epoch)
 
     def place_after(self, batches: int) -> Place:
-        return replace(self._place, used=self.order.epoch.used_after(batches))
+        # Asked for first: it may draw the seed that the place then has.
+        used = self.order.epoch.used_after(batches)
+        return replace(self._place, used=used)
 
     def padding_of(self, iteration: int) -> int:
         return self.order.epoch.padding_of(self._plan.rank, iteration)
@@ -246,6 +263,10 @@ class Given:
         if self.batch == 0:
             return length
         return length // self.batch if self.drop_last else -(-length // self.batch)
+
+    def left(self, place: Place) -> int:
+        """See `Plan.left`."""
+        return max(0, len(self) - place.used)
 
     def begin(self, place: Place, chance: int) -> "_GivenEpoch":
         """See `Plan.begin`."""

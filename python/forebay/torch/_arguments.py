@@ -1,0 +1,70 @@
+"""What the data loader's arguments may be. Each complaint names the mend."""
+
+import operator
+from collections.abc import Sized
+from typing import Any, SupportsIndex
+
+from torch.utils.data import IterableDataset
+
+from forebay._say import say
+from forebay.torch._keyed import located
+
+__all__ = ["blocks_of", "check_dataset", "check_numbers", "check_whole", "tell_amplification"]
+
+BLOCKS_AT_ONCE = 16
+
+
+def blocks_of(dataset: object, shuffle: bool | str | None, at_once: int | None) -> tuple[list[int], int] | None:
+    """Where the blocks of a block shuffle end, and how many are mixed at once; None for another order."""
+    if shuffle != "blocks":
+        if shuffle not in (None, False, True):
+            raise ValueError(f'shuffle={shuffle!r}: give True, False or "blocks"')
+        if at_once is not None:
+            raise ValueError('blocks_at_once= is of a block shuffle: give shuffle="blocks", too')
+        return None
+    if not callable(blocks := getattr(dataset, "blocks", None)):
+        raise ValueError(
+            f'shuffle="blocks": {type(dataset).__name__} has no blocks(), which says where runs of samples end that lie together'
+        )
+    check_whole("blocks_at_once", at_once, 1)
+    return [operator.index(end) for end in blocks()], BLOCKS_AT_ONCE if at_once is None else at_once
+
+
+def tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
+    """Says what a global shuffle costs where samples share extents."""
+    extents = getattr(dataset, "extents", None)
+    if extents and (each := len(dataset) // extents) > 1:
+        say(
+            f"{each:,} samples share an extent: a global shuffle may read each extent as many times; "
+            'shuffle="blocks" reads it once, in another order'
+        )
+
+
+def check_dataset(dataset: object) -> None:
+    """Refuses what has no order that could be known (`TypeError`)."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
+            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
+        )
+    if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or located(dataset) is not None)):
+        raise TypeError(f"{kind} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
+
+
+def check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
+    """Refuses values that can't be (`ValueError`)."""
+    check_whole("num_workers", num_workers, 0)
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds, or 0 for none")
+    check_whole("prefetch_factor", prefetch_factor, 1)
+    if seed is not None and (not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64):
+        raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error={on_error!r}: give "raise" or "skip"')
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuses what is no whole number, or too small a one (`ValueError`); None is no value."""
+    if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least):
+        raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
