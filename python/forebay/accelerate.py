@@ -1,0 +1,127 @@
+"""Hugging Face Accelerate: the data loader for its `Accelerator`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from torch.utils.data import Dataset
+
+from forebay.torch import DataLoader
+
+__all__ = ["prepare", "prepared"]
+
+
+def prepare(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
+    """A loader as `accelerator.prepare` gives those of torch's own, but dealt to the ranks once, by the loader itself.
+
+    Batches come on the accelerator's device, gradients that are accumulated are applied at the end of an epoch, `skip_first_batches` reads
+    nothing of what it skips. `save_state` keeps where training is and `load_state` goes on from there, also on more ranks or fewer; then
+    `iteration` of what is given back is the epoch.
+
+    Args:
+        accelerator: is told of the loader, and of its state.
+        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this.
+
+    Returns:
+        A loader of Accelerate's. To `accelerator.prepare` it may be given, and stays what it is.
+    """
+    shard = prepared(accelerator, loader)
+    accelerator.register_for_checkpointing(shard.dataset)
+    return shard
+
+
+def prepared(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
+    """The same without its state: for who keeps that by itself, or counts batches."""
+    batches = _Batches(loader)
+    shard = DataLoaderShard(
+        batches,
+        device=accelerator.device if accelerator.device_placement else None,
+        # Accelerate would take repeated samples from the end of all ranks' together, where only its own loaders have them.
+        _drop_last=True,
+        _non_blocking=accelerator.non_blocking,
+        batch_sampler=_Numbers(batches),
+        collate_fn=_only,
+        # Torch's loader draws a number when it begins, and so does ours.
+        generator=torch.Generator(),
+    )
+    batches.shard = shard
+    # How Accelerate knows loaders that it need not replace.
+    shard._is_accelerate_prepared = True
+    return accelerator.prepare_data_loader(shard)
+
+
+class _Batches(Dataset[Any]):
+    """A loader's batches by number, from the place on where an epoch begins: what a loader of torch's takes for samples.
+
+    One is asked for before training is given the one before it: so Accelerate knows the last. States are of the one that training has.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+        self.shard: Any = None
+        self._epoch: Iterator[Any] | None = None
+        # Before the batch that was asked for last.
+        self._place = loader._coming()
+
+    def __len__(self) -> int:
+        """Samples, not batches: who tells of the dataset's size asks for it here."""
+        return len(self.loader.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accelerate says so before each epoch."""
+        self.loader.set_epoch(epoch)
+
+    def begin(self) -> int:
+        """An epoch begins: of so many batches."""
+        self._epoch = None
+        self._place = self.loader._coming()
+        return self.loader._plan.left(self._place)
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401  (whatever a batch is)
+        if self._epoch is None:
+            if number:
+                self.loader.skip(number)
+            self._epoch = iter(self.loader)
+        self._place = self.loader._place
+        return next(self._epoch)
+
+    def end(self) -> None:
+        """After the last batch."""
+        self._place = self.loader._place
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            next(epoch, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader._state(self._place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        loader = self.loader
+        loader.load_state_dict(state)
+        if loader.left == 0:
+            # Accelerate does not count an epoch that has no batch.
+            loader.set_epoch(loader.epoch + 1)
+        self._epoch, self._place = None, loader._coming()
+        self.shard.set_epoch(loader.epoch)
+
+
+class _Numbers:
+    """Numbers of an epoch's batches: what a loader of torch's takes for its batch sampler."""
+
+    def __init__(self, batches: _Batches) -> None:
+        self._batches = batches
+        self.batch_size = batches.loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self._batches.loader)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self._batches.begin()):
+            yield [number]
+        self._batches.end()
+
+
+def _only(batches: list[Any]) -> Any:  # noqa: ANN401  (whatever a batch is)
+    return batches[0]
