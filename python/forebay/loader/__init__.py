@@ -6,6 +6,7 @@
 
 from forebay.loader._errors import LoaderError, SampleError, StateError
 from forebay.loader._report import EpochReport
+from forebay.loader.arrow import ArrowRows
 from forebay.loader.dataset import Extent, Located
 from forebay.loader.mixture import Mixture, mixture
 from forebay.loader.order import Order
@@ -15,6 +16,7 @@ from forebay.loader.shards import RecordShards, TarShards, TokenFile
 from forebay.loader.source import DirectSource, Source
 
 __all__ = [
+    "ArrowRows",
     "DirectSource",
     "EpochReport",
     "Extent",

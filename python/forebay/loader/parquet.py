@@ -3,15 +3,14 @@
 import io
 import os
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
+from forebay.loader._groups import RowGroups
 from forebay.loader.dataset import Extent
 
 __all__ = ["ParquetRows"]
@@ -21,7 +20,7 @@ GROUPS_KEPT = 24
 """Decoded: those that a block shuffle mixes at once, and some more, for it goes from one lot to the next bit by bit."""
 
 
-class ParquetRows:
+class ParquetRows(RowGroups):
     """Rows of Parquet files, each a sample. Needs pyarrow.
 
     A global shuffle would read a whole group of rows for each sample or few; `shuffle="blocks"` reads each group once, and mixes the rows
@@ -62,17 +61,12 @@ class ParquetRows:
         self._kept_max = groups_kept
         with ThreadPoolExecutor(FOOTERS_AT_ONCE, "forebay-index") as pool:
             self._footers = list(pool.map(_footer, self._paths))
-        # By number of group, of all files: which file's which group it is, and where its rows end.
-        self._groups = [(file, group) for file, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
-        rows = [self._footers[file].row_group(group).num_rows for file, group in self._groups]
-        self._groups = [found for found, count in zip(self._groups, rows, strict=True) if count]
-        self._ends = list(accumulate(count for count in rows if count))
-        self._spans = [self._span(file, group) for file, group in self._groups]
-        self.extents = len(self._groups)
+        # Which file's which group each is.
+        groups = [(file, group) for file, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
+        rows = [self._footers[file].row_group(group).num_rows for file, group in groups]
+        self._groups = [found for found, count in zip(groups, rows, strict=True) if count]
+        super().__init__(zip((self._extent(*found) for found in self._groups), filter(None, rows), strict=True))
         self._forget()
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_tables")}
@@ -81,22 +75,9 @@ class ParquetRows:
         vars(self).update(state)
         self._forget()
 
-    def blocks(self) -> list[int]:
-        """Where each group of rows ends."""
-        return self._ends
-
-    def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`: the group that the row lies in."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"row {i}: there are {len(self)}")
-        number = bisect_right(self._ends, i)
-        start, end = self._spans[number]
-        return Extent(self._paths[self._groups[number][0]], start, end - start)
-
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`."""
-        number = bisect_right(self._ends, i)
-        row = i - (self._ends[number - 1] if number else 0)
+        number, row = self._find(i)
         (values,) = self._table(number, data).slice(row, 1).to_pylist()
         return self._decode(values, rng)
 
@@ -128,10 +109,10 @@ class ParquetRows:
         import pyarrow.parquet
 
         file, group = self._groups[number]
-        part = pyarrow.PythonFile(_Part(data, self._spans[number][0]), "r")
+        part = pyarrow.PythonFile(_Part(data, self._extents[number].offset), "r")
         return pyarrow.parquet.ParquetFile(part, metadata=self._footers[file]).read_row_group(group, self._columns, use_threads=False)
 
-    def _span(self, file: int, group: int) -> tuple[int, int]:
+    def _extent(self, file: int, group: int) -> Extent:
         """Of the columns that are wanted, and what lies between."""
         footer = self._footers[file].row_group(group)
         chunks = [footer.column(number) for number in range(footer.num_columns)]
@@ -141,7 +122,7 @@ class ParquetRows:
         wanted = [chunk for chunk in chunks if self._columns is None or chunk.path_in_schema.partition(".")[0] in self._columns]
         starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in wanted]
         ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, wanted, strict=True)]
-        return min(starts), max(ends)
+        return Extent(self._paths[file], min(starts), max(ends) - min(starts))
 
 
 def _footer(path: str) -> Any:  # noqa: ANN401

@@ -1,0 +1,137 @@
+"""Hugging Face datasets: a `Dataset` of theirs, read ahead."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+import datasets
+from datasets.table import ConcatenationTable, MemoryMappedTable, Table
+
+from forebay.loader import ArrowRows, Extent, LoaderError
+
+__all__ = ["DatasetRows"]
+
+HARMLESS = {"slice", "select", "drop", "remove_column", "replace_schema_metadata", "combine_chunks", "cast"}
+"""What may have been done to the table of a file: rows and values are still its own. Types are compared."""
+
+
+class DatasetRows:
+    """Rows of a `datasets.Dataset` that lies in Arrow files, such as `load_dataset`, `load_from_disk` and `map` give, for the loader.
+
+    Rows are those of the dataset, also of one that was shuffled, selected from or split. They lie in record batches, which are read as a
+    whole: for a dataset in the order of its files `shuffle="blocks"` reads each once.
+
+    Args:
+        dataset: in no format (`with_format(None)`).
+        decode: makes a sample of a row, as the dataset would give it, and of its generator; the row itself unless given.
+        keyed: see `Located`: false if `decode` draws from global generators.
+
+    Attributes:
+        keyed: as given.
+        extents: record batches.
+        identity: the dataset's fingerprint: a loader's state is of this dataset only.
+
+    Raises:
+        ValueError: the dataset is in a format, or does not lie in files as it is.
+        LoaderError: one of its files is not what it was.
+        OSError: one can't be read.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.Dataset,
+        decode: Callable[[Mapping[str, Any], Any], Any] | None = None,
+        *,
+        keyed: bool = True,
+    ) -> None:
+        if (form := dataset.format["type"]) is not None:
+            raise ValueError(f'the dataset has the format "{form}", which decode= makes here: give dataset.with_format(None)')
+        parts = list(_parts(dataset.data))
+        self._decode = decode
+        self.keyed = keyed
+        try:
+            self._rows = ArrowRows((part.path for part in parts), self._decoded, columns=dataset.column_names)
+        except LoaderError as error:
+            if "has no column" not in str(error):
+                raise
+            raise _changed() from None
+        types = dataset.data.schema
+        if any(schema.field(name).type != types.field(name).type for schema in self._rows.schemas for name in dataset.column_names):
+            raise _changed()
+        # Of each file a run of rows: numbers of its first row among those of all files, and of its end in the dataset.
+        slices = [[arguments[0] for name, arguments, _ in part.replays if name == "slice"] for part in parts]
+        self._firsts: list[int] = [first + sum(offsets) for first, offsets in zip(self._rows.firsts, slices, strict=False)]
+        self._ends = list(accumulate(part.num_rows for part in parts))
+        self._blocks = list(self._block_ends())
+        self.extents = len(self._blocks)
+        self._features = dataset.features
+        self.identity = dataset._fingerprint
+        # Of a dataset that is not in the order of its files.
+        self._indices = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._indices is None else len(self._indices)
+
+    def blocks(self) -> list[int]:
+        """Where each record batch ends.
+
+        Raises:
+            ValueError: the dataset is not in the order of its files.
+        """
+        if self._indices is not None:
+            raise ValueError(
+                "the dataset was shuffled or selected from, so its rows lie apart: give it as it was before, or after flatten_indices()"
+            )
+        return self._blocks
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        return self._rows.locate(self._row(i))
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`."""
+        return self._rows.decode(data, self._row(i), rng)
+
+    def _row(self, i: int) -> int:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i}: there are {len(self)}")
+        position = i if self._indices is None else int(self._indices[i])
+        part = bisect_right(self._ends, position)
+        return self._firsts[part] + position - (self._ends[part - 1] if part else 0)
+
+    def _block_ends(self) -> Iterator[int]:
+        """In the order of the files."""
+        ends, begun = self._rows.blocks(), 0
+        for first, end in zip(self._firsts, self._ends, strict=True):
+            last = first + end - begun
+            yield from (begun + within - first for within in ends[bisect_right(ends, first) : bisect_left(ends, last)])
+            if end > begun:
+                yield end
+            begun = end
+
+    def _decoded(self, values: Mapping[str, Any], rng: Any) -> Any:  # noqa: ANN401  (whatever a sample is)
+        row = self._features.decode_example(values)
+        return row if self._decode is None else self._decode(row, rng)
+
+
+def _parts(table: Table) -> Iterator[MemoryMappedTable]:
+    """The files of a dataset, in order."""
+    if isinstance(table, ConcatenationTable):
+        for columns in table.blocks:
+            if len(columns) > 1:
+                raise _changed()
+            yield from _parts(columns[0])
+    elif isinstance(table, MemoryMappedTable):
+        if any(name not in HARMLESS for name, _, _ in table.replays):
+            raise _changed()
+        yield table
+    else:
+        raise ValueError("the dataset is in memory, not in files: keep it with save_to_disk, and load_from_disk what was kept")
+
+
+def _changed() -> ValueError:
+    return ValueError(
+        "the dataset is not what its files hold, since columns or rows were changed without writing them: keep it with save_to_disk, and "
+        "load_from_disk what was kept"
+    )

@@ -1,0 +1,114 @@
+"""Rows of Arrow files: the rows that pyarrow reads, a record batch an extent, and what is refused."""
+
+import itertools
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from forebay.loader import ArrowRows, DirectSource, LoaderError
+from forebay.loader.dataset import is_located
+from forebay.torch import DataLoader
+
+NEW = {"stream": pyarrow.ipc.new_stream, "file": pyarrow.ipc.new_file}
+
+
+def write(path: Path, first: int, count: int, batch: int, kind: str = "stream") -> Path:
+    rows = {
+        "id": list(range(first, first + count)),
+        "text": [f"row {number}" * (number % 5) for number in range(first, first + count)],
+        "tokens": [[number] * (number % 4) for number in range(first, first + count)],
+        "known": [None if number % 3 else number / 7 for number in range(first, first + count)],
+    }
+    types = {"id": pyarrow.int64(), "text": pyarrow.string(), "tokens": pyarrow.list_(pyarrow.int32()), "known": pyarrow.float64()}
+    table = pyarrow.table(rows, pyarrow.schema(types))
+    with NEW[kind](path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return path
+
+
+@pytest.fixture(params=NEW)
+def paths(tmp_path: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Two record batches of 8 and one of 4; nothing; one of 8."""
+    kind = request.param
+    return [write(tmp_path / "a", 0, 20, 8, kind), write(tmp_path / "b", 0, 0, 8, kind), write(tmp_path / "c", 20, 8, 50, kind)]
+
+
+def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
+    return dict(values)
+
+
+def read(dataset: ArrowRows, order: list[int]) -> list[Any]:
+    source = DirectSource()
+    source.register(None, dataset.locate)
+    found = []
+    for number in order:
+        found.append(dataset.decode(source.read(number), number, None))
+        source.release(number)
+    source.close()
+    return found
+
+
+def table(path: Path) -> pyarrow.Table:
+    with path.open("rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    opened = pyarrow.ipc.open_file(path) if is_file else pyarrow.ipc.open_stream(path)
+    return opened.read_all()
+
+
+@pytest.mark.parametrize("columns", [None, ["text"], ["known", "tokens"]])
+def test_rows_are_those_that_pyarrow_reads(columns: list[str] | None, paths: list[Path]) -> None:
+    dataset = ArrowRows(paths, row, columns=columns)
+    assert is_located(dataset)
+    tables = [table(path) for path in paths]
+    wanted = [one for whole in tables for one in (whole.select(columns) if columns else whole).to_pylist()]
+    assert (len(dataset), dataset.extents, dataset.blocks(), dataset.firsts) == (28, 4, [8, 16, 20, 28], [0, 20, 20, 28])
+    assert read(dataset, list(range(28))) == wanted
+    assert read(dataset, [27, 3, 14, 3]) == [wanted[27], wanted[3], wanted[14], wanted[3]]
+    assert read(pickle.loads(pickle.dumps(dataset)), [19]) == [wanted[19]]  # noqa: S301  (its own)
+
+
+def identity(values: Mapping[str, Any], rng: object) -> int:
+    return int(values["id"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_through_record_batches(workers: int, paths: list[Path]) -> None:
+    dataset = ArrowRows(paths, identity, columns=["id"])
+    assert len({dataset.locate(number) for number in range(28)}) == 4
+    loader = DataLoader(dataset, 4, "blocks", blocks_at_once=1, seed=1, num_workers=workers, report=False)
+    order = [number for batch in loader for number in batch.tolist()]
+    assert sorted(order) == list(range(28))
+    assert len(list(itertools.groupby(sum(number >= end for end in (8, 16, 20)) for number in order))) == 4, "one after another"
+
+
+def test_what_is_no_arrow_file_or_lacks_a_column_is_refused(paths: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match="a has no column words; there are: id, known, text, tokens"):
+        ArrowRows(paths, row, columns=["id", "words"])
+    whole = paths[0].read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"no Arrow file, but some other text that is long enough"):
+        other = tmp_path / "other"
+        other.write_bytes(content)
+        with pytest.raises(LoaderError, match=r"other.*: it was cut, or is no Arrow file"):
+            ArrowRows([other], row)
+    with pytest.raises(FileNotFoundError):
+        ArrowRows([tmp_path / "gone"], row)
+    named = pyarrow.table({"name": pyarrow.array(["a", "b", "a"]).dictionary_encode()})
+    with pyarrow.ipc.new_stream(tmp_path / "named", named.schema) as writer:
+        writer.write_table(named)
+    with pytest.raises(LoaderError, match=r"named has a dictionary.*: write it without dictionaries"):
+        ArrowRows([tmp_path / "named"], row)
+    assert len(ArrowRows([], row)) == 0
+
+
+def test_a_file_that_was_replaced_is_found_out(paths: list[Path]) -> None:
+    dataset = ArrowRows(paths, row)
+    paths[0].write_bytes(bytes(paths[0].stat().st_size))
+    with pytest.raises(LoaderError, match="a is not the file that was looked through"):
+        read(dataset, [0])
+    paths[0].write_bytes(b"short")
+    with pytest.raises(EOFError, match=r"a ends at byte \d+, and the sample at \d+: it was cut"):
+        read(dataset, [0])
