@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from forebay.torch import DataLoader, EvalCrop, ImageFolder, TrainCrop
+from forebay.torch import DataLoader, EvalCrop, ImageFolder, Normalize, TrainCrop
 from tests.loader.data import same
 
 SIZES = [(500, 375), (64, 64), (1, 1), (100, 3), (3, 100), (31, 47), (224, 300)]
@@ -173,3 +173,22 @@ def test_image_folders_hand_files_to_them_and_images_to_what_is_derived_from_the
     wanted = torch.stack([crop(Image.open(tmp_path / f"class/{number}.jpg").convert("RGB")) for number in range(6)])
     assert torch.equal(found, wanted)
     assert torch.equal(halves, wanted // 2)
+
+
+def test_bytes_become_torchvisions_numbers() -> None:
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+    images = [picture(20, 30 + size).resize((16, 16)) for size in range(4)]
+    batch = torch.stack([EvalCrop(16, resize=16)(image) for image in images])
+    wanted = torch.stack([theirs(image) for image in images])
+    network = torch.nn.Sequential(Normalize(mean, std), torch.nn.Identity())
+    assert torch.equal(network(batch), wanted)
+    assert torch.equal(network.bfloat16()(batch), wanted), "whatever the network is made into"
+    assert torch.equal(network(batch[0]), wanted[0])
+    assert torch.equal(Normalize(mean, std, torch.bfloat16)(batch), wanted.bfloat16())
+    assert network.state_dict() == {}
+    with pytest.raises(TypeError, match=r"images of torch\.float32: Normalize takes bytes"):
+        network(wanted)
+    for wrong in (((), ()), ((0.5,), (0.5, 0.5)), ((0.5,), (0.0,))):
+        with pytest.raises(ValueError, match="give a number for each band, and std above 0"):
+            Normalize(*wrong)

@@ -10,6 +10,6 @@ except ModuleNotFoundError as error:
 from forebay.torch._images import ImageFolder
 from forebay.torch._keyed import Keyed
 from forebay.torch._loader import DataLoader
-from forebay.torch._transforms import EvalCrop, TrainCrop
+from forebay.torch._transforms import EvalCrop, Normalize, TrainCrop
 
-__all__ = ["DataLoader", "EvalCrop", "ImageFolder", "Keyed", "TrainCrop"]
+__all__ = ["DataLoader", "EvalCrop", "ImageFolder", "Keyed", "Normalize", "TrainCrop"]

@@ -2,15 +2,17 @@
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 
 from forebay import _core
 
-__all__ = ["EvalCrop", "TrainCrop"]
+__all__ = ["EvalCrop", "Normalize", "TrainCrop"]
 
 TRIES = 10
 """To find a part within the image; then the largest one in its middle is taken."""
@@ -175,6 +177,45 @@ class EvalCrop(_Crop):
         resized = (self.resize, other) if width <= height else (other, self.resize)
         left, top = round((resized[0] - self.size) / 2), round((resized[1] - self.size) / 2)
         return _Cut((0, 0, width, height), resized, (left, top, self.size, self.size))
+
+
+class Normalize(nn.Module):
+    """From images of bytes to what a network takes, on the device where they are: a quarter of the bytes of numbers goes there.
+
+    Put before a network it goes where that goes: `nn.Sequential(Normalize(mean, std), network)`. The network's state has nothing of it. The
+    numbers are bit by bit those of torchvision's `ToTensor` and `Normalize(mean, std)`.
+
+    Args:
+        mean: of each band, of numbers from 0 to 1.
+        std: of each band, in the same way.
+        dtype: of the result; it is computed in float32.
+
+    Raises:
+        ValueError: there are not as many of one as of the other, or some std is not positive.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if not mean or len(mean) != len(std) or not all(one > 0 for one in std):
+            raise ValueError(f"mean={list(mean)}, std={list(std)}: give a number for each band, and std above 0")
+        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+        # No buffers: these would lose digits in a network that is made into one of bfloat16.
+        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Of shape (..., bands, height, width), as they are.
+
+        Raises:
+            TypeError: they are not of bytes: perhaps they were normalised before.
+        """
+        if images.dtype != torch.uint8:
+            raise TypeError(f"images of {images.dtype}: Normalize takes bytes (torch.uint8), as TrainCrop and EvalCrop give them")
+        device = images.device
+        if device not in self._on:
+            mean, std = (torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
+            self._on[device] = mean, std
+        mean, std = self._on[device]
+        return images.float().div_(255).sub_(mean).div_(std).to(self.dtype)
 
 
 def _part(image: Any, rectangle: tuple[int, int, int, int]) -> Any:  # noqa: ANN401  (PIL images)
