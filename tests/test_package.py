@@ -79,6 +79,7 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
         "forebay/_say.py",
         *(f"forebay/{part}/{path.name}" for part in ("clone", "loader", "torch") for path in (ROOT / "python/forebay" / part).glob("*.py")),
         "forebay/accelerate.py",
+        "forebay/dali.py",
         "forebay/datasets.py",
         "forebay/lightning.py",
         "forebay/preprocess.py",

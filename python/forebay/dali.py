@@ -1,0 +1,41 @@
+"""NVIDIA DALI: what its external source needs of the data loader, so that DALI decodes what the loader has read ahead. Imports no DALI."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forebay.loader import Extent, Located
+
+__all__ = ["Encoded", "lists"]
+
+
+class Encoded:
+    """The samples of another dataset as their bytes lie, not decoded, each with a label.
+
+    Args:
+        dataset: with `locate`; its `decode` is not called.
+        label: of sample `i`; the sample's index unless given. Called from several threads.
+    """
+
+    def __init__(self, dataset: Located, label: Callable[[int], Any] = int) -> None:
+        self._dataset = dataset
+        self._label = label
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        return self._dataset.locate(i)
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> tuple[Any, Any]:  # noqa: ANN401  (see `Located`)
+        """See `Located.decode`: an array of bytes, and the label."""
+        del rng
+        return np.frombuffer(data, np.uint8), self._label(i)
+
+
+def lists(samples: list[tuple[Any, Any]]) -> tuple[list[Any], Any]:
+    """Makes a batch as DALI takes it, a loader's `collate_fn`: arrays of bytes, each of its own length, and an array of the labels."""
+    encoded, labels = zip(*samples, strict=True)
+    return list(encoded), np.asarray(labels)
