@@ -1,9 +1,10 @@
 """Which rank of how many this process is, and what of its machine is its own."""
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-__all__ = ["processors", "rank_and_world"]
+__all__ = ["local_rank_and_ranks", "processors", "rank_and_world"]
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
@@ -13,7 +14,12 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 """torchrun, Open MPI, MPICH and its kin, Slurm."""
-LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+LOCAL = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""The same, of the ranks of a node. Slurm's are counted below."""
 
 
 def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -41,12 +47,37 @@ def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, in
     return 0, 1
 
 
+def local_rank_and_ranks(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """This process's rank among those of its job on its node, and how many these are; None where the launcher does not say it."""
+    return next(((rank, ranks) for rank, ranks in _locals(environment) if rank < ranks), None)
+
+
 def processors(environment: Mapping[str, str] = os.environ) -> int:
     """Processors that this rank may use: those that it is bound to, shared with the node's other ranks where nobody was bound."""
     bound = len(os.sched_getaffinity(0))
     if bound < (os.cpu_count() or 1):
         return bound
-    for name in LOCAL:
-        if environment.get(name, "").isdecimal():
-            return max(1, bound // max(1, int(environment[name])))
+    for _, of_ranks in LOCAL:
+        if environment.get(of_ranks, "").isdecimal():
+            return max(1, bound // max(1, int(environment[of_ranks])))
     return bound
+
+
+def _locals(environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    for names in LOCAL:
+        said = [environment.get(name, "") for name in names]
+        if all(number.isdecimal() for number in said):
+            yield int(said[0]), int(said[1])
+    node, here, tasks = (environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"))
+    if node.isdecimal() and here.isdecimal() and (count := _of_node(tasks, int(node))):
+        yield int(here), count
+
+
+def _of_node(tasks: str, node: int) -> int | None:
+    """Slurm's `4(x2),3`: four tasks on each of two nodes, then three on one."""
+    try:
+        runs = [run.removesuffix(")").partition("(x") for run in tasks.split(",")]
+        counts = itertools.chain.from_iterable(itertools.repeat(int(count), int(times or 1)) for count, _, times in runs)
+        return next(itertools.islice(counts, node, None), None)
+    except ValueError:
+        return None

@@ -81,7 +81,7 @@ class Threads:
         self._pending: deque[Pending] = deque()
         self._tasks: queue.SimpleQueue[tuple[Pending, range] | None] = queue.SimpleQueue()
         self._closing = False
-        self._threads = [Helper(f"forebay-decode-{number}", self._work) for number in range(threads)]
+        self._threads = [Helper("forebay-decode", number, self._work) for number in range(threads)]
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Fetched]]:
         """Begins, and gives what becomes of each batch, in order.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from forebay.loader._errors import LoaderError
+from forebay.loader._nodes import stay
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 
@@ -92,11 +93,22 @@ def connect(processes: int = 1) -> Source:
 
 
 class Helper(threading.Thread):
-    """A thread of a loader's own. Not waited for when the program ends: reading and decoding may hang for as long as they like."""
+    """A thread of a loader's own, which stays on a NUMA node. Not waited for when the program ends: it may hang for as long as it likes.
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        super().__init__(target=work, name=name, daemon=True)
+    Args:
+        name: of its kind.
+        number: among these.
+        work: what it does.
+    """
+
+    def __init__(self, name: str, number: int, work: Callable[[], None]) -> None:
+        super().__init__(target=_near, args=(number, work), name=f"{name}-{number}", daemon=True)
         self.start()
+
+
+def _near(number: int, work: Callable[[], None]) -> None:
+    stay(number)
+    work()
 
 
 class _State(enum.Enum):
@@ -193,7 +205,7 @@ class DirectSource:
             heapq.heappush(self._queue, (iteration, self._requests, entry))
             self._changed.notify()
             if len(self._threads) < min(self._threads_max, len(self._entries)):
-                self._threads.append(Helper(f"forebay-read-{len(self._threads)}", self._work))
+                self._threads.append(Helper("forebay-read", len(self._threads), self._work))
 
     def read(self, sample: int) -> memoryview:
         """See `Source.read`."""

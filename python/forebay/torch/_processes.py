@@ -17,6 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
 from forebay.loader._batches import Batch, Fetched, failure
+from forebay.loader._nodes import stay
 from forebay.loader.source import Source, connect
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
 
@@ -230,6 +231,7 @@ class _Begin:
         self._users = users
 
     def __call__(self, worker: int) -> None:
+        stay(worker)
         _end_with_parent()
         info = get_worker_info()
         # Who asks there for the dataset means his own.

@@ -1,0 +1,54 @@
+"""NUMA nodes: a thread that stays on one has near what it wrote."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from forebay.loader._launcher import local_rank_and_ranks
+
+__all__ = ["homes", "stay"]
+
+NODES = Path("/sys/devices/system/node")
+
+
+def stay(number: int) -> None:
+    """Binds the calling thread, the `number`th of its kind, to one of this rank's NUMA nodes, where there are several."""
+    if near := _homes():
+        # Processors may have been taken away since.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, near[number % len(near)])
+
+
+def homes(environment: Mapping[str, str] = os.environ, root: Path = NODES) -> list[set[int]]:
+    """The processors of each of this rank's NUMA nodes; none where the rank may use one node only.
+
+    Ranks that nobody bound share the nodes in order, as machines have their GPUs: of eight ranks on two nodes the first four are near the
+    first.
+    """
+    allowed = os.sched_getaffinity(0)
+    nodes = []
+    for path in sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
+        # A node may have memory only.
+        with contextlib.suppress(OSError, ValueError):
+            if near := _listed((path / "cpulist").read_text()) & allowed:
+                nodes.append(near)
+    if len(nodes) < 2:
+        return []
+    if (local := local_rank_and_ranks(environment)) is None:
+        return nodes
+    rank, ranks = local
+    first, end = (number * len(nodes) // ranks for number in (rank, rank + 1))
+    return nodes[first : max(end, first + 1)]
+
+
+def _listed(text: str) -> set[int]:
+    """Processors as the kernel lists them: `0-3,8`."""
+    runs = [run.partition("-") for run in text.strip().split(",") if run]
+    return {number for first, _, last in runs for number in range(int(first), int(last or first) + 1)}
+
+
+@cache
+def _homes() -> list[set[int]]:
+    return homes()

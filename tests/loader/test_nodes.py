@@ -1,0 +1,68 @@
+"""Threads and worker processes stay on a NUMA node where there are several."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.loader import _nodes
+from forebay.loader._nodes import homes
+from forebay.torch import DataLoader
+from tests.loader.data import Files, Indices
+
+
+def machine(root: Path, *nodes: str) -> Path:
+    """What the kernel says of its NUMA nodes."""
+    for number, processors in enumerate(nodes):
+        (root / f"node{number}").mkdir(parents=True)
+        (root / f"node{number}/cpulist").write_text(f"{processors}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environment", "found"),
+    [
+        ((), {}, []),
+        (("0-7",), {}, []),
+        (("0-3", "4-7"), {}, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        (("0-1,4", "2-3,5,99", "", "50-51"), {}, [{0, 1, 4}, {2, 3, 5}]),
+        (("0-3", "40-47"), {}, []),
+        (("0-3", "4-7"), {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}, [{0, 1, 2, 3}]),
+        (("0-3", "4-7"), {"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "8"}, [{4, 5, 6, 7}]),
+        (("0-1", "2-3", "4-5", "6-7"), {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, [{4, 5}, {6, 7}]),
+        (("0-3", "4-7"), {"SLURM_NODEID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"}, [{4, 5, 6, 7}]),
+        (("0-3", "4-7"), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        (("0-3", "4-7"), {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+    ],
+)
+def test_a_rank_has_its_share_of_the_nodes(
+    nodes: tuple[str, ...], environment: dict[str, str], found: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert homes(environment, machine(tmp_path / "node", *nodes)) == found
+
+
+class Where(Files):
+    """Samples say where they were decoded."""
+
+    def decode(self, data: memoryview, i: int, rng: object, /) -> tuple[object, ...]:
+        return (sorted(os.sched_getaffinity(0)),)
+
+
+class PlainWhere(Indices):
+    def __getitem__(self, index: int) -> object:
+        return sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_threads_and_processes_stay_on_theirs(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    # Where there is one processor only, it is on both.
+    ends = [min(before), max(before)]
+    monkeypatch.setattr(_nodes, "_homes", lambda: [{one} for one in ends] if nodes == 2 else [])
+    # Only processes that are forked know of the change above.
+    for dataset, context in ((Where(tmp_path, 12), None), (PlainWhere(12), "fork")):
+        loader = DataLoader(dataset, 1, num_workers=2, collate_fn=list, multiprocessing_context=context, report=False)
+        found = {tuple(where[0] if isinstance(where, tuple) else where) for (where,) in loader}
+        assert found <= ({(one,) for one in ends} if nodes == 2 else {tuple(sorted(before))})
+        assert os.sched_getaffinity(0) == before, "training's own thread goes where it likes"
