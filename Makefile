@@ -75,6 +75,10 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 	cargo build --locked --quiet --release -p forebay-sim --examples
 	$(PY) -m bench.plan
 
+.PHONY: bench-loader
+bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 90 minutes); writes bench/out/loader.json
+	$(PY) -m bench.loader
+
 .PHONY: sbom
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
 
@@ -150,6 +154,10 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Carg
 .PHONY: .test-tools
 .test-tools: .venv/.frameworks
 	@scripts/setup-system.sh test
+
+.venv/.peers: .venv/.frameworks
+	$(UV) sync --locked --inexact --group peers
+	@touch $@
 
 .venv/.frameworks: .venv/.synced
 	$(UV) sync --locked --inexact --group frameworks --group browser --group plots --group stores

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.world import Tier, Traffic, World
 
@@ -27,6 +27,16 @@ END_S = 30.0
 
 class ProgramError(RuntimeError):
     """A measured program, or Forebay, did not do what it should."""
+
+
+class Watched(Protocol):
+    """A source whose server counts what it does."""
+
+    def traffic(self) -> Traffic:
+        """So far."""
+
+    def drop_caches(self) -> None:
+        """Everything that the kernel keeps of any file goes."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,14 @@ class Agent:
 class Session:
     """A program that has begun: it has listed its files and waits for its first epoch."""
 
-    def __init__(self, world: World, words: Sequence[str], tier: Tier | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        world: Watched,
+        words: Sequence[str],
+        tier: Tier | None = None,
+        cwd: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.world = world
         self.agent = Agent(tier) if tier else None
         self._tier = tier
@@ -136,7 +153,7 @@ class Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(tier),
+            env=environment(tier) | dict(variables or {}),
             cwd=cwd,
             start_new_session=True,
         )
@@ -217,9 +234,11 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(world: World, words: Sequence[str], tier: Tier | None = None) -> Iterator[Session]:
-    """A program for the length of a `with` block."""
-    running = Session(world, words, tier)
+def session(
+    world: Watched, words: Sequence[str], tier: Tier | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[Session]:
+    """A program for the length of a `with` block; `variables` join its environment."""
+    running = Session(world, words, tier, variables=variables)
     try:
         yield running
     finally:

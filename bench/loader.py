@@ -1,0 +1,62 @@
+"""Measures the loader against its bars: `make bench-loader`, or some scenarios with --only. Needs root. About 90 minutes on two cores.
+
+Every row says in its note what its bound is. Each scenario's figures are written as soon as they are known; a later call for the same
+commit measures what is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided,
+or not measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bench import command
+from bench.loader_cpu import cpu, missing_peers
+from bench.loader_imbalance import imbalance
+from bench.loader_memory import memory
+from bench.loader_network import network
+from bench.loader_policies import OTHERS, policies
+from bench.loader_small import WANTED, small
+from bench.loader_warm import warm
+from bench.loader_world import BANDWIDTH, FULL, GLUSTER, LATENCY, QUICK, World, lacking, world
+from bench.report import Report
+
+Scenario = Callable[[World, Report], None]
+
+SCENARIOS: dict[str, Scenario] = {
+    **{f"warm-{kind}": functools.partial(warm, kind) for kind in (LATENCY, BANDWIDTH, GLUSTER)},
+    **{f"policies-{other}": functools.partial(policies, other) for other in OTHERS},
+    "imbalance": imbalance,
+    "imbalance-fill": functools.partial(imbalance, fill=True),
+    "cpu": cpu,
+    **{f"small-{how}": functools.partial(small, how) for how in WANTED},
+    "memory": memory,
+    "network": network,
+}
+
+
+def main() -> int:
+    """See above."""
+    parser = command.parser(__doc__, SCENARIOS)
+    parser.add_argument("--pairs", type=int, metavar="N", help=f"pairs of each timed figure (default: {FULL.pairs})")
+    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
+    args = parser.parse_args()
+    if args.pairs is not None and args.pairs < 1:
+        parser.error(f"--pairs {args.pairs}: give 1 or more")
+    report = Report("loader", tuple(SCENARIOS), quick=args.quick)
+    wanted = command.wanted(parser, args.only, report)
+    if reason := lacking(missing_peers()):
+        print(f"bench-loader: {reason}", file=sys.stderr)
+        return 1
+    command.hide("bench.loader")
+    if args.quick:
+        print("quick: to see that all works; it proves nothing")
+    size = QUICK if args.quick else FULL
+    return command.run(report, wanted, SCENARIOS, world(replace(size, pairs=args.pairs or size.pairs), args.place))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

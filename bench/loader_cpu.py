@@ -1,0 +1,62 @@
+"""What an image costs of the processor, from a file in memory to a batch: random-resized crop to 224, flip, bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from bench.loader_world import WORKERS, World, lines
+from bench.report import Report, What
+from bench.session import program
+
+CPU_MS_MAX = 1.9
+BATCH = 64
+OURS, KERNELS = "forebay", "kernels"
+# Name: what the row calls it.
+PEERS = {
+    "torch-pil": "PyTorch's loader, torchvision on Pillow",
+    "torch-v2": "PyTorch's loader, torchvision's own codec and v2",
+    "torch-cv2": "PyTorch's loader, simplejpeg and OpenCV",
+    "spdl": "SPDL, simplejpeg and OpenCV",
+    "grain": "Grain, simplejpeg and OpenCV",
+    "nodes": "torchdata.nodes, simplejpeg and OpenCV",
+    "dali": "DALI, on the processor",
+}
+# Modules that these need.
+NEEDED = ("torch", "torchvision", "simplejpeg", "cv2", "spdl", "grain", "torchdata", "nvidia.dali")
+
+
+def cpu(world: World, report: Report) -> None:
+    """All of them in each round, in an order that goes round."""
+    ways = [OURS, KERNELS, *PEERS]
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(world.size.runs):
+        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+            print(f"cpu: round {number + 1} of {world.size.runs}, {way}", flush=True)
+            words = program("loader_pipelines", world.jpegs, "--loader", way, "--batch", BATCH, "--threads", WORKERS)
+            # What is done but once belongs to no image: the first epoch is not counted.
+            last = lines(words)[-1]
+            found[way].append(1000 * last["cpu_s"] / last["images"])
+            rates[way].append(last["images"] / last["seconds"])
+            report.note_load()
+    scenario = f"cpu: {world.size.jpegs:,} JPEGs of 120 KB in memory, {WORKERS} threads or processes"
+    bound = f"bound {min(found[KERNELS]):.3g}: simplejpeg, a slice and OpenCV in a loop, without any loader"
+    report.count(What(scenario, "Forebay", "CPU-ms an image", CPU_MS_MAX), found[OURS], bound)
+    for way, name in PEERS.items():
+        ratios = [mine / theirs for mine, theirs in zip(found[OURS], found[way], strict=True)]
+        note = f"{bound}; its CPU-ms an image: {', '.join(f'{each:.3g}' for each in found[way])}"
+        report.count(What(scenario, f"Forebay over {name}", "x", 1, name), ratios, note)
+    for way in ways:
+        report.count(What(scenario, f"{way}: images a second", "images/s"), rates[way])
+
+
+def missing_peers() -> list[str]:
+    """Modules that are not installed."""
+    return [name for name in NEEDED if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

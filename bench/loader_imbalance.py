@@ -1,0 +1,77 @@
+"""Four ranks in step, one of which has reads that take four times as long: who waits for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+
+from bench.loader_bounds import imbalanced, stalled
+from bench.loader_world import LATENCY, World, lines, node
+from bench.report import Report, What
+from bench.session import program
+
+RANKS = 4
+SLOWER = 4
+STEP_MS = 100
+# What a read of a rank that is not slow costs, as slowfs is told: lookup, open, read.
+READ = {"meta_us": 2000.0, "open_ms": 4.0, "read_us": 4000.0}
+STATIC, FIRST_COME, OURS = "static", "first_come", "earliest_deadline"
+# One for each rank where shares are static. The slow rank needs more, all together less: see `busy`.
+READS = RANKS
+OF_OTHERS = 0.25
+CACHED = 0.3
+
+
+def imbalance(world: World, report: Report, *, fill: bool = False) -> None:
+    """Epochs with each schedule, by turns. `fill`: while what has room in the cache is read in the background."""
+    scenario = f"imbalance{'-fill' if fill else ''}: {RANKS} ranks, reads of one take {SLOWER} times as long"
+    schedules = (FIRST_COME, OURS) if fill else (STATIC, FIRST_COME, OURS)
+    counts: dict[str, list[int]] = {schedule: [] for schedule in schedules}
+    waiting: dict[str, list[int]] = {schedule: [] for schedule in schedules}
+    steps = 0
+    for number in range(world.size.runs):
+        for schedule in schedules if number % 2 == 0 else schedules[::-1]:
+            print(f"{scenario.split(':')[0]}: round {number + 1} of {world.size.runs}, {schedule}", flush=True)
+            epochs = run(world, schedule, fill=fill)
+            steps = sum(len(waits[0]) for waits in epochs)
+            counts[schedule].append(sum(imbalanced(waits, STEP_MS / 1000) for waits in epochs))
+            waiting[schedule].append(sum(stalled(waits, STEP_MS / 1000) for waits in epochs))
+            report.note_load()
+    bound = f"bound 0: {busy(world):.2f} reads are under way on average, and there may be {READS}; of {steps} steps a run"
+    for schedule in schedules:
+        what = What(
+            scenario, f"{schedule}: imbalanced steps", "steps", bar_of(counts, fill=fill) if schedule == OURS else None, "the others"
+        )
+        note = f"{bound}; each run: {', '.join(map(str, counts[schedule]))}; all ranks wait: {', '.join(map(str, waiting[schedule]))}"
+        report.once(what, sum(counts[schedule]), note)
+
+
+def bar_of(counts: Mapping[str, list[int]], *, fill: bool) -> float:
+    """The most imbalanced steps that ours may have in all runs."""
+    first_come = sum(counts[FIRST_COME])
+    if fill:
+        return OF_OTHERS * first_come
+    return min(first_come, OF_OTHERS * sum(counts[STATIC]))
+
+
+def busy(world: World) -> float:
+    """Reads that are under way on average, if no rank waits."""
+    read_s = (READ["meta_us"] / 1000 + READ["open_ms"] + READ["read_us"] / 1000) / 1000
+    a_step = world.size.batch / RANKS * read_s * (RANKS - 1 + SLOWER)
+    return a_step / (STEP_MS / 1000)
+
+
+def run(world: World, schedule: str, *, fill: bool) -> list[list[list[float]]]:
+    """Of each epoch and rank how long it waited in each step. Where nothing is kept, the first epoch is as the others."""
+    agent = world.cache(CACHED) | {"schedule": schedule, "reads_max": READS}
+    agent |= {"background_fill": True} if fill else {"policy": "none"}
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(node())
+        usual = stack.enter_context(world.source(LATENCY, **READ))
+        slow = stack.enter_context(world.source(LATENCY, **{name: SLOWER * value for name, value in READ.items()}))
+        usual.drop_caches()
+        roots = [usual.mnt] * (RANKS - 1) + [slow.mnt]
+        options = ["--batch", world.size.batch // RANKS, "--step-ms", STEP_MS, "--agent", json.dumps(agent)]
+        said = lines(program("loader_ranks", *roots, *options), here.variables)
+    return [line["waits_s"] for line in said]

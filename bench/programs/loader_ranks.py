@@ -1,0 +1,88 @@
+"""Ranks of one job on this node, in step: each waits for its batch, trains for a while, and for the others.
+
+Sample i is read below root i modulo their number, and goes to the rank of that number, since the order is not shuffled: so a rank whose
+root is slow has slow reads. One JSON line an epoch says how long each rank waited for its batch in each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+
+from steps import say
+
+# For all ranks to come to the end of a step, or to begin.
+TOGETHER_S = 300
+
+
+def main() -> int:
+    """Exit code 0, or the first rank's that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("roots", nargs="+", help="one a rank")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, required=True, help="of a rank")
+    parser.add_argument("--step-ms", type=float, required=True)
+    parser.add_argument("--threads", type=int, default=1, help="that decode, of a rank")
+    parser.add_argument("--agent", metavar="JSON", required=True)
+    args = parser.parse_args()
+    # Nothing that has threads is loaded yet.
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(len(args.roots))
+    said: Queue[tuple[int, int, list[float]]] = context.Queue()
+    ranks = [context.Process(target=rank, args=(number, args, together, said)) for number in range(len(args.roots))]
+    for process in ranks:
+        process.start()
+    waits: dict[tuple[int, int], list[float]] = {}
+    while any(process.is_alive() for process in ranks) or not said.empty():
+        while not said.empty():
+            epoch, number, waited = said.get()
+            waits[epoch, number] = waited
+        if any(process.exitcode for process in ranks):
+            break
+        time.sleep(0.05)
+    for process in ranks:
+        if any(each.exitcode for each in ranks):
+            process.terminate()
+        process.join()
+    if failed := next((process.exitcode for process in ranks if process.exitcode), 0):
+        return abs(failed)
+    for epoch in range(args.epochs):
+        say(epoch=epoch, waits_s=[waits[epoch, number] for number in range(len(ranks))])
+    return 0
+
+
+def rank(number: int, args: argparse.Namespace, together: Barrier, said: Queue[tuple[int, int, list[float]]]) -> None:
+    """One of them."""
+    count = len(args.roots)
+    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "bench"}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    import torch
+    from loader_data import Files
+    from loader_ours import data_loader, settings
+
+    torch.set_num_threads(1)
+    loader, told = data_loader(Files(args.roots), args.batch, settings(args.agent), shuffle=False, drop_last=True, num_workers=args.threads)
+    for epoch in range(args.epochs):
+        loader.set_epoch(epoch)
+        batches = iter(loader)
+        waited: list[float] = []
+        together.wait(TOGETHER_S)
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            if batch is None:
+                break
+            waited.append(time.monotonic() - asked)
+            time.sleep(args.step_ms / 1000)
+            together.wait(TOGETHER_S)
+        said.put((epoch, number, waited))
+        told()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
