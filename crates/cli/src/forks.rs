@@ -69,6 +69,9 @@ pub struct Became {
     pub bytes: u64,
     /// SHA-256 of the manifest, which has the digest of every entry.
     pub digest: String,
+    /// How many ranks its parent had; 0 where that was not told.
+    #[serde(default)]
+    pub parent_ranks: u32,
     /// How it was checked: `digest`, or `shadow:N`.
     #[serde(default)]
     pub verified: String,
@@ -92,7 +95,7 @@ mod tests {
     const TAKEN: &str = r#"{"what": "taken", "job": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
         "copied": 96, "aside": 1000, "at": 1795432621.25, "stall_s": 0.002, "window_s": null, "closing_s": 0.0, "before_s": 0.5, "after_s": null}"#;
     const BECAME: &str = r#"{"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
-        "digest": "9f", "verified": "shadow:3", "changes": {"lr": 0.5}, "asked_at": 1.0, "state_at": 2.0, "loaded_at": 3.0, "exists_at": 4.0}"#;
+        "digest": "9f", "parent_ranks": 2, "verified": "shadow:3", "changes": {"lr": 0.5}, "asked_at": 1.0, "state_at": 2.0, "loaded_at": 3.0, "exists_at": 4.0}"#;
 
     #[test]
     fn lines_are_as_a_session_writes_them() {
@@ -103,7 +106,7 @@ mod tests {
         };
         assert_eq!((taken.step, taken.before_s, taken.after_s), (7, Some(0.5), None));
         assert_eq!((became.parent.as_str(), became.changes.get("lr")), ("trunk", Some(&0.5)));
-        assert_eq!(became.verified, "shadow:3");
+        assert_eq!((became.parent_ranks, became.verified.as_str()), (2, "shadow:3"));
         // As it stands in a record.
         let text = serde_json::to_string(&told).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Told>>(&text).unwrap(), told);

@@ -280,6 +280,7 @@ mod tests {
             step,
             bytes: 1 << 20,
             digest: "0123456789abcdef0123456789abcdef".into(),
+            parent_ranks: 1,
             verified: "digest".into(),
             changes: BTreeMap::from([("lr".to_owned(), 0.01), ("seed".to_owned(), 7.0)]),
             asked_at: 99.0 + step as f64,
