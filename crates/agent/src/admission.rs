@@ -1,9 +1,18 @@
-//! When the fork agent or the loader agent takes on new connections: not while it has as many as it may, and not right after it had no descriptor for one. The listening
-//! socket stays readable meanwhile, so whoever waited on it would wait for nothing, over and over.
+//! When the fork agent or the loader agent takes on new connections: not while it has as many as it may, and not right after it had no descriptor for one. The
+//! listening socket stays readable meanwhile, so whoever waited on it would wait for nothing, over and over.
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
-use crate::limits::ACCEPT_PAUSE;
+use rustix::{
+    io::Errno,
+    net::{SocketFlags, accept_with, sockopt},
+    process::geteuid,
+};
+
+use crate::{limits::ACCEPT_PAUSE, log::Log};
 
 /// Whether somebody new is taken on now.
 #[derive(Debug)]
@@ -36,8 +45,35 @@ impl Admission {
         left.map_or(longest, |left| left.min(longest))
     }
 
+    /// The connections of those of our own user who wait at the listening socket, as far as there is room beside so many who are connected.
+    pub(crate) fn accept(&mut self, listener: &OwnedFd, peers: usize, log: &Log) -> Vec<OwnedFd> {
+        let mut accepted = Vec::new();
+        while self.is_open(peers + accepted.len(), Instant::now()) {
+            match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    self.resume();
+                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == geteuid()) {
+                        accepted.push(socket);
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    self.resume();
+                    break;
+                }
+                // Whoever it was has gone.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    if self.pause(Instant::now()) {
+                        log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
+                    }
+                }
+            }
+        }
+        accepted
+    }
+
     /// There was no descriptor for somebody, or no memory. Gives whether that is new.
-    pub(crate) fn pause(&mut self, now: Instant) -> bool {
+    fn pause(&mut self, now: Instant) -> bool {
         self.paused_until = Some(now + ACCEPT_PAUSE);
         !std::mem::replace(&mut self.told, true)
     }

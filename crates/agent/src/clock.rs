@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::{
+    event::Timespec,
+    time::{ClockId, clock_gettime},
+};
 
 /// `CLOCK_BOOTTIME` in nanoseconds: the clock of the shared page.
 pub(crate) fn boot_ns() -> u64 {
@@ -19,6 +22,14 @@ pub(crate) fn boot_ms() -> u64 {
 pub(crate) fn thread_cpu() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
+}
+
+/// A duration as the kernel takes it.
+pub(crate) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs() as i64,
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
 }
 
 /// Seconds since the epoch.

@@ -1,4 +1,4 @@
-//! A client's connection to the fork agent or the loader agent.
+//! A client's connection to the fork agent or the loader agent, and the socket to which it connects.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -7,17 +7,31 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::stat,
-    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socket_with, sockopt},
+    event::{PollFd, PollFlags, poll},
+    fs::{stat, unlink},
+    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown, socket_with, sockopt},
     process::{Pid, getpid},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
+    clock::timespec,
     error::{AgentError, io_error},
+    limits::BACKLOG,
     packet,
 };
+
+/// An agent's socket at a path, where whatever stood there before makes room. It does not wait.
+pub(crate) fn listening(path: &Path) -> Result<OwnedFd, AgentError> {
+    let _ = unlink(path);
+    let failed = |operation| io_error(operation, path);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| failed("make")(e.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|e| failed("name")(e.into()))?;
+    bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
+    listen(&socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+    Ok(socket)
+}
 
 /// A connection, and whose it is: a forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
 #[derive(Debug)]
@@ -48,9 +62,8 @@ impl Connection {
 
     /// Whether the other side is still there.
     pub(crate) fn is_served(&self) -> bool {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut polled, Some(&at_once)).is_ok_and(|gone| gone == 0)
+        poll(&mut polled, Some(&timespec(Duration::ZERO))).is_ok_and(|gone| gone == 0)
     }
 
     /// The agent's process; `None` where it can't be known.
@@ -79,11 +92,7 @@ impl Connection {
         let deadline = Instant::now() + wait;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            };
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timespec(left))) {
                 Ok(0) => return Ok(None),
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}

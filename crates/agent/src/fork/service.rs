@@ -6,14 +6,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, poll},
     fs::{self, Mode, OFlags, SealFlags},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
     process::{Resource, Rlimit, setrlimit},
     rand::{GetRandomFlags, getrandom},
 };
@@ -30,8 +29,10 @@ use super::{
 };
 use crate::{
     admission::Admission,
+    clock::timespec,
+    connection::listening,
     error::{AgentError, io_error},
-    limits::{BACKLOG, FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
+    limits::{FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
     log::Log,
     packet,
     private_dir::private_dir,
@@ -96,14 +97,7 @@ impl<'a> Service<'a> {
         for left in std::fs::read_dir(&secrets).map_err(io_error("list", &secrets))?.flatten() {
             let _ = fs::unlink(left.path());
         }
-        let path = socket_path(dir);
-        let _ = fs::unlink(&path);
-        let failed = |operation| io_error(operation, &path);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| failed("make")(e.into()))?;
-        let address = SocketAddrUnix::new(&path).map_err(|e| failed("name")(e.into()))?;
-        bind(&listener, &address).map_err(|e| failed("bind")(e.into()))?;
-        listen(&listener, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        let listener = listening(&socket_path(dir))?;
         log.line("serving forks");
         Ok(Self {
             dir,
@@ -142,7 +136,7 @@ impl<'a> Service<'a> {
         if self.admission.is_open(self.peers.len(), now) {
             polled.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let pause = to_timespec(self.admission.wait(now, FORK_IDLE_MAX));
+        let pause = timespec(self.admission.wait(now, FORK_IDLE_MAX));
         match poll(&mut polled, Some(&pause)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
@@ -152,24 +146,9 @@ impl<'a> Service<'a> {
     }
 
     fn accept(&mut self) {
-        while self.admission.is_open(self.peers.len(), Instant::now()) {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    self.admission.resume();
-                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                        self.next_peer += 1;
-                        self.peers.insert(self.next_peer, socket);
-                    }
-                }
-                Err(Errno::AGAIN) => return self.admission.resume(),
-                // Whoever it was has gone.
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(errno) => {
-                    if self.admission.pause(Instant::now()) {
-                        self.log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
-                    }
-                }
-            }
+        for socket in self.admission.accept(&self.listener, self.peers.len(), &self.log) {
+            self.next_peer += 1;
+            self.peers.insert(self.next_peer, socket);
         }
     }
 
@@ -432,11 +411,4 @@ fn new_number() -> io::Result<u64> {
     let mut bytes = [0; 8];
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(u64::from_ne_bytes(bytes) | 1)
-}
-
-fn to_timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs() as i64,
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
 }

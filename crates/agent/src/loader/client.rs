@@ -15,7 +15,6 @@ use forebay_contract::{
     board::{Answer, SLOTS_MAX, Use},
 };
 use rustix::{
-    event::Timespec,
     io::Errno,
     process::{Pid, getpid},
     thread::futex,
@@ -28,7 +27,12 @@ use super::{
     socket_path,
 };
 use crate::{
-    client::start_until, clock::boot_ns, connection::Connection, error::AgentError, limits::LOADER_DEAD_AFTER, private_dir::private_dir,
+    client::start_until,
+    clock::{boot_ns, timespec},
+    connection::Connection,
+    error::AgentError,
+    limits::LOADER_DEAD_AFTER,
+    private_dir::private_dir,
     shared::SharedFile,
 };
 
@@ -241,11 +245,7 @@ impl Rank {
                 return told;
             }
             let pause = left.min(LOOK_EVERY);
-            let timeout = Timespec {
-                tv_sec: pause.as_secs() as i64,
-                tv_nsec: i64::from(pause.subsec_nanos()),
-            };
-            let waited = futex::wait(self.board.answers(), futex::Flags::empty(), seen, Some(&timeout));
+            let waited = futex::wait(self.board.answers(), futex::Flags::empty(), seen, Some(&timespec(pause)));
             self.board.wait_over();
             match waited {
                 Err(Errno::TIMEDOUT) => self.look_after_agent(),

@@ -11,10 +11,9 @@ use std::{
 
 use forebay_store::Secret;
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, poll},
     fs::{Mode, unlink},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt},
 };
 
 use super::{
@@ -28,8 +27,10 @@ use super::{
 };
 use crate::{
     admission::Admission,
+    clock::timespec,
+    connection::listening,
     error::{AgentError, io_error},
-    limits::{BACKLOG, LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX},
+    limits::{LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX},
     log::Log,
     packet,
     private_dir::private_dir,
@@ -91,14 +92,8 @@ impl<'a> Service<'a> {
             log.line(&format!("samples on disks will not serve later jobs: {why}"));
         }
         let path = socket_path(dir);
-        let _ = unlink(&path);
-        let failed = |operation| io_error(operation, &path);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(|e| failed("make")(e.into()))?;
-        let address = SocketAddrUnix::new(&path).map_err(|e| failed("name")(e.into()))?;
-        bind(&listener, &address).map_err(|e| failed("bind")(e.into()))?;
-        listen(&listener, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
-        let doorbell = Arc::new(Doorbell::create().map_err(failed("make a doorbell beside"))?);
+        let listener = listening(&path)?;
+        let doorbell = Arc::new(Doorbell::create().map_err(io_error("make a doorbell beside", &path))?);
         log.line("serving loaders");
         Ok(Self {
             dir,
@@ -165,11 +160,7 @@ impl<'a> Service<'a> {
         if self.admission.is_open(self.peers.len(), now) {
             polled.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let timeout = Timespec {
-            tv_sec: pause.as_secs() as i64,
-            tv_nsec: i64::from(pause.subsec_nanos()),
-        };
-        match poll(&mut polled, Some(&timeout)) {
+        match poll(&mut polled, Some(&timespec(pause))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io_error("wait on", &socket_path(self.dir))(errno.into())),
         }
@@ -179,24 +170,9 @@ impl<'a> Service<'a> {
     }
 
     fn accept(&mut self) {
-        while self.admission.is_open(self.peers.len(), Instant::now()) {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    self.admission.resume();
-                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                        self.next_peer += 1;
-                        self.peers.insert(self.next_peer, Connected { socket, extents: None });
-                    }
-                }
-                Err(Errno::AGAIN) => return self.admission.resume(),
-                // Whoever it was has gone.
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(errno) => {
-                    if self.admission.pause(Instant::now()) {
-                        self.log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
-                    }
-                }
-            }
+        for socket in self.admission.accept(&self.listener, self.peers.len(), &self.log) {
+            self.next_peer += 1;
+            self.peers.insert(self.next_peer, Connected { socket, extents: None });
         }
     }
 
