@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from bench.session import PROGRAMS, ProgramError, end_all_of
+from bench.session import PROGRAMS, ProgramError, end_all_of, environment
 
 # What a rank is given to answer: a model of 300 MB trains a step in a second or two, and a dozen of them is one answer.
 LINE_S = 600.0
@@ -38,7 +37,7 @@ class Node:
     @property
     def environment(self) -> dict[str, str]:
         """For programs: one thread each, since several ranks share the cores."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY", "SLURM", "PBS", "LSB"))}
+        kept = {name: value for name, value in environment(None).items() if not name.startswith(("SLURM", "PBS", "LSB"))}
         own = {"FOREBAY_RUNTIME_DIR": str(self.root / "run"), "FOREBAY_STATE_DIR": str(self.root / "state"), "FOREBAY_JOB": JOB}
         return {**kept, **own, "OMP_NUM_THREADS": "1"}
 

@@ -6,14 +6,13 @@ What was not measured is said to be so.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.clone_peers import PAPER, over_ours
-from bench.report import OUT, number
+from bench.report import OUT, number, proven
 
 Row = dict[str, Any]
 NOT_MEASURED = "not measured yet"
@@ -79,12 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=OUT / "clone.json", help="what was measured (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        rows = json.loads(args.figures.read_text())["rows"]
-    except (OSError, ValueError, KeyError) as error:
-        parser.error(f"{args.figures} can't be read ({error}): measure with `make bench-clone`, or name a file with --figures")
-    if any("quick" in row["flags"] for row in rows):
-        parser.error(f"{args.figures} was measured with --quick, which proves nothing: measure with `make bench-clone`")
+    rows = proven(parser, args.figures, "bench-clone")
     print("\n".join([*bars(rows), "", *beside_the_paper(rows)]))
     return 0
 

@@ -6,7 +6,6 @@ Reads bench/out/monarch.json. What was not measured is left out of the drawings,
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.job_rows import ACCURACY, DIFFERING, EPOCH, OPENS, RATES, READS, SECONDS, TIME, VARIATION, WHOLE
 from bench.jobs import AS_IT_IS, EPOCHS, FITS, PART, RCLONE_FITS, RCLONE_PART, RSYNC
-from bench.report import OUT, ROOT
+from bench.report import OUT, ROOT, proven
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,13 +227,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=OUT / "monarch.json", help="what was measured (default: %(default)s)")
     parser.add_argument("--into", type=Path, default=ROOT / "docs", help="directory for the drawings (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        rows = json.loads(args.figures.read_text())["rows"]
-    except (OSError, ValueError, KeyError) as error:
-        parser.error(f"{args.figures} can't be read ({error}): measure with `make bench-monarch`, or name a file with --figures")
-    if any("quick" in row["flags"] for row in rows):
-        parser.error(f"{args.figures} was measured with --quick, which proves nothing: measure with `make bench-monarch`")
-    figures = Figures(rows)
+    figures = Figures(proven(parser, args.figures, "bench-monarch"))
     import matplotlib
 
     # The same figures give the same file; text stays text.

@@ -6,6 +6,7 @@ rows ("half: tier holds half").
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -194,6 +195,21 @@ class Report:
                 print(f"\n{scenario}")
             print("  " + line(row))
         print()
+
+
+def proven(parser: argparse.ArgumentParser, path: Path, target: str) -> list[dict[str, Any]]:
+    """The rows of a report's JSON, for who draws or prints them. `target` is make's, which writes it.
+
+    Raises:
+        SystemExit: with 2, and a line that says why: there is nothing to read, or nothing that proves anything.
+    """
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{path} can't be read ({error}): measure with `make {target}`, or name a file with --figures")
+    if any("quick" in row["flags"] for row in rows):
+        parser.error(f"{path} was measured with --quick, which proves nothing: measure with `make {target}`")
+    return rows
 
 
 def scenario_of(row: Row) -> str:

@@ -29,7 +29,7 @@ FORKED = 2
 def step(number: int, *, seconds: float = 1.0, forked: bool = False, **said: Any) -> dict[str, Any]:
     """A step that begins at its number, in seconds."""
     fork = [{"bytes": 512 * MIB, "aside_bytes": 256 * MIB, "stall_s": 0.004}] if forked else []
-    times = {"begin": float(number), "point": number + seconds, "end": number + seconds, "seconds": seconds}
+    times = {"begin": float(number), "point": number + seconds, "seconds": seconds}
     costs = {"own_wall_s": 0.0, "own_cpu_s": 0.0}
     return {"step": number, "loss": 0.5 / (number + 1), **times, **costs, "fork": fork, "digests": {"a": "1", "b": "2"}, **said}
 
@@ -45,7 +45,7 @@ def run(**last: Any) -> dict[str, Any]:
 
 
 def became(ready: float, **digests: str) -> dict[str, Any]:
-    return {"begun": 0.0, "ready": ready, "step": FORKED, "digests": {"a": "1", "b": "2", **digests}}
+    return {"ready": ready, "digests": {"a": "1", "b": "2", **digests}}
 
 
 def later(**digests: str) -> dict[str, Any]:

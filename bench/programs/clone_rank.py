@@ -125,7 +125,6 @@ class Rank:
             "seconds": trained - begin + end - point,
             "begin": begin,
             "point": point,
-            "end": end,
             **self._cost(),
             "digests": found,
         }
@@ -156,12 +155,11 @@ class Rank:
         """Becomes a clone, as `asked` says, with an optimizer that has no state yet: what a program that has just begun has."""
         self.job.forget()
         os.environ["FOREBAY_CLONE"] = asked
-        begun = time.monotonic()
         self.session = clone.session(**self.job.given(), warm=self._warm())
         ready = time.monotonic()
         assert self.session.resumed
         self.step = self.session.resumed["step"]
-        self.line.say(begun=begun, ready=ready, step=self.step, digests=self.digests() if digest else {})
+        self.line.say(ready=ready, digests=self.digests() if digest else {})
 
     def leave(self, *, answer: bool = True) -> None:
         """Is no job that can be forked any more."""

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import math
 import os
 import shutil
 import signal
@@ -290,6 +289,6 @@ def errors(lines: Sequence[Line]) -> list[float]:
     return [100 * (1 - line.accuracy) for line in lines]
 
 
-def until(lines: Sequence[Line], step: float = math.inf) -> list[Line]:
+def until(lines: Sequence[Line], step: float) -> list[Line]:
     """Those up to a step."""
     return [line for line in lines if line.step <= step]
