@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -104,6 +104,36 @@ def remove_tree(path: Path) -> None:
         return not path.exists()
 
     wait_until(gone, f"{path} to be gone")
+
+
+@contextmanager
+def mounted(at: Path, *words: str) -> Iterator[None]:
+    """Something mounted; taken away in any case, though it may be in use."""
+    subprocess.run(["mount", *words, at], check=True)
+    try:
+        yield
+    finally:
+        if subprocess.run(["umount", at], check=False, capture_output=True).returncode != 0:
+            subprocess.run(["umount", "-l", at], check=False, capture_output=True)
+
+
+@contextmanager
+def in_a_file(at: Path, image: Path, size: int, *make: str, options: str = "loop") -> Iterator[None]:
+    """A disk of so many bytes: a file `image`, most of it a hole, in which these words make a file system, mounted.
+
+    Skips the test where there is no such program, or no loop device.
+    """
+    if shutil.which(make[0]) is None:
+        pytest.skip(f"needs {make[0]}")
+    with image.open("wb") as file:
+        file.truncate(size)
+    subprocess.run([*make, image], check=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mounted(at, "-o", options, str(image)))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"needs loop devices: {error}")
+        yield
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pytest
 
 from testbed.testbed import SlowFs, have_fuse, slowfs
 from tests import support
-from tests.support import LONG_S, Place, Ran, Word, Worker, chill, wait_until
+from tests.support import LONG_S, Place, Ran, Word, Worker, chill, in_a_file, mounted, wait_until
 
 # What every source holds when a test begins.
 CORPUS: dict[str, bytes] = {f"a{n:02}": random.Random(n).randbytes(20_000 + 1_111 * n) for n in range(12)}  # noqa: S311
@@ -332,17 +332,6 @@ def agent_under(place: Place, *words: str, **more: object) -> Iterator[subproces
 
 
 @contextmanager
-def mounted(at: Path, *words: str) -> Iterator[None]:
-    """Something mounted; taken away in any case, though it may be in use."""
-    subprocess.run(["mount", *words, at], check=True)
-    try:
-        yield
-    finally:
-        if subprocess.run(["umount", at], check=False, capture_output=True).returncode != 0:
-            subprocess.run(["umount", "-l", at], check=False, capture_output=True)
-
-
-@contextmanager
 def tmpfs(at: Path, options: str) -> Iterator[None]:
     """A file system in memory of that size."""
     with mounted(at, "-t", "tmpfs", "-o", options, "forebay-test"):
@@ -373,11 +362,8 @@ class Disk:
 @contextmanager
 def disk(place: Place, mebibytes: int = 64) -> Iterator[Disk]:
     """The tier's directory on a disk of its own."""
-    image = place.root / "disk"
-    with image.open("wb") as file:
-        file.truncate(mebibytes << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
-    with mounted(place.tier, "-o", "loop,errors=remount-ro", str(image)):
+    make, options = ("mkfs.ext4", "-q", "-m", "0"), "loop,errors=remount-ro"
+    with in_a_file(place.tier, place.root / "disk", mebibytes << 20, *make, options=options):
         yield Disk(place.tier)
 
 

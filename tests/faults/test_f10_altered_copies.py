@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import CORPUS, SMALL, another_boot, disk, fill, mounted, needs_root, read_all, worker_with
-from tests.support import Place, is_copy, read, wait_until, warm
+from tests.faults.harness import CORPUS, SMALL, another_boot, disk, fill, needs_root, read_all, worker_with
+from tests.support import Place, is_copy, mounted, read, wait_until, warm
 
 pytestmark = needs_root
 

@@ -5,7 +5,6 @@ What is lacking is found by `crates/store/src/probe.rs`; crates/store/tests/prob
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,33 +13,22 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.faults.harness import fill, mounted, needs_bindfs, needs_fuse, needs_root, read_adopted, tmpfs
-from tests.support import ROOT, Place
+from tests.faults.harness import fill, needs_bindfs, needs_fuse, needs_root, read_adopted, tmpfs
+from tests.support import ROOT, Place, in_a_file, mounted
 
-pytestmark = [needs_root, needs_fuse, needs_bindfs, pytest.mark.skipif(not shutil.which("mkfs.xfs"), reason="needs mkfs.xfs")]
-
-
-@contextmanager
-def in_a_file(at: Path, near: Path, size: int, *make: str) -> Iterator[None]:
-    """A file system of a disk, made by these words, in a file beside."""
-    image = near / f"{make[0]}.image"
-    with image.open("wb") as file:
-        file.truncate(size)
-    subprocess.run([*make, image], check=True)
-    with mounted(at, "-o", "loop", str(image)):
-        yield
+pytestmark = [needs_root, needs_fuse, needs_bindfs]
 
 
 @contextmanager
 def ext4(at: Path, near: Path) -> Iterator[None]:
-    with in_a_file(at, near, 64 << 20, "mkfs.ext4", "-q"):
+    with in_a_file(at, near / "image", 64 << 20, "mkfs.ext4", "-q"):
         yield
 
 
 @contextmanager
 def xfs(at: Path, near: Path) -> Iterator[None]:
     # Less than 300 MiB mkfs.xfs refuses. They are a hole, mostly.
-    with in_a_file(at, near, 320 << 20, "mkfs.xfs", "-q"):
+    with in_a_file(at, near / "image", 320 << 20, "mkfs.xfs", "-q"):
         yield
 
 

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from tests import support
-from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, fill, mounted, needs_root, processes_of, read_all
-from tests.support import LONG_S, Place, Worker, read, warm
+from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, fill, needs_root, processes_of, read_all
+from tests.support import LONG_S, Place, Worker, mounted, read, warm
 
 
 def kill_all_in_the_middle(place: Place) -> None:
