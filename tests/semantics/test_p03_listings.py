@@ -226,7 +226,11 @@ def test_p03_on_open_the_source_lists(place: Place) -> None:
             # Whoever vouches for the source is taken at their word.
             assert lists(other, path)[1]
             assert lists(other, path)[0] != truth(path)
-    assert counted(worker.end())["passed"] == 2
+            # Nor does the agent list for it what nobody could use.
+            assert lists(worker, place.source / "e") == (truth(place.source / "e"), False)
+    ran = worker.end()
+    assert counted(ran) == {"saved": 0, "unknown": 0, "stale": 0, "tombstoned": 0, "passed": 3}
+    assert ran.record["agent"]["listings_handed_over"] == 0
 
 
 # What changes `d`, or the way to it, through a door.

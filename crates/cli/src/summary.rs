@@ -37,7 +37,7 @@ pub(crate) const PASSED: &[Counter] = &[
 ];
 
 /// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one. The first listing of a
-/// directory is none of them.
+/// directory is none of them, but under `on_open`.
 pub(crate) const NOT_LISTED: &[Counter] = &[
     Counter::ListingsStale,
     Counter::ListingsTombstoned,

@@ -103,6 +103,10 @@ fn count(serving: Serving, miss: Option<&Miss>) {
 }
 
 fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<*mut DIR, Miss> {
+    // Nor need the agent hear of it: whatever it listed, this run would not use it.
+    if serving.door.run.freshness() == Freshness::OnOpen {
+        return Err(Miss::Because(Counter::ListingsPassed));
+    }
     let reading = serving.read();
     let found = lookup::known(reading.as_ref(), spelled)?;
     check(serving, &found, spelled, path, now)?;
@@ -123,9 +127,6 @@ fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<
 
 /// Whether the listing may stand in now.
 fn check(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: u64) -> Result<(), Miss> {
-    if serving.door.run.freshness() == Freshness::OnOpen {
-        return Err(Miss::Because(Counter::ListingsPassed));
-    }
     if !found.is_listing() {
         // A file, when its copy was made.
         return Err(Miss::Because(Counter::SourceChanged));
