@@ -14,7 +14,7 @@ pub(crate) const SMALL_AT_ONCE: usize = 8;
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// Buffer of a worker in bytes.
 pub(crate) const BUFFER_BYTES: usize = 256 << 10;
-/// Directories that wait to be listed, or are being listed.
+/// Directories that wait to be listed, or are being listed; and directories that are remembered since they can have no listing.
 pub(crate) const LISTINGS_WAITING_MAX: usize = 1024;
 /// Bytes of a listing that are asked of the source in one call, as much as it gives in one answer.
 pub(crate) const LISTING_BYTES: usize = 256 << 10;

@@ -79,7 +79,8 @@ impl<'a> Place<'a> {
 
     fn mark_change(&self, serving: Serving, change: Change) {
         self.mark(serving);
-        if change != Change::Contents {
+        // Where there was no such name, it is marked by now.
+        if change != Change::Contents && self.own.is_some() {
             serving.control.mark_file(self.parent.0, self.parent.1, real::now());
         }
         let leads_elsewhere = match change {
