@@ -4,6 +4,7 @@
 mod adopt;
 mod ending;
 mod evict;
+mod flight;
 mod fresh;
 mod listings;
 mod prefetch;
@@ -22,16 +23,16 @@ use std::{
     time::Instant,
 };
 
-use forebay_contract::{Control, Identity};
+use forebay_contract::Control;
 use forebay_policy::{
-    fill_first::{self, Action, CopyId, FillFirst},
+    fill_first::FillFirst,
     speed::{Sample, Speed},
 };
 use forebay_store::Tier;
 
 use crate::{
     adopter::Batch,
-    clock::{boot_ms, boot_ns, unix_s},
+    clock::{boot_ns, unix_s},
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
@@ -47,6 +48,8 @@ use crate::{
     shared::set_thread_nice,
     sweeper::{Request as SweepRequest, Swept},
 };
+
+use flight::{Flight, FlightName};
 
 /// What happened.
 #[derive(Debug)]
@@ -135,27 +138,6 @@ struct DirectoryState {
     /// A program found its names out of time.
     wanted: bool,
     sweeping: bool,
-}
-
-/// A copy that is being made, and the names that it will have.
-#[derive(Debug)]
-struct Flight {
-    copy: u64,
-    identity: Identity,
-    stat: forebay_store::SourceStat,
-    tier: usize,
-    run: u64,
-    /// No program has opened the file yet.
-    ahead: bool,
-    names: Vec<FlightName>,
-}
-
-/// A name that a copy will have.
-#[derive(Debug)]
-struct FlightName {
-    path: Vec<u8>,
-    opened_at: u64,
-    plain: bool,
 }
 
 /// The clerk's state.
@@ -429,13 +411,7 @@ impl Clerk {
         // From here on the copy follows a program.
         flight.ahead = false;
         let size = flight.identity.size;
-        if flight.names.iter().all(|name| name.path != handed.path) {
-            flight.names.push(FlightName {
-                path: handed.path,
-                opened_at: handed.opened_at,
-                plain: handed.plain,
-            });
-        }
+        FlightName::add_to(&mut flight.names, &handed);
         let opened = Opened {
             source: handed.source,
             pid: handed.pid,
@@ -472,22 +448,13 @@ impl Clerk {
             self.not_copied(handed.run, publish::INDEX_FULL);
             return;
         }
-        let identity = handed.stat.identity;
-        self.next_flight += 1;
-        let number = self.next_flight;
-        let offer = fill_first::Event::Offer {
-            copy: CopyId(number),
-            size: identity.size,
-            now_ms: boot_ms(),
-        };
-        let tier = match self.place(offer, identity.size) {
-            Action::Place { tier, .. } => tier.0,
-            Action::Refuse { reason, .. } => {
+        let (number, tier) = match self.place(handed.stat.identity.size) {
+            Ok(placed) => placed,
+            Err(reason) => {
                 self.not_copied(handed.run, status::refusal_name(reason));
                 self.publish_room();
                 return;
             }
-            Action::Nothing => return,
         };
         self.start_copy(handed, number, tier, false);
     }
@@ -498,6 +465,7 @@ impl Clerk {
         let sampled = self.is_sample_due(tier, identity.size);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
+        let names = vec![FlightName::of(&handed)];
         let job = Job {
             number,
             copy,
@@ -512,11 +480,6 @@ impl Clerk {
                 _place: handed.place,
             },
         };
-        let names = vec![FlightName {
-            path: handed.path,
-            opened_at: handed.opened_at,
-            plain: handed.plain,
-        }];
         self.flights.insert(
             number,
             Flight {

@@ -15,7 +15,7 @@ use std::{
 
 use forebay_contract::run::use_stamp;
 use forebay_policy::{
-    TierIndex,
+    CopyId, TierIndex,
     eviction::{self, Candidate, Want},
     fill_first::{self, Action, Refusal},
     pressure::{Memory, Pressure},
@@ -177,13 +177,33 @@ impl Clerk {
         })
     }
 
-    /// Offers a file of `size` bytes to policy, and once more where room was made for it.
-    pub(super) fn place(&mut self, offer: fill_first::Event, size: u64) -> Action {
+    /// Numbers a copy of `size` bytes and offers it to policy; gives its number and its tier.
+    ///
+    /// # Errors
+    /// Why no tier takes it.
+    pub(super) fn offer(&mut self, size: u64) -> Result<(u64, usize), Refusal> {
+        self.next_flight += 1;
+        let number = self.next_flight;
+        let offer = fill_first::Event::Offer {
+            copy: CopyId(number),
+            size,
+            now_ms: boot_ms(),
+        };
         match fill_first::step(&mut self.policy, offer) {
-            Action::Refuse {
-                reason: Refusal::Quota | Refusal::Floor,
-                ..
-            } if self.make_room(size) => fill_first::step(&mut self.policy, offer),
+            Action::Place { tier, .. } => Ok((number, tier.0)),
+            Action::Refuse { reason, .. } => Err(reason),
+            // No offer is answered by it.
+            Action::Nothing => Err(Refusal::Off),
+        }
+    }
+
+    /// The same, and once more where room was made for it.
+    ///
+    /// # Errors
+    /// Why no tier takes it.
+    pub(super) fn place(&mut self, size: u64) -> Result<(u64, usize), Refusal> {
+        match self.offer(size) {
+            Err(Refusal::Quota | Refusal::Floor) if self.make_room(size) => self.offer(size),
             answer => answer,
         }
     }

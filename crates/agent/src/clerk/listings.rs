@@ -7,10 +7,6 @@ use std::{
 };
 
 use forebay_contract::FileTime;
-use forebay_policy::{
-    CopyId,
-    fill_first::{self, Action},
-};
 use forebay_store::SourceStat;
 
 use crate::{
@@ -20,7 +16,11 @@ use crate::{
     receiver::Handed,
 };
 
-use super::{Clerk, Flight, FlightName, TierState, publish, status};
+use super::{
+    Clerk, TierState,
+    flight::{Flight, FlightName},
+    publish, status,
+};
 
 /// What is being listed.
 #[derive(Debug)]
@@ -77,16 +77,6 @@ impl TierState {
     /// How many copies of this kind there are.
     pub(super) const fn copies(&mut self, is_listing: bool) -> &mut u64 {
         if is_listing { &mut self.listings } else { &mut self.files }
-    }
-}
-
-impl FlightName {
-    fn of(handed: &Handed) -> Self {
-        Self {
-            path: handed.path.clone(),
-            opened_at: handed.opened_at,
-            plain: handed.plain,
-        }
     }
 }
 
@@ -147,10 +137,7 @@ impl Clerk {
             None => self.listings.waiting.get_mut(&directory).map(|waiting| &mut waiting.more),
         };
         if let Some(names) = names {
-            if names.iter().all(|name| name.path != handed.path) {
-                names.push(FlightName::of(&handed));
-            }
-            return;
+            return FlightName::add_to(names, &handed);
         }
         if !self.mounts.of(identity.dev).has_directory_times() {
             return self.not_listed(handed.run, "no_directory_times");
@@ -203,21 +190,13 @@ impl Clerk {
         if self.names.of_file(&self.pages.index(), identity.dev, identity.ino).is_some() {
             return self.not_listed(run, "changed_meanwhile");
         }
-        self.next_flight += 1;
-        let number = self.next_flight;
-        let offer = fill_first::Event::Offer {
-            copy: CopyId(number),
-            size: identity.size,
-            now_ms: boot_ms(),
-        };
-        let tier = match self.place(offer, identity.size) {
-            Action::Place { tier, .. } => tier.0,
-            Action::Refuse { reason, .. } => {
+        let (number, tier) = match self.place(identity.size) {
+            Ok(placed) => placed,
+            Err(reason) => {
                 let reason = status::refusal_name(reason);
                 self.refuse(directory, reason, times, identity.size);
                 return self.not_listed(run, reason);
             }
-            Action::Nothing => return,
         };
         let Some(state) = self.tiers.get(tier) else { return };
         let write = Write {

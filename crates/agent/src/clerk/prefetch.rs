@@ -10,11 +10,7 @@ use std::{
 };
 
 use forebay_contract::{Run, index::split};
-use forebay_policy::{
-    CopyId,
-    fill_first::{self, Action},
-    prefetch::{Next, Prefetch, Seen},
-};
+use forebay_policy::prefetch::{Next, Prefetch, Seen};
 
 use crate::{
     clock::boot_ms,
@@ -25,7 +21,7 @@ use crate::{
     shared::SharedFile,
 };
 
-use super::{Clerk, Flight};
+use super::{Clerk, flight::Flight};
 
 /// What is kept for it.
 #[derive(Debug)]
@@ -235,21 +231,12 @@ impl Clerk {
         if is_known {
             return;
         }
-        self.next_flight += 1;
-        let number = self.next_flight;
-        let offer = fill_first::Event::Offer {
-            copy: CopyId(number),
-            size: identity.size,
-            now_ms,
-        };
         // No copy goes for it: who knows whether it is wanted as much.
-        match fill_first::step(&mut self.policy, offer) {
-            Action::Place { tier, .. } => {
-                self.prefetch.batch.insert(key);
-                self.start_copy(file, number, tier.0, true);
-            }
-            Action::Refuse { .. } | Action::Nothing => self.prefetch.policy.full(now_ms),
-        }
+        let Ok((number, tier)) = self.offer(identity.size) else {
+            return self.prefetch.policy.full(now_ms);
+        };
+        self.prefetch.batch.insert(key);
+        self.start_copy(file, number, tier, true);
     }
 
     /// A copy that was made ahead came to nothing.

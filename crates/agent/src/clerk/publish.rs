@@ -14,7 +14,10 @@ use crate::{
     receiver::Handed,
 };
 
-use super::{Clerk, DirectoryState, Flight, FlightName};
+use super::{
+    Clerk, DirectoryState,
+    flight::{Flight, FlightName},
+};
 
 /// Why there is no copy when the index takes no more names.
 pub(super) const INDEX_FULL: &str = "index_full";
