@@ -6,20 +6,22 @@ What a stream does beside giving entries: preload/test_streams.py.
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import SlowFs, have_fuse, slowfs
 from tests import support
 from tests.semantics.tree import SIZES
-from tests.support import NOBODY, Place, Ran, Worker, keep_recent, settle, wait_until, warm
+from tests.support import NOBODY, Place, Ran, Worker, keep_recent, read, settle, wait_until, warm
 
 # Names with what a listing says of them, in its order; or the errno, if it is refused. And whether the node has listed: a stream of
 # ours holds no descriptor.
@@ -406,3 +408,63 @@ def test_p15_what_was_listed_here_is_counted(place: Place) -> None:
     assert agent["listings_handed_over"] == counts["unknown"]
     assert (agent["listings_kept"], agent["listings_not_kept"]) == (1, {"recently_modified": 2})
     assert agent["files_copied"] == agent["handed_over"] == 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether all of its threads are stopped, or have ended."""
+
+    def state(thread: Path) -> str:
+        try:
+            return (thread / "stat").read_text().rpartition(") ")[2][0]
+        except OSError:
+            return "X"
+
+    return all(state(thread) in "TX" for thread in Path(f"/proc/{pid}/task").iterdir())
+
+
+@contextmanager
+def being_listed(place: Place, worker: Worker, fs: SlowFs, path: Path) -> Iterator[None]:
+    """The agent lists this directory of a source that hangs meanwhile: it is stopped while the worker opens it, for that must not hang."""
+    agent = place.agent_pid()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        wait_until(lambda: is_stopped(agent), "the agent's stop")
+        worker.do("stream = os.scandir(path)", path=str(path))
+        fs.hang()
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    try:
+        wait_until(lambda: place.status()["listings_in_flight"] == 1, "a directory that is being listed")
+        yield
+    finally:
+        fs.resume()
+
+
+def test_p15_a_directory_that_is_being_listed_keeps_its_source_busy_and_is_no_copy_of_a_file(place: Place) -> None:
+    """Nothing is read ahead meanwhile, also where that would be of another source: the two may be one server."""
+    if reason := have_fuse():
+        pytest.skip(reason)
+    mnt, beside = place.root / "mnt", place.source / "beside"
+    mnt.mkdir()
+    beside.mkdir()
+    (beside / "opened").write_bytes(bytes(1 << 20))
+    # No more than may be read in vain.
+    (beside / "sibling").write_bytes(b"sibling")
+    settle(beside)
+    record = place.record_path()
+    words = place.words([place.python, "-E", place.worker_script], record, source=mnt)
+    words[2:2] = ["--source", str(place.source), "--prefetch", "idle"]
+    with (
+        slowfs(place.source, mnt, attr_ttl_ms=0) as fs,
+        Worker.started(words, environment=place.environment(), cwd=place.root, record=record) as worker,
+    ):
+        with being_listed(place, worker, fs, mnt / "d"):
+            wait_until(lambda: read(worker, beside / "opened") and place.status()["files_copied"] == 1, "a copy")
+            # Idle for a second, a source is read ahead from: however long this takes, it is not while the agent lists.
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                status = place.status()
+                assert (status["in_flight"], status["listings_in_flight"]) == (1, 1)
+                assert (status["prefetching"], status["prefetched_files"]) == (0, 0)
+                time.sleep(0.1)
+        wait_until(lambda: place.status()["prefetched_files"] == 1, "a file that is copied ahead")

@@ -116,8 +116,10 @@ pub struct Status {
     pub listings_not_kept: BTreeMap<String, u64>,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,
-    /// Copies being made or waiting.
+    /// Copies being made or waiting, listings with them.
     pub in_flight: u64,
+    /// Of `in_flight`, listings.
+    pub listings_in_flight: u64,
     /// Directory sweeps.
     pub sweeps: u64,
     /// Names found changed or gone by sweeps.
@@ -135,6 +137,13 @@ pub struct Status {
     pub memory: Option<MemoryStatus>,
     /// CPU time of the agent so far, in milliseconds.
     pub cpu_ms: u64,
+}
+
+impl Status {
+    /// Copies of files being made or waiting.
+    pub const fn files_in_flight(&self) -> u64 {
+        self.in_flight.saturating_sub(self.listings_in_flight)
+    }
 }
 
 /// Memory as an agent sees it.

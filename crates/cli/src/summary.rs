@@ -78,7 +78,7 @@ impl Derived {
         let source_opens = counts.source_opens();
         // What is in flight may be other runs' as well.
         let first_opens = agent
-            .map_or(0, |status| status.files_copied + status.in_flight)
+            .map_or(0, |status| status.files_copied + status.files_in_flight())
             .min(counts.of(Counter::HandedOver));
         let at_most = source_opens.saturating_sub(first_opens).max(tier_opens);
         Self {
@@ -204,10 +204,11 @@ fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counte
 
 fn agent(out: &mut String, report: &Report<'_>) {
     let Some(status) = &report.agent else { return };
-    if status.files_copied + status.in_flight > 0 {
+    let in_flight = status.files_in_flight();
+    if status.files_copied + in_flight > 0 {
         let files = text::counted(status.files_copied, "file", "files");
-        let more = if status.in_flight > 0 {
-            format!("; {} more on the way", text::count(status.in_flight))
+        let more = if in_flight > 0 {
+            format!("; {} more on the way", text::count(in_flight))
         } else {
             String::new()
         };
@@ -262,5 +263,29 @@ fn agent(out: &mut String, report: &Report<'_>) {
             let (bytes, label) = (text::bytes(tier.given_back_bytes), tier.label());
             let _ = writeln!(out, "  {:<21}{files}, {bytes} ({label}): memory grew short", "given back:");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn counts(numbers: &[(Counter, u64)]) -> Counts {
+        let counters: BTreeMap<&str, u64> = numbers.iter().map(|(counter, number)| (counter.name(), *number)).collect();
+        serde_json::from_value(serde_json::json!({ "counters": counters })).unwrap()
+    }
+
+    #[test]
+    fn a_directory_that_is_being_listed_is_no_first_open_of_a_file() {
+        let counts = counts(&[(Counter::SourceOpens, 9), (Counter::HandedOver, 9)]);
+        let status = Status {
+            files_copied: 2,
+            in_flight: 4,
+            listings_in_flight: 3,
+            ..Status::default()
+        };
+        assert_eq!(Derived::from(&counts, Some(&status)).tier_opens_at_most, 9 - (2 + 1));
     }
 }

@@ -24,7 +24,7 @@ pub struct Seen {
     pub now_ms: u64,
     /// What the source has answered programs so far: any number that changes when it answers.
     pub asked: u64,
-    /// Copies that are being made behind a program's reading.
+    /// Copies that are being made behind a program's reading, and directories that are being listed.
     pub following: usize,
     /// Copies that are being made ahead.
     pub ahead: usize,

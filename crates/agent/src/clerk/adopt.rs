@@ -73,13 +73,8 @@ impl Adoption {
     }
 
     /// Hand-overs that wait.
-    pub(super) fn deferred(&self) -> usize {
-        self.deferred.values().map(Vec::len).sum()
-    }
-
-    /// Of these, the ones of a run.
-    pub(super) fn deferred_of(&self, run: u64) -> usize {
-        self.deferred.values().flatten().filter(|handed| handed.run == run).count()
+    pub(super) fn deferred(&self) -> impl Iterator<Item = &Handed> {
+        self.deferred.values().flatten()
     }
 
     /// Whether copies of earlier runs are still to be brought.

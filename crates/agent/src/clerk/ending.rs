@@ -28,11 +28,7 @@ impl Clerk {
         let Some(since) = self.draining_since else { return };
         // An agent without a first run waits for the command that started it.
         let served = self.next_run > self.started_at;
-        let idle = self.leaving.is_empty()
-            && self.flights.is_empty()
-            && self.listings.waiting_of(None) == 0
-            && !self.adoption.is_running()
-            && served;
+        let idle = self.leaving.is_empty() && self.under_way(None).is_nothing() && !self.adoption.is_running() && served;
         let owes = self.control.newest_tombstone() != 0 && self.adoption.is_untold();
         let most = if owes { BRING_MAX } else { DRAIN_MAX };
         if (idle || since.elapsed() >= most) && !(self.config.keep && served) {

@@ -1,9 +1,11 @@
-//! Copies that are being made.
+//! Copies that are being made, and what else is under way.
 
 use forebay_contract::Identity;
 use forebay_store::SourceStat;
 
 use crate::receiver::Handed;
+
+use super::Clerk;
 
 /// A copy that is being made, and the names that it will have.
 #[derive(Debug)]
@@ -40,5 +42,48 @@ impl FlightName {
         if names.iter().all(|name| name.path != handed.path) {
             names.push(Self::of(handed));
         }
+    }
+}
+
+/// How much is under way: copies that are being made, and hand-overs that wait for one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UnderWay {
+    /// Of files that programs have opened.
+    pub(super) files: usize,
+    /// Of directories that programs have listed.
+    pub(super) listings: usize,
+    /// Of files that no program has opened yet.
+    pub(super) ahead: usize,
+}
+
+impl UnderWay {
+    /// What programs have asked for.
+    pub(super) const fn following(self) -> usize {
+        self.files + self.listings
+    }
+
+    pub(super) const fn is_nothing(self) -> bool {
+        self.following() + self.ahead == 0
+    }
+}
+
+impl Clerk {
+    /// What is under way, in all or for a run.
+    pub(super) fn under_way(&self, run: Option<u64>) -> UnderWay {
+        let flights = self.flights.values().map(|flight| (flight.run, &flight.stat, flight.ahead));
+        let deferred = self.adoption.deferred().map(|handed| (handed.run, &handed.stat, false));
+        let mut under_way = UnderWay {
+            listings: self.listings.waiting_of(run),
+            ..UnderWay::default()
+        };
+        for (_, stat, ahead) in flights.chain(deferred).filter(|(of, ..)| run.is_none_or(|run| run == *of)) {
+            let number = match (ahead, stat.is_directory()) {
+                (true, _) => &mut under_way.ahead,
+                (false, true) => &mut under_way.listings,
+                (false, false) => &mut under_way.files,
+            };
+            *number += 1;
+        }
+        under_way
     }
 }

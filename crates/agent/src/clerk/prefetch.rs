@@ -142,14 +142,14 @@ impl Clerk {
             return;
         }
         let asked = self.runs.keys().filter_map(|run| self.counted_in(*run));
-        let ahead = self.flights.values().filter(|flight| flight.ahead).count();
+        let under_way = self.under_way(None);
         // What was removed to make room may be read again, and is no part of what a data set is known to have.
         let removed: u64 = self.tiers.iter().map(|tier| tier.replaced.bytes + tier.given_back.bytes).sum();
         let seen = Seen {
             now_ms: boot_ms(),
             asked: asked.map(|counts| counts.source_open.count()).sum(),
-            following: self.flights.len() - ahead + self.adoption.deferred(),
-            ahead,
+            following: under_way.following(),
+            ahead: under_way.ahead,
             copied_bytes: (self.total.bytes_copied + self.total.prefetched_bytes).saturating_sub(removed),
             wasted_bytes: self.prefetch.in_vain_bytes,
             room_bytes: self.policy.room_hint(boot_ms()),

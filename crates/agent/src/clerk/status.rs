@@ -31,14 +31,12 @@ impl Clerk {
     /// What was done for a run, or in all, and what of that is under way; tiers are the agent's in either case.
     pub(super) fn status(&self, run: Option<u64>) -> Status {
         let tally = run.and_then(|run| self.runs.get(&run)).map_or(&self.total, |run| &run.tally);
-        let flights = || self.flights.values().filter(move |flight| run.is_none_or(|run| flight.run == run));
-        let prefetching = flights().filter(|flight| flight.ahead).count();
-        let deferred = run.map_or_else(|| self.adoption.deferred(), |run| self.adoption.deferred_of(run));
-        let in_flight = flights().count() - prefetching + deferred + self.listings.waiting_of(run);
+        let under_way = self.under_way(run);
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Status {
-            in_flight: in_flight as u64,
-            prefetching: prefetching as u64,
+            in_flight: under_way.following() as u64,
+            listings_in_flight: under_way.listings as u64,
+            prefetching: under_way.ahead as u64,
             adopted: self.total.adopted,
             adopting: self.adoption.is_running(),
             runs: self.runs.len() as u64,

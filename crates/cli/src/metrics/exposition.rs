@@ -153,8 +153,8 @@ const METRICS: &[Metric] = &[
         "Bytes the agent read of source files, those in the page cache among them",
         |agent| one(agent.totals.status.source_bytes_read),
     ),
-    gauge("forebay_copies_in_flight", "Copies being made or waiting", |agent| {
-        one(agent.totals.status.in_flight)
+    gauge("forebay_copies_in_flight", "Copies of files being made or waiting", |agent| {
+        one(agent.totals.status.files_in_flight())
     }),
     gauge("forebay_tier_usage_bytes", "Bytes of copies in a tier", |agent| {
         by_tier(agent, |tier| tier.used_bytes)

@@ -132,7 +132,7 @@ impl Lines<'_> {
         lines.push(format!(
             "  {:<16}{} in flight; {} made, {} ({rate} a second)",
             "copies:",
-            text::count(status.in_flight),
+            text::count(status.files_in_flight()),
             text::count(status.files_copied),
             text::bytes(status.bytes_copied),
         ));
