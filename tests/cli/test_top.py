@@ -67,7 +67,7 @@ def test_once(desk: Desk) -> None:
     assert lines[2][0].endswith(desk.tier.name)
     assert lines[2][1:] == ["10", "0", "97.7", "KiB", "0", "B"]
     assert "10 copies" in done.stdout
-    assert "1 opened for writing: the source's own" in done.stdout
+    assert "1 left alone: opened for writing: the source's own" in done.stdout
     assert "to open a file there" not in done.stdout, "the source was asked for none"
 
 

@@ -202,6 +202,23 @@ fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counte
     }
 }
 
+/// Reasons for which tiers did not answer, and for which nothing was kept of what was handed over, and how often each held; the most frequent first.
+pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Vec<(u64, String)> {
+    let passed = PASSED.iter().map(|counter| ("left alone: ", counter));
+    let others = MISSED.iter().chain(NOT_LISTED).map(|counter| ("", counter));
+    let doors = passed
+        .chain(others)
+        .map(|(what, counter)| (of(*counter), format!("{what}{}", counter.meaning())));
+    let refused = agent.into_iter().flat_map(|agent| {
+        let files = agent.not_copied.iter().map(|found| ("not copied", found));
+        files.chain(agent.listings_not_kept.iter().map(|found| ("no listing kept", found)))
+    });
+    let refused = refused.map(|(what, (why, number))| (*number, format!("{what}: {}", text::why_not_copied(why))));
+    let mut all: Vec<(u64, String)> = doors.chain(refused).filter(|(number, _)| *number > 0).collect();
+    all.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(&other.1)));
+    all
+}
+
 fn agent(out: &mut String, report: &Report<'_>) {
     let Some(status) = &report.agent else { return };
     let in_flight = status.files_in_flight();
@@ -287,5 +304,26 @@ mod tests {
             ..Status::default()
         };
         assert_eq!(Derived::from(&counts, Some(&status)).tier_opens_at_most, 9 - (2 + 1));
+    }
+
+    #[test]
+    fn whatever_was_not_answered_or_kept_has_its_reason_the_most_frequent_first() {
+        let counts = counts(&[(Counter::ListingsStale, 1), (Counter::Stale, 2), (Counter::Writing, 3)]);
+        let reason = |why: &str, number| BTreeMap::from([(why.to_owned(), number)]);
+        let status = Status {
+            not_copied: reason("memory_short", 4),
+            listings_not_kept: reason("recently_modified", 5),
+            ..Status::default()
+        };
+        let all: [(u64, String); 5] = [
+            (5, "no listing kept: modified within the last two seconds".to_owned()),
+            (4, "not copied: memory grew short".to_owned()),
+            (3, format!("left alone: {}", Counter::Writing.meaning())),
+            (2, Counter::Stale.meaning().to_owned()),
+            (1, Counter::ListingsStale.meaning().to_owned()),
+        ];
+        let of = |counter| counts.of(counter);
+        assert_eq!(why_not(of, Some(&status)), all);
+        assert_eq!(why_not(of, None), all[2..]);
     }
 }

@@ -1,6 +1,8 @@
 //! Every metric: its name, what it means, and where its value comes from. Names are those of OpenTelemetry's conventions as Prometheus writes
 //! them: the unit, spelled out, then `_total` for what only grows. No label holds a path or a name that a user chose.
 
+use std::collections::BTreeMap;
+
 use forebay_agent::Counts;
 use forebay_contract::Counter;
 use prometheus::{
@@ -133,12 +135,12 @@ const METRICS: &[Metric] = &[
     counter(
         "forebay_not_copied_files_total",
         "Hand-overs that came to no copy, by reason",
-        |agent| {
-            let not_copied = agent.totals.status.not_copied.iter();
-            not_copied
-                .map(|(why, number)| (vec![("reason", why.clone())], *number as f64))
-                .collect()
-        },
+        |agent| by_reason(&agent.totals.status.not_copied),
+    ),
+    counter(
+        "forebay_not_kept_listings_total",
+        "Directories that programs listed and of which no listing was kept, by reason",
+        |agent| by_reason(&agent.totals.status.listings_not_kept),
     ),
     counter("forebay_adopted_copies_total", "Copies of earlier agents taken over", |agent| {
         one(agent.totals.status.adopted)
@@ -187,6 +189,13 @@ fn from_source(doors: &Counts) -> u64 {
 
 fn one(value: u64) -> Vec<Sample> {
     vec![(Vec::new(), value as f64)]
+}
+
+fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<Sample> {
+    refused
+        .iter()
+        .map(|(why, number)| (vec![("reason", why.clone())], *number as f64))
+        .collect()
 }
 
 fn by_tier(agent: &Agent, value: impl Fn(&forebay_agent::protocol::TierStatus) -> u64) -> Vec<Sample> {

@@ -15,8 +15,7 @@ use crate::{
         Page,
         plots::{self, Frame, LIMIT, Line, RGBColor, SERIES},
     },
-    summary::{MISSED, NOT_LISTED, PASSED},
-    text,
+    summary, text,
     timeline::{Epochs, Moment, Timeline},
 };
 
@@ -402,28 +401,13 @@ fn fill(run: &Recorded, time: &Unit) -> (Vec<Line>, Unit) {
     (unit.scaled(lines), unit)
 }
 
-/// Why opens were not answered by tiers, and files not copied.
+/// Why opens and listings were not answered by tiers, and files not copied, or listings not kept.
 fn reasons(page: &mut Page, run: &Recorded) {
     page.section(
         "Not from a tier, and why",
         "The first open of each file is not counted here. What was copied in this run serves the next one.",
     );
-    let mut rows: Vec<(u64, String)> = MISSED
-        .iter()
-        .map(|counter| (run.of(*counter), counter.meaning().to_owned()))
-        .chain(
-            PASSED
-                .iter()
-                .map(|counter| (run.of(*counter), format!("left alone: {}", counter.meaning()))),
-        )
-        .chain(NOT_LISTED.iter().map(|counter| (run.of(*counter), counter.meaning().to_owned())))
-        .chain(run.agent.iter().flat_map(|agent| {
-            let not_copied = agent.not_copied.iter();
-            not_copied.map(|(why, number)| (*number, format!("not copied: {}", text::why_not_copied(why))))
-        }))
-        .filter(|(number, _)| *number > 0)
-        .collect();
-    rows.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(&other.1)));
+    let rows = summary::why_not(|counter| run.of(counter), run.agent.as_ref());
     if rows.is_empty() {
         page.words("There was nothing to name.");
         return;

@@ -5,10 +5,7 @@ use std::time::Duration;
 use forebay_contract::Counter;
 
 use super::{Agent, Seen};
-use crate::{
-    summary::{MISSED, NOT_LISTED, PASSED},
-    text,
-};
+use crate::{summary, text};
 
 /// What is shown.
 pub(super) fn lines(before: &Seen, now: &Seen) -> Vec<String> {
@@ -158,24 +155,9 @@ impl Lines<'_> {
         lines
     }
 
-    /// What was not answered by a copy, and what was not copied, and why; the most frequent first.
     fn reasons(&self) -> Vec<String> {
-        let mut all: Vec<(u64, String)> = MISSED
+        summary::why_not(|counter| self.agent.counts.of(counter), Some(&self.agent.status))
             .iter()
-            .chain(PASSED)
-            .chain(NOT_LISTED)
-            .map(|counter| (self.agent.counts.of(*counter), counter.meaning().to_owned()))
-            .chain(
-                self.agent
-                    .status
-                    .not_copied
-                    .iter()
-                    .map(|(why, number)| (*number, format!("not copied: {}", text::why_not_copied(why)))),
-            )
-            .filter(|(number, _)| *number > 0)
-            .collect();
-        all.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(&other.1)));
-        all.iter()
             .enumerate()
             .map(|(at, (number, why))| {
                 let head = if at == 0 { "passed by:" } else { "" };
