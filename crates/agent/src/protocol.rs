@@ -204,6 +204,11 @@ pub struct TierStatus {
 }
 
 impl TierStatus {
+    /// Copies of files and listings of directories.
+    pub const fn copies(&self) -> u64 {
+        self.files + self.listings
+    }
+
     /// What people call it.
     pub fn label(&self) -> String {
         label(&self.dir, self.ram)

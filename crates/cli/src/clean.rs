@@ -158,11 +158,14 @@ impl Report {
     /// What lay in memory went with its agent.
     fn count_ram(&mut self, ended: &Status) {
         for tier in ended.tiers.iter().filter(|tier| tier.ram) {
-            self.files += tier.files;
+            self.files += tier.copies();
             self.bytes += tier.used_bytes;
-            let files = text::counted(tier.files, "copy", "copies");
-            self.lines
-                .push(format!("{}: {files} removed, {} freed", tier.label(), text::bytes(tier.used_bytes)));
+            let copies = text::counted(tier.copies(), "copy", "copies");
+            self.lines.push(format!(
+                "{}: {copies} removed, {} freed",
+                tier.label(),
+                text::bytes(tier.used_bytes)
+            ));
         }
     }
 

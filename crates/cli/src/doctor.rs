@@ -10,7 +10,7 @@ use std::{
 use forebay_agent::{
     Connection,
     memory::{Found, Gauge},
-    protocol::Status,
+    protocol::{Status, TierStatus},
 };
 use forebay_store::Lack;
 use rustix::process::{Resource, getrlimit};
@@ -239,13 +239,13 @@ impl Findings {
         match &self.agent {
             None => row("agent", "none is running; a run starts one"),
             Some(status) => {
-                let files: u64 = status.tiers.iter().map(|tier| tier.files).sum();
+                let copies: u64 = status.tiers.iter().map(TierStatus::copies).sum();
                 let bytes: u64 = status.tiers.iter().map(|tier| tier.used_bytes).sum();
-                let files = text::counted(files, "copy", "copies");
+                let copies = text::counted(copies, "copy", "copies");
                 row(
                     "agent",
                     &format!(
-                        "running for {}, {files}, {}",
+                        "running for {}, {copies}, {}",
                         text::counted(status.runs, "run", "runs"),
                         text::bytes(bytes)
                     ),

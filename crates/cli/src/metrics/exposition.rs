@@ -164,7 +164,9 @@ const METRICS: &[Metric] = &[
     gauge("forebay_tier_limit_bytes", "Most bytes of copies in a tier", |agent| {
         by_tier(agent, |tier| tier.quota_bytes)
     }),
-    gauge("forebay_tier_copies", "Copies in a tier", |agent| by_tier(agent, |tier| tier.files)),
+    gauge("forebay_tier_copies", "Copies of files in a tier", |agent| {
+        by_tier(agent, |tier| tier.files)
+    }),
     gauge("forebay_tier_up", "Whether a tier is in use (1) or switched off (0)", |agent| {
         by_tier(agent, |tier| u64::from(tier.off.is_none()))
     }),

@@ -109,7 +109,7 @@ impl Lines<'_> {
                 let off = tier.off.as_ref().map(|why| format!("; off: {why}")).unwrap_or_default();
                 let (used, quota) = (text::bytes(tier.used_bytes), text::bytes(tier.quota_bytes));
                 let share = text::percent(tier.used_bytes, tier.quota_bytes);
-                let files = text::counted(tier.files, "copy", "copies");
+                let copies = text::counted(tier.copies(), "copy", "copies");
                 let replaced = match tier.replaced_bytes {
                     0 => String::new(),
                     bytes => format!("; {} removed for others", text::bytes(bytes)),
@@ -120,7 +120,7 @@ impl Lines<'_> {
                 };
                 let label = tier.label();
                 format!(
-                    "  {:<16}{files}, {used} of {quota} ({share}) in {label}{replaced}{back}{off}",
+                    "  {:<16}{copies}, {used} of {quota} ({share}) in {label}{replaced}{back}{off}",
                     "filled:"
                 )
             })
