@@ -341,6 +341,17 @@ def test_p12_a_seed_that_was_given_is_taken_from_the_state() -> None:
     assert [had + listed(resumed), listed(resumed)] == [listed(whole), listed(whole)]
 
 
+def test_p12_a_state_that_is_refused_gives_no_seed_either() -> None:
+    seeded = DataLoader(Indices(20), 4, shuffle=True, seed=6, report=False).state_dict()
+    other = DataLoader(Indices(20), 4, shuffle=True, report=False)
+    before = other.state_dict()
+    for key, value in (("epoch", -1), ("samples", "x"), ("seed", "x")):
+        with pytest.raises(StateError, match="the state is damaged"):
+            other.load_state_dict({**seeded, key: value})
+        assert other.state_dict() == before
+    assert (before["drawn"], before["seed"]) == (True, None)
+
+
 def weighted() -> WeightedRandomSampler:
     return WeightedRandomSampler([1.0] * 20, 17, generator=torch.Generator().manual_seed(2))
 

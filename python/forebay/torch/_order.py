@@ -172,15 +172,15 @@ class Known:
         _same(state, "length", self.samples, "samples of the dataset")
         _same(state, "shuffle", self.shuffle, "shuffle")
         _same(state, "blocks", self._blocks_digest(), "the dataset's blocks, and how many are mixed at once")
-        if not state["drawn"] and self.seed is None:
-            self.seed = int(state["seed"])
-        if self.seed is not None:
+        seed = int(state["seed"]) if self.seed is None and not state["drawn"] else self.seed
+        if seed is not None:
             if state["drawn"]:
-                raise StateError(
-                    f"the state's order was drawn from torch's generator: go on with it on one rank, and without seed={self.seed}"
-                )
-            _same(state, "seed", self.seed, "seed")
-        return Place(_counted(state, "epoch"), _counted(state, "samples"), state["seed"], state["chance"])
+                raise StateError(f"the state's order was drawn from torch's generator: go on with it on one rank, and without seed={seed}")
+            _same(state, "seed", seed, "seed")
+        place = Place(_counted(state, "epoch"), _counted(state, "samples"), state["seed"], state["chance"])
+        # Only now: a state that is refused changes nothing.
+        self.seed = seed
+        return place
 
     def _blocks_digest(self) -> str | None:
         return None if self.blocks is None else hashlib.blake2b(repr(self.blocks).encode(), digest_size=8).hexdigest()
