@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from forebay._core import Deal, Epoch, counter_at, sample_key
+from forebay._core import Blocks, Deal, Epoch, counter_at, sample_key
 
 WORD = 2**64 - 1
 
@@ -20,23 +20,23 @@ def test_an_epoch_is_dealt() -> None:
         [[2, 5], [8, 1], []],
     ]
     assert [whole.padding_of(rank, 1) for rank in range(3)] == [0, 1, 1]
-    assert (whole.iterations, whole.padding, whole.dropped) == (2, 2, 0)
+    assert whole.iterations == 2
     assert [whole.used_after(steps) for steps in range(4)] == [0, 6, 10, 10]
 
 
 @pytest.mark.parametrize(
     ("sampler", "loader", "steps", "dropped"), [(False, False, 3, 0), (False, True, 2, 1), (True, False, 3, 0), (True, True, 2, 1)]
 )
-def test_what_is_dropped_is_told(sampler: bool, loader: bool, steps: int, dropped: int) -> None:
+def test_what_is_dropped_is_not_used(sampler: bool, loader: bool, steps: int, dropped: int) -> None:
     epoch = Epoch(Deal(5, 1, 2, sampler, loader), True, 3, 1, 0)
-    assert (epoch.iterations, epoch.dropped) == (steps, dropped)
+    assert (epoch.iterations, 5 - epoch.used_after(epoch.iterations)) == (steps, dropped)
 
 
 def test_the_rest_of_an_epoch_is_dealt() -> None:
     rest = Epoch(Deal(10, 2, 2, False, False), True, 7, 2, 7)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(9)).tolist()
     assert [rest.batch(rank, 0) for rank in range(2)] == [[order[7], order[9]], [order[8], order[0]]]
-    assert (rest.iterations, rest.padding, rest.used_after(1)) == (1, 1, 10)
+    assert (rest.iterations, rest.padding_of(0, 0), rest.padding_of(1, 0), rest.used_after(1)) == (1, 0, 1, 10)
     assert Epoch(Deal(10, 2, 2, False, False), True, 7, 2, 2**40).iterations == 0
 
 
@@ -62,14 +62,18 @@ def test_a_permutation_is_computed_place_by_place() -> None:
 
 
 def test_blocks_are_mixed_some_at_a_time() -> None:
-    epoch = Epoch.of_blocks(Deal(10, 1, 10, False, False), [2, 5, 10], 1, 3, 0)
-    blocks = [sum(sample >= end for end in (2, 5)) for sample in epoch.batch(0, 0)]
-    assert sorted(epoch.batch(0, 0)) == list(range(10))
-    assert len([1 for one, following in itertools.pairwise(blocks) if one != following]) == 2, "one after another"
+    deal = Deal(10, 1, 10, False, False)
+    blocks = Blocks(deal, [2, 5, 10], 1)
+    whole = blocks.epoch(3, 0, 0).batch(0, 0)
+    of = [sum(sample >= end for end in (2, 5)) for sample in whole]
+    assert sorted(whole) == list(range(10))
+    assert len([1 for one, following in itertools.pairwise(of) if one != following]) == 2, "one after another"
+    assert blocks.epoch(3, 0, 4).batch(0, 0) == whole[4:], "from a place on"
+    assert blocks.epoch(WORD, 4, 0).batch(0, 0) == whole, "the sum of seed and epoch has 64 bits"
     with pytest.raises(ValueError, match="at block 1"):
-        Epoch.of_blocks(Deal(10, 1, 10, False, False), [2, 2, 10], 1, 3, 0)
+        Blocks(deal, [2, 2, 10], 1)
     with pytest.raises(ValueError, match="blocks at once must be at least 1"):
-        Epoch.of_blocks(Deal(10, 1, 10, False, False), [2, 10], 0, 3, 0)
+        Blocks(deal, [2, 10], 0)
 
 
 @pytest.mark.parametrize(

@@ -484,10 +484,10 @@ fn uses_are_counted_by_node() {
         }
     }
     let one = Cluster { nodes: 1, ..cluster };
-    let many = nopfs::Uses::count(
-        one,
-        1,
-        (0..300).map(|_| order::Epoch::given(Deal::new(1, 2, 1).expect("a deal"), vec![0]).expect("one sample")),
-    );
+    let padded = Order {
+        deal: Deal::new(1, 2, 1).expect("a deal"),
+        ..order
+    };
+    let many = nopfs::Uses::count(one, 1, (0..300).map(|number| padded.epoch(number)));
     assert_eq!(many.of(0, 0), u8::MAX, "as many as can be counted");
 }

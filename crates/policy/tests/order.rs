@@ -2,7 +2,7 @@
 
 mod drawn;
 
-use forebay_policy::order::{Counter, Deal, Epoch, Order, OrderError, Permutation, block_permutation, sample_key};
+use forebay_policy::order::{Blocks, Counter, Deal, Epoch, Order, OrderError, Permutation, Rest, sample_key};
 use proptest::prelude::*;
 
 /// What torch gave; `vectors/torch_order.py` writes it.
@@ -19,6 +19,32 @@ fn torch(samples: u32, seed: u64) -> Order {
         seed,
         deal: Deal::new(samples, 1, 1).expect("a deal"),
     }
+}
+
+fn sequential(deal: Deal) -> Epoch {
+    Order {
+        permutation: Permutation::Sequential,
+        seed: 0,
+        deal,
+    }
+    .epoch(0)
+}
+
+/// Of one rank.
+fn blocks(samples: u32, ends: &[u32], at_once: u32) -> Result<Blocks, OrderError> {
+    Blocks::new(Deal::new(samples, 1, 1).expect("a deal"), ends.to_vec(), at_once)
+}
+
+fn permutation_of(epoch: &Epoch) -> Vec<u32> {
+    epoch
+        .samples(0..u64::from(epoch.deal().samples()))
+        .map(|(_, sample)| sample)
+        .collect()
+}
+
+/// Samples that no rank uses: the tail that the deal drops.
+fn dropped(samples: u32, rest: &Rest) -> u32 {
+    samples - rest.used_after(rest.iterations())
 }
 
 fn check_permutation(row: &[u64]) {
@@ -135,66 +161,52 @@ fn what_cannot_be_is_refused() {
     );
     assert_eq!(OrderError::Zero("batch").to_string(), "batch must be at least 1");
     assert_eq!(OrderError::TooManySamples.to_string(), "at most 4294967294 samples can be counted");
-    let missing = OrderError::NotAPermutation { index: 3, samples: 4 };
-    assert_eq!(
-        missing.to_string(),
-        "a given order must hold each of 4 samples once: it does not at index 3"
-    );
 }
 
 #[test]
-fn a_given_order_holds_each_sample_once() {
-    let deal = Deal::new(4, 3, 1).expect("a deal");
-    let epoch = Epoch::given(deal, vec![2, 0, 3, 1]).expect("a permutation");
-    let dealt: Vec<_> = (0..deal.iterations()).flat_map(|step| epoch.step(step)).collect();
-    assert_eq!(dealt, [(0, 2), (1, 0), (2, 3), (0, 1), (1, 2), (2, 0)], "padded from the start");
-    for (wrong, index) in [
-        (vec![2, 0, 2, 1], 2),
-        (vec![4, 0, 1, 2], 0),
-        (vec![2, 0, 1], 3),
-        (vec![2, 0, 1, 3, 3], 4),
-    ] {
-        assert_eq!(Epoch::given(deal, wrong), Err(OrderError::NotAPermutation { index, samples: 4 }));
-    }
+fn an_epoch_is_padded_from_its_start() {
+    let epoch = sequential(Deal::new(4, 3, 1).expect("a deal"));
+    let dealt: Vec<_> = (0..epoch.iterations()).flat_map(|step| epoch.step(step)).collect();
+    assert_eq!(dealt, [(0, 0), (1, 1), (2, 2), (0, 3), (1, 0), (2, 1)]);
 }
 
 #[test]
 fn the_rest_is_padded_from_the_epochs_start_and_says_so() {
     let deal = Deal::new(10, 3, 2).expect("a deal");
-    let rest = Epoch::given(deal, (0..10).rev().collect()).expect("a permutation").rest(6);
+    let rest = sequential(deal).rest(6);
     let batches: Vec<Vec<u32>> = (0..3).map(|rank| rest.batch(rank, 0).collect()).collect();
-    assert_eq!(batches, [[3, 0], [2, 9], [1, 8]]);
+    assert_eq!(batches, [[6, 9], [7, 0], [8, 1]]);
     assert_eq!([0, 1, 2].map(|rank| rest.padding_of(rank, 0)), [0, 1, 1]);
-    assert_eq!((rest.iterations(), rest.padding(), rest.dropped()), (1, 2, 0));
+    assert_eq!((rest.iterations(), dropped(10, &rest)), (1, 0));
     assert_eq!([0, 1, 2].map(|steps| rest.used_after(steps)), [6, 10, 10]);
     assert_eq!((rest.batch(0, 1).len(), rest.padding_of(0, 1)), (0, 0));
 }
 
 #[test]
-fn the_rest_says_what_is_dropped() {
+fn what_the_rest_drops_was_not_used() {
     let deal = Deal::new(10, 2, 2).and_then(|deal| deal.sampler_drop_last(true));
     let deal = deal.and_then(|deal| deal.loader_drop_last(true)).expect("a deal");
-    let epoch = Epoch::given(deal, (0..10).collect()).expect("a permutation");
+    let epoch = sequential(deal);
     let rest = epoch.clone().rest(3);
-    assert_eq!((rest.iterations(), rest.padding(), rest.dropped()), (1, 0, 3));
+    assert_eq!((rest.iterations(), rest.padding_of(1, 0), dropped(10, &rest)), (1, 0, 3));
     assert_eq!(rest.used_after(u32::MAX), 7);
     for used in [7, 10, u64::MAX] {
         let rest = epoch.clone().rest(used);
         assert_eq!((rest.iterations(), rest.batch(1, 0).len(), rest.padding_of(1, 0)), (0, 0, 0));
         assert_eq!(u64::from(rest.used_after(5)), used.min(10));
-        assert_eq!(u64::from(rest.dropped()), 10 - used.min(10));
+        assert_eq!(u64::from(dropped(10, &rest)), 10 - used.min(10));
     }
 }
 
 #[test]
 fn blocks_come_together_and_are_mixed() {
     let ends = [3, 4, 9, 12, 20];
-    let order = block_permutation(20, &ends, 2, 7).expect("blocks");
+    let order = permutation_of(&blocks(20, &ends, 2).expect("blocks").epoch(7, 0));
     let block_of = |sample: u32| ends.iter().position(|&end| sample < end).expect("within the dataset");
     // Which blocks are together is what torch's permutation of five says.
-    let blocks: Vec<u32> = torch(5, 7).epoch(0).samples(0..5).map(|(_, block)| block).collect();
+    let drawn = permutation_of(&torch(5, 7).epoch(0));
     let mut rest = order.as_slice();
-    for (group, pair) in (0..).zip(blocks.chunks(2)) {
+    for (group, pair) in (0..).zip(drawn.chunks(2)) {
         let together: Vec<u32> = (0..20).filter(|&sample| pair.contains(&(block_of(sample) as u32))).collect();
         let (these, others) = rest.split_at(together.len());
         let mut sorted = these.to_vec();
@@ -203,8 +215,15 @@ fn blocks_come_together_and_are_mixed() {
         rest = others;
     }
     assert!(rest.is_empty());
-    assert_eq!(block_permutation(6, &[2, 4, 6], 3, 1).expect("blocks").len(), 6);
-    assert_eq!(block_permutation(1, &[1], 9, 1), Ok(vec![0]));
+    assert_eq!(permutation_of(&blocks(1, &[1], 9).expect("a block").epoch(1, 0)), [0]);
+}
+
+#[test]
+fn an_epoch_of_blocks_is_that_of_the_sum() {
+    let blocks = blocks(20, &[3, 4, 9, 12, 20], 2).expect("blocks");
+    assert_eq!(blocks.epoch(7, 3), blocks.epoch(10, 0));
+    assert_eq!(blocks.epoch(u64::MAX, 3), blocks.epoch(2, 0), "which wraps");
+    assert_ne!(blocks.epoch(7, 3), blocks.epoch(7, 4));
 }
 
 #[test]
@@ -218,13 +237,13 @@ fn blocks_that_do_not_make_up_the_dataset_are_refused() {
         (&[][..], 0),
     ] {
         let wrong = OrderError::NotBlocks { index };
-        assert_eq!(block_permutation(5, ends, 2, 1), Err(wrong), "{ends:?}");
+        assert_eq!(blocks(5, ends, 2), Err(wrong), "{ends:?}");
         assert_eq!(
             wrong.to_string(),
             format!("blocks must follow each other, none empty, and make up the dataset: they don't at block {index}")
         );
     }
-    assert_eq!(block_permutation(5, &[5], 0, 1), Err(OrderError::Zero("blocks at once")));
+    assert_eq!(blocks(5, &[5], 0), Err(OrderError::Zero("blocks at once")));
 }
 
 /// Computed by hand, from the published function of splitmix64.
@@ -374,8 +393,8 @@ proptest! {
         prop_assert!(uses.iter().all(|&count| count <= 1));
         prop_assert_eq!(uses.iter().sum::<u32>(), used as u32);
         if let Some((stage, rest)) = last && stage == stages.len() {
-            prop_assert_eq!(uses.iter().filter(|&&count| count == 0).count() as u32, rest.dropped());
-            prop_assert!(drop || rest.dropped() == 0);
+            prop_assert_eq!(uses.iter().filter(|&&count| count == 0).count() as u32, dropped(samples, &rest));
+            prop_assert!(drop || dropped(samples, &rest) == 0);
         }
     }
 
@@ -384,8 +403,9 @@ proptest! {
     fn blocks_make_a_permutation(lengths in proptest::collection::vec(1_u32..9, 1..30), at_once in 1_u32..9, seed: u64) {
         let ends: Vec<u32> = lengths.iter().scan(0, |end, length| { *end += length; Some(*end) }).collect();
         let samples = *ends.last().expect("a block");
-        let order = block_permutation(samples, &ends, at_once, seed).expect("blocks");
-        prop_assert!(Epoch::given(Deal::new(samples, 1, 1).expect("a deal"), order).is_ok());
+        let mut order = permutation_of(&blocks(samples, &ends, at_once).expect("blocks").epoch(seed, 0));
+        order.sort_unstable();
+        prop_assert!(order.into_iter().eq(0..samples));
     }
 
     /// No two samples of any epochs have the same key.

@@ -120,7 +120,7 @@ mod _core {
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]
-    use super::order::{Deal, Epoch, counter_at, sample_key};
+    use super::order::{Blocks, Deal, Epoch, counter_at, sample_key};
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]

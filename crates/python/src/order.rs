@@ -44,32 +44,10 @@ impl Epoch {
         Self(py.detach(|| order.epoch(epoch).rest(used)))
     }
 
-    /// One whose permutation is that of blocks, which end at `ends`.
-    #[staticmethod]
-    fn of_blocks(py: Python<'_>, deal: &Deal, ends: Vec<u32>, at_once: u32, seed: u64, used: u64) -> PyResult<Self> {
-        let epoch = py.detach(move || {
-            let permutation = order::block_permutation(deal.0.samples(), &ends, at_once, seed)?;
-            order::Epoch::given(deal.0, permutation)
-        });
-        Ok(Self(epoch.map_err(to_python)?.rest(used)))
-    }
-
     /// Batches of each rank that are left.
     #[getter]
     fn iterations(&self) -> u32 {
         self.0.iterations()
-    }
-
-    /// Uses that repeat a sample, by all ranks.
-    #[getter]
-    fn padding(&self) -> u64 {
-        self.0.padding()
-    }
-
-    /// Samples that no rank uses.
-    #[getter]
-    fn dropped(&self) -> u32 {
-        self.0.dropped()
     }
 
     /// A rank's samples in a step.
@@ -85,6 +63,24 @@ impl Epoch {
     /// Samples of the permutation that were used after so many more steps, by all ranks.
     fn used_after(&self, iterations: u32) -> u32 {
         self.0.used_after(iterations)
+    }
+}
+
+/// All epochs of a dataset that lies in blocks, some of which are mixed at a time.
+#[pyclass(frozen)]
+pub(crate) struct Blocks(order::Blocks);
+
+#[pymethods]
+impl Blocks {
+    /// They end at `ends`.
+    #[new]
+    fn new(deal: &Deal, ends: Vec<u32>, at_once: u32) -> PyResult<Self> {
+        order::Blocks::new(deal.0, ends, at_once).map(Self).map_err(to_python)
+    }
+
+    /// One of the epochs, from a place in it on.
+    fn epoch(&self, py: Python<'_>, seed: u64, epoch: u32, used: u64) -> Epoch {
+        Epoch(py.detach(|| self.0.epoch(seed, epoch).rest(used)))
     }
 }
 

@@ -15,7 +15,8 @@ from forebay.loader.order import Order
 __all__ = ["EPOCHS_END", "Begun", "Given", "Known", "Place", "Plan", "check_version"]
 
 VERSION = 1
-EPOCHS_END = 2**32
+EPOCHS_END = 2**32 - 1
+"""The number after the last one keys groups of blocks (`policy::order::Blocks`)."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +129,14 @@ class Known:
         drop_last: tuple[bool, bool],
         blocks: tuple[list[int], int] | None = None,
     ) -> None:
-        self._deal = _core.Deal(samples, world, batch, *drop_last)
         self.samples, self.batch, self.rank, self.world = samples, batch, rank, world
-        self.shuffle, self.seed, self.draw, self.drop_last, self.blocks = shuffle, seed, draw, drop_last, blocks
-        if blocks is not None:
-            # What is wrong with them is told here, not when an epoch begins.
-            _core.Epoch.of_blocks(self._deal, *blocks, 0, 0)
+        self.shuffle, self.seed, self.draw, self.drop_last = shuffle, seed, draw, drop_last
+        self.deal = _core.Deal(samples, world, batch, *drop_last)
+        self.blocks = None if blocks is None else _core.Blocks(self.deal, *blocks)
+        self._blocks_digest = None if blocks is None else hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
-        return self._deal.iterations
+        return self.deal.iterations
 
     def left(self, place: Place) -> int:
         """See `Plan.left`."""
@@ -149,8 +149,8 @@ class Known:
     def begin(self, place: Place, chance: int) -> "_KnownEpoch":
         """See `Plan.begin`."""
         if self.seed is not None:
-            return _KnownEpoch(self, self._deal, replace(place, seed=self.seed, chance=self.seed))
-        return _KnownEpoch(self, self._deal, replace(place, chance=chance if place.chance is None else place.chance))
+            return _KnownEpoch(self, replace(place, seed=self.seed, chance=self.seed))
+        return _KnownEpoch(self, replace(place, chance=chance if place.chance is None else place.chance))
 
     def state(self, place: Place) -> dict[str, Any]:
         """See `Plan.state`."""
@@ -162,7 +162,7 @@ class Known:
             "chance": self.seed if place.chance is None else place.chance,
             "drawn": self.seed is None,
             "shuffle": self.shuffle,
-            "blocks": self._blocks_digest(),
+            "blocks": self._blocks_digest,
             "length": self.samples,
         }
 
@@ -171,7 +171,7 @@ class Known:
         _check(state, "samples", "its sampler's; this loader has an order of its own: give it the same sampler")
         _same(state, "length", self.samples, "samples of the dataset")
         _same(state, "shuffle", self.shuffle, "shuffle")
-        _same(state, "blocks", self._blocks_digest(), "the dataset's blocks, and how many are mixed at once")
+        _same(state, "blocks", self._blocks_digest, "the dataset's blocks, and how many are mixed at once")
         seed = int(state["seed"]) if self.seed is None and not state["drawn"] else self.seed
         if seed is not None:
             if state["drawn"]:
@@ -182,14 +182,10 @@ class Known:
         self.seed = seed
         return place
 
-    def _blocks_digest(self) -> str | None:
-        return None if self.blocks is None else hashlib.blake2b(repr(self.blocks).encode(), digest_size=8).hexdigest()
-
 
 class _KnownEpoch:
-    def __init__(self, plan: Known, deal: _core.Deal, place: Place) -> None:
+    def __init__(self, plan: Known, place: Place) -> None:
         self._plan = plan
-        self._deal = deal
         self._place = place
         self._order: Order | None = None
 
@@ -204,9 +200,9 @@ class _KnownEpoch:
             seed = cast("int", place.seed) % 2**64
             number = 0 if is_drawn else place.epoch
             if plan.blocks is not None:
-                epoch = _core.Epoch.of_blocks(self._deal, *plan.blocks, (seed + number) % 2**64, place.used)
+                epoch = plan.blocks.epoch(seed, number, place.used)
             else:
-                epoch = _core.Epoch(self._deal, plan.shuffle, seed, number, place.used)
+                epoch = _core.Epoch(plan.deal, plan.shuffle, seed, number, place.used)
             self._order = Order(
                 samples=plan.samples,
                 world=plan.world,

@@ -1,43 +1,72 @@
-//! A permutation that keeps together what lies together.
+//! An order that keeps together what lies together.
 
-use super::{OrderError, key::sample_key, torch};
+use std::ops::Range;
+
+use super::{Deal, Epoch, OrderError, Permuted, epoch_seed, key::sample_key, torch};
 use crate::ids::{EpochNumber, Sample};
 
-/// In the place of an epoch's number, in the keys of groups: no epoch's samples have these.
+/// In the place of an epoch's number, in the keys of groups: no epoch has it.
 const GROUPS: EpochNumber = EpochNumber::MAX;
 
-/// Shuffles blocks of the dataset, such as its shards: they come in an order that `seed` draws, `at_once` of them at a time, and the samples of
-/// these are mixed. So whoever reads ahead goes through few blocks at a time, and each sample still comes once.
+/// The order of all epochs of a dataset that lies in blocks, such as its shards: these come in an order that is drawn, some of them at a time,
+/// and the samples of those are mixed. So whoever reads ahead goes through few blocks at a time, and each sample still comes once.
 ///
-/// Both the order of blocks and the mixing are `torch.randperm`'s, by the seeds `seed` and `sample_key(seed, 2^32 - 1, group)`.
-///
-/// `ends` has where each block ends: the first one begins with sample 0, each other where the one before it ends.
-///
-/// # Errors
-/// [`OrderError::NotBlocks`] with the first block that is empty or ends before it begins, or the number of blocks where their end is not that
-/// of `samples`; [`OrderError::Zero`] if none is to be mixed at once.
-pub fn block_permutation(samples: u32, ends: &[Sample], at_once: u32, seed: u64) -> Result<Vec<Sample>, OrderError> {
-    if at_once == 0 {
-        return Err(OrderError::Zero("blocks at once"));
-    }
-    let begin = |block: usize| block.checked_sub(1).map_or(0, |before| ends[before]);
-    if let Some(index) = (0..ends.len()).find(|&block| ends[block] <= begin(block)) {
-        return Err(OrderError::NotBlocks { index });
-    }
-    if begin(ends.len()) != samples {
-        return Err(OrderError::NotBlocks { index: ends.len() });
-    }
-    let mut permutation = Vec::with_capacity(samples as usize);
-    let mut together: Vec<Sample> = Vec::new();
-    // There are no more blocks than samples.
-    let blocks = torch::permutation(ends.len() as u32, seed);
-    for (group, blocks) in (0..).zip(blocks.chunks(at_once as usize)) {
-        together.clear();
-        for &block in blocks {
-            together.extend(begin(block as usize)..ends[block as usize]);
+/// Both the order of blocks and the mixing are `torch.randperm`'s, by the seeds `sum` and `sample_key(sum, 2^32 - 1, group)`, where `sum` is that
+/// of seed and epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    deal: Deal,
+    ends: Vec<Sample>,
+    at_once: u32,
+}
+
+impl Blocks {
+    /// `ends` has where each block ends: the first one begins with sample 0, each other where the one before it ends. `at_once` of them are
+    /// mixed at a time.
+    ///
+    /// # Errors
+    /// [`OrderError::NotBlocks`] with the first block that is empty or ends before it begins, or the number of blocks where their end is not
+    /// that of the deal's samples; [`OrderError::Zero`] if none is to be mixed at once.
+    pub fn new(deal: Deal, ends: Vec<Sample>, at_once: u32) -> Result<Self, OrderError> {
+        if at_once == 0 {
+            return Err(OrderError::Zero("blocks at once"));
         }
-        let mixed = torch::permutation(together.len() as u32, sample_key(seed, GROUPS, group));
-        permutation.extend(mixed.iter().map(|&at| together[at as usize]));
+        let mut begin = 0;
+        for (index, &end) in ends.iter().enumerate() {
+            if end <= begin {
+                return Err(OrderError::NotBlocks { index });
+            }
+            begin = end;
+        }
+        if begin != deal.samples() {
+            return Err(OrderError::NotBlocks { index: ends.len() });
+        }
+        Ok(Self { deal, ends, at_once })
     }
-    Ok(permutation)
+
+    /// The order of one epoch. Takes time linear in the dataset, and four bytes a sample.
+    pub fn epoch(&self, seed: u64, number: EpochNumber) -> Epoch {
+        let seed = epoch_seed(seed, number);
+        let mut permutation = Vec::with_capacity(self.deal.samples() as usize);
+        let mut together: Vec<Sample> = Vec::new();
+        // There are no more blocks than samples.
+        let blocks = torch::permutation(self.ends.len() as u32, seed);
+        for (group, blocks) in (0..).zip(blocks.chunks(self.at_once as usize)) {
+            together.clear();
+            for &block in blocks {
+                together.extend(self.samples_of(block as usize));
+            }
+            let mixed = torch::permutation(together.len() as u32, sample_key(seed, GROUPS, group));
+            permutation.extend(mixed.iter().map(|&at| together[at as usize]));
+        }
+        Epoch {
+            deal: self.deal,
+            permuted: Permuted::Table(permutation),
+        }
+    }
+
+    fn samples_of(&self, block: usize) -> Range<Sample> {
+        let begin = block.checked_sub(1).map_or(0, |before| self.ends[before]);
+        begin..self.ends[block]
+    }
 }

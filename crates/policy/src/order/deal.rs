@@ -32,7 +32,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// This must be at least 1: `samples`, `world` or `batch`.
+    /// This must be at least 1: `samples`, `world`, `batch` or `blocks at once`.
     Zero(&'static str),
     /// Indices are 32 bits wide.
     TooManySamples,
@@ -49,13 +49,6 @@ pub enum OrderError {
     NotBlocks {
         /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than the dataset.
         index: usize,
-    },
-    /// A given order does not hold each sample once.
-    NotAPermutation {
-        /// The first index that is wrong, or the length where samples are missing.
-        index: usize,
-        /// Samples of the dataset.
-        samples: u32,
     },
 }
 
@@ -74,12 +67,6 @@ impl fmt::Display for OrderError {
                 write!(
                     f,
                     "blocks must follow each other, none empty, and make up the dataset: they don't at block {index}"
-                )
-            }
-            Self::NotAPermutation { index, samples } => {
-                write!(
-                    f,
-                    "a given order must hold each of {samples} samples once: it does not at index {index}"
                 )
             }
         }

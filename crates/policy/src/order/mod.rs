@@ -6,7 +6,7 @@
 //! positions from 0 upwards is going through the epoch in order of use.
 //!
 //! [`Epoch::rest`] is an epoch from a place on, dealt to ranks that need not be as many as those before. [`sample_key`] is what a sample's own
-//! chance is seeded with. [`block_permutation`] is an order for [`Epoch::given`] that keeps together what lies together.
+//! chance is seeded with. [`Blocks`] describes all epochs where the permutation keeps together what lies together.
 
 mod blocks;
 mod counter;
@@ -15,7 +15,7 @@ mod key;
 mod rest;
 mod torch;
 
-pub use blocks::block_permutation;
+pub use blocks::Blocks;
 pub use counter::Counter;
 pub use deal::{Deal, OrderError, Place};
 pub use key::sample_key;
@@ -48,8 +48,7 @@ pub struct Order {
 impl Order {
     /// The order of one epoch. Takes time linear in the dataset for [`Permutation::Torch`] and none for the others.
     pub fn epoch(&self, number: EpochNumber) -> Epoch {
-        // torch seeds its generator with the sum; a sum above 2^64 is an error there, and wraps here.
-        let seed = self.seed.wrapping_add(u64::from(number));
+        let seed = epoch_seed(self.seed, number);
         let samples = self.deal.samples();
         let permuted = match self.permutation {
             Permutation::Sequential => Permuted::Sequential,
@@ -58,6 +57,12 @@ impl Order {
         };
         Epoch { deal: self.deal, permuted }
     }
+}
+
+/// What an epoch's permutation is seeded with.
+fn epoch_seed(seed: u64, number: EpochNumber) -> u64 {
+    // torch seeds its generator with the sum; a sum above 2^64 is an error there, and wraps here.
+    seed.wrapping_add(u64::from(number))
 }
 
 /// The order of one epoch.
@@ -75,36 +80,6 @@ enum Permuted {
 }
 
 impl Epoch {
-    /// An epoch of a sampler of the user's own: `permutation` holds each of the deal's samples once, in the order that is dealt to ranks.
-    ///
-    /// # Errors
-    /// [`OrderError::NotAPermutation`] with the first index that holds a sample outside the dataset or one seen before, or the length where
-    /// samples are missing.
-    pub fn given(deal: Deal, permutation: Vec<Sample>) -> Result<Self, OrderError> {
-        let mut seen = vec![false; deal.samples() as usize];
-        for (index, &sample) in permutation.iter().enumerate() {
-            match seen.get_mut(sample as usize) {
-                Some(seen) if !*seen => *seen = true,
-                _ => {
-                    return Err(OrderError::NotAPermutation {
-                        index,
-                        samples: deal.samples(),
-                    });
-                }
-            }
-        }
-        if permutation.len() != seen.len() {
-            return Err(OrderError::NotAPermutation {
-                index: permutation.len(),
-                samples: deal.samples(),
-            });
-        }
-        Ok(Self {
-            deal,
-            permuted: Permuted::Table(permutation),
-        })
-    }
-
     /// How samples are dealt.
     pub const fn deal(&self) -> Deal {
         self.deal

@@ -60,15 +60,4 @@ impl Rest {
         });
         self.used + more
     }
-
-    /// Uses that repeat a sample, by all ranks: what the deal pads.
-    pub fn padding(&self) -> u64 {
-        self.deal
-            .map_or(0, |deal| deal.positions().saturating_sub(u64::from(deal.samples())))
-    }
-
-    /// Samples that no rank uses: the tail that the deal drops.
-    pub fn dropped(&self) -> u32 {
-        self.epoch.deal().samples() - self.used_after(self.iterations())
-    }
 }
