@@ -372,6 +372,9 @@ def test_p12_custom_samplers_go_on_on_as_many_ranks(workers: int) -> None:
     again = loader(weighted())
     again.load_state_dict(state)
     assert again.state_dict() == state
+    seeded = loader(weighted(), seed=9)
+    seeded.load_state_dict(state)
+    assert seeded.state_dict() == {**state, "chance": 9}, "what its samples will draw from"
     others = loader(weighted(), rank=0, world_size=2)
     with pytest.raises(StateError, match=r"world=1, and this loader 2 .*can't be dealt to other ranks"):
         others.load_state_dict(state)

@@ -1,7 +1,6 @@
 """What a rank uses in an epoch, and when."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from forebay import _core
 
@@ -13,28 +12,20 @@ class Order:
     """An epoch of one rank, from a place in it on. All ranks of a job have the same but for `rank`, so each knows what the others use when.
 
     Attributes:
-        samples: of the dataset.
         world: ranks.
         rank: this one, from 0.
         batch_size: samples of a batch.
-        permutation: `"torch"`, `"sequential"` or `"blocks"`.
-        seed: of the permutation, to which `number` is added.
         number: the epoch's.
-        is_drawn: the seed is this epoch's alone. Else later epochs have the same, and their own numbers.
-        drop_last: of the sampler, and of the loader.
+        is_drawn: the permutation's seed is this epoch's alone. Else later epochs have the same, and their own numbers.
         used: samples of the permutation that were used before the place.
         epoch: the epoch itself, as the native part has it: any rank's samples in any iteration. Iterations count from 0 at the place.
     """
 
-    samples: int
     world: int
     rank: int
     batch_size: int
-    permutation: Literal["torch", "sequential", "blocks"]
-    seed: int
     number: int
     is_drawn: bool
-    drop_last: tuple[bool, bool]
     used: int
     epoch: _core.Epoch
 

@@ -96,7 +96,42 @@ class Plan(Protocol):
         """
 
 
-class Known:
+class _Seeded:
+    """What both kinds of plans have in common: the seeds of their epochs, and how a place becomes a state.
+
+    Args:
+        samples: of the dataset.
+        batch: samples of a batch.
+        rank: this one.
+        world: ranks.
+        seed: of all epochs; None where each draws its own.
+    """
+
+    def __init__(self, samples: int, batch: int, rank: int, world: int, seed: int | None) -> None:
+        self.samples, self.batch, self.rank, self.world, self.seed = samples, batch, rank, world, seed
+
+    def state(self, place: Place) -> dict[str, Any]:
+        """See `Plan.state`."""
+        place = self._seeded(place)
+        return {
+            "version": VERSION,
+            "epoch": place.epoch,
+            "chance": place.chance,
+            "length": self.samples,
+            **self._own_state(place),
+        }
+
+    def _own_state(self, place: Place) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _seeded(self, place: Place, chance: int | None = None) -> Place:
+        """A place with its epoch's seeds, as far as they are known; with that chance where neither the plan nor the place has one."""
+        if self.seed is not None:
+            return replace(place, seed=self.seed, chance=self.seed)
+        return replace(place, chance=chance if place.chance is None else place.chance)
+
+
+class Known(_Seeded):
     """The order of `DistributedSampler`, or with a seed that is drawn each epoch that of `RandomSampler`.
 
     Args:
@@ -129,8 +164,8 @@ class Known:
         drop_last: tuple[bool, bool],
         blocks: tuple[list[int], int] | None = None,
     ) -> None:
-        self.samples, self.batch, self.rank, self.world = samples, batch, rank, world
-        self.shuffle, self.seed, self.draw, self.drop_last = shuffle, seed, draw, drop_last
+        super().__init__(samples, batch, rank, world, seed)
+        self.shuffle, self.draw, self.drop_last = shuffle, draw, drop_last
         self.deal = _core.Deal(samples, world, batch, *drop_last)
         self.blocks = None if blocks is None else _core.Blocks(self.deal, *blocks)
         self._blocks_digest = None if blocks is None else hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest()
@@ -148,22 +183,15 @@ class Known:
 
     def begin(self, place: Place, chance: int) -> "_KnownEpoch":
         """See `Plan.begin`."""
-        if self.seed is not None:
-            return _KnownEpoch(self, replace(place, seed=self.seed, chance=self.seed))
-        return _KnownEpoch(self, replace(place, chance=chance if place.chance is None else place.chance))
+        return _KnownEpoch(self, self._seeded(place, chance))
 
-    def state(self, place: Place) -> dict[str, Any]:
-        """See `Plan.state`."""
+    def _own_state(self, place: Place) -> dict[str, Any]:
         return {
-            "version": VERSION,
-            "epoch": place.epoch,
             "samples": place.used,
-            "seed": self.seed if place.seed is None else place.seed,
-            "chance": self.seed if place.chance is None else place.chance,
+            "seed": place.seed,
             "drawn": self.seed is None,
             "shuffle": self.shuffle,
             "blocks": self._blocks_digest,
-            "length": self.samples,
         }
 
     def place(self, state: Mapping[str, Any]) -> Place:
@@ -204,15 +232,11 @@ class _KnownEpoch:
             else:
                 epoch = _core.Epoch(plan.deal, plan.shuffle, seed, number, place.used)
             self._order = Order(
-                samples=plan.samples,
                 world=plan.world,
                 rank=plan.rank,
                 batch_size=plan.batch,
-                permutation="blocks" if plan.blocks else "torch" if plan.shuffle else "sequential",
-                seed=seed,
                 number=number,
                 is_drawn=is_drawn,
-                drop_last=plan.drop_last,
                 used=place.used,
                 epoch=epoch,
             )
@@ -232,7 +256,7 @@ class _KnownEpoch:
         return self.order.epoch.padding_of(self._plan.rank, iteration)
 
 
-class Given:
+class Given(_Seeded):
     """The order of a sampler of the user's own, which knows of its ranks itself.
 
     Args:
@@ -250,8 +274,8 @@ class Given:
     def __init__(
         self, sampler: Iterable[Any], samples: int, batch: int, rank: int, world: int, *, seed: int | None, drop_last: bool
     ) -> None:
-        self.sampler, self.samples, self.batch = sampler, samples, batch
-        self.rank, self.world, self.seed, self.drop_last = rank, world, seed, drop_last
+        super().__init__(samples, batch, rank, world, seed)
+        self.sampler, self.drop_last = sampler, drop_last
 
     def __len__(self) -> int:
         # What has no length says so itself.
@@ -266,24 +290,10 @@ class Given:
 
     def begin(self, place: Place, chance: int) -> "_GivenEpoch":
         """See `Plan.begin`."""
-        if self.seed is not None:
-            chance = self.seed
-        elif place.chance is not None:
-            chance = place.chance
-        return _GivenEpoch(self, replace(place, chance=chance))
+        return _GivenEpoch(self, self._seeded(place, chance))
 
-    def state(self, place: Place) -> dict[str, Any]:
-        """See `Plan.state`."""
-        return {
-            "version": VERSION,
-            "epoch": place.epoch,
-            "batches": place.used,
-            "chance": self.seed if place.chance is None else place.chance,
-            "digest": place.digest,
-            "length": self.samples,
-            "rank": self.rank,
-            "world": self.world,
-        }
+    def _own_state(self, place: Place) -> dict[str, Any]:
+        return {"batches": place.used, "digest": place.digest, "rank": self.rank, "world": self.world}
 
     def place(self, state: Mapping[str, Any]) -> Place:
         """See `Plan.place`. What such a sampler would have given to more ranks or fewer, nobody knows."""
