@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from forebay._say import say
-from forebay.loader._batches import Batch, Failure, Fetched, failure
+from forebay.loader._batches import Batch, Fetched, decoded
 from forebay.loader._errors import LoaderError
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Source
@@ -74,7 +75,6 @@ class Threads:
     def __init__(self, decoding: Decoding, source: Source, *, threads: int, ahead: int, timeout_s: float = 0.0) -> None:
         self._decoding = decoding
         self._source = source
-        self._are_bytes_kept = source.is_lasting or decoding.is_copying
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._requested: deque[Batch] = deque()
@@ -182,46 +182,36 @@ class Threads:
             del task, pending
 
     def _decode(self, pending: Pending, part: range, generator: Callable[[int], Any]) -> None:
-        batch, fetched, decoding = pending.batch, pending.fetched, self._decoding
-        waited_s, decoded_s, read_bytes = 0.0, 0.0, 0
-        failures: list[Failure] = []
-        for nth in part:
-            # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must not hang on time.
-            if self._closing or (failures and not decoding.skip):
-                break
-            index = batch.samples[nth]
-            begun = time.perf_counter()
-            between = None
-            pending.doing[part.start] = (index, False)
-            try:
-                data = self._source.read(index)
-                pending.doing[part.start] = (index, True)
-                between = time.perf_counter()
-                read_bytes += len(data)
-                if not self._are_bytes_kept:
-                    # The batch may be made of views of them, and outlive their release.
-                    data = memoryview(bytes(data))
-                pending.samples[nth] = decoding.dataset.decode(data, index, generator(batch.key(index)))
-            except MemoryError:
-                raise
-            except Exception as error:
-                failures.append(failure(decoding.dataset, index, error))
-            ended = time.perf_counter()
-            waited_s += (between or ended) - begun
-            decoded_s += ended - (between or ended)
+        decoding = self._decoding
+        # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must not hang on time.
+        fetched = Fetched()
+
+        def told(index: int, has_bytes: bool) -> None:
+            pending.doing[part.start] = (index, has_bytes)
+
+        samples = decoded(
+            decoding.dataset,
+            self._source,
+            pending.batch,
+            takewhile(lambda _: not self._closing, part),
+            generator,
+            fetched,
+            is_copying=decoding.is_copying,
+            skip=decoding.skip,
+            told=told,
+        )
+        for nth, sample in samples.items():
+            pending.samples[nth] = sample
         pending.doing.pop(part.start, None)
         with pending.lock:
-            fetched.waited_s += waited_s
-            fetched.decoded_s += decoded_s
-            fetched.read_bytes += read_bytes
-            fetched.failures += failures
+            pending.fetched.add(fetched)
 
     def _finish(self, pending: Pending) -> None:
         fetched = pending.fetched
         fetched.failures.sort(key=lambda failed: pending.batch.samples.index(failed.index))
         samples = [sample for sample in pending.samples if sample is not _FAILED]
         pending.samples.clear()
-        fetched.failed = bool(fetched.failures) and not (self._decoding.skip and samples)
+        fetched.settle(samples, skip=self._decoding.skip)
         try:
             if not (self._closing or fetched.failed or pending.error):
                 begun = time.perf_counter()

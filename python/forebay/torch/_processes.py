@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
-from forebay.loader._batches import Batch, Fetched, failure
+from forebay.loader._batches import Batch, Fetched, decoded, failure
 from forebay.loader._nodes import stay
 from forebay.loader.source import Source, connect
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
@@ -93,7 +94,7 @@ class _Fetcher(Dataset[Any]):
         with contextlib.nullcontext() if is_worker else globals_kept(), on_one_thread():
             fetched = _Fetched()
             samples = self._read(task, fetched) if self._located is not None else self._get(task.batch, fetched)
-            fetched.failed = bool(fetched.failures) and not (self._skip and samples)
+            fetched.settle(samples, skip=self._skip)
             if not fetched.failed:
                 begun = time.perf_counter()
                 fetched.value = self._collate(samples, task.batch)
@@ -131,30 +132,15 @@ class _Fetcher(Dataset[Any]):
         """Samples of a dataset that says where they lie."""
         dataset, source, batch = self._located, self._requested(task), task.batch
         assert dataset is not None
-        generator = Generators()
-        samples = []
-        for index in batch.samples:
-            begun = time.perf_counter()
-            between = None
-            try:
-                data = source.read(index)
-                between = time.perf_counter()
-                fetched.read_bytes += len(data)
-                if self._collate.is_users and not source.is_lasting:
-                    # The batch may be made of views of them, and outlive their release.
-                    data = memoryview(bytes(data))
-                reseed(key := batch.key(index))
-                samples.append(dataset.decode(data, index, generator(key)))
-            except MemoryError:
-                raise
-            except Exception as error:
-                fetched.failures.append(failure(dataset, index, error))
-                if not self._skip:
-                    break
-            ended = time.perf_counter()
-            fetched.waited_s += (between or ended) - begun
-            fetched.decoded_s += ended - (between or ended)
-        return samples
+        generators = Generators()
+
+        def rng(key: int) -> torch.Generator:
+            # A dataset that is not keyed draws from the global ones.
+            reseed(key)
+            return generators(key)
+
+        places, is_copying = range(len(batch.samples)), not self._collate.is_users
+        return list(decoded(dataset, source, batch, places, rng, fetched, is_copying=is_copying, skip=self._skip).values())
 
     def _requested(self, task: _Task) -> Source:
         """The source, with what the task needs requested, and what comes after it."""
