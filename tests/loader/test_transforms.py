@@ -41,6 +41,13 @@ def test_random_parts_are_torchvisions(size: tuple[int, int], scale: tuple[float
     torch.set_rng_state(before)
 
 
+def test_a_random_part_needs_a_generator() -> None:
+    with pytest.raises(TypeError, match="a random part needs rng="):
+        TrainCrop(8)(picture(8, 8))
+    with pytest.raises(TypeError, match="a random part needs rng="):
+        TrainCrop(8).decode(memoryview(FILES["JPEG"](8, 8)))
+
+
 def test_without_mirroring_nothing_is_drawn_for_it() -> None:
     rng, other = (torch.Generator().manual_seed(3) for _ in range(2))
     TrainCrop(8, flip=0)(picture(64, 64), rng)

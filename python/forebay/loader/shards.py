@@ -6,20 +6,47 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, indexed, records, tar_samples
+from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
 from forebay.loader.dataset import Extent
 
 __all__ = ["RecordShards", "TarShards", "TokenFile"]
 
 
-class TarShards:
+class _Shards:
+    """Samples that lie many to a file, found by an index of each file.
+
+    Args:
+        paths: of the files.
+        read: makes the index of one.
+        keyed: see `Located`.
+        index: a directory where indices are kept; None for the user's cache.
+    """
+
+    def __init__(self, paths: Iterable[str | Path], read: Reader, *, keyed: bool, index: str | Path | None) -> None:
+        self.keyed = keyed
+        self._indices = indexed([os.fspath(path) for path in paths], read, None if index is None else Path(index))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def blocks(self) -> list[int]:
+        """Where each shard ends."""
+        return self._indices.ends()
+
+    def locate(self, i: int, /) -> Extent:
+        """See `Located.locate`."""
+        path, index, number = self._indices.find(i)
+        return Extent(path, index.offsets[number], index.lengths[number])
+
+
+class TarShards(_Shards):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
         paths: of the shards.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
-        index: a directory where indices are kept; None for the user's cache. A shard is read through once to make its index.
+        index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
 
     Attributes:
         keyed: as given.
@@ -37,26 +64,13 @@ class TarShards:
         keyed: bool = True,
         index: str | Path | None = None,
     ) -> None:
+        super().__init__(paths, tar_samples, keyed=keyed, index=index)
         self._decode = decode
-        self.keyed = keyed
-        self._indices = indexed([os.fspath(path) for path in paths], tar_samples, None if index is None else Path(index))
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def blocks(self) -> list[int]:
-        """Where each shard ends."""
-        return self._indices.ends()
 
     def key(self, i: int) -> str:
         """A sample's name in its shard: what its members have in common."""
         _, index, number = self._indices.find(i)
         return index.keys[number]
-
-    def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`."""
-        path, index, number = self._indices.find(i)
-        return Extent(path, index.offsets[number], index.lengths[number])
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`.
@@ -75,14 +89,14 @@ class TarShards:
         return self._decode(found, rng)
 
 
-class RecordShards:
+class RecordShards(_Shards):
     """Records in TFRecord files, each a sample.
 
     Args:
         paths: of the files, uncompressed.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
-        index: a directory where indices are kept; None for the user's cache. A file's heads of records are read once to make its index.
+        index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.
 
     Attributes:
         keyed: as given.
@@ -100,21 +114,8 @@ class RecordShards:
         keyed: bool = True,
         index: str | Path | None = None,
     ) -> None:
+        super().__init__(paths, records, keyed=keyed, index=index)
         self._decode = decode
-        self.keyed = keyed
-        self._indices = indexed([os.fspath(path) for path in paths], records, None if index is None else Path(index))
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def blocks(self) -> list[int]:
-        """Where each shard ends."""
-        return self._indices.ends()
-
-    def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`."""
-        path, index, number = self._indices.find(i)
-        return Extent(path, index.offsets[number], index.lengths[number])
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`.

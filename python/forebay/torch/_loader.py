@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import distributed
 from torch.utils.data import DistributedSampler, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
@@ -31,6 +30,7 @@ from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
 from forebay.torch._arguments import blocks_of, check_dataset, check_numbers, check_whole, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
+from forebay.torch._group import of_group
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
@@ -249,10 +249,10 @@ class DataLoader:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._is_rank_found and (of_group := _of_group()) and of_group != (self.rank, self.world_size):
+        if self._is_rank_found and (group := of_group()) and group != (self.rank, self.world_size):
             raise LoaderError(
-                f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {of_group[0]} of "
-                f"{of_group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
+                f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {group[0]} of "
+                f"{group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
             )
         self._settle()
         resume, self._resume = self._resume, None
@@ -573,11 +573,4 @@ def _rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]
         if not isinstance(rank, int) or not isinstance(world_size, int) or not 0 <= rank < world_size:
             raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1")
         return rank, world_size
-    return _of_group() or rank_and_world()
-
-
-def _of_group() -> tuple[int, int] | None:
-    """This process's rank and how many there are, as torch.distributed has it."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return None
+    return of_group() or rank_and_world()

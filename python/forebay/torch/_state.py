@@ -19,6 +19,7 @@ from forebay.clone._errors import DamagedError, DifferenceError, MissingError, U
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
+from forebay.torch._group import of_group
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -37,8 +38,8 @@ def framework() -> str:
 
 def rank() -> tuple[int, int]:
     """See `Adapter.rank`."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+    if (group := of_group()) is not None:
+        return group
     if (world := _mpi_world()) is not None:
         return world.Get_rank(), world.Get_size()
     return 0, 1
@@ -250,7 +251,7 @@ def shared_number() -> int:
     number = secrets.randbelow(2**31)
     if rank()[1] == 1:
         return number
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if of_group() is None:
         return int(_mpi_world().bcast(number, root=0))
     # Where the default process group's tensors have to lie.
     device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")

@@ -70,18 +70,34 @@ class _Crop:
     def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         raise NotImplementedError
 
+    def __call__(self, image: Any, rng: torch.Generator | None = None) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
+        """The same of an image that is decoded already.
+
+        Args:
+            image: of Pillow.
+            rng: the sample's; only a random part needs it.
+
+        Returns:
+            Bytes of shape (bands, size, size).
+
+        Raises:
+            TypeError: a random part is to be drawn, and there is no rng.
+        """
+        return self._cut(image.width, image.height, rng).of_image(image)
+
     def decode(self, data: memoryview, rng: torch.Generator | None = None) -> torch.Tensor:
         """The same as of `PIL.Image.open(data).convert("RGB")`, but JPEG files are decoded and resized in one go, and only in part.
 
         Args:
             data: an image file, of any kind that Pillow reads.
-            rng: the sample's.
+            rng: the sample's; only a random part needs it.
 
         Returns:
             Bytes of shape (3, size, size).
 
         Raises:
             OSError: Pillow can't read it, or says that it is damaged.
+            TypeError: a random part is to be drawn, and there is no rng.
         """
         whole = _whole(data)
         size = _core.image_size(whole)
@@ -117,10 +133,6 @@ class TrainCrop(_Crop):
         self.size, self.scale, self.ratio, self.flip = size, scale, ratio, flip
         # In the precision in which torchvision has them.
         self._log_ratio: list[float] = torch.log(torch.tensor(ratio)).tolist()
-
-    def __call__(self, image: Any, rng: torch.Generator) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
-        """Bytes of shape (bands, size, size)."""
-        return self._cut(image.width, image.height, rng).of_image(image)
 
     def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         if rng is None:
@@ -165,10 +177,6 @@ class EvalCrop(_Crop):
         if not 1 <= size <= resize:
             raise ValueError(f"size={size}, resize={resize}: give a size from 1 up to resize")
         self.size, self.resize = size, resize
-
-    def __call__(self, image: Any, rng: torch.Generator | None = None) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
-        """Bytes of shape (bands, size, size)."""
-        return self._cut(image.width, image.height, rng).of_image(image)
 
     def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         del rng
