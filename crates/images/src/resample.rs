@@ -1,7 +1,7 @@
 //! Pillow's bilinear filter with its fixed-point arithmetic, bit for bit (`src/libImaging/Resample.c`).
 //!
-//! Each pixel is a weighted mean of those that it covers, in each direction by itself: first along rows, rounded to a byte, then along
-//! columns. The loops have no branch and fixed widths, so that the compiler makes vector instructions of them.
+//! Each pixel is a weighted mean of those that it covers, in each direction by itself, rounded to a byte in between; which direction comes
+//! first, the cut says. The loops have no branch and fixed widths, so that the compiler makes vector instructions of them.
 
 #![expect(
     clippy::inline_always,

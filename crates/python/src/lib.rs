@@ -2,7 +2,7 @@
 //! no policy, no framework's name and no default value belongs here.
 //!
 //! Memory is named by address and length, not by object: the stable ABI has the buffer protocol only from Python 3.11 on, and a
-//! tensor offers none for half of its types. So each function trusts its caller, `forebay.clone`, that the memory is there and stays
+//! tensor offers none for half of its types. So each function trusts its caller, the package itself, that the memory is there and stays
 //! there until it returns. The module is private for that reason.
 
 mod fork;
