@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import forebay.clone as clone
-from forebay.clone import _offer, _source
+from forebay.clone import _offer, _source, _window
 from forebay.clone._resume import Asked
 from forebay.clone._window import Remote
 from tests import support
@@ -144,9 +144,9 @@ def play_state(asked: str, state: tuple[str, int, list[int], int]) -> Remote:
     return Remote(manifest, reader, lying, float(support.PROGRAM_S))
 
 
-@pytest.mark.parametrize("where", ["point", "before_step", "repeat"])
+@pytest.mark.parametrize(("owner", "where"), [(_source.Source, "point"), (_window.Window, "_close"), (_source.Source, "repeat")])
 def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
-    where: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    owner: type, where: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -157,7 +157,7 @@ def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
         def fails(*_: object) -> None:
             raise RuntimeError("no way")
 
-        monkeypatch.setattr(_source.Source, where, fails)
+        monkeypatch.setattr(owner, where, fails)
         parent.train(2)
         assert "this job can't be forked any more: no way\n" in capfd.readouterr().err
         assert parent.session._source is None

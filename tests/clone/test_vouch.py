@@ -1,7 +1,9 @@
 """A clone that has read all need not wait for its parent's next step: the parent says in between that nothing has changed."""
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,13 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import forebay.clone as clone
-from forebay.clone._later import between_instructions
+from forebay import _core
 from forebay.clone._window import Window
 from forebay.torch import _state
 from tests import support
 from tests.clone.forks import Node, Opened, taking
 from tests.clone.jobs import WIDE, full
-from tests.clone.test_window import Parent, Played, play
+from tests.clone.test_window import WEIGHT, Parent, Played, play
 
 
 def window_of(parent: Parent) -> Window:
@@ -61,12 +63,14 @@ def test_p14_a_clone_exists_before_its_parents_next_step(here: Node, opened: Ope
         parent.fork()
         support.wait_until(became.done, "the clone")
         assert became.result().resumed == {"epoch": 0, "step": parent.session.forks[0].step}
-        assert parent.session.forks[0].aside == 0
     parent.train()
+    assert parent.session.forks[0].aside == 0, "it had read all before the step"
 
 
 @pytest.mark.parametrize("why", ["changed", "closing", "forked", "inside"])
-def test_f50_a_parent_that_does_not_know_says_nothing(why: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f50_a_parent_that_does_not_know_says_nothing(
+    why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Window, "watch", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -82,7 +86,7 @@ def test_f50_a_parent_that_does_not_know_says_nothing(why: str, here: Node, open
             if why == "changed":
                 change(parent)
             elif why == "closing":
-                patched.setattr(window, "_is_closing", True)
+                patched.setattr(window, "_is_silent", True)
             elif why == "forked":
                 patched.setattr(window, "_process", 1)
             else:
@@ -90,6 +94,8 @@ def test_f50_a_parent_that_does_not_know_says_nothing(why: str, here: Node, open
             window._vouch()
             assert not played.remote.is_confirmed()
         if why == "changed":
+            # It can't say so any more, and is not asked again and again.
+            executor.submit(window._wait).result(support.LONG_S)
             parent.train(1)
             with pytest.raises(clone.CloneError, match=r"changed between point\(\) and the optimizer's step"):
                 played.remote.is_confirmed()
@@ -168,13 +174,105 @@ def test_an_operation_that_runs_python_is_not_over() -> None:
 def test_calls_between_instructions_are_the_main_threads(executor: ThreadPoolExecutor) -> None:
     seen: list[threading.Thread] = []
 
-    def fails() -> None:
-        raise ValueError
+    def ask() -> bool:
+        return _core.between_instructions(lambda: seen.append(threading.current_thread()))
 
-    def ask() -> None:
-        between_instructions(fails)
-        between_instructions(lambda: seen.append(threading.current_thread()))
-
-    executor.submit(ask).result()
+    assert executor.submit(ask).result()
     support.wait_until(lambda: seen, "the call")
     assert seen == [threading.main_thread()]
+
+
+class Stopped(Exception):
+    """What a program's handler raises."""
+
+
+@pytest.fixture
+def stopping() -> Iterator[None]:
+    """A program whose handler of SIGUSR1 raises."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_handler_raises_between_instructions_is_the_programs(stopping: None) -> None:
+    def program() -> None:
+        assert _core.between_instructions(lambda: signal.raise_signal(signal.SIGUSR1))
+        support.wait_until(lambda: False, "the signal")
+
+    with pytest.raises(Stopped):
+        program()
+
+
+def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
+    here: Node, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        played.read()
+        played.remote._reading.ask()
+        window = window_of(parent)
+        with monkeypatch.context() as patched:
+
+            def interrupted() -> bool:
+                signal.raise_signal(signal.SIGUSR1)
+                return True
+
+            patched.setattr(_state, "is_at_rest", interrupted)
+            with pytest.raises(Stopped):
+                window._vouch()
+        assert not played.remote.is_confirmed()
+        window._vouch()
+        assert played.remote.is_confirmed(), "it can still say so"
+        played.close()
+        parent.train(1)
+    parent.check()
+
+
+def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        played.read()
+        played.remote._reading.ask()
+        window = window_of(parent)
+        with monkeypatch.context() as patched:
+            # Of which no version is known.
+            patched.setattr(window, "_lying", [(WEIGHT, None, 0)])
+            window._vouch()
+        assert not played.remote.is_confirmed()
+        parent.train(1)
+        assert played.remote.is_confirmed(), "its step says so"
+        played.close()
+    parent.check()
+
+
+def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        played.read()
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Window, "_close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                parent.made.optimizer.step()
+        with pytest.raises(clone.CloneError, match="changed between"):
+            played.remote.is_confirmed()
+        played.close()

@@ -11,6 +11,7 @@ mod loader;
 mod memory;
 mod one_pass;
 mod order;
+mod pending;
 mod shared;
 mod window;
 
@@ -121,6 +122,8 @@ mod _core {
     use super::memory::Reserved;
     #[pymodule_export]
     use super::order::{Blocks, Deal, Epoch, counter_at, sample_key};
+    #[pymodule_export]
+    use super::pending::between_instructions;
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]

@@ -1,13 +1,10 @@
-"""What a thread finds out, or makes, while training goes on; and what the main thread does in between."""
+"""What a thread finds out, or makes, while training goes on."""
 
-import collections
-import contextlib
-import ctypes
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Later", "between_instructions"]
+__all__ = ["Later"]
 
 T = TypeVar("T")
 
@@ -42,29 +39,3 @@ class Later(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._answers.pop()
-
-
-_waiting: "collections.deque[Callable[[], object]]" = collections.deque()
-
-
-def _run(_: object) -> int:
-    with contextlib.suppress(IndexError):
-        while True:
-            function = _waiting.popleft()
-            with contextlib.suppress(Exception):
-                function()
-    return 0
-
-
-_RUN = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)
-"""One for all calls, kept for ever: it must not go while the interpreter is in it."""
-
-
-def between_instructions(function: Callable[[], object]) -> None:
-    """Has the main thread call a function between two instructions of its program, as it does with handlers of signals.
-
-    It is called soon, unless the main thread is in a long call of another language; what it raises is lost. Where too many calls are
-    waiting it is called with the next one that is asked for.
-    """
-    _waiting.append(function)
-    ctypes.pythonapi.Py_AddPendingCall(_RUN, None)

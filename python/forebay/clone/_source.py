@@ -332,9 +332,6 @@ class Source:
         try:
             self.before_step()
         finally:
-            window, self._window = self._window, None
-            if window is not None:
-                window.give_up()
             # The object's end closes its connection, which is all that the agent has to know.
             del self._rank
 

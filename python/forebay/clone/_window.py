@@ -5,6 +5,7 @@ In which order each side looks at what, crates/agent/src/fork/window.rs says.
 
 import contextlib
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
-from forebay.clone._later import between_instructions
 from forebay.clone._manifest import Entry, Manifest
 from forebay.clone._shared import Storage
 
@@ -57,8 +57,11 @@ class Window:
         self._lying = [(entry.path, tensor, adapter.version(tensor)) for entry, tensor in zip(entries, capture.in_place, strict=True)]
         self._shared = _core.Window([(self._address(entry), entry.length) for entry in entries], len(self.forks))
         self._process = os.getpid()
-        self._is_closing = False
-        self._was_asked = threading.Event()
+        # From then on nothing is said in between: the next step says it.
+        self._is_silent = False
+        # A handler of a signal, or what is called between two instructions, may come in the middle of whatever the main thread does: this
+        # has no lock that it could hold then.
+        self._was_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def _address(self, entry: Entry) -> int:
         arena, offset = entry.place or (0, 0)
@@ -83,31 +86,33 @@ class Window:
                 threading.Thread(target=self._wait, name="forebay", daemon=True).start()
 
     def _wait(self) -> None:
-        while self._shared.wait_asked():
-            self._was_asked.clear()
-            between_instructions(self._vouch)
-            # That may be after a long call of another language. If it can't say so then, it is asked again.
-            self._was_asked.wait()
+        while not self._is_silent and self._shared.wait_asked():
+            if _core.between_instructions(self._vouch):
+                # That may be after a long call of another language. If it can't say so then, it is asked again.
+                self._was_asked.get()
             time.sleep(LOOK_EVERY_S)
 
     def _vouch(self) -> None:
-        self._was_asked.set()
         # A process that was forked has the call, too, and knows nothing of its parent's tensors.
-        if self._is_closing or os.getpid() != self._process or not self._adapter.is_at_rest():
+        if os.getpid() != self._process:
             return
-        asking = self._shared.asking
-        if asking and not self._found_changed():
-            self._shared.vouch(asking)
+        self._was_asked.put(None)
+        try:
+            if self._is_silent or not self._adapter.is_at_rest():
+                return
+            asking = self._shared.asking
+            if self._found_changed():
+                self._is_silent = True
+            elif asking:
+                self._shared.vouch(asking)
+        except Exception as error:
+            if not _is_ours(error):
+                raise
+            # The next step meets it, too, and says so.
+            self._is_silent = True
 
     def _found_changed(self) -> list[str]:
         return [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
-
-    def give_up(self) -> None:
-        """Whoever has not got this process's word does not get it: it can't say any more when something changes."""
-        if os.getpid() == self._process:
-            self._is_closing = True
-            self._shared.tear()
-            self._was_asked.set()
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
@@ -118,14 +123,14 @@ class Window:
         Returns:
             How many bytes were copied, the forks that were dropped, and why.
         """
-        self._is_closing = True
+        self._is_silent = True
         try:
             return self._close(stall_s)
-        except Exception:
+        except BaseException:
             self._shared.tear()
             raise
         finally:
-            self._was_asked.set()
+            self._was_asked.put(None)
 
     def _close(self, stall_s: float) -> tuple[int, list[int], str]:
         self.changed = self._found_changed()
@@ -146,6 +151,14 @@ class Window:
             "raise session(aside=..., stall_s=...), or ask again"
         )
         return copied, dropped, why
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether this package has raised it, and no handler of a signal that came meanwhile: what such a one raises is the program's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("forebay.")
 
 
 class Remote:
