@@ -204,15 +204,33 @@ class World:
         return self.is_finalized
 
 
-def test_ranks_are_mpis_where_torch_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_are_mpis_where_the_program_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World()
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(clone.CloneError, match=r"ranks='mpi': this program does not use MPI: import mpi4py\.MPI before"):
+        job().inventory(ranks="mpi")
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", world)
-    assert job().inventory().rank == (1, 3)
-    assert 0 <= job().inventory().shared_number() < 1 << 31
+    assert job().inventory().rank == (0, 1), "it may have been imported for something else"
+    described = job().inventory(ranks="mpi")
+    assert described.rank == (1, 3)
+    manifest = described.manifest()
+    assert (manifest.rank, manifest.ranks) == (1, 3)
+    assert 0 <= described.shared_number() < 1 << 31
+    described.change("seed", 7)
+    assert torch.initial_seed() == 8
     with single_rank(tmp_path):
-        assert job().inventory().rank == (0, 1), "torch's own come first"
+        assert job().inventory().rank == (0, 1)
+        assert job().inventory(ranks="mpi").rank == (1, 3), "whatever torch's are"
     world.is_finalized = True
-    assert job().inventory().rank == (0, 1)
+    with pytest.raises(clone.CloneError, match="does not use MPI"):
+        job().inventory(ranks="mpi")
+    assert described.rank == (1, 3)
+
+
+@pytest.mark.parametrize("ranks", ["", "MPI", "torch", 2])
+def test_ranks_of_nobody_are_refused(ranks: object) -> None:
+    with pytest.raises(ValueError, match=r"^ranks=.*: write 'mpi', or leave it out: then they are those of torch\.distributed$"):
+        job().inventory(ranks=ranks)
 
 
 FLAGS: list[Callable[[], object]] = [

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from forebay.clone._errors import UndescribableError
 from forebay.clone._manifest import Layout, Placement
+from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
 __all__ = ["Adapter", "Component", "Memory", "adapter_of"]
@@ -54,14 +55,11 @@ class Memory:
     owner: object
 
 
-class Adapter(Protocol):
+class Adapter(Ranks, Protocol):
     """A framework."""
 
     def framework(self) -> str:
         """Name and version, such as `torch 2.9.0`."""
-
-    def rank(self) -> tuple[int, int]:
-        """This process's rank, and how many there are."""
 
     def components(self, kind: str, given: Mapping[str, object]) -> list[Component]:
         """The parts of all objects given as one kind (`model`, `optimizer`, `scheduler`, ...), by their paths' second part; `""` for none.
@@ -135,15 +133,14 @@ class Adapter(Protocol):
     ) -> Callable[[], None]:
         """Has functions called before and after each update by an optimizer; gives what ends that."""
 
-    def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float) -> None:
+    def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
         """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.
+
+        Each rank is seeded otherwise: they draw different samples, and drop out different neurons.
 
         Raises:
             DifferenceError: there is nothing of that name.
         """
-
-    def shared_number(self) -> int:
-        """A random number below 2^31, the same in all ranks; every rank has to ask."""
 
 
 def adapter_of(model: object) -> Adapter:

@@ -13,6 +13,7 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
+from forebay.clone._ranks import Ranks, ranks_of
 from forebay.clone._shared import FROM_BYTES, Storage
 from forebay.clone._values import Path, decode, encode, leaves, spelled
 from forebay.clone._window import Remote
@@ -50,6 +51,7 @@ def inventory(
     counters: object = NOT_GIVEN,
     generators: Mapping[str, object] | None = None,
     others: Mapping[str, object] | None = None,
+    ranks: str | None = None,
 ) -> "Inventory":
     """Describes a training job's state.
 
@@ -67,10 +69,14 @@ def inventory(
         generators: random-number generators of the program's own, by name. Those of the process are always included: torch's of the
             processor and each device, NumPy's global one, Python's.
         others: anything else with `state_dict` and `load_state_dict`, or a dictionary, by name; for instance metrics.
+        ranks: by default those of `torch.distributed`, or this process alone. A program that sums its gradients by mpi4py says `mpi`: then
+            they are those of `MPI.COMM_WORLD`.
 
     Raises:
+        ValueError: `ranks` makes no sense.
         MissingError: a kind is not given; or none is declared, but there is one.
         UndescribableError: of an object nothing is known.
+        CloneError: the ranks are to be MPI's, and the program does not use it.
 
     The kinds of state, and their classes, are those of "Life of a fork" in docs/architecture.md.
     """
@@ -95,7 +101,7 @@ def inventory(
     adapter.check(objects)
     components = [component for kind, named in objects.items() for component in adapter.components(kind, named)]
     absent = tuple(kind for kind in KINDS if not objects[kind])
-    return Inventory(adapter, objects, [*components, *adapter.process(generators or {})], absent)
+    return Inventory(adapter, ranks_of(ranks, adapter), objects, [*components, *adapter.process(generators or {})], absent)
 
 
 def _by_name(kind: str, value: object) -> dict[str, object]:
@@ -139,9 +145,15 @@ class Inventory:
     """The parts of a job's state in this process. Made by `inventory`."""
 
     def __init__(
-        self, adapter: Adapter, objects: Mapping[str, Mapping[str, object]], components: list[Component], absent: tuple[str, ...]
+        self,
+        adapter: Adapter,
+        ranks: Ranks,
+        objects: Mapping[str, Mapping[str, object]],
+        components: list[Component],
+        absent: tuple[str, ...],
     ) -> None:
         self._adapter = adapter
+        self._ranks = ranks
         self._objects = objects
         self._components = components
         self._absent = absent
@@ -206,13 +218,13 @@ class Inventory:
                 are in no defined state: end the process.
         """
         parts = self.survey() if survey is None else survey
-        is_dealt = capture.manifest.ranks != self._adapter.rank()[1] and len(others) + 1 == capture.manifest.ranks
+        is_dealt = capture.manifest.ranks != self.rank[1] and len(others) + 1 == capture.manifest.ranks
         self._check_job(capture.manifest, is_dealt=is_dealt)
         found = _by_component(capture.manifest, parts)
         left: set[str] = set()
         if is_dealt:
             portable = {name: part.component.portable for name, part in parts.items()}
-            left = left_out([capture.manifest, *others], self._adapter.rank()[1], portable, is_seeded=is_seeded)
+            left = left_out([capture.manifest, *others], self.rank[1], portable, is_seeded=is_seeded)
             found = {name: entries for name, entries in found.items() if name not in left}
         offsets_by_path = {entry.path: offset for entry, offset in capture.manifest.offsets()}
         texts = {name: _text(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
@@ -241,7 +253,7 @@ class Inventory:
     @property
     def rank(self) -> tuple[int, int]:
         """This process's rank, and how many there are."""
-        return self._adapter.rank()
+        return self._ranks.rank()
 
     def length(self) -> int:
         """Bytes that a capture would have now.
@@ -281,7 +293,7 @@ class Inventory:
         Raises:
             DifferenceError: there is nothing of that name.
         """
-        self._adapter.change(self._objects, name, value)
+        self._adapter.change(self._objects, name, value, self.rank[0])
 
     def generators(self) -> dict[str, Any]:
         """The states of all generators, by path."""
@@ -295,7 +307,7 @@ class Inventory:
 
     def shared_number(self) -> int:
         """A random number below 2^31, the same in all ranks; every rank has to ask."""
-        return self._adapter.shared_number()
+        return self._ranks.shared_number()
 
     def _parts(self) -> list[_Part]:
         return [self._part(component) for component in self._components]
@@ -341,12 +353,12 @@ class Inventory:
 
     def _manifest(self, digested: list[tuple[_Item, str]]) -> Manifest:
         entries = tuple(Entry(item.path, item.placement, item.layout, item.length, digest, item.place) for item, digest in digested)
-        rank, ranks = self._adapter.rank()
+        rank, ranks = self.rank
         return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
 
     def _check_job(self, manifest: Manifest, *, is_dealt: bool) -> None:
         """Framework, ranks (if it is not dealt to others) and kinds are the same."""
-        rank, ranks = (0, manifest.ranks) if is_dealt else self._adapter.rank()
+        rank, ranks = (0, manifest.ranks) if is_dealt else self.rank
         for what, theirs, ours in (
             ("framework", manifest.framework, self._adapter.framework()),
             ("number of ranks", manifest.ranks, ranks),

@@ -275,6 +275,7 @@ def session(
     aside: int | None = None,
     stall_s: float = 0.25,
     verify: str = "digest",
+    ranks: str | None = None,
 ) -> Session:
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
@@ -304,9 +305,10 @@ def session(
         stall_s: the same in seconds, at most 3600.
         verify: how this job's clones are checked, unless `forebay clone --verify` says otherwise. With "digest" every entry is, as it is
             loaded; with "shadow:3" once more after three steps of both with the same data, from where the clone (`verifying`) goes on.
+        ranks: see `inventory`. With "mpi" all of MPI's processes have to call this: without a name they agree on one.
 
     Raises:
-        ValueError: one of the last four makes no sense.
+        ValueError: one of the last five makes no sense.
         CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
             process then: its objects may be in no defined state.
     """
@@ -323,6 +325,7 @@ def session(
         counters=state.counters,
         generators=generators,
         others={**(others or {}), PLACE: state.place},
+        ranks=ranks,
     )
     _check_group(described)
     if text := os.environ.pop(CLONE, None):

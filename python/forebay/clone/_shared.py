@@ -119,14 +119,15 @@ class Storage:
         found = ((number, arena.offset(memory)) for number, arena in enumerate(self.arenas))
         return next(((number, offset) for number, offset in found if offset is not None), None)
 
-    def share(self, tensors: Mapping[str, Any], left_before: int = 0) -> dict[str, str]:
+    def share(self, tensors: Mapping[str, Any], ranks: int = 1, left_before: int = 0) -> dict[str, str]:
         """Moves large tensors into shared memory: all that are not there, whether new or made to lie elsewhere since.
 
         What a tensor is does not change by that, nor any of its elements; only where it lies.
 
         Args:
             tensors: by path; the state's own, none of which is written to meanwhile.
-            left_before: what memory was left before any rank of this host began to share.
+            ranks: so many processes of this host share theirs at the same moment.
+            left_before: what memory was left before any of them began to.
 
         Returns:
             Those that have to stay where they are, each with the reason.
@@ -146,7 +147,7 @@ class Storage:
             del missing[path]
         for batch in self._batches(missing):
             *starts, end = offsets([length(tensor) for _, tensor in batch])
-            arena = Arena.of_length(end, self._adapter.rank()[1], left_before)
+            arena = Arena.of_length(end, ranks, left_before)
             for (path, tensor), start in zip(batch, starts, strict=True):
                 self._adapter.move(tensor, arena.buffer, start)
                 self._moves[path] += 1

@@ -234,7 +234,7 @@ class Source:
         if self._limits.prepare == "never":
             return
         try:
-            left = self._storage.share(self._inventory.steady(), self._left)
+            left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
         except CloneError as error:
             left = {"all that are not there yet": str(error)}
         if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):

@@ -37,19 +37,8 @@ def framework() -> str:
 
 
 def rank() -> tuple[int, int]:
-    """See `Adapter.rank`."""
-    if (group := of_group()) is not None:
-        return group
-    if (world := _mpi_world()) is not None:
-        return world.Get_rank(), world.Get_size()
-    return 0, 1
-
-
-def _mpi_world() -> Any:  # noqa: ANN401  (a communicator of mpi4py's)
-    """The ranks of a program that sums its gradients by mpi4py; None where MPI is not in use. To import it here would start it."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    is_there = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    return mpi.COMM_WORLD if mpi is not None and is_there else None
+    """See `Ranks.rank`."""
+    return of_group() or (0, 1)
 
 
 def check(given: Mapping[str, Mapping[str, object]]) -> None:
@@ -226,10 +215,10 @@ def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None
     return remove
 
 
-def change(given: Mapping[str, Mapping[str, object]], name: str, value: float) -> None:
+def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
     """See `Adapter.change`."""
     if name == "seed":
-        _seed(int(value))
+        _seed(int(value) + rank)
         return
     groups = [group for optimizer in _optimizers(given) for group in optimizer.param_groups]
     known = sorted({key for group in groups for key, old in group.items() if _is_number(old)} | {"seed"})
@@ -247,12 +236,10 @@ def change(given: Mapping[str, Mapping[str, object]], name: str, value: float) -
 
 
 def shared_number() -> int:
-    """See `Adapter.shared_number`."""
+    """See `Ranks.shared_number`."""
     number = secrets.randbelow(2**31)
     if rank()[1] == 1:
         return number
-    if of_group() is None:
-        return int(_mpi_world().bcast(number, root=0))
     # Where the default process group's tensors have to lie.
     device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
     shared = torch.tensor([number], device=device)
@@ -278,12 +265,11 @@ def _set_number(group: dict[str, Any], key: str, value: float) -> None:
 
 
 def _seed(seed: int) -> None:
-    """Each rank otherwise: they draw different samples, and drop out different neurons."""
-    own = (seed + rank()[0]) % 2**32
-    torch.manual_seed(own)
-    random.seed(own)
+    seed %= 2**32
+    torch.manual_seed(seed)
+    random.seed(seed)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(own)
+        numpy.random.seed(seed)
 
 
 def _path(kind: str, name: str) -> Path:
