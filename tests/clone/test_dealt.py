@@ -166,7 +166,7 @@ def set_rank(monkeypatch: pytest.MonkeyPatch) -> SetRank:
 class Parent:
     """A job of so many ranks, played by this thread."""
 
-    def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack, *, apart: bool = False) -> None:
+    def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack, *, apart: bool = False, steps: int = 2) -> None:
         self.made = [Small(1) for _ in range(ranks)]
         if apart:
             with torch.no_grad():
@@ -179,7 +179,7 @@ class Parent:
             set_rank(rank, ranks)
             self.sessions.append(made.session())
             stack.callback(self.sessions[-1].close)
-        self.train(2)
+        self.train(steps)
 
     def train(self, steps: int, *, draws: bool = False) -> None:
         for _ in range(steps):
@@ -258,3 +258,23 @@ def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: 
         done = here.type("clone", "trunk", "--", "true")
         assert done.returncode == 2
         assert "trunk can't be forked: at its first point model/parameters/0.bias is not the same in rank 0 and rank 1" in done.stderr
+
+
+def test_f51_an_agent_that_was_replaced_before_the_first_point_is_joined(
+    here: Node, opened: Opened, set_rank: SetRank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The next one has taken away the secret that the ranks were told of."""
+    monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
+    with contextlib.ExitStack() as stack:
+        parent = Parent(set_rank, 2, stack, steps=0)
+        here.kill_agent()
+        assert here.type("fork-agent").returncode == 0
+        parent.train(1)
+        monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", 0.0)
+
+        def is_back() -> bool:
+            parent.train(1)
+            return [(job["job"], job["ranks_here"], job["bytes"] > 0) for job in here.jobs()] == [("trunk", 2, True)]
+
+        support.wait_until(is_back, "the job at the next agent")
+        assert "can't be forked" not in capfd.readouterr().err

@@ -4,6 +4,7 @@ import pytest
 
 import forebay.clone as clone
 from forebay.clone import _probation
+from tests import support
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
 
@@ -130,6 +131,73 @@ def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: Node, open
         trial._probation.wait_s = 0.05  # type: ignore[union-attr]
         with pytest.raises(clone.CloneError, match=r"trunk or the clone's other ranks did not come to step 5 in 0\.05 s"):
             train(other, trial, 2, 4)
+
+
+def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
+    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Both are due at one point."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no way")
+
+    made = full(1)
+    session = opened(made)
+    train(made, session, 1)
+    with here.cloning("trunk", "--at", "3", "--verify", "shadow:2") as asked, here.cloning("trunk", "--at", "5"):
+        train(made, session, 3, 2)
+        with monkeypatch.context() as broken:
+            broken.setattr(clone.Inventory, "capture", fails)
+            train(made, session, 1, 5)
+        assert "no fork at step 5: no way\n" in capfd.readouterr().err
+        other = full(9)
+        trial = opened(other, asked=asked)
+        train(other, trial, 2, 4)
+        assert not trial.verifying
+        assert clones(here) == [1]
+    (fork,) = session.forks
+    assert (fork.step, fork.compared_s > 0) == (3, True)
+
+
+def test_a_state_that_can_not_be_compared_is_told_once(
+    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no way")
+
+    made = full(1)
+    session = opened(made)
+    train(made, session, 1)
+    passed: list[int | None] = []
+    monkeypatch.setattr(session._telling, "passed", lambda _, fork: passed.append(fork and fork.step))
+    with here.cloning("trunk", "--at", "3", "--verify", "shadow:1") as asked:
+        train(made, session, 2, 2)
+        with monkeypatch.context() as broken:
+            broken.setattr(clone.Inventory, "manifest", fails)
+            train(made, session, 1, 4)
+        assert passed == [None, 3, None], "a point is one, for the run's record"
+        assert "no clone at step 4: nothing to compare clones with: no way\n" in capfd.readouterr().err
+        with pytest.raises(clone.CloneError, match="rank 0 of trunk could not take its state: no way"):
+            opened(full(9), asked=asked)
+    train(made, session, 1, 5)
+    assert "can't be forked" not in capfd.readouterr().err
+
+
+def test_a_parent_whose_agent_has_ended_compares_nothing(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
+    made = full(1)
+    session = opened(made)
+    train(made, session, 1)
+    with here.cloning("trunk", "--at", "3", "--verify", "shadow:2"):
+        train(made, session, 3, 2)
+        here.kill_agent()
+        source = session._source
+        assert source
+        support.wait_until(lambda: not source._rank.is_served(), "the end of the connection")
+        train(made, session, 1, 5)
+    (fork,) = session.forks
+    assert (fork.step, fork.compared_s) == (3, 0.0)
+    assert source._repeats == {}
 
 
 @pytest.mark.parametrize("verify", ["", "shadow", "shadow:0", "shadow:-3", "shadow:1001", "shadow:" + "9" * 5000, "digests", 3, None])

@@ -158,13 +158,17 @@ class Inventory:
         self._components = components
         self._absent = absent
 
-    def manifest(self) -> Manifest:
+    def manifest(self, only: Placement | None = None) -> Manifest:
         """Every entry of the state as it is now, with its digest. Reads all of it.
+
+        Args:
+            only: entries that ranks hold so; others are neither named nor read.
 
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        return self._manifest_after({})
+        items = [item for item in self._items(self._parts()) if only in (None, item.placement)]
+        return self._manifest([(item, _digest(item.bytes())) for item in items])
 
     def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.

@@ -109,19 +109,31 @@ class Session:
         if self._source is None:
             return
         try:
-            fork = self._source.point(epoch, step)
-            self._telling.passed(epoch, fork)
-            if fork:
-                self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
-            if repeated := self._source.repeat(epoch, step):
-                forked, seconds = repeated
-                self.forks = [replace(one, compared_s=seconds) if one.step in forked else one for one in self.forks]
-        except CloneError as error:
-            self._telling.passed(epoch, None)
-            say(f"no fork at step {step}: {error}")
+            self._take(self._source, epoch, step)
+            self._repeat(self._source, epoch, step)
         except Exception as error:
             self.close()
             say(f"this job can't be forked any more: {error}")
+
+    def _take(self, source: Source, epoch: int, step: int) -> None:
+        """The state, if a fork is due."""
+        fork: Fork | None = None
+        try:
+            fork = source.point(epoch, step)
+        except CloneError as error:
+            say(f"no fork at step {step}: {error}")
+        self._telling.passed(epoch, fork)
+        if fork:
+            self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
+
+    def _repeat(self, source: Source, epoch: int, step: int) -> None:
+        """What there is by now, if clones on probation are due, whatever has become of a fork here."""
+        try:
+            if repeated := source.repeat(epoch, step):
+                forked, seconds = repeated
+                self.forks = [replace(one, compared_s=seconds) if one.step in forked else one for one in self.forks]
+        except CloneError as error:
+            say(f"no clone at step {step}: {error}")
 
     def _on_probation(self, probation: Probation, epoch: int, step: int) -> None:
         try:
@@ -281,6 +293,10 @@ def session(
 
     The same call in the same program stands for both. Make it in every rank, once all objects are made and the model is wrapped, before
     training. With `FOREBAY=off` nothing can be forked.
+
+    For a fork training stands still for a copy of what is small or may change at any time, and for one of what clones have not read before
+    the next step, within a budget (`aside`, `stall_s`) beyond which there is no clone; with several ranks also for one digest of what they
+    should hold alike, at the first point (not with `prepare="fork"` or `"never"`), and with `shadow:N` for one of the state, N steps later.
 
     Args:
         model: as for `inventory`, and so are the following: each is to be given, or to be declared absent (None).

@@ -15,6 +15,7 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later
+from forebay.clone._manifest import Placement
 from forebay.clone._offer import Header, described
 from forebay.clone._shared import Storage, shared
 from forebay.clone._window import Window, aside_length
@@ -140,16 +141,14 @@ class Source:
             ConnectionError: the fork agent is gone, and the next one will not have this job.
         """
         self._points += 1
-        # A step without a hook, as of an optimizer that is none of torch's.
-        self.before_step()
         if self._points == 1:
             # Only now is all of it there: optimizers make their state with the first step.
             self._left = _core.memory_left()
             if self._limits.prepare == "start":
                 self._share()
             self._length = self._inventory.length()
-            # Of an agent that has ended by now `_look` hears.
-            with contextlib.suppress(ConnectionError):
+            # Of an agent that has ended by now `_look` hears. The next one, if it stands already, has taken the secret away.
+            with contextlib.suppress(ConnectionError, FileNotFoundError):
                 self._measure(epoch, step)
         if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
             self._look()
@@ -178,12 +177,12 @@ class Source:
             CloneError: the state can't be described, as the clones have been told.
         """
         due = self._repeats.pop(self._points, None)
-        if due is None:
+        # Without the agent there is no clone.
+        if due is None or not self._rank.is_served():
             return None
         began = time.perf_counter()
         forks = [number for number, _ in due]
         header = Header(self._job, self._inventory.rank[0], epoch, step)
-        # Without the agent there is no clone.
         with contextlib.suppress(ConnectionError):
             try:
                 with described(self._secret(), header, self._inventory.manifest()) as text:
@@ -218,7 +217,7 @@ class Source:
         return time.perf_counter() - began, copied
 
     def _measure(self, epoch: int, step: int) -> None:
-        """Says how large the state is; and what it is, so that ranks that are not those of one job are found before anybody forks it.
+        """Says how large the state is; and what ranks should hold alike, so that those that do not are found before anybody forks them.
 
         Later forks read large tensors in their place, and know of them only what their clones have read.
         """
@@ -226,7 +225,8 @@ class Source:
         if ranks == 1 or self._limits.prepare != "start":
             self._rank.measured(self._length)
             return
-        with described(self._secret(), Header(self._job, rank, epoch, step), self._inventory.manifest()) as text:
+        manifest = self._inventory.manifest(only=Placement.REPLICATED)
+        with described(self._secret(), Header(self._job, rank, epoch, step), manifest) as text:
             self._rank.measured(self._length, text)
 
     def _share(self) -> None:
@@ -254,6 +254,8 @@ class Source:
                 self._rank = joining.wait()
             except CloneError as error:
                 raise ConnectionError(f"the agent for forks has ended, and the next one says: {error}") from error
+            # Nobody is left of the forks that the one before had.
+            self._repeats.clear()
             # From this point on its page is looked at. The agent waits until all ranks do so: others may come to it steps later.
             self._rank.measured(self._length)
             return
