@@ -104,16 +104,17 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
         words: &args.program,
         environment: &[(env::CLONE, clone.to_string().into())],
     };
-    let ended = thread::scope(|scope| {
+    let (ended, is_answered) = thread::scope(|scope| {
         let (runs, ended) = mpsc::channel();
-        let (forking, name) = (&forking, job);
-        scope.spawn(move || watch(forking, name, &ended));
+        let forking = &forking;
+        let watching = scope.spawn(move || watch(|| forking.outcome(), job, &ended));
         let ended = launch.run();
         drop::<mpsc::Sender<()>>(runs);
-        ended
-    })?;
+        (ended, watching.join().unwrap_or(false))
+    });
+    let ended = ended?;
     // What goes wrong in between the program has said itself.
-    if let Ok(Outcome { asked: false, .. }) = forking.outcome() {
+    if is_answered && let Ok(Outcome { asked: false, .. }) = forking.outcome() {
         let line = format!(
             "forebay: {} ended without asking for the state of {job}: a clone is a program that calls forebay.clone.session(...)\n",
             name.to_string_lossy()
@@ -124,13 +125,16 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     Ok(child::end_as(ended))
 }
 
-/// Shows how far the clone is, until it exists or its program has ended.
-fn watch(forking: &Forking, job: &str, ended: &Receiver<()>) {
+/// Shows how far the clone is, until all of its ranks have loaded their states, it has failed, or its program has ended. Whether the agent answered as long as it
+/// was asked: an answer that comes too late would be taken for that to the next question.
+fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, ended: &Receiver<()>) -> bool {
     let mut shown: Option<(Progress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-        let Ok(outcome) = forking.outcome() else { return };
-        if outcome.exists {
-            return;
+        let Ok(outcome) = look() else { return false };
+        // From then on the program trains, be it on probation, and has the terminal for itself.
+        let is_loaded = outcome.ranks > 0 && outcome.loaded == outcome.ranks;
+        if outcome.is_over || is_loaded {
+            return true;
         }
         // Its program imports what it needs.
         if outcome.ranks == 0 {
@@ -142,6 +146,7 @@ fn watch(forking: &Forking, job: &str, ended: &Receiver<()>) {
         *before = done;
         progress.note(&now);
     }
+    true
 }
 
 /// How many stages all ranks have behind them, and what comes now.
@@ -158,10 +163,8 @@ fn stage(outcome: Outcome, job: &str) -> (u64, String) {
         format!("{here} of {ranks} ranks of the clone are ready")
     } else if !taken {
         format!("waiting for the next step of {job}")
-    } else if loaded < ranks {
-        format!("{loaded} of {ranks} ranks have loaded their states")
     } else {
-        format!("taking steps, to be compared with {job}")
+        format!("{loaded} of {ranks} ranks have loaded their states")
     };
     (done, now)
 }
@@ -252,6 +255,8 @@ fn line_of(job: &Job) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -267,8 +272,50 @@ mod tests {
         outcome.taken = true;
         outcome.loaded = 1;
         assert_eq!(stage(outcome, "trunk"), (5, "1 of 2 ranks have loaded their states".into()));
-        outcome.loaded = 2;
-        assert_eq!(stage(outcome, "trunk"), (6, "taking steps, to be compared with trunk".into()));
+    }
+
+    /// Whether the agent answered, and how often it was asked.
+    fn watched(answers: &[Outcome]) -> (bool, usize) {
+        let (_runs, ended) = mpsc::channel();
+        let asked = Cell::new(0);
+        let look = || {
+            let at = asked.replace(asked.get() + 1);
+            let answer = answers.get(at).copied();
+            answer.ok_or_else(|| AgentError::Protocol("it closed the connection".into()))
+        };
+        let is_answered = watch(look, "trunk", &ended);
+        (is_answered, asked.get())
+    }
+
+    #[test]
+    fn a_clone_is_watched_until_it_has_loaded_or_failed() {
+        let waits = Outcome {
+            asked: true,
+            ranks: 2,
+            here: 1,
+            ..Outcome::default()
+        };
+        let failed = Outcome { is_over: true, ..waits };
+        let loaded = Outcome {
+            here: 2,
+            taken: true,
+            loaded: 2,
+            ..waits
+        };
+        assert_eq!(watched(&[Outcome::default(), waits, failed, waits]), (true, 3));
+        assert_eq!(watched(&[loaded, loaded]), (true, 1), "it may be on probation");
+        assert_eq!(
+            watched(&[waits]),
+            (false, 2),
+            "nothing more is asked of an agent that has not answered"
+        );
+    }
+
+    #[test]
+    fn nobody_is_asked_once_the_program_has_ended() {
+        let (runs, ended) = mpsc::channel();
+        drop(runs);
+        assert!(watch(|| Err(AgentError::Protocol("asked".into())), "trunk", &ended));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl<S> Fork<S> {
             here: here.clone().count() as u32,
             taken: self.is_complete(),
             loaded: here.filter(|taker| taker.loaded.is_some()).count() as u32,
-            exists: self.stage == Stage::Exists,
+            is_over: !self.is_open(),
         }
     }
 

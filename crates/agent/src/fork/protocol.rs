@@ -158,8 +158,8 @@ pub struct Outcome {
     pub taken: bool,
     /// How many ranks of the clone have loaded and checked theirs.
     pub loaded: u32,
-    /// The clone exists.
-    pub exists: bool,
+    /// The clone exists, or has failed.
+    pub is_over: bool,
 }
 
 /// A job that can be forked.
