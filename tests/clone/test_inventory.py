@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import forebay.clone as clone
+from forebay import _core
 from forebay.torch import _flags
 from tests.clone import jobs
-from tests.clone.jobs import Job, full, job, seed
+from tests.clone.jobs import WIDE, Job, full, job, seed
 
 OPTIMIZERS = [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs]
 
@@ -313,6 +314,27 @@ def test_what_is_written_to_after_it_was_loaded_is_seen() -> None:
         pytest.raises(clone.DamagedError, match=r"^not as it was .*: model/parameters/head.weight: does its"),
     ):
         states[1].load(capture, survey=states[1].survey())
+
+
+@pytest.mark.parametrize("has_gaps", [False, True])
+def test_what_was_filled_by_way_of_a_copy_is_read_once_more(monkeypatch: pytest.MonkeyPatch, *, has_gaps: bool) -> None:
+    """Where the copy lay, the next one may lie, whatever has become of the tensor."""
+    original, other = job(jobs.sgd, 1, WIDE), job(jobs.sgd, 2, WIDE)
+    weight = other.model.get_parameter("head.weight")
+    if has_gaps:
+        weight.data = torch.stack([weight.data, weight.data], dim=-1)[..., 0]
+    digested: list[int] = []
+    digest = _core.digest
+
+    def noting(address: int, length: int) -> str:
+        digested.append(length)
+        return digest(address, length)
+
+    with original.inventory().capture() as capture:
+        monkeypatch.setattr(_core, "digest", noting)
+        other.inventory().load(capture)
+    assert (weight.nbytes in digested) is has_gaps
+    assert torch.equal(weight, original.model.get_parameter("head.weight"))
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ class Adapter(Ranks, Protocol):
     def memory(self, tensor: Any) -> Memory:  # noqa: ANN401
         """The tensor's bytes, for reading: where it lies if that is in the processor's memory and without gaps, else a copy."""
 
-    def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> None:  # noqa: ANN401
-        """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy."""
+    def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> bool:  # noqa: ANN401
+        """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy. Whether where it lies."""
 
     def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
         """Bytes of a tensor's elements in this rank."""

@@ -241,9 +241,10 @@ class Inventory:
         # Those that lie where they lay come first: the parent's next step comes.
         for tensor, entry in sorted(fills, key=lambda fill: fill[1].place is None):
             reading = _Reading(capture, entry, offsets_by_path[entry.path], remote)
-            self._adapter.fill(tensor, entry.layout, reading)
+            in_place = self._adapter.fill(tensor, entry.layout, reading)
             digests[entry.path] = reading.digest
-            filled[id(tensor)] = _Filled(tensor, reading.address, self._adapter.version(tensor), reading.digest)
+            if in_place:
+                filled[id(tensor)] = _Filled(tensor, reading.address, self._adapter.version(tensor), reading.digest)
         for tree, name in zip((tree for tree, _ in received), found, strict=True):
             put = parts[name].component.put
             if put is not None:

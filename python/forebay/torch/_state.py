@@ -133,7 +133,7 @@ def memory(tensor: torch.Tensor) -> Memory:
     return Memory(local.data_ptr(), local.numel() * local.element_size(), local)
 
 
-def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) -> None:
+def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) -> bool:
     """See `Adapter.fill`."""
     local = _local(tensor)
     in_place = local.device.type == "cpu" and not local.is_conj() and not local.is_neg() and _is_dense(layout.shape, local.stride())
@@ -141,6 +141,7 @@ def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) 
     write(Memory(target.data_ptr(), target.numel() * target.element_size(), target))
     if not in_place:
         local.copy_(target)
+    return in_place
 
 
 def tensor_length(tensor: torch.Tensor) -> int:
