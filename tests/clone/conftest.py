@@ -31,10 +31,9 @@ def opened(here: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     sessions: list[clone.Session] = []
 
     def make(made: Job, job: str | None = "trunk", asked: str | None = None, **options: Any) -> clone.Session:
-        given = {name: value for name, value in made.given().items() if name != "counters"}
         if asked:
             monkeypatch.setenv("FOREBAY_CLONE", asked)
-        sessions.append(clone.session(**given, job=job, **options))
+        sessions.append(clone.session(**made.for_session(), job=job, **options))
         assert "FOREBAY_CLONE" not in os.environ
         return sessions[-1]
 

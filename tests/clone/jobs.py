@@ -69,6 +69,10 @@ class Job:
         names = (*clone.KINDS, "generators")
         return {name: getattr(self, name) for name in names}
 
+    def for_session(self) -> dict[str, Any]:
+        """A session counts by itself."""
+        return {name: value for name, value in self.given().items() if name != "counters"}
+
     def inventory(self, **instead: Any) -> clone.Inventory:
         return clone.inventory(**{**self.given(), **instead})
 

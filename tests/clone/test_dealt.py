@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import forebay.clone as clone
-from forebay.clone import _session
+from forebay.clone import _session, _source
 from forebay.clone._dealt import PLACE, left_out
 from forebay.clone._resume import Asked, Resumed, resume
 from forebay.clone._values import spelled
@@ -238,7 +238,7 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: Node, o
 
         def go_on(rank: int) -> None:
             inventory, resumed = become(set_rank, asked, rank, 2)
-            state = _session._State(loader_has_place=False)
+            state = _session._State(loader_has_place=False, limits=_source.Limits(), shadow=0)
             state.place.update(batch=3, generators={})
             entered = clone.Session(resumed.name, inventory, state, resumed.lineage, forkable=False)
             next(entered.batches(loader))

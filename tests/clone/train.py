@@ -42,9 +42,8 @@ def warm() -> None:
     torch.nn.functional.cross_entropy(made.model(images), labels).backward()
 
 
-given = {name: value for name, value in made.given().items() if name != "counters"}
 # However busy the machine is, no fork is dropped.
-session = clone.session(**given, warm=warm, stall_s=600.0)
+session = clone.session(**made.for_session(), warm=warm, stall_s=600.0)
 begun = step = session.resumed["step"] if session.resumed else 0
 last = begun + asked.after if session.resumed else asked.steps
 losses = {}

@@ -14,7 +14,7 @@ use rustix::{
 };
 
 /// What keeps a file's length as it is.
-const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
+pub const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
 /// A mapped file, unmapped when dropped.
 #[derive(Debug)]

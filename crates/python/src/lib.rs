@@ -92,11 +92,8 @@ fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, 
 /// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under this process.
 #[pyfunction]
 fn read_and_digest(py: Python<'_>, descriptor: i32, offset: u64, target: usize, length: usize) -> PyResult<String> {
-    if descriptor < 0 {
-        return Err(PyValueError::new_err(format!("{descriptor} is no descriptor")));
-    }
-    let target = Memory::new(target, length)?;
-    Ok(hexadecimal(py.detach(|| one_pass::of_read(descriptor, offset, target))?))
+    let (file, target) = (fork::borrowed(descriptor)?, Memory::new(target, length)?);
+    Ok(hexadecimal(py.detach(|| one_pass::of_read(file, offset, target))?))
 }
 
 /// Bytes that this process may still use before memory is short: of the machine and of all its control groups the least.

@@ -79,11 +79,7 @@ impl Reserved {
 
 impl Mapped {
     fn new(length: usize) -> Result<Self, Errno> {
-        let file = memfd_create("forebay-capture", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice, undone by `drop`.
-        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
+        let (file, address) = fresh("forebay-capture", length)?;
         let mapped = Self {
             file,
             address: address as usize,
@@ -118,10 +114,20 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         // In a forked process something else may have that address.
         if self.process == getpid() {
-            // SAFETY: this mapping was made by `new`; who has its address has been told that it ends with the object.
+            // SAFETY: this mapping was made for `new`; who has its address has been told that it ends with the object.
             let _ = unsafe { munmap(self.address as *mut _, self.length) };
         }
     }
+}
+
+/// A new file in memory without a name, all of it backed, its length to be sealed; and where it is mapped for writing, for the caller to undo.
+pub(crate) fn fresh(name: &str, length: usize) -> Result<(OwnedFd, *mut c_void), Errno> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
+    Ok((file, address))
 }
 
 /// Has all pages of a new mapping mapped.

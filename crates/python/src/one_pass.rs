@@ -40,9 +40,7 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
 /// # Errors
 ///
 /// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
-pub(crate) fn of_read(descriptor: i32, offset: u64, target: Memory) -> io::Result<u128> {
-    // SAFETY: the caller keeps the descriptor open until this returns, and it is not -1.
-    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<u128> {
     let mut hash = Xxh3::new();
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);

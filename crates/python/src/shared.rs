@@ -3,21 +3,18 @@
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
-    ptr,
     sync::{Mutex, PoisonError},
 };
 
+use forebay_agent::shared::LENGTH_SEALS;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use rustix::{
-    fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create, open},
+    fs::{Mode, OFlags, SealFlags, fcntl_add_seals, open},
     io::Errno,
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
-use crate::memory::{to_python, touch};
-
-/// Nobody can make it longer or shorter, or take these away.
-const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
+use crate::memory::{fresh, to_python, touch};
 
 /// New memory at `address`, for this process to write to and for others to read by `descriptor`. It is unmapped with the object.
 #[pyclass(frozen, weakref)]
@@ -71,11 +68,7 @@ impl Shared {
 
 impl Shared {
     fn of_length(length: usize) -> Result<Self, Errno> {
-        let file = memfd_create("forebay-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice, undone by `drop`.
-        let address = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)? };
+        let (file, address) = fresh("forebay-shared", length)?;
         let shared = Self {
             address: address as usize,
             length,
@@ -103,7 +96,7 @@ fn for_reading(file: OwnedFd) -> OwnedFd {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: this mapping was made by `of_length`; who uses its address keeps the object.
+        // SAFETY: this mapping was made for `of_length`; who uses its address keeps the object.
         let _ = unsafe { munmap(self.address as *mut _, self.length) };
     }
 }

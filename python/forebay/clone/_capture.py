@@ -3,13 +3,17 @@
 import fcntl
 import os
 import weakref
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
 from forebay import _core
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._manifest import Manifest
 
-__all__ = ["Capture", "check_room", "reserve"]
+__all__ = ["Capture", "reserve", "take"]
+
+T = TypeVar("T")
 
 MEMORY_ASKED_FROM_BYTES = 1 << 20
 MEMORY_SPARE = 1.05
@@ -74,9 +78,27 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved:
+    """New memory for a copy of so many bytes.
+
+    Args:
+        length: see `take`.
+        ranks: see `take`.
+        left_before: see `take`.
+
+    Raises:
+        CloneError: there is not as much memory.
+    """
+    reserved = take(_core.Reserved, "a copy", length, ranks, left_before)
+    _living.add(reserved)
+    return reserved
+
+
+def take(kind: Callable[[int], T], what: str, length: int, ranks: int, left_before: int) -> T:
     """New shared memory of so many bytes, all of it there and touched.
 
     Args:
+        kind: makes it.
+        what: it is for, in words.
         length: bytes.
         ranks: so many processes of this host take as much at the same moment, out of the same memory.
         left_before: what was left a little earlier, when none of them had taken its share yet; some may have by now.
@@ -84,21 +106,14 @@ def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved
     Raises:
         CloneError: there is not as much memory.
     """
-    check_room("a copy", length, ranks, left_before)
+    _check_room(what, length, ranks, left_before)
     try:
-        reserved = _core.Reserved(length)
+        return kind(length)
     except OSError as error:
-        raise CloneError(f"no memory for a copy of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
-    _living.add(reserved)
-    return reserved
+        raise CloneError(f"no memory for {what} of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
 
 
-def check_room(what: str, length: int, ranks: int, left_before: int) -> None:
-    """Looks whether there is memory for so many bytes of state, as `reserve` is told of them.
-
-    Raises:
-        CloneError: there is not.
-    """
+def _check_room(what: str, length: int, ranks: int, left_before: int) -> None:
     together = length * ranks
     if together <= MEMORY_ASKED_FROM_BYTES:
         return

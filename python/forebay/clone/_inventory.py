@@ -14,7 +14,7 @@ from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
 from forebay.clone._ranks import Ranks, ranks_of
-from forebay.clone._shared import FROM_BYTES, Storage
+from forebay.clone._shared import Storage
 from forebay.clone._values import Path, decode, encode, leaves, spelled
 from forebay.clone._window import Remote
 
@@ -341,8 +341,7 @@ class Inventory:
             layout = part.layouts[path]
             name, length = spelled(path), self._adapter.length(layout)
             steady = tensor if component.steady else None
-            stays = storage is not None and component.steady and length >= FROM_BYTES and name not in storage.unsteady
-            place = storage.place(tensor) if storage is not None and stays else None
+            place = storage.stays(name, tensor) if storage is not None and component.steady else None
             yield _Item(name, placement, layout, length, functools.partial(self._adapter.memory, tensor), steady, place)
 
     def _manifest_after(self, filled: "Mapping[int, _Filled]") -> Manifest:

@@ -112,6 +112,12 @@ class Manifest:
         return end
 
     @property
+    def state_length(self) -> int:
+        """Bytes of a capture that would hold all of it."""
+        *_, end = offsets([entry.length for entry in self.entries])
+        return end
+
+    @property
     def in_place(self) -> list[Entry]:
         """The entries that were not copied."""
         return [entry for entry in self.entries if entry.place is not None]

@@ -1,7 +1,6 @@
 """How a program becomes a clone: it gets the state of its rank, checks it, loads it, and goes on only when all ranks have done so."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -131,11 +130,10 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         taken = waited(
             taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
         )
-        name, reader, descriptors, of_ranks = taken
+        name, _, _, of_ranks = taken
         state_at = time.time()
         try:
-            remote_of = functools.partial(Remote, reader=reader, wait_s=wait_s)
-            loaded = _load(asked, secret, inventory, survey, (descriptors, of_ranks), remote_of)
+            loaded = _load(asked, secret, inventory, survey, taken, wait_s)
             changes = {} if asked.shadow else asked.changes
             for changed, value in changes.items():
                 inventory.change(changed, value)
@@ -156,8 +154,8 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
-    length = loaded.manifest.length + sum(entry.length for entry in loaded.manifest.in_place)
-    return Resumed(name, lineage, Course(asked_at, state_at, loaded_at, time.time(), length), taking if asked.shadow else None)
+    course = Course(asked_at, state_at, loaded_at, time.time(), loaded.manifest.state_length)
+    return Resumed(name, lineage, course, taking if asked.shadow else None)
 
 
 def _load(
@@ -165,15 +163,15 @@ def _load(
     secret: bytes,
     inventory: Inventory,
     survey: Survey,
-    given: tuple[list[int], int],
-    remote_of: Callable[..., Remote],
+    taken: tuple[str, int, list[int], int],
+    wait_s: float,
 ) -> _Loaded:
-    """Loads the state behind the descriptors of an offer, of so many ranks, and closes them.
+    """Loads the state behind the descriptors that `Taking.state` gave, and closes them.
 
     From as many ranks as the clone has it is the same rank's, and the descriptors are those of `Rank.offer`. Else it is rank 0's, all of it
     copied, and what describes the others' follows.
     """
-    descriptors, of_ranks = given
+    _, reader, descriptors, of_ranks = taken
     rank, ranks = inventory.rank
     with contextlib.ExitStack() as stack:
         for descriptor in descriptors[2:]:
@@ -191,7 +189,7 @@ def _load(
         capture = Capture(manifest, state)
         closing.pop_all()
         stack.enter_context(capture)
-        remote = remote_of(manifest, descriptors=more) if manifest.in_place else None
+        remote = Remote(manifest, reader, more, wait_s) if manifest.in_place else None
         manifest = inventory.load(capture, remote, survey, others, is_seeded="seed" in asked.changes)
     return _Loaded(header, manifest, remote)
 

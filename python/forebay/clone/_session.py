@@ -262,11 +262,11 @@ class _State:
         shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
     """
 
-    def __init__(self, *, loader_has_place: bool, limits: Limits | None = None, shadow: int = 0) -> None:
+    def __init__(self, *, loader_has_place: bool, limits: Limits, shadow: int) -> None:
         self.counters: dict[str, int] = {}
         self.place: dict[str, Any] = {}
         self.loader_has_place = loader_has_place
-        self.limits = limits or Limits()
+        self.limits = limits
         self.shadow = shadow
 
 
@@ -283,9 +283,9 @@ def session(
     job: str | None = None,
     warm: Callable[[], object] | None = None,
     wait_s: float = 600.0,
-    prepare: str = "start",
-    aside: int | None = None,
-    stall_s: float = 0.25,
+    prepare: str = Limits.prepare,
+    aside: int | None = Limits.aside,
+    stall_s: float = Limits.stall_s,
     verify: str = "digest",
     ranks: str | None = None,
 ) -> Session:

@@ -11,8 +11,7 @@ from typing import Any
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
-from forebay.clone._capture import check_room
-from forebay.clone._errors import CloneError
+from forebay.clone._capture import take
 from forebay.clone._manifest import offsets
 
 __all__ = ["FROM_BYTES", "Arena", "Storage", "shared"]
@@ -42,19 +41,15 @@ def shared(length: int, ranks: int, left_before: int, what: str) -> _core.Shared
     """New shared memory of so many bytes, all of it there and touched.
 
     Args:
-        length: see `reserve`.
-        ranks: see `reserve`.
-        left_before: see `reserve`.
-        what: it is for, in words.
+        length: see `take`.
+        ranks: see `take`.
+        left_before: see `take`.
+        what: see `take`.
 
     Raises:
         CloneError: there is not as much memory.
     """
-    check_room(what, length, ranks, left_before)
-    try:
-        memory = _core.Shared(length)
-    except OSError as error:
-        raise CloneError(f"no memory for {what} of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
+    memory = take(_core.Shared, what, length, ranks, left_before)
     _living.add(memory)
     return memory
 
@@ -118,6 +113,12 @@ class Storage:
             return None
         found = ((number, arena.offset(memory)) for number, arena in enumerate(self.arenas))
         return next(((number, offset) for number, offset in found if offset is not None), None)
+
+    def stays(self, path: str, tensor: object) -> tuple[int, int] | None:
+        """Where a steady tensor lies, if clones can read it there until the next step; None if it has to be copied at the point."""
+        if path in self.unsteady or self._adapter.tensor_length(tensor) < FROM_BYTES:
+            return None
+        return self.place(tensor)
 
     def share(self, tensors: Mapping[str, Any], ranks: int = 1, left_before: int = 0) -> dict[str, str]:
         """Moves large tensors into shared memory: all that are not there, whether new or made to lie elsewhere since.

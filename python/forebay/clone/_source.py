@@ -278,8 +278,7 @@ class Source:
                     self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
                 if window is not None:
                     window.watch()
-                copied = capture.manifest.length
-                self._length = copied + sum(entry.length for entry in capture.manifest.in_place)
+                copied, self._length = capture.manifest.length, capture.manifest.state_length
         except Exception as error:
             # Nobody has it, so nobody reads.
             self._window = None

@@ -311,7 +311,6 @@ impl Closing {
 #[derive(Debug)]
 pub struct Window {
     file: SharedFile,
-    pieces: usize,
 }
 
 impl Window {
@@ -324,7 +323,7 @@ impl Window {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let file = SharedFile::anonymous("forebay-window", bytes(pieces))?;
-        let window = Self { file, pieces };
+        let window = Self { file };
         window.word(WANTED).store((1 << readers) - 1, Release);
         Ok(window)
     }
@@ -335,17 +334,12 @@ impl Window {
     /// It is shorter, or could become so.
     pub fn open(file: OwnedFd, pieces: usize) -> io::Result<Self> {
         let file = SharedFile::received(file, bytes(pieces))?;
-        Ok(Self { file, pieces })
+        Ok(Self { file })
     }
 
     /// Its memory, to be sent.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.descriptor()
-    }
-
-    /// How many pieces it has.
-    pub fn pieces(&self) -> usize {
-        self.pieces
     }
 
     /// The source, in a thread of its own: waits until a reader asks for its word and has not got it, or the window has ended; whether one asks.

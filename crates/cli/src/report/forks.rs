@@ -1,9 +1,6 @@
 //! Forks on the page about a run: what was taken of its jobs, what became clones, and both over time.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     forks::{Became, Taken, Told},
@@ -11,6 +8,7 @@ use crate::{
         Page,
         plots::{self, Frame, LIMIT, Lane, RGBColor, SERIES},
     },
+    planner::units::time_text,
     text,
 };
 
@@ -181,7 +179,11 @@ fn course((job, step): &Origin, fork: &Fork<'_>) -> String {
         let late = (last.asked_at - begin - end).max(0.0);
         let [asked, state, loaded, exists] = [last.asked_at, last.state_at, last.loaded_at, last.exists_at].map(|at| at - begin - late);
         let name = text::shortened(name, NAME_CHARS_MAX);
-        let name = if late > 0.0 { format!("{name} (+{})", span(late)) } else { name };
+        let name = if late > 0.0 {
+            format!("{name} (+{})", time_text(late))
+        } else {
+            name
+        };
         lanes.push(lane(
             &name,
             [(asked, state, WAITING), (state, loaded, LOADING), (loaded, exists, WAITING)],
@@ -232,19 +234,9 @@ fn longest(times: impl Iterator<Item = f64>) -> Option<f64> {
     times.max_by(f64::total_cmp)
 }
 
+/// Between times of day, which somebody may have set back meanwhile.
 fn seconds(time: Option<f64>) -> String {
-    match time {
-        None => "not seen".into(),
-        Some(time) if time < 1.0 => format!("{:.1} ms", 1e3 * time.max(0.0)),
-        Some(time) => format!("{time:.2} s"),
-    }
-}
-
-fn span(time: f64) -> String {
-    match Duration::try_from_secs_f64(time) {
-        Ok(long) if time >= 1.0 => text::duration(long),
-        _ => seconds(Some(time)),
-    }
+    time.map_or_else(|| "not seen".into(), |time| time_text(time.max(0.0)))
 }
 
 #[cfg(test)]
@@ -313,18 +305,18 @@ mod tests {
         let html = html(&told);
         for said in [
             "trunk, step 7",
-            "3.0 ms",
-            "500.0 ms",
+            "<td>3 ms</td>",
+            "<td>500 ms</td>",
             "not seen",
             "lr=0.01, seed=7",
-            "1.25 s",
-            "250.0 ms",
+            "<td>1.25 s</td>",
+            "<td>250 ms</td>",
             "1 of 2",
             "after step 7",
         ] {
             assert!(html.contains(said), "{said}: {html}");
         }
-        assert!(!html.contains("1.0 ms"), "{html}");
+        assert!(!html.contains("<td>1 ms</td>"), "{html}");
         assert_eq!(html.matches("<figure>").count(), 1);
         assert_eq!(html.matches("trunk.2").count(), 2, "in the table and in the plot");
     }
@@ -334,9 +326,19 @@ mod tests {
         let Told::Taken(mut closed) = taken(0, 7, 0.125) else { panic!() };
         (closed.window_s, closed.closing_s, closed.after_s) = (Some(0.25), 0.25, Some(0.5));
         let html = html(&[Told::Taken(closed)]);
-        assert!(html.contains("375.0 ms") && html.contains("12 KiB"), "{html}");
+        assert!(html.contains("<td>375 ms</td>") && html.contains("12 KiB"), "{html}");
         let drawn = format!("fill=\"#{:02X}{:02X}{:02X}\" stroke", STALL.0, STALL.1, STALL.2);
         assert_eq!(html.matches(&drawn).count(), 2, "{html}");
+    }
+
+    #[test]
+    fn a_time_of_day_that_was_set_back_is_no_time() {
+        let mut told = became("trunk.1", 0, 7);
+        if let Told::Became(became) = &mut told {
+            became.asked_at = became.state_at + 1.0;
+        }
+        let html = html(&[told]);
+        assert!(html.contains("<td>0 s</td>") && !html.contains("<td>-"), "{html}");
     }
 
     #[test]
