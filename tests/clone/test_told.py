@@ -10,8 +10,8 @@ import pytest
 import forebay.clone as clone
 from forebay._ledger import RUN
 from forebay.clone._told import Telling, tell
-from tests.clone.forks import node
-from tests.clone.jobs import Job, full
+from tests.clone.forks import Node, Opened, train
+from tests.clone.jobs import full
 
 
 @pytest.fixture
@@ -74,21 +74,15 @@ def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
 
 
-def test_a_job_and_its_clone_tell_of_one_fork(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with node() as here:
-        for name, value in here.own.items():
-            monkeypatch.setenv(name, value)
-        for name in ("FOREBAY", "FOREBAY_CLONE", "WORLD_SIZE"):
-            monkeypatch.delenv(name, raising=False)
-        made = full(1)
-        session = clone.session(**given(made), job="trunk")
-        steps(made, session, 1, 2)
-        with here.cloning("trunk", "--at", "5", "--set", "lr=0.5") as asked:
-            steps(made, session, 3, 7)
-            monkeypatch.setenv("FOREBAY_CLONE", asked)
-            resumed = clone.session(**given(full(2)))
-        resumed.close()
-        session.close()
+def test_a_job_and_its_clone_tell_of_one_fork(told: Path, here: Node, opened: Opened) -> None:
+    made = full(1)
+    session = opened(made)
+    step = train(made, session, 2)
+    with here.cloning("trunk", "--at", "5", "--set", "lr=0.5") as asked:
+        train(made, session, 5, step)
+        resumed = opened(full(2), asked=asked)
+    resumed.close()
+    session.close()
     taken, became = lines(told)
     assert (taken["what"], taken["job"], taken["step"], taken["bytes"]) == ("taken", "trunk", 5, session.forks[0].length)
     assert (became["what"], became["job"], became["parent"], became["step"]) == ("became", "trunk.1", "trunk", 5)
@@ -97,13 +91,3 @@ def test_a_job_and_its_clone_tell_of_one_fork(told: Path, monkeypatch: pytest.Mo
     assert became["bytes"] == taken["bytes"]
     # The state was there before its clone asked for it.
     assert taken["at"] <= became["asked_at"] <= became["state_at"] <= became["loaded_at"] <= became["exists_at"]
-
-
-def given(made: Job) -> dict[str, Any]:
-    return {name: value for name, value in made.given().items() if name != "counters"}
-
-
-def steps(made: Job, session: clone.Session, first: int, last: int) -> None:
-    for step in range(first, last + 1):
-        made.step()
-        session.point(epoch=0, step=step)

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::Read,
+    io::{Read, Seek, SeekFrom},
     marker::PhantomData,
     path::{Path, PathBuf},
 };
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::record::write_private;
 
-/// What is read of a file at most: some ten thousand lines.
+/// What is read of a file at most, its end: some ten thousand lines.
 const BYTES_MAX: u64 = 4 << 20;
 /// Lines that go into a record at most, the last ones.
 const KEPT_MAX: usize = 1000;
@@ -37,7 +37,12 @@ impl<Told: DeserializeOwned> Ledger<Told> {
     /// What was told in all. Lines that can't be read are left out, and the file is gone.
     pub fn take(self) -> Vec<Told> {
         let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+        let read = File::open(&self.path).and_then(|mut file| {
+            let length = file.metadata()?.len();
+            // What is left of the first line then can't be read, and is left out.
+            file.seek(SeekFrom::Start(length.saturating_sub(BYTES_MAX)))?;
+            file.take(BYTES_MAX).read_to_end(&mut bytes)
+        });
         if read.is_err() {
             return Vec::new();
         }
@@ -82,6 +87,13 @@ mod tests {
         let lines: Vec<String> = (0..=KEPT_MAX).map(|number| number.to_string()).collect();
         let told = ledger(dir.path(), &lines).take();
         assert_eq!((told.len(), told.first()), (KEPT_MAX, Some(&1)));
+    }
+
+    #[test]
+    fn of_a_long_file_the_end_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines = ["1".to_owned(), "x".repeat(BYTES_MAX as usize), "2".to_owned(), "3".to_owned()];
+        assert_eq!(ledger(dir.path(), &lines).take(), [2_u32, 3]);
     }
 
     #[test]
