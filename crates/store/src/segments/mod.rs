@@ -8,10 +8,12 @@
 
 mod log;
 mod room;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_contract::Identity;
 use rustix::io::Errno;
@@ -110,6 +112,8 @@ pub struct Segments {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     state: Mutex<State>,
+    /// What was let go and is still claimed in `state`. Whoever has this locked asks nothing of the disk.
+    let_go: Mutex<Vec<ExtentKey>>,
     _lease: Box<dyn Lease>,
 }
 
@@ -181,25 +185,36 @@ impl Segments {
             disk,
             root,
             state: Mutex::new(state),
+            let_go: Mutex::default(),
             _lease: lease,
         })
     }
 
+    /// The state, without what was let go before.
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = guard(&self.state);
+        let let_go = std::mem::take(&mut *guard(&self.let_go));
+        for key in let_go {
+            state.release(key);
+        }
+        state
+    }
+
     /// What is there of an extent.
     pub fn find(&self, key: ExtentKey) -> Option<Found> {
-        let state = guard(&self.state);
+        let state = self.state();
         let Stored { version, bytes, .. } = state.extents.get(&key)?.stored;
         Some(Found { version, bytes })
     }
 
     /// Claims an extent of this version; `false` if it is not there.
     pub fn claim(&self, key: ExtentKey, version: Version) -> bool {
-        guard(&self.state).claim(key, version)
+        self.state().claim(key, version)
     }
 
-    /// Lets an extent go that was claimed, by [`Self::claim`] or [`Self::put`].
+    /// Lets an extent go that was claimed, by [`Self::claim`] or [`Self::put`]. Others may be storing something on a disk that hangs: this does not wait for them.
     pub fn release(&self, key: ExtentKey) {
-        guard(&self.state).release(key);
+        guard(&self.let_go).push(key);
     }
 
     /// Bytes of all extents.
@@ -221,7 +236,7 @@ impl Segments {
             return Err(self.error("store in", Errno::FBIG));
         };
         let place = {
-            let state = &mut *guard(&self.state);
+            let state = &mut *self.state();
             match state.extents.get(&key).map(|extent| extent.stored.version) {
                 Some(found) if found == version => {
                     state.claim(key, version);
@@ -243,12 +258,23 @@ impl Segments {
         let written = self
             .file(place.segment)
             .and_then(|file| disk::write_all_at(&*file, bytes, place.offset).map_err(|errno| self.error("write a segment of", errno)));
-        let state = &mut *guard(&self.state);
+        self.finish(stored, written)
+    }
+
+    /// The bytes of an extent are written, or could not be. It is stored then, and claimed.
+    fn finish(&self, stored: Stored, written: Result<(), StoreError>) -> Result<(), StoreError> {
+        let (key, place) = (stored.key, stored.place());
+        let state = &mut *self.state();
         // Somebody else may have been faster, with this version or another.
-        let is_claimed = state.claim(key, version);
-        if written.is_err() || is_claimed || state.extents.contains_key(&key) {
+        if written.is_err() || state.claim(key, stored.version) {
             state.room.give(place);
             return written;
+        }
+        if state.extents.contains_key(&key)
+            && let Err(error) = state.remove(key)
+        {
+            state.room.give(place);
+            return Err(error);
         }
         state.room.grown(place);
         state.store(stored)
@@ -259,7 +285,7 @@ impl Segments {
     /// # Errors
     /// [`StoreError::Damaged`] where its bytes are not what was written: it is given up.
     pub fn read(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Result<bool, StoreError> {
-        let found = guard(&self.state).extents.get(&key).map(|extent| extent.stored);
+        let found = self.state().extents.get(&key).map(|extent| extent.stored);
         let Some(stored) = found.filter(|stored| stored.version == version && stored.bytes as usize == into.len()) else {
             return Ok(false);
         };
@@ -269,7 +295,7 @@ impl Segments {
             return Ok(true);
         }
         // Somebody may have given it up meanwhile, and its place be used again: then it is not there.
-        let state = &mut *guard(&self.state);
+        let state = &mut *self.state();
         if state.extents.get(&key).is_none_or(|extent| extent.stored != stored) {
             return Ok(false);
         }
@@ -282,7 +308,7 @@ impl Segments {
 
     /// Gives an extent up, whoever claims it.
     pub fn forget(&self, key: ExtentKey) -> Result<(), StoreError> {
-        guard(&self.state).remove(key)
+        self.state().remove(key)
     }
 
     /// Takes room, which extents that nobody claims make where it must be.
