@@ -7,7 +7,8 @@
 //! 2. [`Residency::fetch`] when a node may begin to bring a sample in for one of its ranks, in the order of use, from the current step up to
 //!    [`Residency::window`] iterations ahead. The answer is where the sample comes from; or that there is no room yet.
 //! 3. [`Residency::arrived`] when its bytes are there (at once for [`Origin::Local`]); its size is known from then on.
-//! 4. [`Residency::consumed`] when the rank has used it. What is not kept from then on is gone.
+//! 4. [`Residency::consumed`] when the rank has used it. What is not kept from then on is gone. A use that nobody waits for any more may end so late that its epoch
+//!    is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
 //! What a step needs is *due* on a node when the node has consumed something of that step or of the one before it. What is due is never told to

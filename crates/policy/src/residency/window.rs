@@ -339,10 +339,12 @@ impl Window {
         }
     }
 
-    /// Counts steps over epochs.
+    /// Counts steps over epochs. A use may end in a later epoch than its own.
     fn step(&self, access: Access) -> u64 {
-        let epochs_ahead = u64::from(access.epoch.saturating_sub(self.epoch));
-        self.steps_before + epochs_ahead * u64::from(self.iterations) + u64::from(access.iteration)
+        let steps_of = |epochs: EpochNumber| u64::from(epochs) * u64::from(self.iterations);
+        let ahead = steps_of(access.epoch.saturating_sub(self.epoch));
+        let behind = steps_of(self.epoch.saturating_sub(access.epoch));
+        (self.steps_before + ahead).saturating_sub(behind) + u64::from(access.iteration)
     }
 
     /// Chooses the limit from what is known of sizes.

@@ -1,12 +1,10 @@
 //! Samples that are there: in memory, on a disk, or both; and what is kept where.
 
-use std::collections::BTreeSet;
-
 use forebay_policy::fill_first::{self as placement, Action as Placed, CopyId, TierIndex};
 use forebay_policy::ids::Sample;
 use forebay_store::Version;
 
-use super::{Action, Actions, Core, Disk, HERE, Place, WriteError};
+use super::{Action, Actions, Core, Disk, HERE, Place, Way, WriteError};
 use crate::limits::{LOADER_DISK_FAULTS_MAX, LOADER_SWEEP_LOOKS, LOADER_SWEEP_PAUSE, LOADER_WRITES_PART};
 
 /// The arena, among the tiers of the placement; disks follow.
@@ -215,7 +213,7 @@ impl Core {
 
     fn reside(&mut self, sample: Sample, tier: TierIndex, bytes: u32, version: Version) {
         self.copies.of(sample).resident = Some((tier, bytes, version));
-        self.residents.push_back(sample);
+        self.residents.push(sample);
     }
 
     /// The policy keeps it and there is no room: its next use reads it anew.
@@ -280,13 +278,13 @@ impl Core {
         }
         let mut freed = 0;
         for _ in 0..LOADER_SWEEP_LOOKS {
-            let Some(sample) = self.residents.pop_front() else { break };
+            let Some(sample) = self.residents.pop() else { break };
             let Some(copy) = self.copies.get(sample) else { continue };
-            // One that was given up, and came again, is in line twice: once is enough.
+            // One that was given up meanwhile.
             let Some((_, resident_bytes, _)) = copy.resident else { continue };
             let is_busy = copy.lent > 0 || copy.flight.is_some() || copy.writing.is_some();
             if is_busy || self.residency.holds(HERE, sample) {
-                self.residents.push_back(sample);
+                self.residents.push(sample);
                 continue;
             }
             freed += u64::from(resident_bytes);
@@ -309,7 +307,7 @@ impl Core {
         self.writing_bytes -= u64::from(place.bytes);
         let tier = TierIndex(disk + 1);
         if result.is_ok() {
-            self.disk_faults.remove(&disk);
+            self.disk_faults.remove(&(disk, Way::Write));
             placement::step(&mut self.placement, placement::Event::Published { copy: id });
             self.reside(sample, tier, place.bytes, version);
             self.settle(sample, now_s, actions);
@@ -324,7 +322,7 @@ impl Core {
             };
             placement::step(&mut self.placement, full);
         } else {
-            self.disk_failed(disk);
+            self.disk_failed(disk, Way::Write);
         }
         // Not offered again at once, or a disk that fails would be tried for ever.
         let is_needed = self.copies.get(sample).is_some_and(|copy| copy.lent > 0 || copy.flight.is_some());
@@ -335,8 +333,8 @@ impl Core {
     }
 
     /// Something is wrong with a disk. After some faults in a row nothing is written to it any more (fault F2).
-    pub(super) fn disk_failed(&mut self, disk: Disk) {
-        let faults = self.disk_faults.entry(disk).or_default();
+    pub(super) fn disk_failed(&mut self, disk: Disk, way: Way) {
+        let faults = self.disk_faults.entry((disk, way)).or_default();
         *faults += 1;
         if *faults >= LOADER_DISK_FAULTS_MAX {
             let tier = TierIndex(disk + 1);
@@ -345,10 +343,10 @@ impl Core {
     }
 
     /// All that lies on disks for this loader, to be let go when it ends.
-    pub(crate) fn on_disks(&self) -> BTreeSet<(Sample, Disk)> {
-        let on_disk = |sample: &Sample| {
-            let (tier, ..) = self.copies.get(*sample)?.resident?;
-            (tier != MEMORY).then(|| (*sample, tier.0 - 1))
+    pub(crate) fn on_disks(&self) -> Vec<(Sample, Disk)> {
+        let on_disk = |sample: Sample| {
+            let (tier, ..) = self.copies.get(sample)?.resident?;
+            (tier != MEMORY).then(|| (sample, tier.0 - 1))
         };
         self.residents.iter().filter_map(on_disk).collect()
     }

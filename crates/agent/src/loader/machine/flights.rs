@@ -8,7 +8,7 @@ use forebay_policy::schedule::{Class, Request};
 use forebay_store::Version;
 
 use super::ranks::Stage;
-use super::{Action, Actions, Core, Disk, Outcome, Place, ReadFrom, Step, answer, origin_of};
+use super::{Action, Actions, Core, Disk, Outcome, Place, ReadFrom, Step, Way, answer, origin_of};
 
 /// How far a read is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,10 @@ struct Flight {
     /// Of those at work, the ones that were set aside as hanging.
     hung: u32,
     tries: u32,
-    /// When it was last queued, and when it was begun first.
+    /// When it was last queued, when it was begun first, and when last.
     queued_s: f64,
     began_s: f64,
+    tried_s: f64,
     hedged: Option<ReadId>,
     /// What of the arena had been freed in all when it was last tried.
     freed_bytes: u64,
@@ -113,11 +114,11 @@ impl Flights {
         (flight.class == Class::Fill && flight.state == State::Queued).then_some(flight.waiting.as_slice())
     }
 
-    /// Sets aside what has been read since before a time, as long as `room` has place for it; of which rank each was.
+    /// Sets aside what has been read since before a time, the last try too, as long as `room` has place for it; of which rank each was.
     pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
         let mut ranks = Vec::new();
         for flight in self.slots.iter_mut().flatten() {
-            while flight.began_s < before_s && flight.hung < flight.under_way && room > 0 {
+            while flight.tried_s < before_s && flight.hung < flight.under_way && room > 0 {
                 flight.hung += 1;
                 room -= 1;
                 ranks.push(flight.rank);
@@ -177,6 +178,7 @@ impl Core {
             tries: 0,
             queued_s: now_s,
             began_s: now_s,
+            tried_s: now_s,
             hedged: None,
             freed_bytes: 0,
         });
@@ -253,6 +255,7 @@ impl Core {
         flight.freed_bytes = freed_bytes;
         flight.under_way += 1;
         flight.tries += 1;
+        flight.tried_s = now_s;
         if flight.tries == 1 {
             flight.began_s = now_s;
             self.rank_figures[flight.rank].waited(now_s - flight.queued_s);
@@ -291,7 +294,7 @@ impl Core {
         };
         flight.under_way -= 1;
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
-        self.rank_figures[rank].ended(now_s - flight.began_s);
+        self.rank_figures[rank].ended(now_s - flight.tried_s);
         let is_done = flight.state == State::Done;
         let is_last = flight.under_way == 0;
         if flight.hung > 0 {
@@ -304,6 +307,9 @@ impl Core {
         match outcome {
             Outcome::Whole { place, version, left_on } => {
                 self.count(from, place, left_on);
+                if let ReadFrom::Disk { disk, .. } = from {
+                    self.disk_faults.remove(&(disk, Way::Read));
+                }
                 if is_done {
                     // Another try was faster. What an earlier job had left is claimed twice then.
                     actions.push(Action::Free { place });
@@ -325,7 +331,7 @@ impl Core {
             }
             Outcome::Gone | Outcome::DiskFault if !is_done => {
                 if let (Outcome::DiskFault, ReadFrom::Disk { disk, .. }) = (outcome, from) {
-                    self.disk_failed(disk);
+                    self.disk_failed(disk, Way::Read);
                 }
                 self.is_gone(sample);
                 if let Some(flight) = self.flights.get(number) {
@@ -408,8 +414,9 @@ impl Core {
         let Some(flight) = self.flights.get(number) else { return 0 };
         let sample = flight.sample;
         let waiting = self.flights.end(number);
-        // A sample of unknown size is none for the policy.
-        let bytes = self.copies.learn(sample, 0);
+        // A sample of unknown size is none for the policy, and it may be read well the next time: it counts as one like others.
+        let expected_bytes = self.copies.expected_bytes(sample);
+        let bytes = self.copies.learn(sample, expected_bytes);
         let mut refused = 0;
         for (rank, turn) in waiting {
             let access = self.access(rank, turn);
@@ -488,7 +495,7 @@ impl Core {
 
     fn let_go(&mut self, rank: usize, turn: u64, now_s: f64, actions: &mut Actions) {
         match self.ranks[rank].used(turn).stage {
-            Stage::Coming => self.ranks[rank].set_stage(turn, Stage::Dropped),
+            Stage::Coming => self.ranks[rank].drop_use(turn),
             Stage::Ready => {
                 let access = self.access(rank, turn);
                 self.ranks[rank].set_stage(turn, Stage::Over);

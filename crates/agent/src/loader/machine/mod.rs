@@ -7,7 +7,7 @@
 //! - `flights.rs`: samples that are being read; `hung.rs`: those that are for very long.
 //! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
 //! - `threads.rs`: how many threads serve which rank, where the schedule assigns them; `speeds.rs`: what was measured for that.
-//! - `copies.rs`: samples that are there: in memory, on a disk, or both.
+//! - `copies.rs`: samples that are there: in memory, on a disk, or both; `line.rs`: in which order they are looked through.
 //! - `figures.rs`: what was done, to be told.
 
 mod beyond;
@@ -17,13 +17,14 @@ mod copies;
 mod figures;
 mod flights;
 mod hung;
+mod line;
 mod ranks;
 mod speeds;
 #[cfg(test)]
 mod tests;
 mod threads;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use forebay_contract::board::{Answer, Use};
 use forebay_policy::fill_first::FillFirst;
@@ -38,6 +39,7 @@ use forebay_store::Version;
 use copies::{Copies, MEMORY};
 pub use figures::{Figures, RankFigures};
 use flights::Flights;
+use line::Line;
 use ranks::{Rank, Stage};
 pub(crate) use speeds::Speeds;
 
@@ -53,6 +55,13 @@ pub(crate) struct Place {
 
 /// A disk by its place in the loader's settings.
 pub(crate) type Disk = usize;
+
+/// What a disk is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Read,
+    Write,
+}
 
 /// From where a sample is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +191,7 @@ pub(crate) struct Core {
     /// Copies that were offered to the placement.
     offers: u64,
     /// Samples that are resident somewhere, looked through in turn when room is needed.
-    residents: VecDeque<Sample>,
+    residents: Line,
     sweep_pause: u32,
     writing_bytes: u64,
     arena_bytes: u64,
@@ -192,8 +201,8 @@ pub(crate) struct Core {
     fill_bytes: u64,
     /// Reads of samples beyond the window that may still wait for a thread.
     fills: Vec<u32>,
-    /// Faults of a disk, in a row.
-    disk_faults: BTreeMap<Disk, u32>,
+    /// Faults of a disk in a row, of reads and of writes apart: one that has become read-only is read well.
+    disk_faults: BTreeMap<(Disk, Way), u32>,
     hedge: Option<Hedge>,
     hedged: BTreeMap<ReadId, u32>,
     concurrency: Concurrency,
@@ -234,7 +243,7 @@ impl Core {
             flights: Flights::default(),
             placement: parts.placement,
             offers: 0,
-            residents: VecDeque::new(),
+            residents: Line::new(parts.extents),
             sweep_pause: 0,
             writing_bytes: 0,
             arena_bytes: parts.arena_bytes,
@@ -309,7 +318,7 @@ impl Core {
     /// Whether bytes in the arena, or a read, are still needed by anybody: for tests.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.reading + self.hung == 0 && self.ranks.iter().all(|rank| rank.oldest().is_none())
+        self.reading + self.hung == 0 && self.ranks.iter().all(Rank::is_idle)
     }
 
     fn asked(&mut self, rank: usize, wanted: Use, actions: &mut Actions) {
@@ -383,7 +392,7 @@ impl Core {
         nearest.map(|(_, rank, turn)| (rank, turn))
     }
 
-    /// The policy lets something wait that a rank needs now, and nothing is under way that could make room: the rank reads it itself.
+    /// The policy lets something wait that a rank needs now: the rank reads it itself.
     fn refuse_what_waits(&mut self, now_s: f64, actions: &mut Actions) {
         while self.full {
             let stuck = self.ranks.iter_mut().enumerate().find_map(|(number, rank)| {

@@ -52,6 +52,8 @@ pub(super) struct Rank {
     first: u64,
     /// Uses that are over but for their bytes, which the rank looks at still, by turn: see [`Self::overtake`].
     held: BTreeMap<u64, Sample>,
+    /// Uses that it has let go while they were being read, by turn. They hold it up no more: the read may hang.
+    dropped: BTreeMap<u64, Used>,
     /// Uses before this turn wait no more to be fetched.
     fetch_from: u64,
     /// Epoch and iteration of the last use, and its pass.
@@ -122,15 +124,27 @@ impl Rank {
         std::mem::take(&mut self.held).into_values().collect()
     }
 
-    /// The use at a turn that is not over.
+    /// The use at a turn that is not over, or dropped.
     ///
     /// # Panics
-    /// Where it is: turns come from [`Self::ask`] and [`Self::turn`], and who holds one has not let it end.
+    /// Where it is over: turns come from [`Self::ask`] and [`Self::turn`], and who holds one has not let it end.
     pub(super) fn used(&self, turn: u64) -> Used {
-        self.uses[(turn - self.first) as usize]
+        let dropped = self.dropped.get(&turn).copied();
+        dropped.unwrap_or_else(|| self.uses[(turn - self.first) as usize])
+    }
+
+    /// The rank lets a use go that is being read.
+    pub(super) fn drop_use(&mut self, turn: u64) {
+        let stage = Stage::Dropped;
+        let used = Used { stage, ..self.used(turn) };
+        self.set_stage(turn, Stage::Over);
+        self.dropped.insert(turn, used);
     }
 
     pub(super) fn set_stage(&mut self, turn: u64, stage: Stage) {
+        if stage == Stage::Over && self.dropped.remove(&turn).is_some() {
+            return;
+        }
         self.uses[(turn - self.first) as usize].stage = stage;
         if stage == Stage::Over {
             while self.uses.front().is_some_and(|used| used.stage == Stage::Over) {
@@ -158,13 +172,13 @@ impl Rank {
         self.fetch_from = self.fetch_from.max(turn + 1);
     }
 
-    /// The turn of the oldest use that is not over: for tests.
+    /// Whether no use is left that is not over: for tests.
     #[cfg(test)]
-    pub(super) fn oldest(&self) -> Option<u64> {
-        (!self.uses.is_empty()).then_some(self.first)
+    pub(super) fn is_idle(&self) -> bool {
+        self.uses.is_empty() && self.dropped.is_empty()
     }
 
-    /// The step of that: what is of this step, the rank needs now.
+    /// The step of the oldest use that is not over: what is of this step, the rank needs now.
     pub(super) fn oldest_step(&self) -> u64 {
         self.uses.front().map_or(0, |used| used.step)
     }

@@ -538,6 +538,22 @@ fn what_an_earlier_job_left_is_not_read_again() {
 }
 
 #[test]
+fn what_could_not_be_read_once_counts_as_large_as_others() {
+    let mut play = Play::new(roomy(), Vec::new());
+    assert!(play.ask(0));
+    let nth = play.reads.iter().position(|(_, sample, _)| size_of(*sample) > 0);
+    play.end_read(nth.expect("not all are empty"), 99);
+    let (flight, failing, _) = play.reads.remove(0);
+    let outcome = Outcome::Failed;
+    play.happen(&[Event::Read { flight, outcome }]);
+    assert_eq!(play.core.figures().refused_failed, 1);
+    let read = play.seen[0].iter().position(|seen| matches!(seen, Seen::Ready(_)));
+    let read = play.wanted[0][read.expect("one was read")].sample;
+    assert_eq!(play.core.copies.expected_bytes(failing), size_of(read));
+    play.play(&chances());
+}
+
+#[test]
 fn two_ranks_that_want_the_same_sample_have_it_read_once() {
     let mut play = Play::new(roomy(), Vec::new());
     let wanted = Use {

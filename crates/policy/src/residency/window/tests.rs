@@ -25,7 +25,8 @@ enum Move {
     },
     Arrive(usize),
     Close(usize),
-    Begin,
+    /// An epoch begins; of the uses of the one before, so many end later.
+    Begin(usize),
 }
 
 /// Few samples, so that uses of one meet.
@@ -35,7 +36,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         8 => open.prop_map(|(node, sample, step, of_copy, kept_bytes)| Move::Open { node, sample, step, of_copy, kept_bytes }),
         5 => any::<usize>().prop_map(Move::Arrive),
         5 => any::<usize>().prop_map(Move::Close),
-        1 => Just(Move::Begin),
+        1 => (0..4_usize).prop_map(Move::Begin),
     ];
     proptest::collection::vec(one, 0..200)
 }
@@ -159,8 +160,13 @@ impl Checked {
             }
             Move::Arrive(nth) if !self.uses.is_empty() => self.arrive(self.uses[nth % self.uses.len()].0),
             Move::Close(nth) if !self.uses.is_empty() => self.close(self.uses[nth % self.uses.len()].0)?,
-            Move::Begin => {
-                while let Some(&(access, _)) = self.uses.iter().find(|(access, _)| access.epoch == self.epoch) {
+            Move::Begin(late) => {
+                let of_epoch = self
+                    .uses
+                    .iter()
+                    .map(|(access, _)| *access)
+                    .filter(|access| access.epoch == self.epoch);
+                for access in of_epoch.skip(late).collect::<Vec<_>>() {
                     self.close(access)?;
                 }
                 self.epoch += 1;

@@ -38,3 +38,44 @@ fn not_all_threads_may_hang() {
     assert!(play.reads.len() <= 2 * 8);
     play.play(&chances());
 }
+
+#[test]
+fn what_is_let_go_while_its_read_hangs_holds_nobody_up() {
+    let mut play = Play::new(World { ranks: 1, ..roomy() }, Vec::new());
+    assert!(play.ask(0));
+    let (_, hanging, _) = play.reads[0];
+    play.now_s += 11.0;
+    play.happen(&[]);
+    for turn in 0..2 * SAMPLES as usize {
+        while play.seen[0].len() <= turn {
+            assert!(play.ask_next(0));
+        }
+        // This one the rank has read itself, also in the second epoch, where it waits for the same read.
+        while play.wanted[0][turn].sample != hanging && play.seen[0][turn] == Seen::Nothing {
+            let other = play.reads.iter().position(|(_, sample, _)| *sample != hanging);
+            play.end_read(other.expect("something is read for it"), 99);
+        }
+        play.let_go(0, turn);
+    }
+    assert_eq!(play.core.pass, Some(1), "the policy has come to the second epoch");
+    assert!(!play.core.is_idle());
+    while !play.reads.is_empty() {
+        play.end_read(0, 99);
+    }
+    assert!(play.core.is_idle());
+}
+
+#[test]
+fn what_is_tried_anew_has_all_its_time_again() {
+    let mut play = Play::new(roomy(), Vec::new());
+    assert!(play.ask(0));
+    let first = play.reads.len() as u64;
+    play.now_s += 9.0;
+    let (flight, ..) = play.reads.remove(0);
+    let outcome = Outcome::Gone;
+    play.happen(&[Event::Read { flight, outcome }]);
+    play.now_s += 2.0;
+    play.happen(&[]);
+    assert_eq!(play.core.figures().hung, first - 1);
+    play.play(&chances());
+}
