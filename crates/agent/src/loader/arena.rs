@@ -60,6 +60,11 @@ impl Arena {
         self.file.region().len() as u64
     }
 
+    /// Memory that it may still take from the kernel.
+    pub(crate) fn unbacked_bytes(&self) -> u64 {
+        self.length() - self.state().backed
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in it can be left half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -143,10 +148,12 @@ mod tests {
     #[test]
     fn it_is_as_large_as_was_said_and_what_is_dropped_comes_back() {
         let arena = Arc::new(Arena::create(10_000).unwrap());
+        assert_eq!(arena.unbacked_bytes(), 10_000);
         let first = Arena::take(&arena, 6000).unwrap().keep();
         let second = Arena::take(&arena, 4000).unwrap();
         assert!(Arena::take(&arena, 1).is_none());
         assert!(Arena::take(&arena, 0).is_some(), "nothing fits anywhere");
+        assert_eq!(arena.unbacked_bytes(), 0);
         drop(second);
         assert_eq!(Arena::take(&arena, 4000).unwrap().keep().offset, 6000);
         arena.give(first);

@@ -1,20 +1,16 @@
-//! The disks of loaders. They are opened in threads of their own: a catalogue of millions of extents takes seconds to read, and the agent's one thread has
-//! other loaders to see to.
+//! The disks of loaders, which loaders of one agent share.
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        mpsc::{Receiver, Sender, channel},
-    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread,
     time::Duration,
 };
 
 use forebay_store::{FreeFloor, Secret, Segments, SegmentsConfig, StoreError, limits::SEGMENT_BYTES};
 
-use super::{disk_dir, doorbell::Doorbell, protocol::DiskSetting};
+use super::{disk_dir, protocol::DiskSetting};
 use crate::private_dir::private_dir;
 
 /// How often a disk is asked for that another thread of this process has, and the pause between.
@@ -32,68 +28,46 @@ pub(crate) struct Opened {
 /// A disk; or why it can't be used, in words for a person.
 pub(crate) type Outcome = Result<Opened, String>;
 
-/// Segments by their directory, as long as a loader uses them: loaders of one agent share them.
-type Known = BTreeMap<PathBuf, (Weak<Segments>, u64)>;
+/// A disk as long as a loader uses it, and its size. Locked while it is opened: who wants the same one waits, and shares it.
+type Known = Arc<Mutex<Option<(Weak<Segments>, u64)>>>;
 
 /// All disks of this agent.
 pub(crate) struct Disks {
-    secret: Arc<Secret>,
-    doorbell: Arc<Doorbell>,
-    /// Held while a disk is opened: who wants the same one waits, and shares it.
-    known: Arc<Mutex<Known>>,
-    sender: Sender<(u64, Vec<Outcome>)>,
-    done: Receiver<(u64, Vec<Outcome>)>,
+    secret: Secret,
+    /// By their directory. One that hangs keeps nobody from the others.
+    known: Mutex<BTreeMap<PathBuf, Known>>,
 }
 
 impl Disks {
-    pub(crate) fn new(secret: Secret, doorbell: Arc<Doorbell>) -> Self {
-        let (sender, done) = channel();
+    pub(crate) fn new(secret: Secret) -> Self {
         Self {
-            secret: Arc::new(secret),
-            doorbell,
-            known: Arc::default(),
-            sender,
-            done,
+            secret,
+            known: Mutex::default(),
         }
     }
 
-    /// Opens disks. When that is done the doorbell rings, and [`Self::opened`] gives them by this number.
-    pub(crate) fn open(&self, number: u64, settings: Vec<DiskSetting>) {
-        let count = settings.len();
-        let (secret, doorbell, known, sender) = (
-            Arc::clone(&self.secret),
-            Arc::clone(&self.doorbell),
-            Arc::clone(&self.known),
-            self.sender.clone(),
-        );
-        let work = move || {
-            let opened = settings.iter().map(|setting| {
-                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-                open_one(setting, &secret, &mut known)
-            });
-            // Nobody is there any more where that fails.
-            let _ = sender.send((number, opened.collect()));
-            doorbell.ring();
-        };
-        if let Err(error) = thread::Builder::new().name("forebay-open".into()).spawn(work) {
-            let why = format!("there is no thread to open it: {error}");
-            let _ = self.sender.send((number, vec![Err(why); count]));
-            self.doorbell.ring();
+    /// Opens a disk, if no loader has it open.
+    pub(crate) fn open(&self, setting: &DiskSetting) -> Outcome {
+        let known = self.known(&setting.dir);
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((segments, bytes)) = &*known
+            && let Some(segments) = segments.upgrade()
+        {
+            return Ok(Opened { segments, bytes: *bytes });
         }
+        let bytes = setting.bytes;
+        let segments = Arc::new(opened(setting, &self.secret)?);
+        *known = Some((Arc::downgrade(&segments), bytes));
+        Ok(Opened { segments, bytes })
     }
 
-    /// Disks that were opened, in the order of their settings.
-    pub(crate) fn opened(&self) -> Option<(u64, Vec<Outcome>)> {
-        self.done.try_recv().ok()
+    fn known(&self, dir: &Path) -> Known {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(dir.to_owned()).or_default())
     }
 }
 
-fn open_one(setting: &DiskSetting, secret: &Secret, known: &mut Known) -> Outcome {
-    if let Some((segments, bytes)) = known.get(&setting.dir)
-        && let Some(segments) = segments.upgrade()
-    {
-        return Ok(Opened { segments, bytes: *bytes });
-    }
+fn opened(setting: &DiskSetting, secret: &Secret) -> Result<Segments, String> {
     let uid = rustix::process::geteuid();
     let dir = disk_dir(&setting.dir);
     private_dir(&dir).map_err(|error| error.to_string())?;
@@ -104,71 +78,49 @@ fn open_one(setting: &DiskSetting, secret: &Secret, known: &mut Known) -> Outcom
         free_floor: FreeFloor::default(),
     };
     let mut attempts = 0;
-    let segments = loop {
+    loop {
         match Segments::open(config.clone(), secret, uid.as_raw()) {
-            Ok(segments) => break segments,
             // The last thread of a loader that has just ended may be about to let it go.
             Err(StoreError::InUse { holder, .. }) if holder == Some(std::process::id()) && attempts < LEASE_ATTEMPTS_MAX => {
                 attempts += 1;
                 thread::sleep(LEASE_PAUSE);
             }
-            Err(error) => return Err(error.to_string()),
+            answer => return answer.map_err(|error| error.to_string()),
         }
-    };
-    let segments = Arc::new(segments);
-    known.insert(setting.dir.clone(), (Arc::downgrade(&segments), setting.bytes));
-    let bytes = setting.bytes;
-    Ok(Opened { segments, bytes })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
-
-    fn opened(disks: &Disks) -> (u64, Vec<Outcome>) {
-        let begun = Instant::now();
-        loop {
-            if let Some(opened) = disks.opened() {
-                return opened;
-            }
-            assert!(begun.elapsed() < LONG);
-            thread::yield_now();
+    fn setting(dir: &Path, bytes: u64) -> DiskSetting {
+        DiskSetting {
+            dir: dir.to_owned(),
+            bytes,
         }
     }
 
     #[test]
     fn loaders_share_a_disk_and_the_size_that_the_first_gave_holds() {
         let root = tempfile::tempdir().unwrap();
-        let doorbell = Arc::new(Doorbell::create().unwrap());
-        let disks = Disks::new(Secret::from_bytes([7; 32]), doorbell);
-        let setting = |bytes| DiskSetting {
-            dir: root.path().to_owned(),
-            bytes,
-        };
-        let nowhere = DiskSetting {
-            dir: root.path().join("no"),
-            bytes: 1,
-        };
-        disks.open(1, vec![setting(1 << 30), nowhere]);
-        let (number, mut first) = opened(&disks);
-        assert_eq!((number, first.len()), (1, 2));
-        assert!(first.pop().unwrap().is_err());
-        let first = first.pop().unwrap().unwrap();
-        disks.open(2, vec![setting(1 << 20)]);
-        let (number, mut second) = opened(&disks);
-        let second = second.pop().unwrap().unwrap();
-        assert_eq!((number, second.bytes), (2, 1 << 30));
+        let disks = Disks::new(Secret::from_bytes([7; 32]));
+        assert!(disks.open(&setting(&root.path().join("no"), 1)).is_err());
+        let first = disks.open(&setting(root.path(), 1 << 30)).unwrap();
+        let second = disks.open(&setting(root.path(), 1 << 20)).unwrap();
+        assert_eq!(second.bytes, 1 << 30);
         assert!(Arc::ptr_eq(&first.segments, &second.segments));
         // When nobody has it any more the next one's holds.
         drop((first, second));
-        disks.open(3, vec![setting(1 << 20)]);
-        let (_, mut third) = opened(&disks);
-        assert_eq!(third.pop().unwrap().unwrap().bytes, 1 << 20);
-        disks.open(4, Vec::new());
-        assert_eq!(opened(&disks).0, 4);
+        assert_eq!(disks.open(&setting(root.path(), 1 << 20)).unwrap().bytes, 1 << 20);
+    }
+
+    #[test]
+    fn a_disk_that_hangs_keeps_nobody_from_another() {
+        let root = tempfile::tempdir().unwrap();
+        let disks = Disks::new(Secret::from_bytes([7; 32]));
+        let hanging = disks.known(&root.path().join("hangs"));
+        let _opening = hanging.lock().unwrap();
+        assert!(disks.open(&setting(root.path(), 1 << 20)).is_ok());
     }
 }

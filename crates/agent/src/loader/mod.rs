@@ -4,9 +4,10 @@
 //! `docs/architecture.md`. Each rank of each loader has one connection, which is its lease, and a board
 //! ([`forebay_contract::board`]) by which it asks and is answered without a system call.
 //!
-//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides what is read, kept and answered (no
-//! I/O), by `policy`. `reading.rs` has the threads that read and write, `disks.rs` opens disks, `arena.rs` has the memory, `service.rs` the one thread that brings these
-//! together; [`client`] is the other side, [`table`] what it says of a dataset.
+//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides
+//! what is read, kept and answered (no I/O), by `policy`. `prepare.rs` has the threads that make a loader, with disks from `disks.rs`; `reading.rs` those that read
+//! and write for it; `arena.rs` its memory. `service.rs` is the one thread that brings these together. [`client`] is the other side, [`table`] what it says of a
+//! dataset.
 
 mod agreement;
 mod arena;
@@ -15,6 +16,7 @@ pub mod client;
 mod disks;
 mod doorbell;
 mod machine;
+mod prepare;
 pub mod protocol;
 mod reading;
 mod run;

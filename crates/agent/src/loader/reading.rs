@@ -65,7 +65,8 @@ struct State {
     reads: VecDeque<Job>,
     /// Only when nothing is to be read.
     writes: VecDeque<Job>,
-    done: Vec<Event>,
+    /// With the job of each.
+    done: Vec<(Job, Event)>,
     threads: usize,
     idle: usize,
     is_closed: bool,
@@ -84,8 +85,12 @@ impl Drop for Readers {
         state.is_closed = true;
         state.reads.clear();
         state.writes.clear();
+        let unheard = std::mem::take(&mut state.done);
         drop(state);
         self.shared.wake.notify_all();
+        for (job, event) in unheard {
+            self.shared.tools.undo_claim(job, event);
+        }
     }
 }
 
@@ -135,14 +140,31 @@ impl Readers {
         }
         let jobs: Vec<Job> = state.reads.drain(..).collect();
         let writes: Vec<Job> = state.writes.drain(..).collect();
-        state.done.extend(jobs.into_iter().chain(writes).map(Job::failed));
+        let failed = jobs.into_iter().chain(writes).map(|job| (job, job.failed()));
+        state.done.extend(failed);
         drop(state);
         self.shared.tools.doorbell.ring();
     }
 
     /// What was done since the last look.
     pub(crate) fn done(&self) -> Vec<Event> {
-        std::mem::take(&mut self.shared.state().done)
+        let done = std::mem::take(&mut self.shared.state().done);
+        done.into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// Samples on disks are this loader's no more: of millions a thread of its own says so.
+    pub(crate) fn let_go(&self, residents: Vec<(u32, Disk)>) {
+        if residents.is_empty() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            for (sample, disk) in residents {
+                shared.tools.release(sample, disk);
+            }
+        };
+        // Without one they keep their room as long as another loader has the disk.
+        let _ = thread::Builder::new().name("loader-end".into()).spawn(work);
     }
 }
 
@@ -175,7 +197,13 @@ impl Shared {
             // Should one of them ever panic, nobody is to wait for it: the event is told in any case.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.tools.carry_out(job)));
             let event = done.unwrap_or_else(|_| job.failed());
-            self.state().done.push(event);
+            let mut state = self.state();
+            if state.is_closed {
+                drop(state);
+                return self.tools.undo_claim(job, event);
+            }
+            state.done.push((job, event));
+            drop(state);
             self.tools.doorbell.ring();
         }
     }
@@ -230,6 +258,24 @@ impl Tools {
     pub(crate) fn release(&self, sample: u32, disk: Disk) {
         if let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) {
             disk.release(key);
+        }
+    }
+
+    /// Nobody will hear that a job is done: what it has claimed on a disk is let go.
+    fn undo_claim(&self, job: Job, event: Event) {
+        let claimed = match (job, event) {
+            (Job::Write { sample, disk, .. }, Event::Written { result: Ok(()), .. }) => Some((sample, disk)),
+            (
+                Job::Read { sample, .. },
+                Event::Read {
+                    outcome: Outcome::Whole { left_on, .. },
+                    ..
+                },
+            ) => left_on.map(|disk| (sample, disk)),
+            _ => None,
+        };
+        if let Some((sample, disk)) = claimed {
+            self.release(sample, disk);
         }
     }
 

@@ -1,36 +1,19 @@
 //! A loader that has begun: its machine, its memory, its threads and the boards of its ranks.
 
-use std::{
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
-};
+use std::{os::fd::BorrowedFd, sync::Arc};
 
-use forebay_contract::{
-    Board, Extents,
-    board::{Hearing, SLOTS_MAX},
-};
-use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
+use forebay_contract::{Board, board::Hearing};
 use rustix::thread::futex;
 
 use super::{
     Figures, RankFigures,
     arena::Arena,
-    cast,
-    disks::{Opened, Outcome},
     doorbell::Doorbell,
-    machine::{Action, Core, Event, Parts, Step},
-    protocol::{Alike, DiskSetting},
+    machine::{Action, Core, Event, Step},
+    prepare::Prepared,
     reading::{Job, Readers, Tools},
 };
-use crate::{
-    clock::boot_ns,
-    limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS, SETTLED_AFTER},
-    memory::Gauge,
-    shared::SharedFile,
-};
-
-/// Steps ahead that samples can be fetched.
-const WINDOW_MAX: u32 = 1024;
+use crate::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile};
 
 /// A rank's board, and how far it was read.
 #[derive(Debug)]
@@ -52,70 +35,30 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Begins a loader; what there is to say of it.
+    /// Begins a loader, beside others to which so many bytes of memory were promised that they have not taken yet; what there is to say of it.
     ///
     /// # Errors
     /// Why it can't be, in words for a person.
     pub(crate) fn begin(
-        alike: &Alike,
+        prepared: Prepared,
         local_ranks: usize,
-        table: OwnedFd,
         doorbell: &Arc<Doorbell>,
-        opened: Vec<Outcome>,
+        promised_bytes: u64,
     ) -> Result<(Self, Vec<String>), String> {
-        let order = cast::order(alike)?;
-        let slots = slots_of(alike)?;
-        let table = SharedFile::received_sealed(table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
-        let listed = Extents::open(table.region()).map(|extents| extents.samples());
-        if listed != Some(u64::from(alike.extents)) {
-            return Err(format!(
-                "the list of files is not one of {} extents, in this version's form",
-                alike.extents
-            ));
-        }
-        let (mut disks, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
-        for (setting, opened) in alike.disks.iter().zip(opened) {
-            match opened {
-                Ok(Opened { segments, bytes }) => {
-                    if bytes != setting.bytes {
-                        notes.push(other_size(setting, bytes));
-                    }
-                    disks.push(segments);
-                    tiers.push(tier(setting.bytes.min(bytes)));
-                }
-                Err(why) => notes.push(format!("nothing is kept in {}: {why}", setting.dir.display())),
-            }
-        }
-        let arena_bytes = alike
-            .window_bytes
-            .checked_add(alike.memory_bytes)
-            .ok_or("window and memory together are more than can be counted")?;
-        let cache_bytes = tiers
-            .iter()
-            .fold(alike.window_bytes, |sum, tier| sum.saturating_add(tier.quota_bytes));
-        let cluster = Cluster {
-            nodes: 1,
-            gpus: local_ranks as u32,
-            cache_bytes,
-        };
-        fits(arena_bytes)?;
+        let Prepared {
+            machine,
+            table,
+            disks,
+            arena_bytes,
+            slots,
+            threads_max,
+            notes,
+        } = prepared;
+        fits(arena_bytes, promised_bytes)?;
         let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {arena_bytes} bytes: {error}"))?;
         let boards = (0..local_ranks)
             .map(|_| RankBoard::create(slots))
             .collect::<Result<Vec<_>, String>>()?;
-        let machine = Core::new(Parts {
-            residency: cast::residency(alike, &order, cluster)?,
-            scheduler: cast::scheduler(alike, cluster.gpus),
-            order,
-            extents: alike.extents,
-            ranks: local_ranks,
-            placement: FillFirst::new(tiers),
-            arena_bytes,
-            window: alike.window,
-            fill_bytes: if cast::reads_beyond(alike) { alike.memory_bytes } else { 0 },
-            reads_max: alike.reads_max,
-            hedge_budget: alike.hedge_budget,
-        });
         let tools = Tools {
             table,
             arena: Arc::new(arena),
@@ -126,8 +69,7 @@ impl Run {
         let run = Self {
             machine,
             boards,
-            // Reads, those that are made again, and writes.
-            readers: Readers::new(tools, 2 * alike.reads_max as usize + 2),
+            readers: Readers::new(tools, threads_max),
             slots,
             actions: Vec::new(),
         };
@@ -141,6 +83,11 @@ impl Run {
 
     pub(crate) fn arena_bytes(&self) -> u64 {
         self.readers.tools().arena.length()
+    }
+
+    /// Memory that it may still take.
+    pub(crate) fn promised_bytes(&self) -> u64 {
+        self.readers.tools().arena.unbacked_bytes()
     }
 
     pub(crate) fn slots(&self) -> u32 {
@@ -221,9 +168,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         // What lies on disks stays there, for the next job.
-        for (sample, disk) in self.machine.on_disks() {
-            self.readers.tools().release(sample, disk);
-        }
+        self.readers.let_go(self.machine.on_disks());
     }
 }
 
@@ -275,58 +220,28 @@ impl RankBoard {
     }
 }
 
-/// Whether there is so much memory now: the kernel ends processes where there is not.
-fn fits(arena_bytes: u64) -> Result<(), String> {
+/// Whether there is so much memory now beside what others will take: the kernel ends processes where there is not.
+fn fits(arena_bytes: u64, promised_bytes: u64) -> Result<(), String> {
     let found = Gauge::find().look();
-    if arena_bytes > found.memory.free_bytes {
+    let free_bytes = found.memory.free_bytes.saturating_sub(promised_bytes);
+    if arena_bytes > free_bytes {
+        let others = if promised_bytes > 0 { "beside other loaders " } else { "" };
         return Err(format!(
-            "window and memory of the loader are {arena_bytes} bytes, and of {} {} are free; give less",
-            found.what, found.memory.free_bytes
+            "window and memory of the loader are {arena_bytes} bytes, and of {} {others}{free_bytes} are free; give less",
+            found.what
         ));
     }
     Ok(())
 }
 
-fn other_size(setting: &DiskSetting, bytes: u64) -> String {
-    let (dir, given) = (setting.dir.display(), setting.bytes);
-    format!("{dir}: another loader of this node has given it {bytes} bytes already, which holds, and this one {given}")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-const fn tier(bytes: u64) -> TierSpec {
-    TierSpec {
-        quota_bytes: bytes,
-        quota_inodes: u64::MAX,
+    #[test]
+    fn memory_is_promised_once() {
+        assert!(fits(1, 0).is_ok());
+        let refused = fits(1, u64::MAX).unwrap_err();
+        assert!(refused.contains("beside other loaders 0 are free; give less"), "{refused}");
     }
-}
-
-fn slots_of(alike: &Alike) -> Result<u32, String> {
-    let Alike {
-        window,
-        ahead,
-        window_bytes,
-        reads_max,
-        hedge_budget,
-        batch,
-        ..
-    } = *alike;
-    if window == 0 || window > WINDOW_MAX {
-        return Err(format!("window = {window}: samples are fetched 1 to {WINDOW_MAX} steps ahead"));
-    }
-    if window_bytes == 0 {
-        return Err("window_bytes = 0: samples need memory to pass through; give some batches' bytes".into());
-    }
-    if reads_max == 0 || reads_max > LOADER_READS_MAX {
-        return Err(format!("reads_max = {reads_max}: there are 1 to {LOADER_READS_MAX} reads at once"));
-    }
-    if !(0.0..=1.0).contains(&hedge_budget) {
-        return Err(format!("hedge_budget = {hedge_budget}: it is a share, from 0 to 1"));
-    }
-    let steps = window.max(ahead);
-    let uses = (u64::from(steps) + LOADER_SPARE_STEPS) * u64::from(batch);
-    let slots = u32::try_from(uses.next_power_of_two()).ok().filter(|slots| *slots <= SLOTS_MAX);
-    slots.ok_or_else(|| {
-        format!(
-            "{steps} steps ahead with batches of {batch} is {uses} samples, and at most {SLOTS_MAX} can be under way; look less far ahead"
-        )
-    })
 }

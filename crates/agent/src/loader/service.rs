@@ -19,8 +19,9 @@ use rustix::{
 use super::{
     LoaderConfig,
     agreement::{Agreement, Effect, Peer},
-    disks::{Disks, Outcome},
+    disks::Disks,
     doorbell::Doorbell,
+    prepare::{Outcome, Preparations, Prepared},
     protocol::{Ask, Tell, VERSION},
     run::Run,
     socket_path,
@@ -77,8 +78,8 @@ struct Service<'a> {
     next_peer: Peer,
     agreement: Agreement,
     runs: BTreeMap<String, Run>,
-    disks: Disks,
-    /// Loaders whose disks are being opened, by a number that none has had before.
+    preparations: Preparations,
+    /// Loaders that are being prepared, by a number that none has had before.
     beginning: BTreeMap<u64, String>,
     next_beginning: u64,
     began: Instant,
@@ -100,7 +101,7 @@ impl<'a> Service<'a> {
             log,
             listener,
             admission: Admission::new(LOADER_PEERS_MAX),
-            disks: Disks::new(secret, Arc::clone(&doorbell)),
+            preparations: Preparations::new(Disks::new(secret), Arc::clone(&doorbell)),
             doorbell,
             peers: BTreeMap::new(),
             next_peer: 0,
@@ -123,9 +124,9 @@ impl<'a> Service<'a> {
                 self.hear(peer);
             }
             self.accept();
-            while let Some((number, disks)) = self.disks.opened() {
+            while let Some((number, prepared)) = self.preparations.done() {
                 if let Some(loader) = self.beginning.remove(&number) {
-                    self.go_on_with(&loader, disks);
+                    self.go_on_with(&loader, prepared);
                 }
             }
             let now_s = self.now_s();
@@ -221,12 +222,7 @@ impl<'a> Service<'a> {
         for effect in effects {
             match effect {
                 Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
-                Effect::Begin { loader } => {
-                    self.next_beginning += 1;
-                    let disks = self.agreement.alike(&loader).map(|alike| alike.disks.clone());
-                    self.disks.open(self.next_beginning, disks.unwrap_or_default());
-                    self.beginning.insert(self.next_beginning, loader);
-                }
+                Effect::Begin { loader } => self.prepare(loader),
                 Effect::Gone { loader, local_rank } => {
                     let now_s = self.now_s();
                     if let Some(run) = self.runs.get_mut(&loader) {
@@ -254,26 +250,35 @@ impl<'a> Service<'a> {
         self.carry_out(effects);
     }
 
-    /// The disks of a loader are open.
-    fn go_on_with(&mut self, loader: &str, disks: Vec<Outcome>) {
-        match self.begin(loader, disks) {
+    /// All ranks of a loader have come.
+    fn prepare(&mut self, loader: String) {
+        let peers = self.agreement.peers(&loader);
+        let mut table = None;
+        for peer in &peers {
+            let sent = self.peers.get_mut(peer).and_then(|connected| connected.extents.take());
+            table = table.or(sent);
+        }
+        let (Some(alike), Some(table)) = (self.agreement.alike(&loader).cloned(), table) else {
+            return self.fail(&loader, "none of its ranks has sent the list of files");
+        };
+        self.next_beginning += 1;
+        self.preparations.begin(self.next_beginning, alike, peers.len(), table);
+        self.beginning.insert(self.next_beginning, loader);
+    }
+
+    /// A loader can begin, or can't.
+    fn go_on_with(&mut self, loader: &str, prepared: Outcome) {
+        match prepared.and_then(|prepared| self.begin(loader, prepared)) {
             Ok(unheard) => unheard.into_iter().for_each(|peer| self.part(peer)),
             Err(why) => self.fail(loader, &why),
         }
     }
 
     /// Begins a loader and tells its ranks; those that could not be told.
-    fn begin(&mut self, loader: &str, disks: Vec<Outcome>) -> Result<Vec<Peer>, String> {
-        let alike = self.agreement.alike(loader).ok_or("it is gone")?.clone();
+    fn begin(&mut self, loader: &str, prepared: Prepared) -> Result<Vec<Peer>, String> {
         let peers = self.agreement.peers(loader);
-        let sent = peers.iter().find_map(|peer| self.peers.get_mut(peer)?.extents.take());
-        let table = sent.ok_or("none of its ranks has sent the list of files")?;
-        for peer in &peers {
-            if let Some(connected) = self.peers.get_mut(peer) {
-                connected.extents = None;
-            }
-        }
-        let (run, notes) = Run::begin(&alike, peers.len(), table, &self.doorbell, disks)?;
+        let promised_bytes = self.runs.values().map(Run::promised_bytes).sum();
+        let (run, notes) = Run::begin(prepared, peers.len(), &self.doorbell, promised_bytes)?;
         let tell = Tell::Registered {
             arena_bytes: run.arena_bytes(),
             slots: run.slots(),

@@ -27,7 +27,7 @@ pub struct Candidate {
 }
 
 /// What makes one policy differ from another.
-pub trait Preference {
+pub trait Preference: Send {
     /// The policy's name in tables and options.
     fn name(&self) -> &'static str;
 

@@ -89,7 +89,7 @@ pub struct Handover {
 }
 
 /// A policy, with the state of all nodes.
-pub trait Residency {
+pub trait Residency: Send {
     /// Its name in tables and options.
     fn name(&self) -> &'static str;
 

@@ -77,7 +77,7 @@ pub struct StepLoad {
 }
 
 /// A scheduler of one node.
-pub trait Scheduler {
+pub trait Scheduler: Send {
     /// Its name in tables and options.
     fn name(&self) -> &'static str;
 

@@ -198,3 +198,38 @@ fn f5_what_was_changed_only_just_is_left_to_nobody() {
     );
     assert!(matches!(read(&readers, 0), Outcome::Whole { left_on: None, .. }));
 }
+
+#[test]
+fn what_is_done_for_a_loader_that_has_ended_claims_nothing() {
+    let (dir, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let paths = [dir.path().join("a")];
+    // Of two of them one has room.
+    let bytes = 600 << 10;
+    fs::write(&paths[0], vec![1; bytes]).unwrap();
+    let disk = segments(cache.path());
+    for is_done in [true, false] {
+        let readers = readers(table(&paths, None), 1 << 20, vec![Arc::clone(&disk)], Duration::ZERO);
+        let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+            panic!("it can be read");
+        };
+        let (sample, number) = (0, 0);
+        readers.submit(Job::Write {
+            sample,
+            disk: number,
+            place,
+            version,
+        });
+        let begun = Instant::now();
+        while is_done && readers.shared.state().done.is_empty() {
+            assert!(begun.elapsed() < WAIT_MAX);
+            thread::yield_now();
+        }
+        drop(readers);
+        let other = ExtentKey::new(b"/other", 0, 0);
+        while let Err(error) = disk.put(other, version, &vec![2; bytes]) {
+            assert!(begun.elapsed() < WAIT_MAX, "{error}");
+            thread::yield_now();
+        }
+        disk.release(other);
+    }
+}
