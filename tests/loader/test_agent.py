@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from forebay.loader import DirectSource, Extent, LoaderError
 from forebay.loader import _agent as module
 from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place, place_of
-from forebay.loader._settings import AgentSettings, kept
+from forebay.loader._settings import AgentSettings, Kept, kept
 from tests.loader.node import SAMPLES, Node, a_node
 from tests.support import LONG_S, settle, wait_until
 
@@ -155,6 +156,103 @@ def test_an_agent_that_stands_still_is_not_waited_for(node: Node) -> None:
     assert agent.lost is not None
     assert "stands still" in agent.lost
     os.kill(pid, signal.SIGCONT)
+    source.close()
+    agent.close()
+
+
+def test_an_agent_that_does_not_answer_is_asked_no_more(node: Node) -> None:
+    agent = made()
+    source = begun(agent, node)
+    pid = node.agent()
+    os.kill(pid, signal.SIGSTOP)
+    assert agent.figures() == {}
+    assert agent.lost == "the loader agent does not answer"
+    os.kill(pid, signal.SIGCONT)
+    source.close()
+    agent.close()
+
+
+def test_an_agent_that_ends_as_a_rank_comes_is_followed_by_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        try:
+            node.agent()
+        except OSError:
+            return True
+        return False
+
+    def kept_by_one_that_ends(cache: Sequence[str]) -> Kept:
+        found = kept(cache)
+        if not ended:
+            ended.append(node.agent())
+            os.kill(ended[0], signal.SIGKILL)
+            wait_until(has_ended, "the agent to end", LONG_S)
+        return found
+
+    monkeypatch.setattr(module, "kept", kept_by_one_that_ends)
+    agent = made()
+    assert epochs(agent, node, 1) == 0
+    assert agent.lost is None
+    assert ended != [node.agent()]
+    agent.close()
+
+
+def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
+    agent = made()
+    source = begun(agent, node)
+    rank = agent._rank
+    assert rank is not None
+    source.request(5, 0)
+    child = os.fork()
+    if child == 0:
+        is_right = False
+        try:
+            told = [rank.ask([6], 0, 0), rank.wait(0, LONG_S), rank.wait_all(0, 1, LONG_S), rank.figures(), rank.gone()]
+            rank.begin_step(0, 3)
+            rank.hold([0])
+            rank.release([0])
+            is_right = told == [None, (-1, 0), True, None, []] and "forked" in (rank.lost() or "")
+        finally:
+            # Nothing of the tests is to run here.
+            os._exit(not is_right)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bytes(source.read(5)) == node.content(5)
+    assert (source.direct_reads, agent.lost) == (0, None)
+    source.release(5)
+    source.close()
+    agent.close()
+
+
+def test_a_rank_that_leaves_is_told_of_once(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        sources = list(pool.map(lambda agent: begun(agent, node), agents))
+    for source in sources:
+        source.close()
+    left, stays = agents
+    left.close()
+    rank = stays._rank
+    assert rank is not None
+    wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
+    for _ in range(2):
+        begun(stays, node).close()
+    assert capfd.readouterr().err.count("rank 0 has left this loader") == 1
+    stays.close()
+
+
+def test_what_the_rank_has_read_itself_is_not_asked_for(node: Node) -> None:
+    # The board is too small for all of it.
+    agent = made(window=1)
+    source = begun(agent, node)
+    for sample in range(SAMPLES):
+        source.request(sample, sample // BATCH)
+    first = SAMPLES - 3
+    for sample in (first, *(sample for sample in range(SAMPLES) if sample != first)):
+        assert bytes(source.read(sample)) == node.content(sample)
+        source.release(sample)
+    assert source.direct_reads > 0
+    assert agent.figures()["from_source"] + source.direct_reads == SAMPLES
     source.close()
     agent.close()
 
@@ -331,4 +429,11 @@ def test_where_a_process_is_on_its_node() -> None:
     assert place_of(4, 10, srun | {"SLURM_NODEID": "4"}) is None
     assert place_of(5, 8, {}) is None
     assert place_of(0, 8, torchrun | {"LOCAL_RANK": "4"}) is None
-    assert place_of(0, 1, {}) == Place(f"process-{os.getpid()}", 0, 1, 0, 1)
+    assert place_of(0, 1, {}) == Place("process", 0, 1, 0, 1)
+
+
+def test_a_process_that_was_forked_is_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, shared = Place("process", 0, 1, 0, 1), Place("7-0", 8, 10, 2, 4)
+    own, before = os.getpid(), alone.name
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert (before, alone.name, shared.name) == (f"process-{own}", "process--1", "7-0")

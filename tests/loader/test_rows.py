@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forebay.loader import FixedRows, SampleError
-from forebay.torch import DataLoader
+from forebay.torch import DataLoader, _cache
 from tests.loader.data import same
 from tests.loader.node import Node, a_node
 
@@ -96,6 +96,30 @@ def test_a_sampler_of_the_user_s_own(rows: Native) -> None:
     sampler = [0, 5, 5, 7, 202, 3, 3]
     loader = DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None, "batch_size": 4})
     assert torch.equal(torch.cat(list(loader)), torch.from_numpy(CONTENT)[sampler])
+
+
+def test_two_epochs_at_once(rows: Native, plain: DataLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The agent serves the later one; so little memory that what it takes from the other is soon used again.
+    monkeypatch.setattr(_cache, "WINDOW_BYTES", 4096)
+    loader = DataLoader(rows, **CACHED | {"policy": "none", "cache": "ram=4K"})
+    for _ in range(6):
+        first, second = iter(loader), iter(loader)
+        assert same(zip(first, second, strict=True), zip(plain, plain, strict=True)) == len(loader)
+
+
+def test_a_batch_that_is_larger_than_the_board_holds_nothing_up(
+    rows: Native, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # A sampler of batches does not say how large they are.
+    monkeypatch.setattr(_cache, "BATCH", 1)
+    large = list(range(ROWS))
+    batches = [large, [1, 2, 3], large, [4, 5]]
+    options = {name: OPTIONS[name] for name in ("seed", "num_workers", "report")}
+    loader = DataLoader(rows, batch_sampler=batches, cache="ram=1M", hedge_budget=0, **options)
+    for batch, indices in zip(loader, batches, strict=True):
+        assert torch.equal(batch, torch.from_numpy(CONTENT[indices]))
+    assert figures(loader)["from_source"] == 5
+    assert capfd.readouterr().err.count("a batch has 203 rows") == 1
 
 
 def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: Native, plain: DataLoader) -> None:

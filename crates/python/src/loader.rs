@@ -130,10 +130,10 @@ impl LoaderRank {
         self.0.arena().base().as_ptr() as usize
     }
 
-    /// Its length in bytes.
+    /// Extents that can be asked for and not released at once.
     #[getter]
-    fn length(&self) -> usize {
-        self.0.arena().len()
+    fn slots(&self) -> u32 {
+        self.0.slots()
     }
 
     /// What there is to say of the loader, for a person.

@@ -88,7 +88,8 @@ class Agent:
         self._rank: _core.LoaderRank | None = None
         self._table = _core.LoaderTable()
         self._why: str | None = None  # It does not serve.
-        self._was_told = False
+        self._was_told = self._was_told_of_size = False
+        self._gone_told = 0  # Ranks.
         self._is_joined = self._closed = False
         self._passes = 0
         self._views: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
@@ -166,6 +167,18 @@ class Agent:
         if self.lost is not None and not self._was_told:
             self._was_told = True
             say(f"the loader agent does not serve rank {self._place.rank}, which reads for itself: {self.lost}")
+        gone = [] if self._rank is None else self._rank.gone()[self._gone_told :]
+        self._gone_told += len(gone)
+        for rank in gone:
+            say(f"rank {rank} has left this loader; the loader agent goes on for the others")
+
+    def _tell_of_size(self, rows: int, most: int) -> None:
+        if not self._was_told_of_size:
+            self._was_told_of_size = True
+            say(
+                f"a batch has {rows:,} rows, and the loader agent takes {most:,} at once: such batches are read row by row; "
+                "give smaller ones, or batch_size= in place of a sampler of batches"
+            )
 
     def _join(self, locate: Callable[[int], Extent]) -> None:
         """Becomes a rank of the loader; or `_why` says why not.
@@ -177,6 +190,7 @@ class Agent:
         if found.directory is None:
             self._why = found.why or "it could not be started"
             return
+        directory = found.directory
         if self._rows is not None:
             path, offset, row_bytes = _placed(self._rows.locate(0))
             self._table.add_rows(path, offset, row_bytes or 0, len(self._rows))
@@ -191,7 +205,7 @@ class Agent:
             return
         descriptor = self._table.seal() if self._place.local_rank == 0 else None
         try:
-            self._rank = self._gathered(_core.LoaderRegistering(found.directory, self._described(found), descriptor))
+            self._rank = self._registered(directory, found, descriptor)
         except ConnectionRefusedError as error:
             raise LoaderError(str(error)) from None
         except ConnectionError as error:
@@ -200,13 +214,25 @@ class Agent:
             if descriptor is not None:
                 os.close(descriptor)
 
+    def _registered(self, directory: str, found: Kept, descriptor: int | None) -> _core.LoaderRank | None:
+        described = self._described(found)
+        try:
+            return self._gathered(_core.LoaderRegistering(directory, described, descriptor))
+        except ConnectionRefusedError:
+            raise
+        except ConnectionError:
+            # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
+            if kept(self._cache).directory is None:
+                raise
+        return self._gathered(_core.LoaderRegistering(directory, described, descriptor))
+
     def _gathered(self, registering: _core.LoaderRegistering) -> _core.LoaderRank | None:
         begun = time.monotonic()
         while (rank := registering.wait(WAIT_S)) is None:
             if time.monotonic() - begun >= GATHER_S:
                 self._why = (
-                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader within {GATHER_S:.0f} s; "
-                    "all have to make their loaders in the same order"
+                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
+                    f"opened, within {GATHER_S:.0f} s; all have to make their loaders in the same order"
                 )
                 return None
         return rank
@@ -229,7 +255,7 @@ class Agent:
         }
         return json.dumps(
             {
-                "loader": f"{place.job}/{self._name}",
+                "loader": f"{place.name}/{self._name}",
                 "rank": place.rank,
                 "local_rank": place.local_rank,
                 "local_ranks": place.local_ranks,
@@ -443,23 +469,28 @@ class AgentSource:
     def _ask(self) -> None:
         """Passes requests on, those of an iteration at once, as far as the board has room. With the lock held."""
         rank = self._agent._rank
-        while rank is not None and self._unasked:
-            iteration = self._unasked[0].iteration
-            uses: list[_Use] = []
-            for use in self._unasked:
-                if use.iteration != iteration or len(uses) == self._agent._settings.batch:
-                    break
-                uses.append(use)
+        while rank is not None and (uses := self._next_unasked()):
+            iteration = uses[0].iteration
             first = rank.ask([use.extent for use in uses], self._pass, self._first + iteration)
             if first is None:
+                self._unasked.extendleft(reversed(uses))
                 return
             for turn, use in enumerate(uses, first):
                 use.turn = turn
-                self._unasked.popleft()
             if self._began is None:
                 # Whatever is still held of the epoch before holds this one up no more.
                 self._step(iteration)
-            self._agent._give_back([use for use in uses if use.released])
+
+    def _next_unasked(self) -> list[_Use]:
+        """Takes uses of an iteration, a batch at most, that the agent was not asked for and that are not over."""
+        uses: list[_Use] = []
+        while self._unasked and len(uses) < self._agent._settings.batch:
+            if uses and self._unasked[0].iteration != uses[0].iteration:
+                break
+            use = self._unasked.popleft()
+            if not (use.direct or use.released):
+                uses.append(use)
+        return uses
 
     def _step(self, iteration: int) -> None:
         """A batch is put together: its step begins. With the lock held."""

@@ -22,7 +22,7 @@ class Place:
     """A process's place among those of its job that are on its node.
 
     Attributes:
-        job: the same in all ranks of the job, and no other job's on this node.
+        job: the same in all ranks of the job, and no other job's on this node, but where the rank is alone.
         rank: in the whole job.
         world: ranks of the whole job.
         local_rank: among those of this node, from 0.
@@ -35,11 +35,16 @@ class Place:
     local_rank: int
     local_ranks: int
 
+    @property
+    def name(self) -> str:
+        """Of the job, and no other's on this node. A rank that is alone may have been forked since its place was found."""
+        return f"{self.job}-{os.getpid()}" if self.world == 1 else self.job
+
 
 def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> Place | None:
     """Where this process is on its node, as the launcher says; None where it does not: then there is nobody to share an agent with."""
     if world == 1:
-        return Place(f"process-{os.getpid()}", rank, world, 0, 1)
+        return Place("process", rank, world, 0, 1)
     local = local_rank_and_ranks(environment)
     job = next((names for names in JOBS if names[0] in environment), None)
     if local is None or job is None:

@@ -134,6 +134,11 @@ class RowSource(AgentSource):
         rank = self._agent._rank
         while rank is not None and self._is_served and self._coming:
             iteration, samples = self._coming[0]
+            if len(samples) > rank.slots:
+                # There will never be room for it: those after it would wait for ever.
+                self._coming.popleft()
+                self._agent._tell_of_size(len(samples), rank.slots)
+                continue
             first = rank.ask(samples, self._pass, self._first + iteration)
             if first is None:
                 return

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
     time::{Duration, Instant},
 };
 
@@ -27,12 +27,7 @@ use super::{
     socket_path,
 };
 use crate::{
-    client::start_until,
-    clock::{boot_ns, timespec},
-    connection::Connection,
-    error::AgentError,
-    limits::LOADER_DEAD_AFTER,
-    private_dir::private_dir,
+    client::start_until, clock::timespec, connection::Connection, error::AgentError, limits::LOADER_DEAD_AFTER, private_dir::private_dir,
     shared::SharedFile,
 };
 
@@ -40,6 +35,8 @@ use crate::{
 const SEND_MAX: Duration = Duration::from_secs(10);
 /// How long a rank waits for an answer before it looks whether there still is an agent.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Why a process that was forked reads by itself.
+const FORKED: &str = "this process was forked from the one that the agent serves";
 
 /// Makes the loader agent's directory, and starts it with `COMMAND agent` if none stands.
 ///
@@ -60,19 +57,20 @@ pub struct Registering(Connection);
 #[derive(Debug)]
 pub struct Rank {
     state: Mutex<State>,
+    /// Whoever has this locked may wait for the agent; the state is locked by nobody meanwhile, but after it.
+    connection: Mutex<Connection>,
     // Before the page, in whose memory it lies.
     board: Board<'static>,
     _page: SharedFile,
     doorbell: Doorbell,
     arena: SharedFile,
     notes: Vec<String>,
-    /// In which alone all this is of use: what is forked shares the memory.
+    /// In which alone all this is of use: what is forked shares the memory, and has a copy of locks that nobody may ever open.
     owner: Pid,
 }
 
 #[derive(Debug)]
 struct State {
-    connection: Connection,
     /// Turns that were asked for, and whether the use of each slot is open.
     asked: u64,
     open: Vec<bool>,
@@ -85,6 +83,19 @@ struct State {
     lost: Option<String>,
     /// Ranks of this node that are gone.
     gone: Vec<u32>,
+    watch: Watch,
+}
+
+/// How often the agent was found standing still. Looks are counted, and not the time: a machine that was suspended, or a job that was frozen together with the agent, has
+/// not looked meanwhile.
+#[derive(Debug, Default)]
+struct Watch {
+    /// When it was last seen to work, by its own account.
+    alive_ns: u64,
+    /// The last look that counted.
+    looked: Option<Instant>,
+    /// Looks in a row, a while apart, that have found it so.
+    in_vain: u32,
 }
 
 /// What a rank is told of a use.
@@ -161,7 +172,6 @@ impl Rank {
         let arena = SharedFile::received_for_reading(arena, arena_bytes as usize).map_err(mapped)?;
         let board = Board::open(page.region_beside()).ok_or_else(|| unusable("is of another version".into()))?;
         let state = State {
-            connection,
             asked: 0,
             open: vec![false; board.slots() as usize],
             held: BTreeSet::new(),
@@ -170,9 +180,11 @@ impl Rank {
             steps: 0,
             lost: None,
             gone: Vec::new(),
+            watch: Watch::default(),
         };
         Ok(Self {
             state: Mutex::new(state),
+            connection: Mutex::new(connection),
             board,
             _page: page,
             doorbell,
@@ -180,6 +192,10 @@ impl Rank {
             notes,
             owner: getpid(),
         })
+    }
+
+    fn is_forked(&self) -> bool {
+        self.owner != getpid()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -192,6 +208,11 @@ impl Rank {
         self.arena.region()
     }
 
+    /// Uses that can be under way at once: [`Self::ask`] never has room for more.
+    pub fn slots(&self) -> u32 {
+        self.board.slots()
+    }
+
     /// What there is to say of the loader, for a person.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -200,10 +221,13 @@ impl Rank {
     /// Asks for samples that a step will use, in the order of their use; the turn of the first. The others follow. `None`, and nothing is asked for, where there is
     /// no room on the board: some have to be released first, and the agent to have heard of it. Nor where it is lost.
     pub fn ask(&self, samples: &[u32], epoch: u32, iteration: u32) -> Option<u64> {
+        if self.is_forked() {
+            return None;
+        }
         let mut state = self.state();
         let first = state.asked;
         let end = first + samples.len() as u64;
-        let is_room = state.lost.is_none() && self.owner == getpid() && self.board.may_put_to(end);
+        let is_room = state.lost.is_none() && self.board.may_put_to(end);
         if !is_room || (first..end).any(|turn| state.open[state.slot(turn)]) {
             return None;
         }
@@ -220,8 +244,11 @@ impl Rank {
 
     /// What has become of a use, without waiting. One that is not open is to be read by the rank itself.
     pub fn look(&self, turn: u64) -> Told {
+        if self.is_forked() {
+            return Told::ReadYourself;
+        }
         let state = self.state();
-        if self.owner != getpid() || !state.is_open(turn) {
+        if !state.is_open(turn) {
             return Told::ReadYourself;
         }
         match self.board.answer(turn) {
@@ -235,6 +262,9 @@ impl Rank {
 
     /// What has become of a use, waited for no longer than this. Where the agent is gone, or stands still, the rank is to read by itself from then on.
     pub fn wait(&self, turn: u64, wait: Duration) -> Told {
+        if self.is_forked() {
+            return Told::ReadYourself;
+        }
         let deadline = Instant::now() + wait;
         loop {
             let seen = self.board.wait_begins();
@@ -268,6 +298,9 @@ impl Rank {
     /// Copies the bytes of uses, `row_bytes` of each, one after the other. Gives the places of those, counted from 0, that the rank is to read itself, for there is
     /// nothing of them, or something of another size.
     pub fn gather(&self, turns: Range<u64>, row_bytes: usize, rows: &mut [u8]) -> Vec<u32> {
+        if self.is_forked() {
+            return (0..).zip(turns).map(|(nth, _)| nth).collect();
+        }
         let arena = self.arena();
         let copied = |turn: u64, row: &mut [u8]| {
             let Told::Ready { offset, length } = self.look(turn) else {
@@ -279,22 +312,48 @@ impl Rank {
                 true
             })
         };
-        let rows = turns.zip(rows.chunks_exact_mut(row_bytes)).zip(0..);
-        rows.filter_map(|((turn, row), nth)| (!copied(turn, row)).then_some(nth)).collect()
+        let rows = turns.zip(rows.chunks_exact_mut(row_bytes));
+        let copied: Vec<(u64, bool)> = rows.map(|(turn, row)| (turn, copied(turn, row))).collect();
+        // Another thread may have let some of them go meanwhile, and their memory be another's by now. What is open still was open all the time.
+        let state = self.state();
+        let is_right = |(turn, is_copied): (u64, bool)| is_copied && state.is_open(turn);
+        (0..)
+            .zip(copied)
+            .filter_map(|(nth, copied)| (!is_right(copied)).then_some(nth))
+            .collect()
     }
 
     /// Whether there still is an agent that works.
     fn look_after_agent(&self) {
+        self.hear();
         let mut state = self.state();
-        state.hear();
-        let silent_ns = boot_ns().saturating_sub(self.board.alive_ns());
-        if state.lost.is_none() && u128::from(silent_ns) > LOADER_DEAD_AFTER.as_nanos() {
-            state.lost = Some(format!("the loader agent stands still since {} s", silent_ns / 1_000_000_000));
+        let stands_still = state.watch.look(self.board.alive_ns(), Instant::now());
+        if state.lost.is_none() && stands_still {
+            state.lost = Some(format!("the loader agent stands still since {} s", LOADER_DEAD_AFTER.as_secs()));
+        }
+    }
+
+    /// Hears what the agent has said beside the board. Where somebody waits for an answer of it, that one does.
+    fn hear(&self) {
+        let connection = match self.connection.try_lock() {
+            Ok(connection) => connection,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        while self.state().lost.is_none() {
+            match connection.hear::<Tell>(Duration::ZERO) {
+                Ok(None) => return,
+                Ok(Some((tell, _))) => self.state().told(tell),
+                Err(error) => self.state().lost = Some(is_gone(&error)),
+            }
         }
     }
 
     /// A use is over, but its bytes are still looked at, perhaps for long: until [`Self::release`] they stay, and hold nothing else up.
     pub fn hold(&self, turns: impl IntoIterator<Item = u64>) {
+        if self.is_forked() {
+            return;
+        }
         let mut state = self.state();
         for turn in turns {
             if state.is_open(turn) {
@@ -308,7 +367,7 @@ impl Rank {
     /// A use is over: its bytes are looked at no more. Once for each.
     pub fn release(&self, turns: impl IntoIterator<Item = u64>) {
         // What was forked shares the board, and must not speak on it.
-        if self.owner != getpid() {
+        if self.is_forked() {
             return;
         }
         let mut state = self.state();
@@ -327,6 +386,9 @@ impl Rank {
 
     /// The rank begins an epoch of its order, perhaps the same once more: what [`Self::ask`] and [`Self::begin_step`] are to call it.
     pub fn begin_epoch(&self, number: u32) -> u32 {
+        if self.is_forked() {
+            return number;
+        }
         let mut state = self.state();
         state.passes = state.passes.wrapping_add(1);
         Use::pass(number, state.passes)
@@ -334,6 +396,9 @@ impl Rank {
 
     /// The rank begins a step of an epoch.
     pub fn begin_step(&self, epoch: u32, iteration: u32) {
+        if self.is_forked() {
+            return;
+        }
         let mut state = self.state();
         state.steps += 1;
         self.ring_if(self.board.begin_step(state.steps, epoch, iteration));
@@ -341,43 +406,46 @@ impl Rank {
 
     /// The rank's threads together take so long to decode a sample.
     pub fn set_decoding(&self, took: Duration) {
-        if self.owner == getpid() {
+        if !self.is_forked() {
             self.board.set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         }
     }
 
     /// Why the rank reads by itself; `None` as long as there is an agent.
     pub fn lost(&self) -> Option<String> {
-        let mut state = self.state();
-        state.hear();
-        state.lost.clone()
+        if self.is_forked() {
+            return Some(FORKED.into());
+        }
+        self.hear();
+        self.state().lost.clone()
     }
 
     /// Ranks of this loader and node that are gone, by their number in the whole job.
     pub fn gone(&self) -> Vec<u32> {
-        let mut state = self.state();
-        state.hear();
-        state.gone.clone()
+        if self.is_forked() {
+            return Vec::new();
+        }
+        self.hear();
+        self.state().gone.clone()
     }
 
     /// What was done for all ranks of the node, and for this one; `None` where there is no agent any more.
     pub fn figures(&self) -> Option<(Figures, RankFigures)> {
-        let mut state = self.state();
-        state.hear();
-        if state.lost.is_some() || state.connection.send(&Ask::Figures, &[]).is_err() {
+        if self.is_forked() {
             return None;
         }
-        loop {
-            match state.connection.hear::<Tell>(LOADER_DEAD_AFTER) {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_asked = self.state().lost.is_none() && connection.send(&Ask::Figures, &[]).is_ok();
+        while is_asked && self.state().lost.is_none() {
+            match connection.hear::<Tell>(LOADER_DEAD_AFTER) {
                 Ok(Some((Tell::Figures { figures, of_rank }, _))) => return Some((figures, of_rank)),
-                Ok(Some((Tell::RankGone { rank }, _))) => state.gone.push(rank),
-                Ok(_) => return None,
-                Err(error) => {
-                    state.lost = Some(format!("the loader agent is gone: {error}"));
-                    return None;
-                }
+                Ok(Some((tell, _))) => self.state().told(tell),
+                // Its answer would be taken for that to the next question.
+                Ok(None) => self.state().lost = Some("the loader agent does not answer".into()),
+                Err(error) => self.state().lost = Some(is_gone(&error)),
             }
         }
+        None
     }
 
     fn ring_if(&self, is_asleep: bool) {
@@ -398,15 +466,58 @@ impl State {
     }
 
     /// What the agent has said beside the board.
-    fn hear(&mut self) {
-        while self.lost.is_none() {
-            match self.connection.hear::<Tell>(Duration::ZERO) {
-                Ok(None) => return,
-                Ok(Some((Tell::RankGone { rank }, _))) => self.gone.push(rank),
-                Ok(Some((Tell::Refused { why }, _))) => self.lost = Some(why),
-                Ok(Some(_)) => {}
-                Err(error) => self.lost = Some(format!("the loader agent is gone: {error}")),
+    fn told(&mut self, tell: Tell) {
+        match tell {
+            Tell::RankGone { rank } => self.gone.push(rank),
+            Tell::Refused { why } => self.lost = Some(why),
+            Tell::Registered { .. } | Tell::Figures { .. } => {}
+        }
+    }
+}
+
+impl Watch {
+    /// The agent says that it worked then, as is seen now. Whether it has stood still for too long.
+    fn look(&mut self, alive_ns: u64, now: Instant) -> bool {
+        match self.looked {
+            Some(looked) if alive_ns == self.alive_ns => {
+                if now.saturating_duration_since(looked) >= LOOK_EVERY {
+                    self.looked = Some(now);
+                    self.in_vain += 1;
+                }
+            }
+            _ => {
+                let looked = Some(now);
+                let in_vain = 0;
+                *self = Self { alive_ns, looked, in_vain };
             }
         }
+        LOOK_EVERY * self.in_vain >= LOADER_DEAD_AFTER
+    }
+}
+
+fn is_gone(error: &AgentError) -> String {
+    format!("the loader agent is gone: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_stands_still_when_it_was_looked_at_for_long_and_not_when_time_has_jumped() {
+        let (mut watch, begun) = (Watch::default(), Instant::now());
+        let mut look = |alive_ns, at_s| watch.look(alive_ns, begun + Duration::from_secs_f64(at_s));
+        let dead_s = LOADER_DEAD_AFTER.as_secs_f64();
+        assert!(!look(5, 0.0));
+        // Both were frozen; several threads look at once.
+        assert!(![1000.0, 1000.1, 1000.2].map(|at_s| look(5, at_s)).contains(&true));
+        for second in 1..LOADER_DEAD_AFTER.as_secs() - 1 {
+            assert!(!look(5, 1000.0 + second as f64));
+        }
+        assert!(!look(6, 1000.0 + dead_s), "it works again");
+        for half in 1..2 * LOADER_DEAD_AFTER.as_secs() {
+            assert!(!look(6, 1000.0 + dead_s + 0.5 * half as f64));
+        }
+        assert!(look(6, 1000.0 + 2.0 * dead_s));
     }
 }
