@@ -168,6 +168,8 @@ fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
 fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() {
     let node = Node::new();
     let agent = node.serve();
+    // However long it takes from one job to the next, the agent stays: somebody waits for another rank.
+    let waiting = node.register(&node.settings("waiting", 0, 2, 0, 0), true);
     let figures = train(&node, "memory", 1 << 20);
     assert_eq!(figures.from_source, u64::from(SAMPLES), "{figures:?}");
     assert_eq!((figures.from_memory, figures.lost), (u64::from(2 * SAMPLES), 0), "{figures:?}");
@@ -195,5 +197,6 @@ fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() 
     }
     let mode = fs::metadata(node.dir()).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0);
+    drop(waiting);
     assert!(matches!(agent.join(), Ok(Ok(()))), "it ends when nobody is connected any more");
 }

@@ -170,8 +170,11 @@ class Meter:
         of_source = waited_s * (fetched.waited_s / worked_s if worked_s > 0 else 0.0)
         at_s = max(0.0, time.perf_counter() - self._begun - waited_s)
         self._course.add(at_s, of_source, waited_s - of_source)
-        keep = heapq.heappush if len(self._waits) < WAITS_KEPT else heapq.heappushpop
-        keep(self._waits, Wait(waited_s, at_s, "source" if of_source >= waited_s - of_source else "decoding"))
+        wait = Wait(waited_s, at_s, "source" if of_source >= waited_s - of_source else "decoding")
+        if len(self._waits) < WAITS_KEPT:
+            heapq.heappush(self._waits, wait)
+        else:
+            heapq.heappushpop(self._waits, wait)
         self._source_wait_s += of_source
         self._decode_wait_s += waited_s - of_source
         self._decoded_s += fetched.decoded_s
