@@ -25,7 +25,7 @@ from bench.world import Size, World, world
 from testbed import datasets
 from testbed.testbed import have_gluster
 
-FULL = Size(files=5_000, shards=128, pairs=3, runs=3)
+FULL = Size(files=5_000, shards=128, pairs=3, runs=8)
 QUICK = Size(files=650, shards=26, pairs=1, runs=1)
 # As large as ImageNet's.
 PICTURE_KB = 110

@@ -99,8 +99,8 @@ def less(figures: Figures, framework: str, line: Line) -> str:
     row = figures.row(framework, line.model, WHOLE, line.metric)
     if row is None:
         return NOT_MEASURED
-    low, high = row["interval"]
-    return percent(row["value"]) + (f" ({percent(low)} to {percent(high)})" if low != high else "")
+    low, high = map(percent, row["interval"])
+    return percent(row["value"]) + (f" ({low} to {high})" if low != high else "")
 
 
 def percent(ratio: float | None) -> str:
