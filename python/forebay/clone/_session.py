@@ -292,11 +292,7 @@ def session(
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
     The same call in the same program stands for both. Make it in every rank, once all objects are made and the model is wrapped, before
-    training. With `FOREBAY=off` nothing can be forked.
-
-    For a fork training stands still for a copy of what is small or may change at any time, and for one of what clones have not read before
-    the next step, within a budget (`aside`, `stall_s`) beyond which there is no clone; with several ranks also for one digest of what they
-    should hold alike, at the first point (not with `prepare="fork"` or `"never"`), and with `shadow:N` for one of the state, N steps later.
+    training. With `FOREBAY=off` nothing can be forked. When training stands still for a fork, and how long: P14 in docs/semantics.md.
 
     Args:
         model: as for `inventory`, and so are the following: each is to be given, or to be declared absent (None).
@@ -307,11 +303,9 @@ def session(
         loader: see `inventory`.
         generators: see `inventory`.
         others: see `inventory`.
-        job: the job's name; by default `FOREBAY_JOB`, the scheduler's id, or a random one, which rank 0 prints. A clone has its
-            parent's, and a number.
-        warm: one pass forward and backward with any batch, as the program's steps do it. Needed only with three ranks or more under DDP: a
-            clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in
-            their last bits.
+        job: by default `FOREBAY_JOB`, the scheduler's id, or a random name that rank 0 prints. A clone has its parent's, and a number.
+        warm: one pass forward and backward with any batch. Needed only with three ranks or more under DDP: a clone calls it twice before it
+            loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in their last bits.
         wait_s: for how many seconds a clone waits for its parent's next point, for the step after it, and for its own other ranks.
         prepare: parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones can read: with "start" at the first
             point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause; with "never" they
@@ -325,11 +319,9 @@ def session(
 
     Raises:
         ValueError: one of the last five makes no sense.
-        CloneError: the state can't be described; a job of that name trains here; or, in a clone, a rank did not get its state. End the
-            process then: its objects may be in no defined state.
+        CloneError: the state can't be described; a job of that name trains here; or a clone's rank got no state: end the process then.
     """
     limits = Limits(prepare, aside, stall_s)
-    limits.check()
     state = _State(loader_has_place=loader is not None, limits=limits, shadow=steps_of(verify))
     described = inventory(
         model=model,

@@ -72,18 +72,16 @@ class Limits:
         prepare: one of `PREPARES`.
         aside: bytes that are copied aside before a step; None: as many as `aside_length` says.
         stall_s: for how many seconds they are copied.
+
+    Raises:
+        ValueError: one of them makes no sense.
     """
 
     prepare: str = "start"
     aside: int | None = None
     stall_s: float = 0.25
 
-    def check(self) -> None:
-        """Refuses what makes no sense.
-
-        Raises:
-            ValueError: something does not.
-        """
+    def __post_init__(self) -> None:
         if self.prepare not in PREPARES:
             raise ValueError(f"prepare={self.prepare!r}: write one of {', '.join(map(repr, PREPARES))}")
         if self.aside is not None and (type(self.aside) is not int or self.aside < 0):
