@@ -228,6 +228,18 @@ def test_ranks_are_mpis_where_the_program_says_so(monkeypatch: pytest.MonkeyPatc
     assert described.rank == (1, 3)
 
 
+def test_a_truth_value_is_set_to_0_or_1() -> None:
+    made = job()
+    described, groups = made.inventory(), made.optimizer.param_groups
+    with pytest.raises(clone.DifferenceError, match=r"^maximize can't be set to 0\.5: it is a truth value, 0 or 1$"):
+        described.change("maximize", 0.5)
+    assert [group["maximize"] for group in groups] == [False]
+    described.change("maximize", 1.0)
+    assert [group["maximize"] for group in groups] == [True]
+    with pytest.raises(clone.DifferenceError, match=r"^nosuch can't be set: .*; there are .*lr, maximize \(0 or 1\), .*seed"):
+        described.change("nosuch", 3.0)
+
+
 @pytest.mark.parametrize("ranks", ["", "MPI", "torch", 2])
 def test_ranks_of_nobody_are_refused(ranks: object) -> None:
     with pytest.raises(ValueError, match=r"^ranks=.*: write 'mpi', or leave it out: then they are those of torch\.distributed$"):

@@ -222,9 +222,12 @@ def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, r
         _seed(int(value) + rank)
         return
     groups = [group for optimizer in _optimizers(given) for group in optimizer.param_groups]
-    known = sorted({key for group in groups for key, old in group.items() if _is_number(old)} | {"seed"})
     if not any(_is_number(group.get(name)) for group in groups):
-        raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {', '.join(known)}")
+        numbers = {(key, isinstance(old, bool)) for group in groups for key, old in group.items() if _is_number(old)}
+        known = ", ".join(f"{key} (0 or 1)" if is_truth else key for key, is_truth in sorted(numbers | {("seed", False)}))
+        raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {known}")
+    if value not in (0, 1) and any(isinstance(group.get(name), bool) for group in groups):
+        raise DifferenceError(f"{name} can't be set to {value:g}: it is a truth value, 0 or 1")
     for group in groups:
         for key in (name, f"initial_{name}"):
             if _is_number(group.get(key)):
