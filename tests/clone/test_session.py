@@ -15,6 +15,7 @@ from torch import nn
 
 import forebay.clone as clone
 from forebay.clone import _offer, _session, _source
+from forebay.clone._errors import RefusedError
 from forebay.clone._resume import Asked
 from tests import support
 from tests.clone import jobs
@@ -201,6 +202,9 @@ def test_a_parent_that_comes_to_no_point_is_given_up_in_time(here: Node, opened:
     opened(full(1))
     with here.cloning("trunk") as asked, pytest.raises(clone.CloneError, match=r"trunk came to no point\(\) in 0.1 s: does it train"):
         opened(full(2), asked=asked, wait_s=0.1)
+    late = r"trunk did not come to step 90 in 0.1 s: ask for an earlier one \(forebay clone ls shows .*or raise session\(wait_s=...\)"
+    with here.cloning("trunk", "--at", "90") as asked, pytest.raises(clone.CloneError, match=late):
+        opened(full(2), asked=asked, wait_s=0.1)
 
 
 def test_s07_a_state_that_the_job_has_not_made_is_refused(here: Node, opened: Opened) -> None:
@@ -287,8 +291,9 @@ def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capf
     session = opened(full(1))
     with pytest.raises(
         clone.CloneError, match=r"a job trunk trains here already, with 1 rank; name this one otherwise: session\(job=...\) or FOREBAY_JOB"
-    ):
+    ) as refused:
         opened(full(2))
+    assert refused.value.__suppress_context__, "one traceback"
     for name in ("../x", "a/b", "x" * 101, ".x", "ls"):
         with pytest.raises(clone.CloneError, match="a job can't be named"):
             opened(full(2), job=name)
@@ -332,7 +337,7 @@ def test_ranks_of_a_job_whose_schedulers_name_is_taken_train_on(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def taken(*_: object) -> None:
-        raise clone.CloneError("a job 77 trains here already") from ConnectionRefusedError()
+        raise RefusedError("a job 77 trains here already")
 
     monkeypatch.setattr(_session, "Source", taken)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -392,7 +397,9 @@ def test_the_command_lists_jobs_and_refuses_what_can_not_be(here: Node, opened: 
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"forebay: {why}\n")
     assert not (here.root / "ran").exists()
     done = here.type("clone", "trunk", "--", "sh", "-c", "exit 3")
-    assert done.returncode == 3
+    assert (done.returncode, done.stderr) == (3, "forebay: sh ended with status 3 before it asked for the state of trunk\n")
+    done = here.type("clone", "trunk", "--", "sh", "-c", "exit 0")
+    assert done.returncode == 0
     assert "sh ended without asking for the state of trunk: a clone is a program that calls forebay.clone.session(...)" in done.stderr
 
 

@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     args::{CloneArgs, CloneCommand},
-    child::{self, Launch},
+    child::{self, Ended, Launch},
     config::{Config, Flags},
     environment::Environment,
     mounts::Mounts,
@@ -97,8 +97,9 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
         }
         Err(error) => return Err(Refusal::bad_input(error)),
     };
-    let (at, secret) = (dir.to_string_lossy(), forking.secret.to_string_lossy());
-    let clone = json!({ "dir": at, "job": job, "fork": forking.fork, "secret": secret, "set": changes, "shadow": forking.shadow });
+    let (lies, secret) = (dir.to_string_lossy(), forking.secret.to_string_lossy());
+    let clone =
+        json!({ "dir": lies, "job": job, "at": at, "fork": forking.fork, "secret": secret, "set": changes, "shadow": forking.shadow });
     let launch = Launch {
         path: &program.path,
         words: &args.program,
@@ -107,7 +108,7 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     let (ended, is_answered) = thread::scope(|scope| {
         let (runs, ended) = mpsc::channel();
         let forking = &forking;
-        let watching = scope.spawn(move || watch(|| forking.outcome(), job, &ended));
+        let watching = scope.spawn(move || watch(|| forking.outcome(), job, at, &ended));
         let ended = launch.run();
         drop::<mpsc::Sender<()>>(runs);
         (ended, watching.join().unwrap_or(false))
@@ -115,19 +116,32 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     let ended = ended?;
     // What goes wrong in between the program has said itself.
     if is_answered && let Ok(Outcome { asked: false, .. }) = forking.outcome() {
-        let line = format!(
-            "forebay: {} ended without asking for the state of {job}: a clone is a program that calls forebay.clone.session(...)\n",
-            name.to_string_lossy()
-        );
+        let line = never_asked(&name.to_string_lossy(), ended, job);
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
     drop(forking);
     Ok(child::end_as(ended))
 }
 
+/// What is said of a program that never asked for the state. Only one that ended well is told what a clone is: of a failure it has said why.
+fn never_asked(name: &str, ended: Ended, job: &str) -> String {
+    match ended {
+        Ended::Status(0) => {
+            format!(
+                "forebay: {name} ended without asking for the state of {job}: a clone is a program that calls forebay.clone.session(...)\n"
+            )
+        }
+        Ended::Status(status) => format!("forebay: {name} ended with status {status} before it asked for the state of {job}\n"),
+        Ended::Signal(number) => format!(
+            "forebay: {name} was ended by {} before it asked for the state of {job}\n",
+            child::signal_name(number)
+        ),
+    }
+}
+
 /// Shows how far the clone is, until all of its ranks have loaded their states, it has failed, or its program has ended. Whether the agent answered as long as it
 /// was asked: an answer that comes too late would be taken for that to the next question.
-fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, ended: &Receiver<()>) -> bool {
+fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, at: Option<u64>, ended: &Receiver<()>) -> bool {
     let mut shown: Option<(Progress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Ok(outcome) = look() else { return false };
@@ -140,7 +154,7 @@ fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, ended: &Rece
         if outcome.ranks == 0 {
             continue;
         }
-        let (done, now) = stage(outcome, job);
+        let (done, now) = stage(outcome, job, at);
         let (progress, before) = shown.get_or_insert_with(|| (Progress::new("cloning", u64::from(outcome.ranks) * STAGES), 0));
         progress.advance(done.saturating_sub(*before));
         *before = done;
@@ -150,7 +164,7 @@ fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, ended: &Rece
 }
 
 /// How many stages all ranks have behind them, and what comes now.
-fn stage(outcome: Outcome, job: &str) -> (u64, String) {
+fn stage(outcome: Outcome, job: &str, at: Option<u64>) -> (u64, String) {
     let Outcome {
         ranks,
         here,
@@ -162,7 +176,10 @@ fn stage(outcome: Outcome, job: &str) -> (u64, String) {
     let now = if here < ranks {
         format!("{here} of {ranks} ranks of the clone are ready")
     } else if !taken {
-        format!("waiting for the next step of {job}")
+        at.map_or_else(
+            || format!("waiting for the next step of {job}"),
+            |step| format!("waiting for step {step} of {job}"),
+        )
     } else {
         format!("{loaded} of {ranks} ranks have loaded their states")
     };
@@ -266,12 +283,33 @@ mod tests {
             here: 1,
             ..Outcome::default()
         };
-        assert_eq!(stage(outcome, "trunk"), (1, "1 of 2 ranks of the clone are ready".into()));
+        assert_eq!(stage(outcome, "trunk", None), (1, "1 of 2 ranks of the clone are ready".into()));
         outcome.here = 2;
-        assert_eq!(stage(outcome, "trunk"), (2, "waiting for the next step of trunk".into()));
+        assert_eq!(stage(outcome, "trunk", None), (2, "waiting for the next step of trunk".into()));
+        assert_eq!(stage(outcome, "trunk", Some(1200)), (2, "waiting for step 1200 of trunk".into()));
         outcome.taken = true;
         outcome.loaded = 1;
-        assert_eq!(stage(outcome, "trunk"), (5, "1 of 2 ranks have loaded their states".into()));
+        assert_eq!(stage(outcome, "trunk", None), (5, "1 of 2 ranks have loaded their states".into()));
+    }
+
+    #[test]
+    fn a_program_that_failed_is_not_told_what_a_clone_is() {
+        for (ended, line) in [
+            (
+                Ended::Status(0),
+                "python ended without asking for the state of trunk: a clone is a program that calls forebay.clone.session(...)",
+            ),
+            (
+                Ended::Status(1),
+                "python ended with status 1 before it asked for the state of trunk",
+            ),
+            (
+                Ended::Signal(15),
+                "python was ended by SIGTERM before it asked for the state of trunk",
+            ),
+        ] {
+            assert_eq!(never_asked("python", ended, "trunk"), format!("forebay: {line}\n"));
+        }
     }
 
     /// Whether the agent answered, and how often it was asked.
@@ -283,7 +321,7 @@ mod tests {
             let answer = answers.get(at).copied();
             answer.ok_or_else(|| AgentError::Protocol("it closed the connection".into()))
         };
-        let is_answered = watch(look, "trunk", &ended);
+        let is_answered = watch(look, "trunk", None, &ended);
         (is_answered, asked.get())
     }
 
@@ -315,7 +353,7 @@ mod tests {
     fn nobody_is_asked_once_the_program_has_ended() {
         let (runs, ended) = mpsc::channel();
         drop(runs);
-        assert!(watch(|| Err(AgentError::Protocol("asked".into())), "trunk", &ended));
+        assert!(watch(|| Err(AgentError::Protocol("asked".into())), "trunk", None, &ended));
     }
 
     #[test]

@@ -5,6 +5,10 @@ class CloneError(RuntimeError):
     """A state could not be described, taken or loaded; the base of all errors of `forebay.clone`."""
 
 
+class RefusedError(CloneError):
+    """The fork agent does not take this job on: another trains under its name, or the name can't be one."""
+
+
 class MissingError(CloneError):
     """A kind of state was not given, and not declared absent either."""
 

@@ -61,6 +61,7 @@ class Asked:
     Attributes:
         directory: of the fork agent.
         job: the parent's name.
+        at: the step after which the parent is to be forked; None: the next one.
         fork: the fork's number.
         secret: where the parent's secret lies.
         changes: by name, in the order in which they were asked for.
@@ -69,6 +70,7 @@ class Asked:
 
     directory: str
     job: str
+    at: int | None
     fork: int
     secret: Path
     changes: dict[str, float]
@@ -83,7 +85,8 @@ class Asked:
         """
         try:
             fields = json.loads(text)
-            return cls(fields["dir"], fields["job"], fields["fork"], Path(fields["secret"]), dict(fields["set"]), int(fields["shadow"]))
+            directory, job, at, fork = (fields[name] for name in ("dir", "job", "at", "fork"))
+            return cls(directory, job, at, fork, Path(fields["secret"]), dict(fields["set"]), int(fields["shadow"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CloneError("FOREBAY_CLONE is set by `forebay clone` for its program, and by nobody else: unset it") from error
 
@@ -127,9 +130,7 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
         survey = inventory.survey()
-        taken = waited(
-            taking.state, wait_s, f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
-        )
+        taken = waited(taking.state, wait_s, _late(asked, wait_s))
         name, _, _, of_ranks = taken
         state_at = time.time()
         try:
@@ -156,6 +157,16 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
     course = Course(asked_at, state_at, loaded_at, time.time(), loaded.manifest.state_length)
     return Resumed(name, lineage, course, taking if asked.shadow else None)
+
+
+def _late(asked: Asked, wait_s: float) -> str:
+    """What is said when the parent has not been forked in time."""
+    if asked.at is None:
+        return f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
+    return (
+        f"{asked.job} did not come to step {asked.at} in {wait_s:g} s: ask for an earlier one (forebay clone ls shows where it is), "
+        "or raise session(wait_s=...)"
+    )
 
 
 def _load(

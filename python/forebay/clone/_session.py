@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from forebay._say import say
 from forebay.clone._dealt import PLACE
-from forebay.clone._errors import CloneError
+from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._probation import Probation, steps_of
 from forebay.clone._resume import Asked, Lineage, Resumed, resume
@@ -378,10 +378,8 @@ def _original(name: str | None, described: Inventory, state: _State) -> Session:
     if derived := _of_scheduler():
         try:
             return Session(derived, described, state, None)
-        except CloneError as error:
+        except RefusedError as error:
             # Nobody has asked for that name: the job is not to end by it.
-            if not isinstance(error.__cause__, ConnectionRefusedError):
-                raise
             if ranks > 1:
                 # A number in common would need all ranks, and those that were not refused go on.
                 if rank == 0:

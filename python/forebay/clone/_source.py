@@ -12,7 +12,7 @@ import forebay
 from forebay import _core
 from forebay._say import say
 from forebay.clone._capture import Capture, reserve
-from forebay.clone._errors import CloneError
+from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later
 from forebay.clone._manifest import Placement
@@ -339,23 +339,25 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool) -> _co
     """Makes a rank known to the node's fork agent. One that rejoins trains already, and looks at the new page once it says so (`measured`).
 
     Raises:
+        RefusedError: the agent does not take it on.
         CloneError: that can't be, with the reason and the mend.
     """
+    # What the agent says is all there is to be said: a second traceback above it would only hide it.
     left, deadline = START_TRIES, time.monotonic() + TAKEN_WAIT_S
     while True:
         try:
             return _core.Rank(_agent(), job, rank, ranks, rejoins, shadow)
         except ConnectionRefusedError as error:
             if TAKEN not in str(error) or time.monotonic() > deadline:
-                raise CloneError(str(error)) from error
+                raise RefusedError(str(error)) from None
             time.sleep(TAKEN_PAUSE_S)
         except TimeoutError as error:
             # One that stands and says nothing will not say more when it is asked again.
-            raise CloneError(str(error)) from error
+            raise CloneError(str(error)) from None
         except ConnectionError as error:
             left -= 1
             if left == 0:
-                raise CloneError(str(error)) from error
+                raise CloneError(str(error)) from None
 
 
 def _agent() -> str:
