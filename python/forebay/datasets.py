@@ -36,6 +36,7 @@ class DatasetRows:
         ValueError: the dataset is in a format, or does not lie in files as it is.
         LoaderError: one of its files is not what it was.
         OSError: one can't be read.
+        TypeError: it is something else, such as a `DatasetDict`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DatasetRows:
         *,
         keyed: bool = True,
     ) -> None:
+        _check(dataset)
         if (form := dataset.format["type"]) is not None:
             raise ValueError(f'the dataset has the format "{form}", which decode= makes here: give dataset.with_format(None)')
         parts = list(_parts(dataset.data))
@@ -113,6 +115,16 @@ class DatasetRows:
     def _decoded(self, values: Mapping[str, Any], rng: Any) -> Any:  # noqa: ANN401  (whatever a sample is)
         row = self._features.decode_example(values)
         return row if self._decode is None else self._decode(row, rng)
+
+
+def _check(dataset: object) -> None:
+    """Refuses what is no `Dataset`."""
+    if isinstance(dataset, Mapping):
+        raise TypeError(f'{type(dataset).__name__} has several datasets: take one of its splits, such as dataset["train"]')
+    if not isinstance(dataset, datasets.Dataset):
+        raise TypeError(
+            f"{type(dataset).__name__} is no datasets.Dataset, whose rows lie in files: give what load_dataset gives without streaming=True"
+        )
 
 
 def _parts(table: Table) -> Iterator[MemoryMappedTable]:

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import Subset
 
 from forebay import command
-from forebay.loader import Extent
+from forebay.loader import Extent, mixture
 from forebay.loader._settings import POLICIES, SCHEDULES
 from forebay.torch import DataLoader
 from tests.loader.data import Files, Indices, same
@@ -199,10 +201,15 @@ def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
     [
         (Indices(10), "ram=1M", "cache= is for datasets that are decoded in threads"),
         (None, "/nowhere=1G", "/nowhere does not exist; mkdir -p /nowhere"),
-        (None, "ram=plenty", "plenty"),
+        (None, "ram=plenty", r"cache=\['ram=plenty'\]: 'plenty' is no size"),
+        (None, "ram=-1G", "'-1G' is no size"),
+        (None, 5, 'cache=5: give "DIR=SIZE", "ram=SIZE", or a list of these'),
+        (None, [None], r"cache=\[None\]: give "),
+        (None, {"ram": "1M"}, "cache={'ram': '1M'}: give "),
+        (None, ["ram=1M", "ram=2M"], "there is one memory; give ram= once"),
     ],
 )
-def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: object, cache: str, wrong: str) -> None:
+def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: object, cache: Any, wrong: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=wrong) as refused:
         DataLoader(files if dataset is None else dataset, num_workers=2, cache=cache)
     assert "\n" not in str(refused.value)
@@ -214,6 +221,8 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
         ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of none, fill_first, lru"),
         ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of first_come"),
         ({"hedge_budget": 2, "cache": "ram=1M"}, "hedge_budget=2: give the share"),
+        ({"hedge_budget": True, "cache": "ram=1M"}, "hedge_budget=True: give the share"),
+        ({"background_fill": "yes", "cache": "ram=1M"}, "background_fill='yes': give True or False"),
         ({"background_fill": True}, "background_fill= is about what cache= keeps"),
         ({"policy": "lru"}, "policy= is about what cache= keeps: give cache="),
         ({"policy": "belady", "cache": "ram=1M", "shuffle": True}, "policy='belady' looks ahead, .*: give seed="),
@@ -223,6 +232,43 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
 def test_a_choice_that_can_not_be_is_told(files: Files, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         DataLoader(files, num_workers=2, **options)
+
+
+class Rooted(Files):
+    """A tree of directories; `Files` says nothing of it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root / "class", 10)
+        self.root = root
+
+
+def test_a_cache_in_the_dataset_is_refused(node: Node) -> None:
+    root = node.root / "train"
+    inside = [root, root / "new", root / "class"]
+    (root / "new").mkdir(parents=True)
+    dataset = Rooted(root)
+    link = node.root / "link"
+    link.symlink_to(root / "new")
+    given: tuple[Any, ...] = (dataset, Subset(dataset, [1, 2]), mixture([dataset, dataset], [1, 1]))  # type: ignore[arg-type]
+    for made in given:
+        for directory in (*inside, link):
+            with pytest.raises(ValueError, match="lies in the dataset itself; name a directory of its own on a local disk"):
+                DataLoader(made, num_workers=2, cache=f"{directory}=10M")
+    # Where its files lie, though it has no root.
+    with pytest.raises(ValueError, match="lies in the dataset itself"):
+        DataLoader(Files(root / "class", 10), num_workers=2, cache=f"{root / 'class'}=10M")
+    assert list((root / "new").iterdir()) == []
+    for directory in (node.root, node.cache):
+        assert DataLoader(dataset, num_workers=2, cache=f"{directory}=10M")._agent is not None
+
+
+@pytest.mark.parametrize("off", ["off", "0", "OFF"])
+def test_off_leaves_the_cache_out(node: Node, files: Files, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    monkeypatch.setenv("FOREBAY", off)
+    loader = DataLoader(files, **OPTIONS, cache=["ram=1M", f"{node.cache}=64M"], report=False)
+    assert same(loader, DataLoader(files, **OPTIONS, report=False)) == len(loader)
+    assert loader._agent is None
+    assert not (node.root / "run").exists()
 
 
 RANK = """

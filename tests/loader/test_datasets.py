@@ -106,3 +106,14 @@ def test_a_loader_goes_through_it_by_record_batches(whole: datasets.Dataset) -> 
 def test_what_does_not_lie_in_files_as_it_is_is_refused(change: Any, wrong: str, whole: datasets.Dataset) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=wrong):
         DatasetRows(change(whole))
+
+
+def test_what_is_no_dataset_of_theirs_is_refused(whole: datasets.Dataset) -> None:
+    given: Any
+    for given, wrong in (
+        (datasets.DatasetDict(train=whole), r'DatasetDict has several datasets: take one of its splits, such as dataset\["train"\]'),
+        (whole.to_iterable_dataset(), "IterableDataset is no datasets.Dataset"),
+        ([{"id": 1}], "list is no datasets.Dataset"),
+    ):
+        with pytest.raises(TypeError, match=wrong):
+            DatasetRows(given)

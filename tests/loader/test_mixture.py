@@ -125,3 +125,20 @@ def test_there_are_no_more_samples_than_it_has() -> None:
     for wrong in (-1, 5):
         with pytest.raises(IndexError, match=f"sample {wrong}: there are 5"):
             mixture([Indices(5)], [1])[wrong]
+
+
+@pytest.mark.parametrize("seed", ["a", None, 2**64])
+def test_a_seed_that_can_not_be_is_refused(seed: Any) -> None:  # noqa: ANN401
+    wrong = f"seed={seed!r}: give a whole number"
+    with pytest.raises(ValueError, match=wrong):
+        mixture([Indices(5)], [1], seed=seed)
+    with pytest.raises(ValueError, match=wrong):
+        Keyed(Indices(5), seed=seed)
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    wrong = "int is no map-style dataset: it needs __len__ and __getitem__"
+    with pytest.raises(TypeError, match=wrong):
+        mixture([Indices(5), 5], [1, 1])
+    with pytest.raises(TypeError, match=wrong):
+        Keyed(5)

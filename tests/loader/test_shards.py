@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.loader import Extent, LoaderError, RecordShards, TarShards, TokenFile
+from forebay.loader import ArrowRows, Extent, FixedRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile
 from forebay.loader._index import masked_crc32c
 from forebay.loader.dataset import is_located
 from tests.loader.data import write_records
@@ -110,7 +110,6 @@ def test_shards_are_numbered_through(tmp_path: Path) -> None:
     for wrong in (-1, 6):
         with pytest.raises(IndexError, match=f"sample {wrong}: there are 6"):
             dataset.locate(wrong)
-    assert len(RecordShards([], content)) == 0
 
 
 @pytest.fixture(params=["tar", "records"])
@@ -243,3 +242,21 @@ def test_files_that_hold_no_window_are_refused(length: int, window: int, wrong: 
     (tmp_path / "tokens").write_bytes(bytes(length))
     with pytest.raises(ValueError, match=wrong):
         TokenFile(tmp_path / "tokens", window)
+
+
+def test_one_path_may_be_given_as_it_is(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("0.txt", b"one"), ("1.txt", b"two")])
+    for given in (path, str(path), [path]):
+        assert [sample(TarShards(given, fields, index=tmp_path), number) for number in range(2)] == [{"txt": b"one"}, {"txt": b"two"}]
+
+
+@pytest.mark.parametrize("kind", [TarShards, RecordShards, ParquetRows, ArrowRows])
+def test_no_shards_are_refused(kind: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match="no shards were given: give the path of one file or more"):
+        kind([], fields)
+
+
+def test_a_directory_has_no_rows_or_tokens(tmp_path: Path) -> None:
+    for made in (lambda: FixedRows(tmp_path, 1), lambda: TokenFile(tmp_path, 1)):
+        with pytest.raises(ValueError, match="is no regular file"):
+            made()

@@ -468,3 +468,14 @@ def test_p12_a_seeded_loader_draws_as_torchs_with_a_distributed_sampler() -> Non
         torch.manual_seed(3)
         drawn.append((listed(loader), torch.rand(1)))
     assert drawn[0] == drawn[1]
+
+
+def test_p12_a_state_beyond_its_epoch_is_refused() -> None:
+    loader = DataLoader(Indices(10), 4, shuffle=True, seed=1, report=False)
+    state = [loader.state_dict() for _ in loader][-1]
+    assert state["samples"] == 10
+    # It is at the very end.
+    loader.load_state_dict(state)
+    for beyond in (11, 10**9):
+        with pytest.raises(StateError, match=f"the state is damaged: .*samples={beyond}, and an epoch has 10"):
+            loader.load_state_dict({**state, "samples": beyond})

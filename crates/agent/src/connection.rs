@@ -21,6 +21,9 @@ use crate::{
     packet,
 };
 
+/// Why there is no answer from an agent that has ended.
+pub(crate) const CLOSED: &str = "it closed the connection";
+
 /// An agent's socket at a path, where whatever stood there before makes room. It does not wait.
 pub(crate) fn listening(path: &Path) -> Result<OwnedFd, AgentError> {
     let _ = unlink(path);
@@ -100,7 +103,7 @@ impl Connection {
             }
         }
         match packet::receive(&self.socket).map_err(|error| AgentError::Protocol(error.to_string()))? {
-            None => Err(AgentError::Protocol("it closed the connection".into())),
+            None => Err(AgentError::Protocol(CLOSED.into())),
             told => Ok(told),
         }
     }

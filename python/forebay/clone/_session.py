@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from forebay._off import is_off
 from forebay._say import say
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
@@ -22,7 +23,6 @@ __all__ = ["Session", "session"]
 # As crates/contract/src/env.rs has them.
 CLONE = "FOREBAY_CLONE"
 JOB = "FOREBAY_JOB"
-OFF = "FOREBAY"
 # Where schedulers put a job's id, and its number among those of that id; 0 is none.
 SCHEDULERS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID", ""), ("LSB_JOBID", "LSB_JOBINDEX"))
 MEMBERS_END = 1 << 31
@@ -71,7 +71,7 @@ class Session:
         self._source: Source | None = None
         self._telling = Telling(job, *described.rank)
         self._remove_hook: Callable[[], None] | None = None
-        self._is_forkable = forkable and os.environ.get(OFF) not in ("off", "0")
+        self._is_forkable = forkable and not is_off()
         if self._is_forkable and probation is None:
             self._source = Source(job, described, state.limits, state.shadow)
         if self._is_forkable or probation is not None:

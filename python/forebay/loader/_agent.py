@@ -34,6 +34,8 @@ PATIENCE_S = 30.0
 """Who has waited for so long for a sample reads it himself, whatever the agent says."""
 GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
+SILENT_S = 5.0
+"""So long of that nothing is said."""
 LOOK_STEPS = 2
 """Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
 LEVELS = ("reads_at_once", "hung", "rank_threads_most")
@@ -89,6 +91,7 @@ class Agent:
         self._table = _core.LoaderTable()
         self._why: str | None = None  # It does not serve.
         self._was_told = self._was_told_of_size = False
+        self._telling = threading.Lock()
         self._gone_told = 0  # Ranks.
         self._is_joined = self._closed = False
         self._passes = 0
@@ -163,10 +166,18 @@ class Agent:
                 number = number if order.is_drawn else order.number
             return (number if self._rank is None else self._rank.begin_epoch(number)), first
 
+    def _tell_lost(self) -> None:
+        """Says it as soon as anybody finds that the agent does not serve, and once."""
+        if (lost := self.lost) is None:
+            return
+        # All threads that decode find it at the same time.
+        with self._telling:
+            was_told, self._was_told = self._was_told, True
+        if not was_told:
+            say(f"the loader agent does not serve rank {self._place.rank}, which reads for itself: {lost}")
+
     def _tell(self) -> None:
-        if self.lost is not None and not self._was_told:
-            self._was_told = True
-            say(f"the loader agent does not serve rank {self._place.rank}, which reads for itself: {self.lost}")
+        self._tell_lost()
         gone = [] if self._rank is None else self._rank.gone()[self._gone_told :]
         self._gone_told += len(gone)
         for rank in gone:
@@ -227,15 +238,25 @@ class Agent:
         return self._gathered(_core.LoaderRegistering(directory, described, descriptor))
 
     def _gathered(self, registering: _core.LoaderRegistering) -> _core.LoaderRank | None:
-        begun = time.monotonic()
+        begun, was_told = time.monotonic(), False
         while (rank := registering.wait(WAIT_S)) is None:
-            if time.monotonic() - begun >= GATHER_S:
+            waited = time.monotonic() - begun
+            if waited >= SILENT_S and not was_told:
+                was_told = True
+                say(self._awaited())
+            if waited >= GATHER_S:
                 self._why = (
                     f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
                     f"opened, within {GATHER_S:.0f} s; all have to make their loaders in the same order"
                 )
                 return None
         return rank
+
+    def _awaited(self) -> str:
+        others = self._place.local_ranks - 1
+        ranks = "other rank" if others == 1 else f"other {others} ranks"
+        gathering = f"the {ranks} of this node to begin an epoch of this loader, or for " if others else ""
+        return f"waiting for {gathering}a disk of cache=; after {GATHER_S:.0f} s this rank reads by itself"
 
     def _described(self, found: Kept) -> str:
         place = self._place
@@ -445,6 +466,7 @@ class AgentSource:
                     return self._agent._viewed(use, offset, length)
                 if self._agent.lost is not None:
                     self._is_served = False
+                    self._agent._tell_lost()
                 return None
             if time.monotonic() - begun >= PATIENCE_S:
                 return None

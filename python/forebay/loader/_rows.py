@@ -86,6 +86,7 @@ class RowSource(AgentSource):
                 break
         if self._closed:
             raise LoaderError("the source is closed")
+        self._agent._tell_lost()
 
     def gather(self, batch: Batch, address: int) -> list[int]:
         """Copies what the agent has of a batch to memory, row by row.

@@ -1,13 +1,14 @@
 """What is chosen for a loader with a cache: where samples are kept, which stay, and what is read when."""
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import forebay
 
-__all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "check_choices", "kept"]
+__all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "cache_words", "check_choices", "kept"]
 
 POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
 SCHEDULES = ("first_come", "static", "lobster", "lobster_as_written", "earliest_deadline")
@@ -44,17 +45,33 @@ def kept(cache: Sequence[str]) -> Kept:
     Raises:
         ValueError: one of them can't be.
     """
-    options = [part for word in cache for part in (("--ram", word[4:]) if word.startswith("ram=") else ("--tier", word))]
+    # Each one word: what begins with a dash, such as a size below zero, would be taken for an option.
+    options = [f"--{word}" if word.startswith("ram=") else f"--tier={word}" for word in cache]
     asked = subprocess.run([str(forebay.command()), "loader-agent", *options], capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         said = asked.stderr.strip().removeprefix("forebay: ") or f"forebay loader-agent ended with status {asked.returncode}"
-        raise ValueError(f"cache={list(cache)}: {said}")
+        # It names options that nobody has written.
+        raise ValueError(f"cache={list(cache)}: {re.sub('^--(ram|tier)(: | [^:]*: )', '', said)}")
     found = json.loads(asked.stdout)
     disks = tuple((disk["dir"], disk["bytes"]) for disk in found["disks"])
     return Kept(found["memory_bytes"], disks, found["directory"], found["why"])
 
 
-def check_choices(policy: str | None, schedule: str | None, hedge_budget: float | None) -> None:
+def cache_words(cache: object) -> tuple[str, ...]:
+    """What a user gave as `cache=`, one word for each place.
+
+    Raises:
+        ValueError: it is no such thing, or memory comes twice.
+    """
+    words = (cache,) if isinstance(cache, str) else tuple(cache) if isinstance(cache, list | tuple) else (None,)
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(f'cache={cache!r}: give "DIR=SIZE", "ram=SIZE", or a list of these')
+    if sum(word.startswith("ram=") for word in words) > 1:
+        raise ValueError(f"cache={cache!r}: there is one memory; give ram= once, with all that it may take")
+    return words
+
+
+def check_choices(policy: str | None, schedule: str | None, hedge_budget: float | None, background_fill: object) -> None:
     """Refuses what a user can't choose; None is no choice.
 
     Raises:
@@ -63,8 +80,12 @@ def check_choices(policy: str | None, schedule: str | None, hedge_budget: float 
     for name, choice, choices in (("policy", policy, POLICIES), ("schedule", schedule, SCHEDULES)):
         if choice is not None and choice not in choices:
             raise ValueError(f"{name}={choice!r}: give one of {', '.join(choices)}")
-    if hedge_budget is not None and (not isinstance(hedge_budget, int | float) or not 0 <= hedge_budget <= 1):
+    # For Python a truth is a number, too.
+    is_share = isinstance(hedge_budget, int | float) and not isinstance(hedge_budget, bool) and 0 <= hedge_budget <= 1
+    if hedge_budget is not None and not is_share:
         raise ValueError(f"hedge_budget={hedge_budget!r}: give the share of reads that may be made twice, from 0 to 1")
+    if background_fill is not None and not isinstance(background_fill, bool):
+        raise ValueError(f"background_fill={background_fill!r}: give True or False")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Rows of Arrow files. Rows lie in record batches, and one is read as a whole, so its rows share an extent."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
+from forebay.loader._given import paths_of
 from forebay.loader._groups import RowGroups
 from forebay.loader.dataset import Extent
 
@@ -27,7 +27,7 @@ class ArrowRows(RowGroups):
     at a time. The head of each record batch is read when it is made.
 
     Args:
-        paths: of the files; their order is that of the rows.
+        paths: of the files, or of one; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
@@ -41,11 +41,12 @@ class ArrowRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Arrow file, or lacks a column.
+        ValueError: there is no file.
     """
 
     def __init__(
         self,
-        paths: Iterable[str | Path],
+        paths: Iterable[str | Path] | Path,
         decode: Callable[[Mapping[str, Any], Any], Any],
         *,
         columns: Sequence[str] | None = None,
@@ -55,7 +56,7 @@ class ArrowRows(RowGroups):
         self._columns = None if columns is None else list(columns)
         self.keyed = keyed
         with ThreadPoolExecutor(FILES_AT_ONCE, "forebay-index") as pool:
-            files = list(pool.map(_read, (os.fspath(path) for path in paths)))
+            files = list(pool.map(_read, paths_of(paths)))
         for file in files:
             if missing := [name for name in self._columns or () if name not in file.schema.names]:
                 raise LoaderError(f"{file.path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from forebay import _core
+from forebay.loader._given import check_map_style, seed_of
 from forebay.loader.dataset import Extent, Located, is_located
 
 __all__ = ["Mixture", "mixture"]
@@ -85,10 +86,13 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
         seed: of the orders in which the datasets are gone through.
 
     Raises:
-        ValueError: weights that can't be, or by which a dataset gets no sample.
+        ValueError: weights or a seed that can't be, or weights by which a dataset gets no sample.
+        TypeError: one of them is no map-style dataset.
     """
     if not datasets or len(datasets) != len(weights):
         raise ValueError(f"{len(datasets)} datasets and {len(weights)} weights: give as many of each, and at least one")
+    for dataset in datasets:
+        check_map_style(dataset)
     if empty := [number for number, dataset in enumerate(datasets) if len(dataset) == 0]:
         raise ValueError(f"dataset {empty[0]} is empty")
     total = sum(weights)
@@ -103,4 +107,4 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
     if without := [number for number, count in enumerate(counts) if count == 0]:
         raise ValueError(f"of {samples} samples none is left for dataset {without[0]}, by its weight: give it more, or the epoch")
     kind = _LocatedMixture if all(is_located(dataset) for dataset in datasets) else Mixture
-    return kind(datasets, counts, seed)
+    return kind(datasets, counts, seed_of(seed))

@@ -1,7 +1,6 @@
 """Rows of Parquet files. Rows lie in groups, and a group is read and decoded as a whole, so its rows share an extent."""
 
 import io
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
+from forebay.loader._given import paths_of
 from forebay.loader._groups import RowGroups
 from forebay.loader.dataset import Extent
 
@@ -27,7 +27,7 @@ class ParquetRows(RowGroups):
     of some groups at a time. The footers of the files are read when it is made.
 
     Args:
-        paths: of the files; their order is that of the rows.
+        paths: of the files, or of one; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
@@ -40,12 +40,12 @@ class ParquetRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Parquet file, or lacks a column.
-        ValueError: no group is to be kept.
+        ValueError: there is no file, or no group is to be kept.
     """
 
     def __init__(
         self,
-        paths: Iterable[str | Path],
+        paths: Iterable[str | Path] | Path,
         decode: Callable[[Mapping[str, Any], Any], Any],
         *,
         columns: Sequence[str] | None = None,
@@ -54,7 +54,7 @@ class ParquetRows(RowGroups):
     ) -> None:
         if groups_kept < 1:
             raise ValueError(f"groups_kept={groups_kept}: give 1 or more")
-        self._paths = [os.fspath(path) for path in paths]
+        self._paths = paths_of(paths)
         self._decode = decode
         self._columns = None if columns is None else list(columns)
         self.keyed = keyed

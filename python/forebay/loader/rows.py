@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from forebay.loader._given import size_of
 from forebay.loader.dataset import Extent
 
 __all__ = ["FixedRows"]
@@ -29,7 +30,7 @@ class FixedRows:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it has no whole number of rows, or none.
+        ValueError: it is no regular file, or has no whole number of rows, or none.
     """
 
     def __init__(self, path: str | Path, row_bytes: int, *, offset: int = 0) -> None:
@@ -38,7 +39,7 @@ class FixedRows:
         if offset < 0:
             raise ValueError(f"offset={offset}: rows begin at a byte of the file, counted from 0")
         self.path, self.row_bytes, self.offset = os.fspath(path), row_bytes, offset
-        self._rows, left = divmod(os.stat(path).st_size - offset, row_bytes)  # noqa: PTH116
+        self._rows, left = divmod(size_of(path) - offset, row_bytes)
         if self._rows < 1 or left:
             has = f"{left} bytes more than {self._rows:,} rows" if self._rows > 0 else "no whole row"
             raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {offset} on: it was cut, or has rows of another size")

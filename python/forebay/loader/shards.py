@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
+from forebay.loader._given import paths_of, size_of
 from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
 from forebay.loader.dataset import Extent
 
@@ -22,9 +23,9 @@ class _Shards:
         index: a directory where indices are kept; None for the user's cache.
     """
 
-    def __init__(self, paths: Iterable[str | Path], read: Reader, *, keyed: bool, index: str | Path | None) -> None:
+    def __init__(self, paths: Iterable[str | Path] | Path, read: Reader, *, keyed: bool, index: str | Path | None) -> None:
         self.keyed = keyed
-        self._indices = indexed([os.fspath(path) for path in paths], read, None if index is None else Path(index))
+        self._indices = indexed(paths_of(paths), read, None if index is None else Path(index))
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -43,7 +44,7 @@ class TarShards(_Shards):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
-        paths: of the shards.
+        paths: of the shards, or of one.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
@@ -54,11 +55,12 @@ class TarShards(_Shards):
     Raises:
         OSError: a shard can't be read.
         LoaderError: a shard is damaged, or no plain tar file.
+        ValueError: there is no shard.
     """
 
     def __init__(
         self,
-        paths: Iterable[str | Path],
+        paths: Iterable[str | Path] | Path,
         decode: Callable[[Mapping[str, memoryview], Any], Any],
         *,
         keyed: bool = True,
@@ -93,7 +95,7 @@ class RecordShards(_Shards):
     """Records in TFRecord files, each a sample.
 
     Args:
-        paths: of the files, uncompressed.
+        paths: of the files, or of one, uncompressed.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.
@@ -104,11 +106,12 @@ class RecordShards(_Shards):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is damaged, or no TFRecord file.
+        ValueError: there is no file.
     """
 
     def __init__(
         self,
-        paths: Iterable[str | Path],
+        paths: Iterable[str | Path] | Path,
         decode: Callable[[memoryview, Any], Any],
         *,
         keyed: bool = True,
@@ -142,7 +145,7 @@ class TokenFile:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it has no whole number of tokens, or not enough for one window.
+        ValueError: it is no regular file, has no whole number of tokens, or not enough for one window.
     """
 
     def __init__(self, path: str | Path, window: int, dtype: str = "uint16") -> None:
@@ -153,7 +156,7 @@ class TokenFile:
         self._path = os.fspath(path)
         self._window = window
         self._dtype = np.dtype(dtype)
-        tokens, left = divmod(os.stat(path).st_size, self._dtype.itemsize)  # noqa: PTH116
+        tokens, left = divmod(size_of(path), self._dtype.itemsize)
         if left:
             raise ValueError(f"{path} has {left} bytes more than {tokens} tokens of {self._dtype}: it was cut, or has another dtype")
         self._length = (tokens - 1) // window

@@ -1,15 +1,12 @@
 """What the data loader's arguments may be. Each complaint names the mend."""
 
 import operator
-from collections.abc import Sized
 from typing import Any, SupportsIndex
 
-from torch.utils.data import IterableDataset
-
 from forebay._say import say
-from forebay.torch._keyed import located
+from forebay.loader._given import seed_of
 
-__all__ = ["blocks_of", "check_dataset", "check_numbers", "check_whole", "tell_amplification"]
+__all__ = ["blocks_of", "check_numbers", "check_whole", "tell_amplification"]
 
 BLOCKS_AT_ONCE = 16
 
@@ -40,26 +37,14 @@ def tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
         )
 
 
-def check_dataset(dataset: object) -> None:
-    """Refuses what has no order that could be known (`TypeError`)."""
-    kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
-            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
-        )
-    if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or located(dataset) is not None)):
-        raise TypeError(f"{kind} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
-
-
 def check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
     """Refuses values that can't be (`ValueError`)."""
     check_whole("num_workers", num_workers, 0)
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: give seconds, or 0 for none")
     check_whole("prefetch_factor", prefetch_factor, 1)
-    if seed is not None and (not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64):
-        raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
+    if seed is not None:
+        seed_of(seed)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error={on_error!r}: give "raise" or "skip"')
 

@@ -1,14 +1,22 @@
 """What a loader with a cache tells the agent of its node."""
 
+import contextlib
 import itertools
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch.utils.data import Subset
+
+from forebay._off import is_off
 from forebay._say import say
 from forebay.loader._agent import Agent
 from forebay.loader._place import place_of
 from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
+from forebay.loader.dataset import is_located
+from forebay.loader.mixture import Mixture
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
 from forebay.torch._order import Known, Plan
@@ -47,7 +55,7 @@ def agent_of(
     cache: tuple[str, ...],
     choices: Mapping[str, Any],
 ) -> Agent | None:
-    """A rank of a new loader before the agent; None where nobody knows which ranks share the node.
+    """A rank of a new loader before the agent; None where it is switched off, or nobody knows which ranks share the node.
 
     Args:
         dataset: says where its samples lie.
@@ -60,8 +68,11 @@ def agent_of(
     Raises:
         ValueError: a cache that can't be, or a policy that can't look as far ahead as it has to.
     """
+    if is_off():
+        return None
     # Bad ones are told now, not when the first epoch begins.
-    kept(cache)
+    for directory, _ in kept(cache).disks:
+        _check_apart(directory, dataset)
     number = next(_agents)
     order, drop_last = _told(dataset, plan)
     if order == "unknown" and choices.get("policy") in LOOKING_AHEAD:
@@ -86,6 +97,33 @@ def agent_of(
         **choices,
     )
     return Agent(str(number), len(dataset), settings, place, cache, dataset if isinstance(dataset, FixedRows) else None)
+
+
+def _check_apart(directory: str, dataset: object) -> None:
+    """Refuses a directory of the dataset's own: what is kept there would be taken for a part of it, such as a class of images."""
+    disk = Path(directory).resolve()
+    for one in _single(dataset):
+        folders: set[Path] = set()
+        if isinstance(root := getattr(one, "root", None), str | os.PathLike):
+            folders.add(Path(root).expanduser().resolve())
+        is_inside = any(disk.is_relative_to(folder) for folder in folders)
+        if is_located(one):
+            # Who reads a sample is told why it can't be located.
+            with contextlib.suppress(Exception):
+                is_inside = is_inside or disk == Path(one.locate(0).path).parent.resolve()
+        if is_inside:
+            raise ValueError(f"cache=: {directory} lies in the dataset itself; name a directory of its own on a local disk")
+
+
+def _single(dataset: object) -> Iterator[object]:
+    """The datasets that one is made of."""
+    if type(dataset) is Subset:
+        yield from _single(dataset.dataset)
+    elif isinstance(dataset, Mixture):
+        for one in dataset._datasets:
+            yield from _single(one)
+    else:
+        yield dataset
 
 
 def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from forebay import _core
+from forebay.loader._given import check_map_style, seed_of
 from forebay.loader.dataset import Extent, Located, is_located
 from forebay.loader.source import DirectSource
 
@@ -19,7 +20,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-__all__ = ["Generators", "Keyed", "globals_kept", "located", "on_one_thread", "reseed", "stay_on_one_thread", "tell_epoch"]
+__all__ = ["Generators", "Keyed", "check_dataset", "globals_kept", "located", "on_one_thread", "reseed", "stay_on_one_thread", "tell_epoch"]
 
 _staying = threading.Lock()
 
@@ -108,6 +109,17 @@ def located(dataset: object) -> Located | None:
     return dataset if is_located(dataset) else None
 
 
+def check_dataset(dataset: object) -> None:
+    """Refuses what has no order that could be known (`TypeError`)."""
+    if isinstance(dataset, IterableDataset):
+        kind = type(dataset).__name__
+        raise TypeError(
+            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
+            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
+        )
+    check_map_style(dataset)
+
+
 def tell_epoch(dataset: object, epoch: int) -> None:
     """Has a dataset that wants to know (`set_epoch`) know which epoch's samples are asked for; also through torch's `Subset`."""
     while type(dataset) is Subset:
@@ -127,12 +139,17 @@ class Keyed(Dataset[Any]):
 
     Attributes:
         dataset: the same.
+
+    Raises:
+        ValueError: a seed that can't be.
+        TypeError: a dataset whose order can't be known.
     """
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:  # noqa: ANN401  (by what it has)
+        check_dataset(dataset)
         self.dataset = dataset
         self._located = located(dataset)
-        self._seed = seed % 2**64
+        self._seed = seed_of(seed) % 2**64
         # In shared memory: workers that stay from one epoch to the next see it change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._told = -1

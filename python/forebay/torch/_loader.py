@@ -23,15 +23,15 @@ from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._launcher import processors, rank_and_world
 from forebay.loader._report import EpochReport, Meter
 from forebay.loader._rows import RowSource, RowThreads
-from forebay.loader._settings import check_choices
+from forebay.loader._settings import cache_words, check_choices
 from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
-from forebay.torch._arguments import blocks_of, check_dataset, check_numbers, check_whole, tell_amplification
+from forebay.torch._arguments import blocks_of, check_numbers, check_whole, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._group import of_group
-from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
+from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
@@ -134,7 +134,7 @@ class DataLoader:
         background_fill: bool = False,
     ) -> None:
         check_dataset(dataset)
-        check_choices(policy, schedule, hedge_budget)
+        check_choices(policy, schedule, hedge_budget, background_fill)
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
@@ -169,7 +169,7 @@ class DataLoader:
             self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
         chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
         choices = {name: choice for name, choice in chosen.items() if choice is not None}
-        self._agent: Agent | None = self._made_agent((cache,) if isinstance(cache, str) else tuple(cache), choices)
+        self._agent: Agent | None = self._made_agent(cache_words(cache), choices)
 
     @property
     def epoch(self) -> int:

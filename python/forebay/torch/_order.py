@@ -205,7 +205,10 @@ class Known(_Seeded):
             if state["drawn"]:
                 raise StateError(f"the state's order was drawn from torch's generator: go on with it on one rank, and without seed={seed}")
             _same(state, "seed", seed, "seed")
-        place = Place(_counted(state, "epoch"), _counted(state, "samples"), state["seed"], state["chance"])
+        # Padding is not counted, nor is what is dropped: no place is beyond the last sample.
+        if (used := _counted(state, "samples")) > self.samples:
+            raise ValueError(f"samples={used}, and an epoch has {self.samples}")
+        place = Place(_counted(state, "epoch"), used, state["seed"], state["chance"])
         # Only now: a state that is refused changes nothing.
         self.seed = seed
         return place

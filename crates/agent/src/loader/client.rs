@@ -27,7 +27,12 @@ use super::{
     socket_path,
 };
 use crate::{
-    client::start_until, clock::timespec, connection::Connection, error::AgentError, limits::LOADER_DEAD_AFTER, private_dir::private_dir,
+    client::start_until,
+    clock::timespec,
+    connection::{CLOSED, Connection},
+    error::AgentError,
+    limits::LOADER_DEAD_AFTER,
+    private_dir::private_dir,
     shared::SharedFile,
 };
 
@@ -496,7 +501,11 @@ impl Watch {
 }
 
 fn is_gone(error: &AgentError) -> String {
-    format!("the loader agent is gone: {error}")
+    match error {
+        // No answer came, so there was none to read.
+        AgentError::Protocol(why) if why == CLOSED => format!("the loader agent is gone: {why}"),
+        error => format!("the loader agent is gone: {error}"),
+    }
 }
 
 #[cfg(test)]

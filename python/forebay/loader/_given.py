@@ -1,0 +1,55 @@
+"""What a user gives to several kinds of datasets. Each complaint names the mend."""
+
+import operator
+import os
+import stat
+from collections.abc import Iterable, Sized
+from pathlib import Path
+from typing import SupportsIndex
+
+from forebay.loader.dataset import is_located
+
+__all__ = ["check_map_style", "paths_of", "seed_of", "size_of"]
+
+
+def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
+    """Of files; one alone is given as it is.
+
+    Raises:
+        ValueError: there is none.
+    """
+    # Gone through, a lone string would give its letters.
+    found = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not found:
+        raise ValueError("no shards were given: give the path of one file or more")
+    return found
+
+
+def size_of(path: str | Path) -> int:
+    """Bytes of a file.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is something else, such as a directory, which has a size, too.
+    """
+    found = os.stat(path)  # noqa: PTH116
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is no regular file: give the path of one")
+    return found.st_size
+
+
+def seed_of(seed: object) -> int:
+    """A seed as a whole number.
+
+    Raises:
+        ValueError: it is none, or torch has none such.
+    """
+    if not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64:
+        raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
+    return operator.index(seed)
+
+
+def check_map_style(dataset: object) -> None:
+    """Refuses what has no samples by their numbers (`TypeError`)."""
+    if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or is_located(dataset))):
+        raise TypeError(f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
