@@ -26,7 +26,7 @@ from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Source
 
-__all__ = ["LOOK_STEPS", "PATIENCE_S", "WAIT_S", "Agent", "AgentSource"]
+__all__ = ["PATIENCE_S", "WAIT_S", "Agent", "AgentSource"]
 
 WAIT_S = 0.5
 """How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
@@ -479,14 +479,22 @@ class AgentSource:
             return
         self._ask()
         end = min(len(order), max(least, self._next - 1) + 1 + LOOK_STEPS)
-        while self._next < end and (self._next <= least or not self._unasked):
-            for sample in order.batch(self._next):
-                if (extent := self._extent(sample)) is not None:
-                    use = _Use(extent, self._next)
-                    self._foreseen.setdefault((self._next, sample), deque()).append(use)
-                    self._unasked.append(use)
+        while self._next < end and (self._next <= least or not self._is_waiting()):
+            self._foresee(self._next, order.batch(self._next))
             self._next += 1
             self._ask()
+
+    def _is_waiting(self) -> bool:
+        """Whether there are requests for which the board had no room."""
+        return bool(self._unasked)
+
+    def _foresee(self, iteration: int, samples: list[int]) -> None:
+        """What an iteration reads is to be asked for."""
+        for sample in samples:
+            if (extent := self._extent(sample)) is not None:
+                use = _Use(extent, iteration)
+                self._foreseen.setdefault((iteration, sample), deque()).append(use)
+                self._unasked.append(use)
 
     def _ask(self) -> None:
         """Passes requests on, those of an iteration at once, as far as the board has room. With the lock held."""

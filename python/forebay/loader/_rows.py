@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from forebay.loader._agent import LOOK_STEPS, PATIENCE_S, WAIT_S, Agent, AgentSource
+from forebay.loader._agent import PATIENCE_S, WAIT_S, Agent, AgentSource
 from forebay.loader._batches import Batch, Failure, failure
 from forebay.loader._errors import LoaderError
 from forebay.loader._threads import Decoding, Pending, Threads
@@ -118,17 +118,13 @@ class RowSource(AgentSource):
                 self._look_ahead(-1)
                 self._ask()
 
-    def _look_ahead(self, least: int) -> None:
+    def _is_waiting(self) -> bool:
         """See `AgentSource`; by batches."""
-        order = self._order
-        if order is None:
-            return
-        self._ask()
-        end = min(len(order), max(least, self._next - 1) + 1 + LOOK_STEPS)
-        while self._next < end and (self._next <= least or not self._coming):
-            self._coming.append((self._next, order.batch(self._next)))
-            self._next += 1
-            self._ask()
+        return bool(self._coming)
+
+    def _foresee(self, iteration: int, samples: list[int]) -> None:
+        """See `AgentSource`; by batches."""
+        self._coming.append((iteration, samples))
 
     def _ask(self) -> None:
         """See `AgentSource`; by batches."""

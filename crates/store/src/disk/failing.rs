@@ -41,6 +41,19 @@ pub struct Fault {
     pub when: When,
 }
 
+impl Fault {
+    /// Each fault of these kinds that a life of so many operations can meet: once and for ever, before and after the operation was done.
+    pub fn each(kinds: &[FaultKind], operations: u64) -> impl Iterator<Item = Self> {
+        kinds.iter().flat_map(move |&kind| {
+            (0..operations).flat_map(move |nth| {
+                [When::Before, When::After]
+                    .into_iter()
+                    .flat_map(move |when| [false, true].map(|for_ever| Self { nth, for_ever, kind, when }))
+            })
+        })
+    }
+}
+
 /// Any disk, with a fault.
 #[derive(Clone, Debug)]
 pub struct FailingDisk {

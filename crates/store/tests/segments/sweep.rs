@@ -99,25 +99,10 @@ fn run(fault: Option<Fault>) -> (Told, u64) {
 fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &Told)) {
     let (told, operations) = run(None);
     assert!(told.errors.is_empty() && operations > 50, "{operations} {:?}", told.errors);
-    for kind in kinds {
-        for nth in 0..operations {
-            for (for_ever, when) in [
-                (false, When::Before),
-                (true, When::Before),
-                (false, When::After),
-                (true, When::After),
-            ] {
-                let fault = Fault {
-                    nth,
-                    for_ever,
-                    kind: *kind,
-                    when,
-                };
-                // So that a failed assertion tells which fault it was.
-                let told = std::panic::catch_unwind(|| run(Some(fault)).0).unwrap_or_else(|_| panic!("with {fault:?}"));
-                check(&fault, &told);
-            }
-        }
+    for fault in Fault::each(kinds, operations) {
+        // So that a failed assertion tells which fault it was.
+        let told = std::panic::catch_unwind(|| run(Some(fault)).0).unwrap_or_else(|_| panic!("with {fault:?}"));
+        check(&fault, &told);
     }
 }
 
