@@ -77,6 +77,35 @@ opened
     assert agent["files_copied"] > 0
 
 
+STDIO = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.fclose(ctypes.c_void_p(libc.fopen(path.encode(), b"w")))
+"""
+# By an absolute name, by a relative one, by a directory's descriptor, and through stdio.
+WAYS = [
+    "open(path, 'w').close()",
+    "os.chdir(os.path.dirname(path)); open(os.path.basename(path), 'w').close()",
+    "d = os.open(os.path.dirname(path), os.O_RDONLY); os.close(os.open(os.path.basename(path), os.O_WRONLY, dir_fd=d)); os.close(d)",
+    STDIO,
+]
+
+
+@pytest.mark.parametrize(("where", "writing"), [("source", len(WAYS)), ("beside", 0), ("link", len(WAYS))])
+def test_only_what_lies_under_a_source_is_opened_for_writing(place: Place, where: str, writing: int) -> None:
+    """However it is named: a run's results often lie on the same file system."""
+    (place.root / "beside").mkdir()
+    (place.root / "link").symlink_to(place.source)
+    assert (place.root / "beside").stat().st_dev == place.source.stat().st_dev
+    with place.worker() as worker:
+        for code in WAYS:
+            worker.do(code, path=str(place.root / where / "out"))
+    counters = worker.end().counters
+    assert (counters["pass_writing"], counters["tombstones"]) == (writing, len(WAYS)), "a file beside may have a name under the source"
+    assert counters["pass_foreign"] >= len(WAYS) - writing
+
+
 def test_what_is_opened_last_is_counted_and_copied(place: Place) -> None:
     """Also by a program that ends at once: its run does not leave before the agent has taken all that is in its queue."""
     rounds = [[f"last{nth}-{number}" for number in range(300)] for nth in range(3)]

@@ -67,7 +67,7 @@ counters! {
     OtherNamespace = "pass_other_namespace",
     /// shared memory could not be mapped, or is of another version
     NoPage = "pass_no_page",
-    /// changes to the source that were seen and set tombstones
+    /// changes on the file system of a source that were seen and set tombstones
     Tombstones = "tombstones",
     /// attribute changes through a redirected descriptor, carried out on the source
     AttributesForwarded = "attributes_forwarded",

@@ -8,7 +8,7 @@ use forebay_contract::Counter;
 
 use crate::{
     lookup,
-    path::{PathBuffer, ShortBuffer, descriptor_name, split},
+    path::{PathBuffer, descriptor_path, split},
     real,
     state::Serving,
     sys,
@@ -173,8 +173,8 @@ pub(crate) fn mark_parent(serving: Serving, dirfd: c_int, path: &CStr) {
 /// Marks the directory that an open file lies in, as the kernel knows it.
 #[inline(never)]
 pub(crate) fn mark_parent_of(serving: Serving, fd: c_int) {
-    let (mut link, mut path) = (ShortBuffer::new(), PathBuffer::new());
-    let is_known = descriptor_name(fd, &mut link).and_then(|link| sys::read_link(link, &mut path));
+    let mut path = PathBuffer::new();
+    let is_known = descriptor_path(fd, &mut path);
     let parent = is_known.and_then(|()| split(path.bytes())).map(|(parent, _)| parent.len());
     if let Some(parent) = parent {
         path.truncate(parent);

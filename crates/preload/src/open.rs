@@ -9,7 +9,7 @@ use crate::{
     handover,
     lookup::{self, Miss},
     marks::{self, Place},
-    path::PathBuffer,
+    path::{PathBuffer, descriptor_path},
     real,
     state::{self, Serving},
     sys::{self, Errno},
@@ -142,7 +142,7 @@ fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn F
     }
     let fd = real();
     if fd >= 0 {
-        opened_for_writing(serving, place.as_ref(), fd);
+        opened_for_writing(serving, path, place.as_ref(), fd);
     }
     fd
 }
@@ -157,8 +157,8 @@ pub(crate) fn concerned(serving: Serving, dirfd: c_int, path: &CStr) -> Option<P
     Place::find(serving, dirfd, path)
 }
 
-/// Marks and counts after an open for writing.
-pub(crate) fn opened_for_writing(serving: Serving, place: Option<&Place<'_>>, fd: c_int) {
+/// Marks and counts after an open for writing, by the name `path`.
+pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&Place<'_>>, fd: c_int) {
     if let Some(place) = place {
         place.mark(serving);
     }
@@ -167,12 +167,25 @@ pub(crate) fn opened_for_writing(serving: Serving, place: Option<&Place<'_>>, fd
         // It may be a new file, in a directory that nothing was asked of before.
         marks::mark_parent_of(serving, fd);
     }
-    if is_source || place.is_some() {
+    // Marked is what may be a source's: anything on its file system, since a file there may have names under it, too.
+    let is_marked = is_source || place.is_some();
+    if is_marked {
         serving.door.count(Counter::Tombstones, 1);
-        serving.door.count(Counter::Writing, 1);
-    } else {
-        serving.door.count(Counter::Foreign, 1);
     }
+    let is_writing = is_marked && is_under_source(serving, path, fd);
+    serving.door.count(if is_writing { Counter::Writing } else { Counter::Foreign }, 1);
+}
+
+/// Whether an open file lies under a source, by the name that the program used or by the kernel's.
+#[inline(never)]
+fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
+    let run = &serving.door.run;
+    let bytes = path.to_bytes();
+    if bytes.first() == Some(&b'/') && run.covers(bytes) {
+        return true;
+    }
+    let mut buffer = PathBuffer::new();
+    descriptor_path(fd, &mut buffer).is_some_and(|()| run.covers(buffer.bytes()))
 }
 
 /// A copy's descriptor is opened again by name, for writing: the source is opened instead, if it is still the same file.

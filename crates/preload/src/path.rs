@@ -8,6 +8,8 @@ use core::{
 
 use forebay_contract::run::AGENT_DIR_BYTES_MAX;
 
+use crate::sys;
+
 /// Room for any path: the kernel's limit counts the final NUL.
 pub(crate) type PathBuffer = Buffer<{ libc::PATH_MAX as usize }>;
 /// Room for the paths of the agent's files and of descriptors; a short one, since signal stacks are small.
@@ -90,6 +92,12 @@ pub(crate) fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CS
     buffer.push(b"/proc/self/fd/")?;
     buffer.push(digits.bytes())?;
     Some(buffer.c_str())
+}
+
+/// The path that the kernel has for an open file; `None` if it is too long.
+pub(crate) fn descriptor_path(fd: c_int, path: &mut PathBuffer) -> Option<()> {
+    let mut link = ShortBuffer::new();
+    sys::read_link(descriptor_name(fd, &mut link)?, path)
 }
 
 /// A number in decimal.

@@ -143,7 +143,7 @@ fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut 
     }
     let stream = real(path.as_ptr());
     if let Some(fd) = descriptor_of(stream) {
-        opened_for_writing(serving, place.as_ref(), fd);
+        opened_for_writing(serving, path, place.as_ref(), fd);
     }
     stream
 }
