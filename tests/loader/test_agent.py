@@ -413,7 +413,12 @@ def test_settings_that_can_not_be_are_told(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("word", "what"),
-    [("ram=much", "much"), ("/nowhere=1G", "/nowhere does not exist"), ("/", "SIZE"), ("ram=9999T", "free; give less")],
+    [
+        ("ram=much", "much"),
+        ("/nowhere=1G", "/nowhere does not exist"),
+        ("/", "SIZE"),
+        ("ram=9999T", "are free; give a smaller ram=, or end what takes the rest"),
+    ],
 )
 def test_a_cache_that_can_not_be_is_told(node: Node, word: str, what: str) -> None:
     with pytest.raises((ValueError, LoaderError), match=what):

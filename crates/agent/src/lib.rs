@@ -41,6 +41,7 @@ mod receiver;
 mod serve;
 pub mod shared;
 mod sweeper;
+pub mod text;
 
 pub use client::{Connection, JoinedRun, RunRequest};
 pub use config::{AgentConfig, Policy, TierSetting};

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+pub use forebay_agent::text::bytes;
+
 use crate::planner::units::time_text;
 
 /// `12,345`.
@@ -31,19 +33,6 @@ pub fn counted(number: u64, one: &str, many: &str) -> String {
 #[expect(clippy::cast_precision_loss, reason = "for people to read, or to compare roughly")]
 pub fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-/// `1.5 GiB`.
-pub fn bytes(number: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = ratio(number, 1);
-    let mut unit = 0;
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 99.95 && value.fract() > 0.0);
-    format!("{value:.digits$} {}", UNITS.get(unit).unwrap_or(&"B"))
 }
 
 /// `66.7 %`; of nothing it is `0 %`. Only all is `100 %`, and only nothing `0 %`.
@@ -169,10 +158,6 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!(
-            [0, 1023, 1024, 1536, 200 << 30, u64::MAX].map(bytes),
-            ["0 B", "1023 B", "1 KiB", "1.5 KiB", "200 GiB", "16384 PiB"]
-        );
         assert_eq!(percent(0, 0), "0 %");
         assert_eq!(percent(1, 1_000_000), "0.1 %");
         assert_eq!(percent(999_999, 1_000_000), "99.9 %");

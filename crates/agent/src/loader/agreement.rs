@@ -1,10 +1,14 @@
 //! Who takes part in which loader, and whether all of them want the same: a plain state machine without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt::Display;
 
-use super::protocol::{Alike, Settings, Tell};
-use crate::limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX};
+use serde::Serialize;
+
+use super::protocol::{Alike, OrderName, Settings, Tell};
+use crate::{
+    limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX},
+    text,
+};
 
 /// A connection.
 pub(crate) type Peer = u64;
@@ -216,35 +220,82 @@ fn refused(to: Peer, why: String) -> Effect {
 }
 
 /// On what two ranks disagree, and what each wants.
-fn difference(first: &Alike, other: &Alike) -> Option<(String, String, String)> {
-    fn pair<T: PartialEq + Display>(what: &str, first: &T, other: &T) -> Option<(String, String, String)> {
-        (first != other).then(|| (what.to_owned(), first.to_string(), other.to_string()))
-    }
-    pair("the number of samples", &first.samples, &other.samples)
-        .or_else(|| pair("the dataset (by the digest of its listing)", &first.dataset, &other.dataset))
-        .or_else(|| pair("the seed", &first.seed, &other.seed))
-        .or_else(|| pair("the batch size", &first.batch, &other.batch))
-        .or_else(|| pair("the world size", &first.world, &other.world))
-        .or_else(|| pair("drop_last", &first.drop_last, &other.drop_last))
-        .or_else(|| pair("drop_last of the sampler", &first.sampler_drop_last, &other.sampler_drop_last))
-        .or_else(|| different_setting(first, other))
+fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, String)> {
+    // Sizes to the byte only where they would read the same otherwise.
+    let sizes: [fn(u64) -> String; 2] = [text::rounded_bytes, text::exact_bytes];
+    sizes.into_iter().find_map(|size| {
+        let mut pairs = wanted(first, size).into_iter().zip(wanted(other, size));
+        let ((what, one), (_, another)) = pairs.find(|(one, another)| one != another)?;
+        Some((what, one, another))
+    })
 }
 
-/// The others by their names: they are called as a user calls them.
-fn different_setting(first: &Alike, other: &Alike) -> Option<(String, String, String)> {
-    let [first, other] = [first, other].map(|alike| serde_json::to_value(alike).unwrap_or_default());
-    let differs = |(name, value): (&String, &serde_json::Value)| {
-        let others = other.get(name)?;
-        (value != others).then(|| (name.clone(), value.to_string(), others.to_string()))
+/// What a rank wants, by the names of the data loader's arguments.
+fn wanted(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
+    // All of it: what is added later is missed here.
+    let Alike {
+        dataset,
+        samples,
+        extents,
+        seed,
+        batch,
+        world,
+        order,
+        sampler_drop_last,
+        drop_last,
+        policy,
+        schedule,
+        window,
+        ahead,
+        background_fill,
+        window_bytes,
+        memory_bytes,
+        disks,
+        reads_max,
+        hedge_budget,
+    } = alike;
+    let truth = |is: bool| if is { "True" } else { "False" }.to_owned();
+    let order = match order {
+        OrderName::Sequential => "not shuffled",
+        OrderName::Torch => "shuffled",
+        OrderName::Counter => "shuffled by a keyed bijection",
+        OrderName::Unknown => "of its own",
     };
-    first.as_object()?.iter().find_map(differs)
+    let memory = (*memory_bytes > 0).then(|| format!("ram={}", size(*memory_bytes)));
+    let disks = disks.iter().map(|disk| format!("{}={}", disk.dir.display(), size(disk.bytes)));
+    let cache: Vec<String> = memory.into_iter().chain(disks).collect();
+    [
+        ("the number of samples", samples.to_string()),
+        ("the dataset (by the digest of its listing)", dataset.clone()),
+        ("the dataset (by the number of its extents)", extents.to_string()),
+        ("the seed", seed.to_string()),
+        ("the batch size", batch.to_string()),
+        ("the world size", world.to_string()),
+        ("the order (shuffle, sampler)", order.to_owned()),
+        ("drop_last", truth(*drop_last)),
+        ("drop_last of the sampler", truth(*sampler_drop_last)),
+        ("policy", name(policy)),
+        ("schedule", name(schedule)),
+        ("background_fill", truth(*background_fill)),
+        ("hedge_budget", hedge_budget.to_string()),
+        ("cache", format!("{cache:?}")),
+        ("batches read ahead (by prefetch_factor)", window.to_string()),
+        ("batches that are asked for ahead (by background_fill)", ahead.to_string()),
+        ("the memory of samples under way", size(*window_bytes)),
+        ("reads at once", reads_max.to_string()),
+    ]
+}
+
+/// As a user writes it.
+fn name(choice: &impl Serialize) -> String {
+    serde_json::to_value(choice).unwrap_or_default().to_string()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use std::path::PathBuf;
 
-    use super::super::protocol::{DiskSetting, OrderName, PolicyName, ScheduleName};
+    use super::super::protocol::{DiskSetting, PolicyName, ScheduleName};
     use super::*;
 
     pub(in super::super) fn alike() -> Alike {
@@ -352,6 +403,36 @@ pub(super) mod tests {
                 },
                 "policy: \"forebay\" and \"lru\"",
             ),
+            (
+                Alike {
+                    drop_last: true,
+                    ..alike()
+                },
+                "drop_last: False and True",
+            ),
+            (
+                Alike {
+                    memory_bytes: 3 << 29,
+                    ..alike()
+                },
+                r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1.5 GiB", "/scratch=1 GiB"]"#,
+            ),
+            (
+                Alike {
+                    memory_bytes: (1 << 20) + 1,
+                    disks: Vec::new(),
+                    ..alike()
+                },
+                r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1 MiB"]"#,
+            ),
+            (
+                Alike {
+                    memory_bytes: (1 << 20) + 1,
+                    ..alike()
+                },
+                r#"cache: ["ram=1048576 bytes", "/scratch=1073741824 bytes"] and ["ram=1048577 bytes", "/scratch=1073741824 bytes"]"#,
+            ),
+            (Alike { window: 8, ..alike() }, "batches read ahead (by prefetch_factor): 4 and 8"),
         ] {
             let mut all = Agreement::default();
             all.register(10, &rank(0), 0.0);

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS},
     shared::SharedFile,
+    text,
 };
 
 /// Steps ahead that samples can be fetched.
@@ -155,8 +156,9 @@ fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<TierSpec>, V
 }
 
 fn other_size(setting: &DiskSetting, bytes: u64) -> String {
-    let (dir, given) = (setting.dir.display(), setting.bytes);
-    format!("{dir}: another loader of this node has given it {bytes} bytes already, which holds, and this one {given}")
+    let [holds, given] = text::bytes_apart(bytes, setting.bytes);
+    let dir = setting.dir.display();
+    format!("{dir}: another loader of this node has given it {holds} already, which holds, and this one {given}")
 }
 
 const fn tier(bytes: u64) -> TierSpec {

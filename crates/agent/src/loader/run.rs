@@ -13,7 +13,7 @@ use super::{
     prepare::Prepared,
     reading::{Job, Readers, Tools},
 };
-use crate::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile};
+use crate::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile, text};
 
 /// A rank's board, and how far it was read.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Run {
             notes,
         } = prepared;
         fits(arena_bytes, promised_bytes)?;
-        let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {arena_bytes} bytes: {error}"))?;
+        let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {}: {error}", text::bytes(arena_bytes)))?;
         let boards = (0..local_ranks)
             .map(|_| RankBoard::create(slots))
             .collect::<Result<Vec<_>, String>>()?;
@@ -226,8 +226,9 @@ fn fits(arena_bytes: u64, promised_bytes: u64) -> Result<(), String> {
     let free_bytes = found.memory.free_bytes.saturating_sub(promised_bytes);
     if arena_bytes > free_bytes {
         let others = if promised_bytes > 0 { "beside other loaders " } else { "" };
+        let [taken, free] = text::bytes_apart(arena_bytes, free_bytes);
         return Err(format!(
-            "window and memory of the loader are {arena_bytes} bytes, and of {} {others}{free_bytes} are free; give less",
+            "cache: with samples under way its memory takes {taken}, and of {} {others}{free} are free; give a smaller ram=, or end what takes the rest",
             found.what
         ));
     }
@@ -242,6 +243,9 @@ mod tests {
     fn memory_is_promised_once() {
         assert!(fits(1, 0).is_ok());
         let refused = fits(1, u64::MAX).unwrap_err();
-        assert!(refused.contains("beside other loaders 0 are free; give less"), "{refused}");
+        assert!(
+            refused.contains("takes 1 B, and of ") && refused.contains("beside other loaders 0 B are free; give a smaller ram="),
+            "{refused}"
+        );
     }
 }
