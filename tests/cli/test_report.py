@@ -98,6 +98,26 @@ def test_epochs_of_loaders_are_in_the_record_of_their_run(desk: Desk) -> None:
     assert list(desk.runtime.rglob("loaders.*")) == [], "it went with the run"
 
 
+@pytest.mark.parametrize(
+    ("program", "had"),
+    [
+        (LOADED, "data loaders had 1,280 samples in 1 epoch: 25.0 % of this node's were cached, and 300 KiB read from the source"),
+        (FORKED, "1 state was taken for clones, 1 clone was made"),
+    ],
+    ids=["loaders", "forks"],
+)
+def test_a_run_that_others_served_is_not_said_to_have_had_nothing(desk: Desk, program: str, had: str) -> None:
+    ran = desk.run("--", sys.executable, "-c", program)
+    headline, *lines = [line for line in ran.stderr.splitlines() if " s: " in line or "beside the tiers:" in line]
+    assert headline.endswith(": nothing was opened under a source by the program itself (1 process)")
+    assert [line.split(maxsplit=3)[3] for line in lines] == [had]
+    done = desk.type("report")
+    assert done.stdout.splitlines()[0] == f"The program itself opened nothing for reading under a source; {had}."
+    # Where there were none of either it is said as it is.
+    assert "nothing was opened under a source by 1 process" in desk.run("--", "true").stderr
+    assert desk.type("report").stdout.startswith("Nothing was opened for reading under a source: there was nothing to serve.")
+
+
 def test_any_run_can_be_named(desk: Desk) -> None:
     for status in (3, 4):
         desk.run("-q", "--", "sh", "-c", f"exit {status}")

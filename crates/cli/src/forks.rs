@@ -88,11 +88,11 @@ pub struct Became {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// As a session writes it.
-    const TAKEN: &str = r#"{"what": "taken", "job": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
+    pub(crate) const TAKEN: &str = r#"{"what": "taken", "job": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
         "copied": 96, "aside": 1000, "at": 1795432621.25, "stall_s": 0.002, "window_s": null, "closing_s": 0.0, "before_s": 0.5, "after_s": null}"#;
     const BECAME: &str = r#"{"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 1, "epoch": 0, "step": 7, "bytes": 4096,
         "digest": "9f", "parent_ranks": 2, "verified": "shadow:3", "changes": {"lr": 0.5}, "asked_at": 1.0, "state_at": 2.0, "loaded_at": 3.0, "exists_at": 4.0}"#;

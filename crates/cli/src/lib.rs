@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod args;
+mod beside;
 pub mod child;
 pub mod clean;
 pub mod clone;

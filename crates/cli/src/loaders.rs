@@ -71,6 +71,37 @@ impl Told {
     pub fn figure(&self, name: &str) -> u64 {
         self.agent.get(name).copied().unwrap_or(0)
     }
+
+    /// Of the samples that the agent gave out, those that it had kept.
+    pub fn cached(&self) -> u64 {
+        self.figure("from_memory") + self.figure("from_disk")
+    }
+
+    /// Samples that the agent gave out.
+    pub fn uses(&self) -> u64 {
+        self.cached() + self.figure("from_source")
+    }
+}
+
+/// Epochs of loaders: what their ranks have told, by rank.
+pub type Epochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a Told>>;
+
+/// What was told, by loader and epoch.
+pub fn epochs(told: &[Told]) -> Epochs<'_> {
+    let mut epochs = Epochs::new();
+    for one in told {
+        epochs.entry((one.loader.as_str(), one.epoch)).or_default().push(one);
+    }
+    for ranks in epochs.values_mut() {
+        ranks.sort_by(|one, other| one.rank.cmp(&other.rank).then(one.begun_at.total_cmp(&other.begun_at)));
+    }
+    epochs
+}
+
+/// The rank that stands for its node: all tell the same of their agent, some a moment earlier. None where there was no agent.
+pub fn of_node<'a>(ranks: &[&'a Told]) -> Option<&'a Told> {
+    let served = ranks.iter().copied().filter(|rank| !rank.agent.is_empty());
+    served.max_by_key(|rank| rank.uses())
 }
 
 #[cfg(test)]

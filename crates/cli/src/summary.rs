@@ -7,6 +7,7 @@ use forebay_contract::Counter;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    beside,
     child::{Ended, signal_name},
     record::Report,
     text,
@@ -99,7 +100,11 @@ impl Derived {
 pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
     let derived = report.derived();
     let mut out = String::new();
-    headline(&mut out, report, &derived);
+    let others = beside::clauses(&report.loaders, &report.forks);
+    headline(&mut out, report, &derived, &others);
+    for clause in &others {
+        let _ = writeln!(out, "  {:<21}{clause}", "beside the tiers:");
+    }
     if derived.source_opens > 0 {
         opens(&mut out, report, &derived);
         reasons(&mut out, "not from a tier:", report, MISSED);
@@ -130,7 +135,7 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
     out
 }
 
-fn headline(out: &mut String, report: &Report<'_>, derived: &Derived) {
+fn headline(out: &mut String, report: &Report<'_>, derived: &Derived, others: &[String]) {
     let command = text::command_line(report.words.iter().map(|word| &**word), 60);
     let how = match report.ended {
         Ended::Status(0) => String::new(),
@@ -140,10 +145,14 @@ fn headline(out: &mut String, report: &Report<'_>, derived: &Derived) {
     let processes = report.counts.of(Counter::Processes);
     let what = match (processes, derived.source_opens) {
         (0, _) => "no process was covered".to_owned(),
-        (_, 0) => format!(
-            "nothing was opened under a source by {}",
-            text::counted(processes, "process", "processes")
-        ),
+        (_, 0) => {
+            let processes = text::counted(processes, "process", "processes");
+            if others.is_empty() {
+                format!("nothing was opened under a source by {processes}")
+            } else {
+                format!("nothing was opened under a source by the program itself ({processes})")
+            }
+        }
         (_, opens) => {
             let processes = text::counted(processes, "process", "processes");
             format!("{} under the sources by {processes}", text::counted(opens, "open", "opens"))

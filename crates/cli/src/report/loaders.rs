@@ -1,9 +1,7 @@
 //! Data loaders on the page about a run: what bounded each epoch, whose fault long waits were, and what each rank waited for over time.
 
-use std::collections::BTreeMap;
-
 use crate::{
-    loaders::Told,
+    loaders::{self, Epochs, Told},
     page::{
         Page,
         plots::{self, Frame, Lane, RGBColor, SERIES},
@@ -21,20 +19,11 @@ const LANES_MAX: usize = 16;
 const SOURCE: RGBColor = SERIES[3];
 const DECODING: RGBColor = SERIES[2];
 
-/// An epoch of a loader: what its ranks have told, by rank.
-type Epochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a Told>>;
-
 /// The section; none where no loader of ours was used.
 pub fn section(page: &mut Page, told: &[Told]) {
-    let mut epochs = Epochs::new();
-    for one in told {
-        epochs.entry((one.loader.as_str(), one.epoch)).or_default().push(one);
-    }
+    let epochs = loaders::epochs(told);
     if epochs.is_empty() {
         return;
-    }
-    for ranks in epochs.values_mut() {
-        ranks.sort_by(|one, other| one.rank.cmp(&other.rank).then(one.begun_at.total_cmp(&other.begun_at)));
     }
     page.section(
         "Data loaders",
@@ -87,23 +76,17 @@ fn table(page: &mut Page, epochs: &Epochs<'_>) {
     );
 }
 
-/// What the loader agents did. All ranks of a node tell the same of it, so that of one rank stands for them; queues and threads are a rank's own.
+/// What the loader agents did: what one rank of a node tells stands for all; queues and threads are a rank's own.
 fn agents(page: &mut Page, epochs: &Epochs<'_>) {
-    let served = |(_, ranks): &(&(&str, u64), &Vec<&Told>)| ranks.iter().any(|rank| !rank.agent.is_empty());
     let rows: Vec<_> = last(epochs)
-        .filter(served)
         .filter_map(|(epoch, ranks)| {
-            let of_node = ranks
-                .iter()
-                .max_by_key(|rank| rank.figure("from_source") + rank.figure("from_memory"))?;
-            let cached = of_node.figure("from_memory") + of_node.figure("from_disk");
-            let uses = cached + of_node.figure("from_source");
+            let of_node = loaders::of_node(ranks)?;
             let queued_s = |rank: &Told| text::ratio(rank.figure("rank_queued_us"), rank.figure("rank_reads").max(1)) / 1e6;
             let longest = ranks.iter().max_by(|one, other| queued_s(one).total_cmp(&queued_s(other)))?;
             let threads = ranks.iter().map(|rank| rank.figure("rank_threads_most").to_string());
             let left = ["refused_no_room", "refused_failed", "refused_unknown"].map(|name| of_node.figure(name));
             let cells = [
-                text::percent(cached, uses),
+                text::percent(of_node.cached(), of_node.uses()),
                 text::bytes(of_node.figure("source_bytes")),
                 text::bytes(of_node.figure("disk_bytes")),
                 text::count(of_node.figure("reads_at_once")),
@@ -210,6 +193,8 @@ fn seconds(time: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::loaders::tests::LINE;
 

@@ -10,6 +10,7 @@ use super::{
     recorded::{Exit, Recorded},
 };
 use crate::{
+    beside,
     child::signal_name,
     page::{
         Page,
@@ -51,7 +52,15 @@ pub fn html(run: &Recorded, file: &Path) -> String {
 pub fn lead(run: &Recorded) -> String {
     let derived = &run.derived;
     if derived.source_opens == 0 {
-        return "Nothing was opened for reading under a source: there was nothing to serve.".into();
+        let others = beside::clauses(&run.loaders, &run.forks);
+        return if others.is_empty() {
+            "Nothing was opened for reading under a source: there was nothing to serve.".into()
+        } else {
+            format!(
+                "The program itself opened nothing for reading under a source; {}.",
+                others.join("; ")
+            )
+        };
     }
     let answered = format!(
         "Local tiers answered {} of {} ({}).",
@@ -171,7 +180,9 @@ fn epochs(page: &mut Page, run: &Recorded) {
         0 | 1 => text::count(run.files.opened),
         many => format!("about {} (counted: one in {many})", text::count(run.files.opened)),
     };
-    let words = if run.epochs.is_empty() {
+    let words = if run.files.opened == 0 {
+        "None were found: the program itself opened no file under a source.".to_owned()
+    } else if run.epochs.is_empty() {
         format!(
             "None were found. The n-th open of a file belongs to the n-th epoch, so there are epochs where nearly all files are opened equally often; of the {files} \
              files of this run {:.0} % were.",
