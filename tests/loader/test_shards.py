@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.loader import ArrowRows, Extent, FixedRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile
+from forebay.loader import ArrowRows, Extent, FixedRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile, _index
 from forebay.loader._index import masked_crc32c
 from forebay.loader.dataset import is_located
 from tests.loader.data import write_records
@@ -242,6 +243,23 @@ def test_files_that_hold_no_window_are_refused(length: int, window: int, wrong: 
     (tmp_path / "tokens").write_bytes(bytes(length))
     with pytest.raises(ValueError, match=wrong):
         TokenFile(tmp_path / "tokens", window)
+
+
+def test_where_indices_can_not_be_kept_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_tar(tmp_path / f"{number}.tar", [("0.txt", b"one")]) for number in range(3)]
+    (tmp_path / "file").touch()
+    kept = tmp_path / "file" / "kept"
+    # Whatever has been said in this process.
+    monkeypatch.setattr(_index, "_untold", threading.Lock())
+    for _ in range(2):
+        assert [sample(TarShards(paths, fields, index=kept), number) for number in range(3)] == [{"txt": b"one"}] * 3
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"forebay: index=: {kept} can't be written to (Not a directory): ")
+    assert line.endswith("; give index= a directory that can be written to")
+    TarShards(paths, fields, index=tmp_path / "kept")
+    assert capfd.readouterr().err == ""
 
 
 def test_one_path_may_be_given_as_it_is(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import struct
 import sys
 import tarfile
 import tempfile
+import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
+from forebay._say import say
 from forebay.loader._errors import LoaderError
 
 __all__ = ["Index", "Indices", "indexed", "records", "tar_samples"]
@@ -29,6 +31,10 @@ RECORD_HEAD = struct.Struct("<QI")
 RECORD_TAIL_BYTES = 4
 META = re.compile(r"(.*/)?__[^/]*__($|/)")
 """Members of a tar file that are no samples' (WebDataset)."""
+
+
+_untold = threading.Lock()
+"""Held for good by who has said that indices can't be kept."""
 
 
 @dataclass
@@ -101,7 +107,7 @@ def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
     Args:
         paths: of shards; their order is that of the samples.
         read: makes the index of one.
-        directory: where indices are kept; None for the user's cache. If that can't be written to, they are not kept.
+        directory: where indices are kept; None for the user's cache. If it can't be written to, they are not kept, which is said once.
 
     Raises:
         OSError: a shard can't be read.
@@ -121,9 +127,20 @@ def _kept_or_read(path: str, read: Reader, directory: Path) -> Index:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         return _unpacked(place.read_bytes(), of)
     index = read(path)
-    with contextlib.suppress(OSError):
+    try:
         _keep(place, _packed(index, of))
+    except OSError as error:
+        _tell_unkept(directory, error)
     return index
+
+
+def _tell_unkept(directory: Path, error: OSError) -> None:
+    """Once in a process: every shard that comes will fail alike."""
+    if _untold.acquire(blocking=False):
+        say(
+            f"index=: {directory} can't be written to ({error.strerror or error}): where samples lie in shards is read off them again "
+            "each time; give index= a directory that can be written to"
+        )
 
 
 def _keep(place: Path, content: bytes) -> None:
