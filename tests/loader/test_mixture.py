@@ -110,13 +110,23 @@ def test_a_state_is_of_one_mixture_only() -> None:
         ([], [], None, "0 datasets and 0 weights"),
         ([5], [1, 2], None, "1 datasets and 2 weights"),
         ([5, 0], [1, 1], None, "dataset 1 is empty"),
+        ([5, 5], 1, None, "weights=1: give a list with a number for each dataset"),
+        ([5, 5], (weight for weight in (1, 2)), None, "weights=<generator .*>: give a list with a number for each dataset"),
+        ([5, 5], ["1", 2], None, r"weights=\['1', 2\]: give a list with a number for each dataset"),
+        ([5, 5], [1, 1], 0, "samples=0: give a whole number, 1 or more"),
+        ([5, 5], [1, 1], "10", "samples='10': give a whole number, 1 or more"),
         ([5, 5], [1, 0], None, r"weights=\[1, 0\]: each is a positive number"),
         ([5, 5], [1, float("nan")], None, "each is a positive number"),
         ([5, 5], [1, float("inf")], None, "each is a positive number"),
-        ([5, 5], [1, 1e-6], 10, "of 10 samples none is left for dataset 1"),
+        ([5, 5], [1, 1e-6], 10, "of 10 samples none is left for dataset 1, by its weight: give it more weight, or the epoch more samples"),
     ],
 )
-def test_mixtures_that_can_not_be_are_refused(lengths: list[int], weights: list[float], samples: int | None, wrong: str) -> None:
+def test_mixtures_that_can_not_be_are_refused(
+    lengths: list[int],
+    weights: Any,  # noqa: ANN401  (also none)
+    samples: Any,  # noqa: ANN401
+    wrong: str,
+) -> None:
     with pytest.raises(ValueError, match=wrong):
         mixture([Indices(length) for length in lengths], weights, samples)
 

@@ -152,15 +152,29 @@ def test_a_row_that_there_is_not(rows: Native) -> None:
             list(DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None}))
 
 
+def test_numbers_of_numpys_are_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    row_bytes: Any = np.uint8(16)
+    assert len(FixedRows(path, row_bytes)) == path.stat().st_size // 16
+
+
 @pytest.mark.parametrize(
     ("row_bytes", "offset", "wrong"),
     [
-        (0, 0, "row_bytes=0"),
-        (8, -1, "offset=-1"),
+        (0, 0, "row_bytes=0: give the bytes of a row, a whole number from 1"),
+        ("x", 0, "row_bytes='x': give the bytes of a row"),
+        (True, 0, "row_bytes=True: give the bytes of a row"),
+        (8, -1, "offset=-1: give the byte of the file at which rows begin"),
+        (8, "x", "offset='x': give the byte of the file at which rows begin"),
         (ROW_BYTES, 0, "16 bytes more than 203 rows of 48 bytes from byte 0 on"),
         (1 << 20, 0, "no whole row of 1048576 bytes"),
     ],
 )
-def test_a_file_that_has_no_such_rows(tmp_path: Path, row_bytes: int, offset: int, wrong: str) -> None:
+def test_a_file_that_has_no_such_rows(
+    tmp_path: Path,
+    row_bytes: Any,  # noqa: ANN401  (also none)
+    offset: Any,  # noqa: ANN401
+    wrong: str,
+) -> None:
     with pytest.raises(ValueError, match=wrong):
         FixedRows(written(tmp_path), row_bytes, offset=offset)

@@ -236,13 +236,26 @@ def test_tokens_come_in_windows(dtype: str, tmp_path: Path) -> None:
         (9, 4, "has 1 bytes more than 4 tokens of uint16"),
         (8, 4, "has 4 tokens: a window of 4 needs 5"),
         (0, 1, "has 0 tokens"),
-        (10, 0, "window=0"),
+        (10, 0, "window=0: give a whole number, 1 or more"),
+        (10, "4", "window='4': give a whole number, 1 or more"),
     ],
 )
-def test_files_that_hold_no_window_are_refused(length: int, window: int, wrong: str, tmp_path: Path) -> None:
+def test_files_that_hold_no_window_are_refused(
+    length: int,
+    window: Any,  # noqa: ANN401  (also none)
+    wrong: str,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "tokens").write_bytes(bytes(length))
     with pytest.raises(ValueError, match=wrong):
         TokenFile(tmp_path / "tokens", window)
+
+
+def test_a_type_that_tokens_can_not_have_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(bytes(64))
+    for dtype in ("uint17", "O", "S", None):
+        with pytest.raises(ValueError, match=f"dtype={dtype!r}: give a token's type as NumPy names it, such as uint16"):
+            TokenFile(tmp_path / "tokens", 4, dtype)  # type: ignore[arg-type]
 
 
 def test_where_indices_can_not_be_kept_that_is_said_once(

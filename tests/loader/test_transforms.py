@@ -85,14 +85,27 @@ def test_they_run_in_threads_and_give_what_torchvisions_give_in_processes(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "values", [{"size": 0}, {"scale": (0.0, 1.0)}, {"scale": (1.0, 0.5)}, {"ratio": (0.0, 1.0)}, {"ratio": (2.0, 1.0)}, {"flip": 1.5}]
+    ("values", "wrong"),
+    [
+        ({"size": 0}, "size=0: give a whole number, 1 or more"),
+        ({"size": "x"}, "size='x': give a whole number"),
+        ({"size": 8.5}, "size=8.5: give a whole number"),
+        ({"scale": (0.0, 1.0)}, r"scale=\(0\.0, 1\.0\): give two numbers above 0, the least and the largest"),
+        ({"scale": (1.0, 0.5)}, "scale="),
+        ({"scale": 0.5}, r"scale=0\.5: give two numbers"),
+        ({"scale": ("a", "b")}, "scale="),
+        ({"ratio": (0.0, 1.0)}, "ratio="),
+        ({"ratio": (2.0, 1.0)}, "ratio="),
+        ({"flip": 1.5}, r"flip=1\.5: give a share, from 0 to 1"),
+        ({"flip": "x"}, "flip='x'"),
+    ],
 )
-def test_values_that_can_not_be_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(values))}="):
+def test_values_that_can_not_be_are_refused(values: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
         TrainCrop(**values)
 
 
-@pytest.mark.parametrize(("size", "resize"), [(0, 10), (11, 10)])
+@pytest.mark.parametrize(("size", "resize"), [(0, 10), (11, 10), ("x", 10), (8, None)])
 def test_middles_that_can_not_be_are_refused(size: int, resize: int) -> None:
     with pytest.raises(ValueError, match="from 1 up to resize"):
         EvalCrop(size, resize=resize)
@@ -196,6 +209,31 @@ def test_bytes_become_torchvisions_numbers() -> None:
     assert network.state_dict() == {}
     with pytest.raises(TypeError, match=r"images of torch\.float32: Normalize takes bytes"):
         network(wanted)
-    for wrong in (((), ()), ((0.5,), (0.5, 0.5)), ((0.5,), (0.0,))):
-        with pytest.raises(ValueError, match="give a number for each band, and std above 0"):
-            Normalize(*wrong)
+    of_both: tuple[Any, ...] = (0.5, torch.tensor(0.5))
+    for number in of_both:
+        assert Normalize([number], [number]).std == (0.5,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ((), ()),
+        ((0.5,), (0.5, 0.5)),
+        ((0.5,), (0.0,)),
+        ((0.5,), 1),
+        (0.5, 0.5),
+        ("5", "5"),
+        ((0.5,), ("a",)),
+        (torch.ones(1, 2), torch.ones(1)),
+    ],
+    ids=repr,
+)
+def test_numbers_that_can_not_be_are_refused(wrong: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="give a number for each band, and std above 0"):
+        Normalize(*wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, "float32", None], ids=repr)
+def test_types_that_can_not_be_are_refused(dtype: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match="give one of torch's floating-point types"):
+        Normalize((0.5,), (0.5,), dtype)

@@ -4,12 +4,13 @@ import operator
 import os
 import stat
 from collections.abc import Iterable, Sized
+from numbers import Real
 from pathlib import Path
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeGuard
 
 from forebay.loader.dataset import is_located
 
-__all__ = ["check_map_style", "paths_of", "seed_of", "size_of"]
+__all__ = ["check_map_style", "check_whole", "is_number", "is_whole", "paths_of", "seed_of", "size_of"]
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
@@ -47,6 +48,27 @@ def seed_of(seed: object) -> int:
     if not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64:
         raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
     return operator.index(seed)
+
+
+def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether it is a whole number, of whatever type; a truth is none, though Python takes it for one."""
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, fraction or not; a truth is none here, either."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_whole(name: str, value: object, least: int) -> int:
+    """A whole number that a user gave as `name`.
+
+    Raises:
+        ValueError: it is none, or too small a one.
+    """
+    if not is_whole(value) or operator.index(value) < least:
+        raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
+    return operator.index(value)
 
 
 def check_map_style(dataset: object) -> None:

@@ -2,12 +2,12 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
 from forebay import _core
-from forebay.loader._given import check_map_style, seed_of
+from forebay.loader._given import check_map_style, check_whole, is_number, seed_of
 from forebay.loader.dataset import Extent, Located, is_located
 
 __all__ = ["Mixture", "mixture"]
@@ -86,9 +86,11 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
         seed: of the orders in which the datasets are gone through.
 
     Raises:
-        ValueError: weights or a seed that can't be, or weights by which a dataset gets no sample.
+        ValueError: weights, samples or a seed that can't be, or weights by which a dataset gets no sample.
         TypeError: one of them is no map-style dataset.
     """
+    if not isinstance(weights, Collection) or not all(is_number(weight) for weight in weights):
+        raise ValueError(f"weights={weights!r}: give a list with a number for each dataset")
     if not datasets or len(datasets) != len(weights):
         raise ValueError(f"{len(datasets)} datasets and {len(weights)} weights: give as many of each, and at least one")
     for dataset in datasets:
@@ -98,13 +100,15 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
     total = sum(weights)
     if not all(0 < weight < float("inf") for weight in weights):
         raise ValueError(f"weights={list(weights)}: each is a positive number")
-    samples = sum(len(dataset) for dataset in datasets) if samples is None else samples
+    samples = sum(len(dataset) for dataset in datasets) if samples is None else check_whole("samples", samples, 1)
     # What is left over after rounding down goes to those that lost most by it.
     counts = [int(samples * weight / total) for weight in weights]
     by_loss = sorted(range(len(weights)), key=lambda which: counts[which] - samples * weights[which] / total)
     for which in by_loss[: max(0, samples - sum(counts))]:
         counts[which] += 1
     if without := [number for number, count in enumerate(counts) if count == 0]:
-        raise ValueError(f"of {samples} samples none is left for dataset {without[0]}, by its weight: give it more, or the epoch")
+        raise ValueError(
+            f"of {samples} samples none is left for dataset {without[0]}, by its weight: give it more weight, or the epoch more samples"
+        )
     kind = _LocatedMixture if all(is_located(dataset) for dataset in datasets) else Mixture
     return kind(datasets, counts, seed_of(seed))

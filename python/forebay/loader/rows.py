@@ -1,10 +1,11 @@
 """Samples of equal size, one after the other in a file, that need no decoding."""
 
+import operator
 import os
 from pathlib import Path
 from typing import Any
 
-from forebay.loader._given import size_of
+from forebay.loader._given import is_whole, size_of
 from forebay.loader.dataset import Extent
 
 __all__ = ["FixedRows"]
@@ -34,12 +35,12 @@ class FixedRows:
     """
 
     def __init__(self, path: str | Path, row_bytes: int, *, offset: int = 0) -> None:
-        if not 1 <= row_bytes <= ROW_BYTES_MAX:
-            raise ValueError(f"row_bytes={row_bytes}: a row has 1 to {ROW_BYTES_MAX:,} bytes")
-        if offset < 0:
-            raise ValueError(f"offset={offset}: rows begin at a byte of the file, counted from 0")
-        self.path, self.row_bytes, self.offset = os.fspath(path), row_bytes, offset
-        self._rows, left = divmod(size_of(path) - offset, row_bytes)
+        if not is_whole(row_bytes) or not 1 <= row_bytes <= ROW_BYTES_MAX:
+            raise ValueError(f"row_bytes={row_bytes!r}: give the bytes of a row, a whole number from 1 to {ROW_BYTES_MAX:,}")
+        if not is_whole(offset) or offset < 0:
+            raise ValueError(f"offset={offset!r}: give the byte of the file at which rows begin, a whole number from 0")
+        self.path, self.row_bytes, self.offset = os.fspath(path), operator.index(row_bytes), operator.index(offset)
+        self._rows, left = divmod(size_of(path) - self.offset, self.row_bytes)
         if self._rows < 1 or left:
             has = f"{left} bytes more than {self._rows:,} rows" if self._rows > 0 else "no whole row"
             raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {offset} on: it was cut, or has rows of another size")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import paths_of, size_of
+from forebay.loader._given import check_whole, paths_of, size_of
 from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
 from forebay.loader.dataset import Extent
 
@@ -145,21 +145,18 @@ class TokenFile:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it is no regular file, has no whole number of tokens, or not enough for one window.
+        ValueError: it is no regular file, has no whole number of tokens, or not enough for one window; or a window or dtype that can't be.
     """
 
     def __init__(self, path: str | Path, window: int, dtype: str = "uint16") -> None:
-        import numpy as np
-
-        if window < 1:
-            raise ValueError(f"window={window}: give 1 or more tokens")
+        window = check_whole("window", window, 1)
+        self._dtype = _token_type(dtype)
         self._path = os.fspath(path)
         self._window = window
-        self._dtype = np.dtype(dtype)
         tokens, left = divmod(size_of(path), self._dtype.itemsize)
         if left:
             raise ValueError(f"{path} has {left} bytes more than {tokens} tokens of {self._dtype}: it was cut, or has another dtype")
-        self._length = (tokens - 1) // window
+        self._length: int = (tokens - 1) // window
         if self._length < 1:
             raise ValueError(f"{path} has {tokens} tokens: a window of {window} needs {window + 1}")
 
@@ -180,6 +177,20 @@ class TokenFile:
 
         tokens = np.frombuffer(data, self._dtype)
         return tokens[:-1], tokens[1:]
+
+
+def _token_type(dtype: object) -> Any:  # noqa: ANN401  (NumPy's, which may be missing)
+    import numpy as np
+
+    wrong = f"dtype={dtype!r}: give a token's type as NumPy names it, such as uint16"
+    try:
+        found = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        raise ValueError(wrong) from None
+    # NumPy takes None for float64.
+    if dtype is None or found.kind not in "biuf":
+        raise ValueError(wrong)
+    return found
 
 
 def _changed(path: str) -> LoaderError:

@@ -1,12 +1,12 @@
 """What the data loader's arguments may be. Each complaint names the mend."""
 
 import operator
-from typing import Any, SupportsIndex
+from typing import Any
 
 from forebay._say import say
-from forebay.loader._given import seed_of
+from forebay.loader._given import check_whole, seed_of
 
-__all__ = ["blocks_of", "check_numbers", "check_whole", "tell_amplification"]
+__all__ = ["blocks_of", "check_flags", "check_numbers", "tell_amplification"]
 
 BLOCKS_AT_ONCE = 16
 
@@ -23,8 +23,8 @@ def blocks_of(dataset: object, shuffle: bool | str | None, at_once: int | None) 
         raise ValueError(
             f'shuffle="blocks": {type(dataset).__name__} has no blocks(), which says where runs of samples end that lie together'
         )
-    check_whole("blocks_at_once", at_once, 1)
-    return [operator.index(end) for end in blocks()], BLOCKS_AT_ONCE if at_once is None else at_once
+    at_once = BLOCKS_AT_ONCE if at_once is None else check_whole("blocks_at_once", at_once, 1)
+    return [operator.index(end) for end in blocks()], at_once
 
 
 def tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
@@ -39,17 +39,19 @@ def tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
 
 def check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
     """Refuses values that can't be (`ValueError`)."""
-    check_whole("num_workers", num_workers, 0)
+    for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
+        if value is not None:
+            check_whole(name, value, least)
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: give seconds, or 0 for none")
-    check_whole("prefetch_factor", prefetch_factor, 1)
     if seed is not None:
         seed_of(seed)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error={on_error!r}: give "raise" or "skip"')
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuses what is no whole number, or too small a one (`ValueError`); None is no value."""
-    if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least):
-        raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
+def check_flags(**flags: object) -> None:
+    """Refuses what is neither true nor false (`ValueError`): any text that is not empty would count as true."""
+    for name, value in flags.items():
+        if value not in (False, True):
+            raise ValueError(f"{name}={value!r}: give True or False")

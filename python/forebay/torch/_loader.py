@@ -20,6 +20,7 @@ from forebay.loader import _told
 from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
+from forebay.loader._given import check_whole, is_whole
 from forebay.loader._launcher import processors, rank_and_world
 from forebay.loader._report import EpochReport, Meter
 from forebay.loader._rows import RowSource, RowThreads
@@ -28,7 +29,7 @@ from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
-from forebay.torch._arguments import blocks_of, check_numbers, check_whole, tell_amplification
+from forebay.torch._arguments import blocks_of, check_flags, check_numbers, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._group import of_group
 from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
@@ -136,11 +137,12 @@ class DataLoader:
         check_dataset(dataset)
         check_choices(policy, schedule, hedge_budget, background_fill)
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
+        check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
         self.pin_memory, self.timeout, self.generator, self.persistent_workers = pin_memory, timeout, generator, persistent_workers
-        self.drop_last, self.batch_size = drop_last, batch_size if batch_sampler is None else None
+        self.drop_last, self.batch_size = bool(drop_last), batch_size if batch_sampler is None else None
         self.rank, self.world_size = _rank_and_world(rank, world_size)
         self._is_rank_found = rank is None and sampler is None and batch_sampler is None
         self._located: Located | None = located(dataset)
@@ -570,7 +572,7 @@ def _rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]
     if (rank is None) != (world_size is None):
         raise ValueError("rank= and world_size= go together: give both, or neither")
     if rank is not None and world_size is not None:
-        if not isinstance(rank, int) or not isinstance(world_size, int) or not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1")
-        return rank, world_size
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= operator.index(rank) < operator.index(world_size)):
+            raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1; give whole numbers")
+        return operator.index(rank), operator.index(world_size)
     return of_group() or rank_and_world()

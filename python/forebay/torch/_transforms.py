@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from forebay import _core
+from forebay.loader._given import check_whole, is_number, is_whole
 
 __all__ = ["EvalCrop", "Normalize", "TrainCrop"]
 
@@ -128,9 +130,12 @@ class TrainCrop(_Crop):
     def __init__(
         self, size: int = 224, *, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3), flip: float = 0.5
     ) -> None:
-        if size < 1 or not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1] or not 0 <= flip <= 1:
-            raise ValueError(f"size={size}, scale={scale}, ratio={ratio}, flip={flip}: give a size from 1, ranges above 0, and a share")
-        self.size, self.scale, self.ratio, self.flip = size, scale, ratio, flip
+        for name, least_and_most in (("scale", scale), ("ratio", ratio)):
+            if not _is_range(least_and_most):
+                raise ValueError(f"{name}={least_and_most!r}: give two numbers above 0, the least and the largest")
+        if not is_number(flip) or not 0 <= flip <= 1:
+            raise ValueError(f"flip={flip!r}: give a share, from 0 to 1")
+        self.size, self.scale, self.ratio, self.flip = check_whole("size", size, 1), scale, ratio, flip
         # In the precision in which torchvision has them.
         self._log_ratio: list[float] = torch.log(torch.tensor(ratio)).tolist()
 
@@ -174,9 +179,9 @@ class EvalCrop(_Crop):
     """
 
     def __init__(self, size: int = 224, *, resize: int = 256) -> None:
-        if not 1 <= size <= resize:
-            raise ValueError(f"size={size}, resize={resize}: give a size from 1 up to resize")
-        self.size, self.resize = size, resize
+        if not is_whole(size) or not is_whole(resize) or not 1 <= size <= resize:
+            raise ValueError(f"size={size!r}, resize={resize!r}: give whole numbers, size from 1 up to resize")
+        self.size, self.resize = operator.index(size), operator.index(resize)
 
     def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         del rng
@@ -199,14 +204,17 @@ class Normalize(nn.Module):
         dtype: of the result; it is computed in float32.
 
     Raises:
-        ValueError: there are not as many of one as of the other, or some std is not positive.
+        ValueError: there are not as many of one as of the other, some std is not positive, or dtype is no floating-point type.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        if not mean or len(mean) != len(std) or not all(one > 0 for one in std):
-            raise ValueError(f"mean={list(mean)}, std={list(std)}: give a number for each band, and std above 0")
-        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+        means, stds = _numbers(mean), _numbers(std)
+        if not means or not stds or len(means) != len(stds) or not all(one > 0 for one in stds):
+            raise ValueError(f"mean={mean!r}, std={std!r}: give a number for each band, and std above 0, such as std=[0.2, 0.2, 0.2]")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype!r}: give one of torch's floating-point types, such as torch.bfloat16")
+        self.mean, self.std, self.dtype = means, stds, dtype
         # No buffers: these would lose digits in a network that is made into one of bfloat16.
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -224,6 +232,23 @@ class Normalize(nn.Module):
             self._on[device] = mean, std
         mean, std = self._on[device]
         return images.float().div_(255).sub_(mean).div_(std).to(self.dtype)
+
+
+def _is_range(value: object) -> bool:
+    """Whether these are two numbers above 0, the least one first."""
+    if not isinstance(value, Sequence) or len(value) != 2 or not all(is_number(one) for one in value):
+        return False
+    return bool(0 < value[0] <= value[1])
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    """Of a list, an array or a tensor; none where it is anything else."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return ()
+    try:
+        return tuple(float(one) for one in values)
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's, of a tensor in a tensor
+        return ()
 
 
 def _part(image: Any, rectangle: tuple[int, int, int, int]) -> Any:  # noqa: ANN401  (PIL images)
