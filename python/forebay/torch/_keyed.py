@@ -173,5 +173,6 @@ class Keyed(Dataset[Any]):
                 return self.dataset[index]
             source = DirectSource()
             source.register(None, self._located.locate)
-            # Nobody requested it: it is read by this thread.
-            return self._located.decode(source.read(index), index, Generators()(key))
+            # Nobody requested it: it is read by this thread. What is made of a copy may be written to, as of any dataset of torch's.
+            data = memoryview(bytearray(source.read(index)))
+            return self._located.decode(data, index, Generators()(key))

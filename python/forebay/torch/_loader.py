@@ -31,6 +31,7 @@ from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
 from forebay.torch._arguments import blocks_of, check_flags, check_numbers, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
+from forebay.torch._collate import collated
 from forebay.torch._group import of_group
 from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
 from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
@@ -370,7 +371,10 @@ class DataLoader:
         )
 
     def _collate(self) -> Collate:
-        return Collate(self.collate_fn, self.collate_fn is not default_collate)
+        if self.collate_fn is not default_collate:
+            return Collate(self.collate_fn, is_users=True)
+        # Bytes that are read ahead are only to be read, and samples may be views of them.
+        return Collate(collated if self._located is not None else default_collate, is_users=False)
 
     def _chance(self) -> int:
         """What torch's loader will draw for its workers: looked at, not drawn."""

@@ -1,0 +1,48 @@
+"""Torch's `default_collate` for samples that are views of memory which is only to be read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
+
+try:
+    import numpy
+    from torch.utils.data._utils.collate import collate_numpy_array_fn
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+__all__ = ["collated"]
+
+NUMBERS = "biufc"
+"""Kinds of NumPy's types that torch may have, too."""
+
+_Map = dict[type | tuple[type, ...], Callable[..., Any]]
+
+
+def collated(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
+    """What `default_collate` gives, bit by bit; but of arrays that can't be written to torch warns, though it copies them."""
+    # Who has put a function of his own there is to have it called.
+    if numpy is None or default_collate_fn_map.get(numpy.ndarray) is not collate_numpy_array_fn:
+        return default_collate(samples)
+    return collate(samples, collate_fn_map=default_collate_fn_map | {numpy.ndarray: _arrays})
+
+
+def _arrays(batch: Sequence[Any], *, collate_fn_map: _Map) -> Any:  # noqa: ANN401  (a batch)
+    """In the place of torch's own function for arrays."""
+    if not all(isinstance(one, numpy.ndarray) for one in batch) or all(one.flags.writeable for one in batch):
+        return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
+    if collate_fn_map.get(torch.Tensor) is collate_tensor_fn and _are_alike(batch):
+        # Copied once, as torch does it; out of a worker process, once more.
+        return torch.from_numpy(numpy.stack(batch))
+    copies = [one if one.flags.writeable else one.copy("K") for one in batch]
+    return collate_numpy_array_fn(copies, collate_fn_map=collate_fn_map)
+
+
+def _are_alike(batch: Sequence[Any]) -> bool:
+    """Whether NumPy puts these arrays together as torch does, into memory that is laid out in the same way."""
+    first = batch[0]
+    if first.dtype.kind not in NUMBERS or not first.dtype.isnative or first.size == 0:
+        return False
+    return all(one.dtype == first.dtype and one.shape == first.shape and one.flags.c_contiguous for one in batch)
