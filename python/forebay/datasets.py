@@ -9,6 +9,7 @@ import datasets
 from datasets.table import ConcatenationTable, MemoryMappedTable, Table
 
 from forebay.loader import ArrowRows, Extent, LoaderError
+from forebay.loader._given import check_function
 
 __all__ = ["DatasetRows"]
 
@@ -33,7 +34,7 @@ class DatasetRows:
         identity: the dataset's fingerprint: a loader's state is of this dataset only.
 
     Raises:
-        ValueError: the dataset is in a format, or does not lie in files as it is.
+        ValueError: the dataset is in a format, or does not lie in files as it is; or decode is no function.
         LoaderError: one of its files is not what it was.
         OSError: one can't be read.
         TypeError: it is something else, such as a `DatasetDict`.
@@ -49,6 +50,8 @@ class DatasetRows:
         _check(dataset)
         if (form := dataset.format["type"]) is not None:
             raise ValueError(f'the dataset has the format "{form}", which decode= makes here: give dataset.with_format(None)')
+        if decode is not None:
+            check_function("decode", decode)
         parts = list(_parts(dataset.data))
         self._decode = decode
         self.keyed = keyed

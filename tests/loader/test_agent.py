@@ -95,6 +95,20 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     assert Agent.told({}) == ""
 
 
+def test_the_path_of_an_extent_may_be_one_of_pathlibs(node: Node) -> None:
+    def locate(sample: int) -> Any:  # noqa: ANN401
+        extent = node.locate(sample)
+        return extent._replace(path=Path(extent.path))  # type: ignore[arg-type]
+
+    agent = made()
+    source = agent.source(DirectSource())
+    source.register(None, locate)
+    epoch(source, node)
+    assert source.direct_reads == 0
+    source.close()
+    agent.close()
+
+
 def test_what_lies_on_a_disk_serves_the_next_job(node: Node) -> None:
     settle(*(node.path(sample) for sample in range(SAMPLES)))
     for job in range(2):

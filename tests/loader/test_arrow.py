@@ -101,6 +101,12 @@ def test_what_is_no_arrow_file_or_lacks_a_column_is_refused(paths: list[Path], t
         writer.write_table(named)
     with pytest.raises(LoaderError, match=r"named has a dictionary.*: write it without dictionaries"):
         ArrowRows([tmp_path / "named"], row)
+    columns: Any
+    for columns in ("text", [], 5):
+        with pytest.raises(ValueError, match=r"columns=.*: give a list of names, or leave it out for all columns"):
+            ArrowRows(paths, row, columns=columns)
+    with pytest.raises(ValueError, match="decode='row': give a function"):
+        ArrowRows(paths, "row")  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_replaced_is_found_out(paths: list[Path]) -> None:

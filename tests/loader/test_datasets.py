@@ -117,3 +117,5 @@ def test_what_is_no_dataset_of_theirs_is_refused(whole: datasets.Dataset) -> Non
     ):
         with pytest.raises(TypeError, match=wrong):
             DatasetRows(given)
+    with pytest.raises(ValueError, match="decode=5: give a function"):
+        DatasetRows(whole, 5)  # type: ignore[arg-type]

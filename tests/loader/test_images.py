@@ -118,6 +118,14 @@ def test_transforms_may_be_set_later(folder: Path) -> None:
     dataset.transform = with_rng
     assert dataset.transform is with_rng
     assert dataset[0][0][0] == (3, 2)
+    with pytest.raises(ValueError, match="transform='crop': give a function"):
+        dataset.transform = "crop"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["transform", "target_transform"])
+def test_transforms_that_are_no_functions_are_refused(name: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}=5: give a function"):
+        ImageFolder(folder, **{name: 5})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, Subset
 
-from forebay.loader import Mixture, StateError, mixture
+from forebay.loader import FixedRows, Mixture, StateError, mixture
 from forebay.loader.dataset import is_located
 from forebay.torch import DataLoader, Keyed
 from tests.loader.data import Files, GlobalFiles, Indices, same
@@ -129,6 +129,13 @@ def test_mixtures_that_can_not_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=wrong):
         mixture([Indices(length) for length in lengths], weights, samples)
+
+
+def test_one_dataset_is_no_list_of_datasets(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(bytes(20))
+    for given in (FixedRows(tmp_path / "rows", 2), Indices(5)):
+        with pytest.raises(ValueError, match=r"datasets=<.*>: give a list of datasets"):
+            mixture(given, [1])  # type: ignore[arg-type]
 
 
 def test_there_are_no_more_samples_than_it_has() -> None:

@@ -125,8 +125,22 @@ def test_files_that_are_no_parquet_files_or_lack_a_column_are_refused(paths: lis
         ParquetRows(paths, row)
     with pytest.raises(FileNotFoundError):
         ParquetRows([tmp_path / "gone"], row)
-    with pytest.raises(ValueError, match="groups_kept=0"):
-        ParquetRows([], row, groups_kept=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"groups_kept": 0}, "groups_kept=0: give a whole number, 1 or more"),
+        ({"groups_kept": "x"}, "groups_kept='x': give a whole number"),
+        ({"columns": "text"}, "columns='text': give a list of names"),
+        ({"columns": []}, r"columns=\[\]: give a list of names, or leave it out"),
+        ({"columns": 5}, "columns=5: give a list of names"),
+        ({"decode": None}, "decode=None: give a function"),
+    ],
+)
+def test_arguments_that_can_not_be_are_refused(options: dict[str, Any], wrong: str, paths: list[Path]) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        ParquetRows(paths, **{"decode": row} | options)
 
 
 def test_a_file_that_was_replaced_is_found_out(paths: list[Path]) -> None:

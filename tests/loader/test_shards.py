@@ -251,6 +251,13 @@ def test_files_that_hold_no_window_are_refused(
         TokenFile(tmp_path / "tokens", window)
 
 
+def test_a_decode_that_is_no_function_is_refused(tmp_path: Path) -> None:
+    shards: Any
+    for shards in (TarShards, RecordShards):
+        with pytest.raises(ValueError, match="decode=5: give a function"):
+            shards(tmp_path / "nowhere", 5)
+
+
 def test_a_type_that_tokens_can_not_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_bytes(bytes(64))
     for dtype in ("uint17", "O", "S", None):

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,17 @@ def test_a_sample_that_can_not_be_located_fails_when_it_is_read(source: Source, 
         source.read(40)
     source.release(40)
     assert source.read(39) == files[39].read_bytes()
+
+
+def test_what_is_no_extent_is_told_when_it_is_read(source: Source, files: list[Path]) -> None:
+    """A path alone, for one."""
+    found: list[Any] = [str(files[0]), (str(files[0]), 0, 10), None]
+    source.register(None, found.__getitem__)
+    for sample in range(3):
+        source.request(sample, 0)
+        with pytest.raises(TypeError, match=rf"locate\({sample}\) gave .*: have it give an Extent, of forebay\.loader"):
+            source.read(sample)
+        source.release(sample)
 
 
 def test_bytes_stay_as_long_as_anything_refers_to_them(source: Source, files: list[Path]) -> None:

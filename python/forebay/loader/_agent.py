@@ -554,5 +554,5 @@ def _first(uses: dict[_Key, deque[_Use]], key: _Key) -> _Use | None:
 
 def _placed(extent: Extent) -> tuple[bytes, int, int | None]:
     """As the agent, which is in another directory, has it."""
-    path = extent.path if extent.path.startswith("/") else f"{Path.cwd()}/{extent.path}"
-    return os.fsencode(path), extent.offset, extent.length
+    path = os.fspath(extent.path)
+    return os.fsencode(path if path.startswith("/") else f"{Path.cwd()}/{path}"), extent.offset, extent.length

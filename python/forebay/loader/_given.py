@@ -3,14 +3,14 @@
 import operator
 import os
 import stat
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from numbers import Real
 from pathlib import Path
 from typing import SupportsIndex, TypeGuard
 
 from forebay.loader.dataset import is_located
 
-__all__ = ["check_map_style", "check_whole", "is_number", "is_whole", "paths_of", "seed_of", "size_of"]
+__all__ = ["check_function", "check_map_style", "check_whole", "columns_of", "is_number", "is_whole", "paths_of", "seed_of", "size_of"]
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
@@ -69,6 +69,26 @@ def check_whole(name: str, value: object, least: int) -> int:
     if not is_whole(value) or operator.index(value) < least:
         raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
     return operator.index(value)
+
+
+def check_function(name: str, value: object) -> None:
+    """Refuses what can't be called (`ValueError`), which would show with the first sample only."""
+    if not callable(value):
+        raise ValueError(f"{name}={value!r}: give a function")
+
+
+def columns_of(columns: Sequence[str] | None) -> list[str] | None:
+    """Names that a user gave; None for all.
+
+    Raises:
+        ValueError: they are no names, or there is none.
+    """
+    if columns is None:
+        return None
+    # A text is a sequence of texts, too.
+    if isinstance(columns, str) or not isinstance(columns, Iterable) or not (names := list(columns)):
+        raise ValueError(f"columns={columns!r}: give a list of names, or leave it out for all columns")
+    return names
 
 
 def check_map_style(dataset: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import paths_of
+from forebay.loader._given import check_function, columns_of, paths_of
 from forebay.loader._groups import RowGroups
 from forebay.loader.dataset import Extent
 
@@ -41,7 +41,7 @@ class ArrowRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Arrow file, or lacks a column.
-        ValueError: there is no file.
+        ValueError: there is no file, decode is no function, or columns are no names.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class ArrowRows(RowGroups):
         columns: Sequence[str] | None = None,
         keyed: bool = True,
     ) -> None:
+        check_function("decode", decode)
         self._decode = decode
-        self._columns = None if columns is None else list(columns)
+        self._columns = columns_of(columns)
         self.keyed = keyed
         with ThreadPoolExecutor(FILES_AT_ONCE, "forebay-index") as pool:
             files = list(pool.map(_read, paths_of(paths)))

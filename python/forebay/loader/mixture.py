@@ -86,9 +86,11 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
         seed: of the orders in which the datasets are gone through.
 
     Raises:
-        ValueError: weights, samples or a seed that can't be, or weights by which a dataset gets no sample.
+        ValueError: no list of datasets, weights, samples or a seed that can't be, or weights by which a dataset gets no sample.
         TypeError: one of them is no map-style dataset.
     """
+    if not isinstance(datasets, Sequence) or is_located(datasets):
+        raise ValueError(f"datasets={datasets!r}: give a list of datasets")
     if not isinstance(weights, Collection) or not all(is_number(weight) for weight in weights):
         raise ValueError(f"weights={weights!r}: give a list with a number for each dataset")
     if not datasets or len(datasets) != len(weights):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import paths_of
+from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import RowGroups
 from forebay.loader.dataset import Extent
 
@@ -40,7 +40,7 @@ class ParquetRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Parquet file, or lacks a column.
-        ValueError: there is no file, or no group is to be kept.
+        ValueError: there is no file, decode is no function, columns are no names, or no group is to be kept.
     """
 
     def __init__(
@@ -52,13 +52,12 @@ class ParquetRows(RowGroups):
         keyed: bool = True,
         groups_kept: int = GROUPS_KEPT,
     ) -> None:
-        if groups_kept < 1:
-            raise ValueError(f"groups_kept={groups_kept}: give 1 or more")
+        check_function("decode", decode)
+        self._kept_max = check_whole("groups_kept", groups_kept, 1)
+        self._columns = columns_of(columns)
         self._paths = paths_of(paths)
         self._decode = decode
-        self._columns = None if columns is None else list(columns)
         self.keyed = keyed
-        self._kept_max = groups_kept
         with ThreadPoolExecutor(FOOTERS_AT_ONCE, "forebay-index") as pool:
             self._footers = list(pool.map(_footer, self._paths))
         # Which file's which group each is.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import check_whole, paths_of, size_of
+from forebay.loader._given import check_function, check_whole, paths_of, size_of
 from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
 from forebay.loader.dataset import Extent
 
@@ -55,7 +55,7 @@ class TarShards(_Shards):
     Raises:
         OSError: a shard can't be read.
         LoaderError: a shard is damaged, or no plain tar file.
-        ValueError: there is no shard.
+        ValueError: there is no shard, or decode is no function.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class TarShards(_Shards):
         keyed: bool = True,
         index: str | Path | None = None,
     ) -> None:
+        check_function("decode", decode)
         super().__init__(paths, tar_samples, keyed=keyed, index=index)
         self._decode = decode
 
@@ -117,6 +118,7 @@ class RecordShards(_Shards):
         keyed: bool = True,
         index: str | Path | None = None,
     ) -> None:
+        check_function("decode", decode)
         super().__init__(paths, records, keyed=keyed, index=index)
         self._decode = decode
 

@@ -253,7 +253,10 @@ class DirectSource:
         locate = self._locate
         if locate is None:
             raise LoaderError("nothing was registered")
-        return locate(sample)
+        extent = locate(sample)
+        if not isinstance(extent, Extent):
+            raise TypeError(f"locate({sample}) gave {extent!r}: have it give an Extent, of forebay.loader")
+        return extent
 
     def _use(self, sample: int, extent: Extent) -> _Entry:
         """Counts one more use of a sample. With the lock held."""

@@ -3,10 +3,12 @@
 import operator
 from typing import Any
 
-from forebay._say import say
-from forebay.loader._given import check_whole, seed_of
+import torch
 
-__all__ = ["blocks_of", "check_flags", "check_numbers", "tell_amplification"]
+from forebay._say import say
+from forebay.loader._given import check_function, check_whole, seed_of
+
+__all__ = ["blocks_of", "check_flags", "check_numbers", "check_objects", "tell_amplification"]
 
 BLOCKS_AT_ONCE = 16
 
@@ -55,3 +57,16 @@ def check_flags(**flags: object) -> None:
     for name, value in flags.items():
         if value not in (False, True):
             raise ValueError(f"{name}={value!r}: give True or False")
+
+
+def check_objects(sampler: object, batch_sampler: object, collate_fn: object, worker_init_fn: object, generator: object) -> None:
+    """Refuses what is of another kind (`ValueError`), which would show with the first batch only. None is not given."""
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        # Python goes through what has either.
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise ValueError(f"{name}={value!r}: give what can be iterated over, such as a sampler of torch.utils.data")
+    for name, value in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+        if value is not None:
+            check_function(name, value)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator={generator!r}: give a torch.Generator")

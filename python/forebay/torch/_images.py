@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.loader._folders import Listing, listed
+from forebay.loader._given import check_function
 from forebay.loader.dataset import Extent
 from forebay.torch._keyed import Generators
 from forebay.torch._transforms import EvalCrop, TrainCrop, opened
@@ -39,6 +40,7 @@ class ImageFolder(Dataset[Any]):
     Raises:
         FileNotFoundError: there is no class, or one has no image.
         OSError: a directory can't be read.
+        ValueError: a transform is no function.
         ModuleNotFoundError: Pillow is not installed.
     """
 
@@ -50,6 +52,8 @@ class ImageFolder(Dataset[Any]):
     ) -> None:
         if importlib.util.find_spec("PIL") is None:
             raise ModuleNotFoundError("ImageFolder decodes with Pillow, which is not installed: pip install pillow", name="PIL")
+        if target_transform is not None:
+            check_function("target_transform", target_transform)
         self.root = root
         self.transform = transform
         self.target_transform = target_transform
@@ -63,6 +67,8 @@ class ImageFolder(Dataset[Any]):
 
     @transform.setter
     def transform(self, transform: Callable[..., Any] | None) -> None:
+        if transform is not None:
+            check_function("transform", transform)
         self._transform = transform
         # To ask takes longer than many a transform.
         self._takes_rng = _takes_rng(transform)

@@ -29,7 +29,7 @@ from forebay.loader._threads import Decoding, Threads
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
-from forebay.torch._arguments import blocks_of, check_flags, check_numbers, tell_amplification
+from forebay.torch._arguments import blocks_of, check_flags, check_numbers, check_objects, tell_amplification
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._collate import collated
 from forebay.torch._group import of_group
@@ -138,6 +138,7 @@ class DataLoader:
         check_dataset(dataset)
         check_choices(policy, schedule, hedge_budget, background_fill)
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
+        check_objects(sampler, batch_sampler, collate_fn, worker_init_fn, generator)
         check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
