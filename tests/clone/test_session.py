@@ -49,6 +49,24 @@ def test_f50_a_clone_at_a_step_goes_on_as_its_parent_does(here: Node, opened: Op
     assert listed == {"trunk": (12, 1, True), "trunk.1": (12, 0, True)}
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"wait_s": "x"}, "wait_s='x': write a number of seconds, more than 0 and at most 1,000,000"),
+        ({"wait_s": 0}, "wait_s=0: write a number of seconds"),
+        ({"wait_s": float("inf")}, "wait_s=inf: write a number of seconds"),
+        ({"warm": 5}, "warm=5: give a function that does one pass"),
+        ({"job": 5}, "job=5: write a name"),
+        ({"generators": 5}, "generators=5: give a dictionary of objects by name"),
+        ({"others": [1]}, r"others=\[1\]: give a dictionary of objects by name"),
+    ],
+)
+def test_arguments_that_can_not_be_are_refused(options: dict[str, Any], wrong: str) -> None:
+    given: dict[str, Any] = {"model": nn.Linear(1, 1)} | dict.fromkeys(("optimizer", "scheduler", "scaler", "ema", "loader"))
+    with pytest.raises(ValueError, match=wrong):
+        clone.session(**given | options)
+
+
 def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
     made = full(1)
     session = opened(made)

@@ -203,6 +203,9 @@ class Lookahead(torch.optim.SGD):
     [
         ({"model": object()}, "model is a builtins.object; known are models of: torch"),
         ({"optimizer": object()}, "optimizer: a builtins.object is no optimizer of torch"),
+        ({"optimizer": torch.nn.Linear(1, 1)}, r"optimizer: a torch.nn.modules.linear.Linear is no optimizer of torch"),
+        ({"scheduler": torch.optim.SGD([torch.ones(1)])}, r"scheduler: a torch.optim.sgd.SGD is no scheduler: give it as what it is"),
+        ({"scaler": torch.nn.Linear(1, 1)}, r"scaler: a torch.nn.modules.linear.Linear is no scaler: give it as what it is"),
         (
             {"loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))},
             r"loader: a torch.utils.data.dataloader.DataLoader has no state_dict .* \(loader=None\)",

@@ -12,6 +12,7 @@ from forebay._off import is_off
 from forebay._say import say
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
+from forebay.clone._given import check_given
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._probation import Probation, steps_of
 from forebay.clone._resume import Asked, Lineage, Resumed, resume
@@ -318,9 +319,10 @@ def session(
         ranks: see `inventory`. With "mpi" all of MPI's processes have to call this: without a name they agree on one.
 
     Raises:
-        ValueError: one of the last five makes no sense.
+        ValueError: one of those after `loader` makes no sense.
         CloneError: the state can't be described; a job of that name trains here; or a clone's rank got no state: end the process then.
     """
+    check_given(job=job, warm=warm, wait_s=wait_s, generators=generators, others=others)
     limits = Limits(prepare, aside, stall_s)
     state = _State(loader_has_place=loader is not None, limits=limits, shadow=steps_of(verify))
     described = inventory(

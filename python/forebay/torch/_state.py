@@ -55,15 +55,24 @@ def components(kind: str, given: Mapping[str, object]) -> list[Component]:
     found = []
     for name, value in given.items():
         path = _path(kind, name)
+        _check_kind(kind, path, value)
         if isinstance(value, nn.Module):
             found += _module(_unwrapped(value), path, Placement.LEADING if _broadcasts(value) else Placement.PER_RANK)
         elif isinstance(value, Optimizer):
             found += _optimizer(value, path)
-        elif kind in ("model", "optimizer"):
-            raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no {'module' if kind == 'model' else 'optimizer'} of torch")
         else:
             found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK), portable=kind != "loader" or _is_dealt(value))
     return found
+
+
+def _check_kind(kind: str, path: Path, value: object) -> None:
+    """Refuses what stands in another's place: with `state_dict` and `load_state_dict` it would be taken for it."""
+    if kind == "model" and not isinstance(value, nn.Module):
+        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no module of torch")
+    if kind == "optimizer" and not isinstance(value, Optimizer):
+        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no optimizer of torch")
+    if kind in ("scheduler", "scaler", "loader") and isinstance(value, nn.Module | Optimizer):
+        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no {kind}: give it as what it is")
 
 
 def process(generators: Mapping[str, object]) -> list[Component]:
