@@ -1,7 +1,8 @@
 """What `forebay profile --preprocess module:function` runs: how fast the function prepares samples, by number of worker processes.
 
-A question comes as JSON on standard input: `call`, `dirs`, `threads` (numbers of workers, a round each) and `seconds` (of a round). Each
-round is told as a line of JSON on standard output, `{"round": {...}}`; what is wrong as `{"refused": "..."}`.
+A question comes as JSON on standard input: `call`, `dirs`, `threads` (numbers of workers, a round each) and `seconds` (of a round). That
+the function is there is told as a line of JSON on standard output, `{"found": "..."}`, each round as `{"round": {...}}`, and what is wrong
+as `{"refused": "..."}`. Without `threads` nothing is measured.
 
 The function is given the bytes of one file; what it returns is thrown away. Files are read before the clock starts. Each worker is to keep
 to one thread: the usual libraries are told so by the environment, unless it says otherwise already.
@@ -160,7 +161,6 @@ def rounds(call: str, dirs: list[str], threads: list[int], seconds: float) -> It
     Raises:
         Refused: What was asked for can't be.
     """
-    find(call)
     files = choose(dirs)
     # Not forked: what the function's module has started in this process would be half there in the workers.
     context = multiprocessing.get_context("spawn")
@@ -206,7 +206,9 @@ def main() -> int:
     # What the function prints must not stand among our lines.
     told, sys.stdout = sys.stdout, sys.stderr
     try:
-        for found in rounds(**question):
+        find(question["call"])
+        print(json.dumps({"found": question["call"]}), file=told, flush=True)
+        for found in rounds(**question) if question["threads"] else ():
             print(json.dumps({"round": found}), file=told, flush=True)
     except Refused as refused:
         print(json.dumps({"refused": str(refused)}), file=told, flush=True)

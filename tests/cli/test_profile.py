@@ -139,6 +139,15 @@ def test_an_interpreter_that_can_t_do_it_is_named(desk: Desk, samples: Path) -> 
         assert named in line, line
 
 
+def test_what_can_t_be_run_is_told_before_anything_is_read(desk: Desk, samples: Path) -> None:
+    for call, python in (("nowhere:digest", sys.executable), ("prepare:digest", "./nowhere"), ("prepare:digest", sys.executable)):
+        # Who reads there says that there is nothing.
+        done = desk.type("profile", "tier", *short("--preprocess", call, "--python", python), env=PACKAGE)
+        assert done.returncode == 2
+        line = done.stderr.splitlines()[-1]
+        assert ("no file to read" in line) is ("nowhere" not in f"{call} {python}"), line
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -129,6 +129,9 @@ pub fn profile(args: &ProfileArgs, environment: &Environment) -> Result<String, 
         load_average: load_average(),
         ..Measured::default()
     };
+    if let Some(question) = &wish.preprocessing {
+        preprocess::find(question, &wish.python, &progress)?;
+    }
     let answer = reader::ask(&wish.reading, &exe, &progress)?;
     measured.notes = notes(&wish, &answer.source);
     measured.source = answer.source;

@@ -33,8 +33,21 @@ pub struct Question {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Line {
+    Found(String),
     Round(Throughput),
     Refused(String),
+}
+
+/// Whether this interpreter finds the callable: to be asked before anything is measured.
+///
+/// # Errors
+/// As [`ask`], but for what shows only when it runs.
+pub fn find(question: &Question, python: &str, progress: &Progress) -> Result<(), Refusal> {
+    let question = Question {
+        threads: Vec::new(),
+        ..question.clone()
+    };
+    ask(&question, python, progress).map(drop)
 }
 
 /// Has this interpreter run it.
@@ -57,9 +70,11 @@ pub fn ask(question: &Question, python: &str, progress: &Progress) -> Result<Vec
     }
     progress.note("starting workers");
     let (lines, errors) = listen(&mut process).map_err(|error| refuse(&error))?;
+    let mut is_found = false;
     let mut rounds = Vec::new();
     loop {
         match lines.recv_timeout(LOOK_EVERY) {
+            Ok(Line::Found(call)) => is_found = call == question.call,
             Ok(Line::Round(round)) => {
                 rounds.push(round);
                 progress.advance(1);
@@ -74,7 +89,7 @@ pub fn ask(question: &Question, python: &str, progress: &Progress) -> Result<Vec
         }
     }
     let _ = process.wait();
-    if rounds.len() == question.threads.len() {
+    if is_found && rounds.len() == question.threads.len() {
         return Ok(rounds);
     }
     let said = errors.recv_timeout(Duration::from_secs(5)).unwrap_or_default();
