@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import clone_peers, command
-from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, fork, listed, ready
+from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
 from bench.clone_jobs import Node, Ranks, node, ranks, torchrun
 from bench.clone_peers import PAPER, PEERS, TOLD, against, beside_the_paper
 from bench.report import Report, What
@@ -80,7 +80,9 @@ def four(world: World, report: Report) -> None:
             scenario = f"four: {name}, {optimizer}, {CLONES} clones"
             with job(world, world.model(name), optimizer, 1, CLONES) as (here, source, clones):
                 found = forks(world, report, scenario, here, source, clones, 1, further=False)
-            report.count(What(scenario, "entries that differ at the fork, in all clones", "entries", 0), [one.differing for one in found])
+            report.count(
+                What(scenario, "entries that differ at the fork, in all clones", "entries", 0), [one.differing for one in there(found)]
+            )
             ready(report, scenario, found, MEMCPY_OF_FOUR_MAX)
 
 
@@ -88,15 +90,18 @@ def small(world: World, report: Report) -> None:
     """The same bytes in 320 tensors and in 10, by turns."""
     many: list[Forked] = []
     few: list[Forked] = []
+    scenario = "small: 102 MiB in 320 tensors"
     with job(world, "tensors-320", "sgd", 1) as of_many, job(world, "tensors-10", "sgd", 1) as of_few:
         for number in range(world.size.forks):
             turns = [(many, of_many), (few, of_few)]
             for found, (here, source, clones) in turns if number % 2 == 0 else reversed(turns):
-                found.append(fork(here, source, clones, 1, further=False))
+                found += wanted(1, functools.partial(fork, here, source, clones, 1, further=False))
             report.note_load()
-    ratios = [one.readiness_s / other.readiness_s for one, other in zip(many, few, strict=True)]
-    note = f"ms: {listed([one.readiness_s for one in many])}; in 10, ms: {listed([one.readiness_s for one in few])}"
-    report.time(What("small: 102 MiB in 320 tensors", "readiness over that of the same bytes in 10", "x", 1.0, "in 10"), ratios, note)
+    ours, others = ([one.readiness_s for one in there(found)] for found in (many, few))
+    dropped(report, scenario, len(many) - len(ours), len(many))
+    note = f"ms: {listed(ours)}; in 10, ms: {listed(others)}"
+    ratios = [one / other for one, other in zip(ours, others, strict=True)]
+    report.time(What(scenario, "readiness over that of the same bytes in 10", "x", 1.0, "in 10"), ratios, note)
 
 
 def ordinary(world: World, report: Report) -> None:
@@ -183,13 +188,15 @@ def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -
 def forks(
     world: World, report: Report, scenario: str, here: Node, source: Ranks, clones: Ranks, count: int, *, further: bool = True
 ) -> list[Forked]:
-    """As many as are measured; `further` as for `fork`."""
-    found: list[Forked] = []
-    for number in range(world.size.forks):
-        found.append(fork(here, source, clones, count, further=further))
+    """As many as are measured, and those that were dropped; `further` as for `fork`."""
+
+    def one() -> Forked:
+        found = fork(here, source, clones, count, further=further)
         report.note_load()
-        print(f"{scenario}: fork {number + 1} of {world.size.forks}", flush=True)
-    return found
+        print(f"{scenario}: {'a fork' if found.clones else 'a fork was dropped'}", flush=True)
+        return found
+
+    return wanted(world.size.forks, one)
 
 
 def lacking() -> str | None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.clone_jobs import Lines, Node, Told
 from bench.report import Report, What
+from bench.session import ProgramError
 
 GIB = 1 << 30
 # After the fork: the step that follows it, one in which a slow clone may still load, and three without a fork.
 AFTER = 5
 # A job that is not forked by then will not be.
 FORKED_S = 300.0
+# A fork may be dropped, since the next step came before its clone had read the state. So often for each that is wanted one is asked for.
+TRIES_MAX = 2
 # Several clones are to have one state: they get so many steps to be there.
 AHEAD = 4
 ASKED_S = 1.0
@@ -26,8 +29,22 @@ MEMCPY_MAX, MEMCPY_OF_FOUR_MAX = 1.5, 1.3
 
 
 @dataclass(frozen=True)
+class Became:
+    """The clones of a fork. Times in seconds, of the rank that fared worst."""
+
+    # Until the last rank of the last clone could go on: from the beginning of the step at whose end the state is taken, since by then
+    # clones have to be there; and from that end.
+    standby_s: float
+    readiness_s: float
+    memcpy_s: float
+    # Entries that differ between source and clones at the fork, and entries and losses that do AFTER steps on.
+    differing: int
+    differing_later: int
+
+
+@dataclass(frozen=True)
 class Forked:
-    """A fork. Times in seconds, of the rank that fared worst; bytes are a rank's."""
+    """A fork, and what it cost the source. Times in seconds, of the rank that fared worst; bytes are a rank's."""
 
     # Of the state, and what of it was copied aside.
     bytes: int
@@ -43,14 +60,8 @@ class Forked:
     cpu_s: float
     # The fork agent.
     agent_s: float
-    # Until the last rank of the last clone could go on: from the beginning of the step at whose end the state is taken, since by then
-    # clones have to be there; and from that end.
-    standby_s: float
-    readiness_s: float
-    memcpy_s: float
-    # Entries that differ between source and clones at the fork, and entries and losses that do AFTER steps on.
-    differing: int
-    differing_later: int
+    # None: it was dropped, since the next step came before its clones had read the state.
+    clones: Became | None
 
 
 def fork(node: Node, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
@@ -73,10 +84,33 @@ def fork(node: Node, source: Lines, clones: Lines, ranks: int, *, digest: bool =
         runs = source.ask(op="run", until_forked=True, after=AFTER, within=FORKED_S, digest=digest)
         became = clones.hear()
     agent_s = node.agent_cpu_s() - agent_before
+    forked = [forked_at(run) for run in runs]
+    if any("refused" in one for one in became):
+        clones.ask(op="leave")
+        return cost(runs, forked, agent_s, None)
     later = clones.ask(op="run", steps=AFTER, digest=digest) if further else []
     clones.ask(op="leave")
-    length = runs[0]["steps"][forked_at(runs[0])]["fork"][0]["bytes"]
-    return measured(runs, became, later, memcpy(source, clones, length), agent_s)
+    memcpy_s = memcpy(source, clones, runs[0]["steps"][forked[0]]["fork"][0]["bytes"])
+    return cost(runs, forked, agent_s, results(runs, forked, became, later, memcpy_s))
+
+
+def wanted(count: int, one: Callable[[], Forked]) -> list[Forked]:
+    """Forks until so many have clones, and those that were dropped.
+
+    Raises:
+        ProgramError: too many are dropped.
+    """
+    found: list[Forked] = []
+    while len(there(found)) < count:
+        if len(found) == TRIES_MAX * count:
+            raise ProgramError(f"of {len(found)} forks {len(found) - len(there(found))} were dropped")
+        found.append(one())
+    return found
+
+
+def there(found: Sequence[Forked]) -> list[Became]:
+    """The clones of those that were not dropped."""
+    return [one.clones for one in found if one.clones is not None]
 
 
 def memcpy(source: Lines, clones: Lines, length: int) -> float:
@@ -102,15 +136,11 @@ def forked_at(run: Told) -> int:
     raise ValueError(f"the job was not forked in {len(run['steps'])} steps")
 
 
-def measured(runs: Sequence[Told], became: Sequence[Told], later: Sequence[Told], memcpy_s: float, agent_s: float) -> Forked:
-    """What the ranks said of a fork: those of the source, and those of the clone, or of the clones."""
-    at = [forked_at(run) for run in runs]
+def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: Became | None) -> Forked:
+    """What the ranks of the source said of a fork, each of which was forked at its step number `at`."""
     forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
     plain = [statistics.median(step["seconds"] for step in run["steps"][number + 3 :]) for run, number in zip(runs, at, strict=True)]
     two = [sum(step["seconds"] for step in run["steps"][number : number + 2]) for run, number in zip(runs, at, strict=True)]
-    ready = max(one["ready"] for one in became)
-    # What clones of one rank each are compared with is the source's only rank.
-    of_source = [number % len(runs) for number in range(len(became))]
     return Forked(
         bytes=max(fork["fork"][0]["bytes"] for fork in forks),
         aside_bytes=max(fork["fork"][0]["aside_bytes"] for fork in forks),
@@ -120,6 +150,17 @@ def measured(runs: Sequence[Told], became: Sequence[Told], later: Sequence[Told]
         told_stall_s=max(fork["fork"][0]["stall_s"] for fork in forks),
         cpu_s=max(grown(run, number, "own_cpu_s") for run, number in zip(runs, at, strict=True)),
         agent_s=agent_s,
+        clones=clones,
+    )
+
+
+def results(runs: Sequence[Told], at: Sequence[int], became: Sequence[Told], later: Sequence[Told], memcpy_s: float) -> Became:
+    """What the ranks of the clone, or of the clones, came to beside the source's."""
+    forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
+    ready = max(one["ready"] for one in became)
+    # What clones of one rank each are compared with is the source's only rank.
+    of_source = [number % len(runs) for number in range(len(became))]
+    return Became(
         standby_s=ready - min(fork["begin"] for fork in forks),
         readiness_s=ready - max(fork["point"] for fork in forks),
         memcpy_s=memcpy_s,
@@ -151,31 +192,41 @@ def losses_apart(run: Told, at: int, clone: Told) -> int:
 
 def add(report: Report, scenario: str, found: Sequence[Forked]) -> None:
     """Rows about a job's forks: exactness, the source's cost, readiness."""
+    clones = there(found)
     note = f"{found[0].bytes / (1 << 20):,.0f} MiB a rank; a step takes {statistics.median(one.step_s for one in found) * 1e3:,.0f} ms"
-    report.count(What(scenario, "entries that differ at the fork", "entries", 0), [one.differing for one in found], note)
+    report.count(What(scenario, "entries that differ at the fork", "entries", 0), [one.differing for one in clones], note)
     report.count(
-        What(scenario, f"entries and losses that differ {AFTER} steps on", "entries and losses", 0), [one.differing_later for one in found]
+        What(scenario, f"entries and losses that differ {AFTER} steps on", "entries and losses", 0), [one.differing_later for one in clones]
     )
     stalls = [one.stall_s / max(STALL_SHARE * one.step_s, STALL_S) for one in found]
     note = f"stall, ms: {listed([one.stall_s for one in found])}; as the session says: {listed([one.told_stall_s for one in found])}"
     report.time(What(scenario, "stall over the larger of 1 % of a step and 2 ms", "x", 1.0), stalls, note)
     cpu = [(one.cpu_s - ASIDE_S_A_GIB * one.aside_bytes / GIB) * GIB / one.bytes for one in found]
-    note = f"all of it, ms: {listed([one.cpu_s for one in found])}; copied aside: {found[0].aside_bytes / found[0].bytes:.0%}"
+    aside = " ".join(f"{one.aside_bytes / one.bytes:.0%}" for one in found)
+    note = f"all of it, ms: {listed([one.cpu_s for one in found])}; copied aside: {aside}"
     report.time(What(scenario, "the training process's CPU, less 0.1 s a GiB copied aside", "s/GiB", CPU_S_A_GIB), cpu, note)
     agent = [one.agent_s * GIB / one.bytes for one in found]
     report.time(What(scenario, "the agent's CPU", "s/GiB", AGENT_S_A_GIB), agent)
     ready(report, scenario, found, MEMCPY_MAX)
     report.time(What(scenario, "overhead of the two steps", "s"), [one.overhead_s for one in found])
-    report.time(What(scenario, "standby", "s"), [one.standby_s for one in found])
+    report.time(What(scenario, "standby", "s"), [one.standby_s for one in clones])
 
 
 def ready(report: Report, scenario: str, found: Sequence[Forked], bar: float) -> None:
     """Rows about readiness."""
-    ratios = [one.readiness_s / one.memcpy_s for one in found]
-    note = f"ms: {listed([one.readiness_s for one in found])}; memcpy, ms: {listed([one.memcpy_s for one in found])}"
+    clones = there(found)
+    dropped(report, scenario, len(found) - len(clones), len(found))
+    ratios = [one.readiness_s / one.memcpy_s for one in clones]
+    note = f"ms: {listed([one.readiness_s for one in clones])}; memcpy, ms: {listed([one.memcpy_s for one in clones])}"
     baseline = "memcpy into touched memory, by as many processes, while the source trains"
     report.time(What(scenario, "readiness, verification included, over a memcpy", "x", bar, baseline), ratios, note)
-    report.time(What(scenario, "readiness", "s"), [one.readiness_s for one in found])
+    report.time(What(scenario, "readiness", "s"), [one.readiness_s for one in clones])
+
+
+def dropped(report: Report, scenario: str, count: int, of: int) -> None:
+    """A row about forks that were dropped."""
+    what = What(scenario, "forks dropped, since the next step came before the state was read", "forks", 0)
+    report.once(what, count, f"of {of}")
 
 
 def listed(seconds: Sequence[float]) -> str:

@@ -10,8 +10,8 @@ import torch
 import torchvision
 from torch import nn
 
-BATCH = 2
-# Of CANDLE's NT3, and small pictures: a step takes a second at most, and what is measured is the state, not the step.
+# Of CANDLE's NT3, and small pictures. Batches are smaller than those that such models are trained with (CANDLE: 20), so that a step takes a
+# second or less; and large enough for forward and backward pass to take longer than a memcpy of the state does.
 GENES = 50_028
 SIDE = 64
 LR = 0.001
@@ -56,6 +56,8 @@ class Job:
     """A model that is trained on what torch's generator draws, so that equal states see equal data."""
 
     model: nn.Module
+    # Samples a step.
+    batch: int
     shape: tuple[int, ...]
     classes: int
     optimizer_name: str
@@ -70,8 +72,8 @@ class Job:
 
     def backward(self) -> float:
         """A pass forward and one backward; gives the loss."""
-        samples = torch.randn(BATCH, *self.shape)
-        labels = torch.randint(self.classes, (BATCH,))
+        samples = torch.randn(self.batch, *self.shape)
+        labels = torch.randint(self.classes, (self.batch,))
         loss = nn.functional.cross_entropy(self.model(samples), labels)
         loss.backward()
         return loss.item()
@@ -85,14 +87,14 @@ class Job:
         self.optimizer = OPTIMIZERS[self.optimizer_name](self.model)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "nt3": (NT3, (1, GENES), 2),
-    "nt3-small": (lambda: NT3(30), (1, GENES), 2),
-    "resnet50": (lambda: torchvision.models.resnet50(weights=None), (3, SIDE, SIDE), 1000),
-    "resnet152": (lambda: torchvision.models.resnet152(weights=None), (3, SIDE, SIDE), 1000),
-    "densenet121": (lambda: torchvision.models.densenet121(weights=None), (3, SIDE, SIDE), 1000),
-    "tensors-10": (lambda: Tensors(10), (2,), 2),
-    "tensors-320": (lambda: Tensors(320), (2,), 2),
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...], int]] = {
+    "nt3": (NT3, 8, (1, GENES), 2),
+    "nt3-small": (lambda: NT3(30), 2, (1, GENES), 2),
+    "resnet50": (lambda: torchvision.models.resnet50(weights=None), 4, (3, SIDE, SIDE), 1000),
+    "resnet152": (lambda: torchvision.models.resnet152(weights=None), 4, (3, SIDE, SIDE), 1000),
+    "densenet121": (lambda: torchvision.models.densenet121(weights=None), 4, (3, SIDE, SIDE), 1000),
+    "tensors-10": (lambda: Tensors(10), 2, (2,), 2),
+    "tensors-320": (lambda: Tensors(320), 2, (2,), 2),
 }
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     # Without momentum, as the paper's: the state is the weights alone.
@@ -104,6 +106,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 def made(model: str, optimizer: str) -> Job:
     """A job of such names, its weights drawn from torch's generator."""
-    build, shape, classes = MODELS[model]
+    build, batch, shape, classes = MODELS[model]
     module = build()
-    return Job(module, shape, classes, optimizer, OPTIMIZERS[optimizer](module))
+    return Job(module, batch, shape, classes, optimizer, OPTIMIZERS[optimizer](module))

@@ -152,10 +152,17 @@ class Rank:
             call()
 
     def become(self, *, asked: str, digest: bool = False) -> None:
-        """Becomes a clone, as `asked` says, with an optimizer that has no state yet: what a program that has just begun has."""
+        """Becomes a clone, as `asked` says, with an optimizer that has no state yet: what a program that has just begun has.
+
+        If its parent drops it, it says so, and may be told to become another.
+        """
         self.job.forget()
         os.environ["FOREBAY_CLONE"] = asked
-        self.session = clone.session(**self.job.given(), warm=self._warm())
+        try:
+            self.session = clone.session(**self.job.given(), warm=self._warm())
+        except clone.CloneError as error:
+            self.line.say(refused=str(error))
+            return
         ready = time.monotonic()
         assert self.session.resumed
         self.step = self.session.resumed["step"]
