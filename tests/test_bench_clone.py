@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import bench.report
 from bench import clone_page, clone_peers
 from bench.clone import SCENARIOS, Size, World, of_model
-from bench.clone_forks import AFTER, Forked, add, forked_at, grown, measured
+from bench.clone_forks import AFTER, Became, Forked, add, cost, forked_at, grown, results, wanted
 from bench.clone_jobs import node, ranks
 from bench.clone_peers import OURS, PAPER, PEERS, TOLD, Brought, against, beside_the_paper
 from bench.programs.clone_cost import Own
@@ -56,23 +57,24 @@ def later(**digests: str) -> dict[str, Any]:
 def test_the_measures_are_those_of_the_rank_that_fared_worst() -> None:
     slow = run()
     slow["steps"][FORKED]["point"] += 0.5
-    found = measured([run(), slow], [became(4.0), became(4.25)], [later(), later()], 0.5, 0.02)
-    assert found.readiness_s == pytest.approx(4.25 - 3.5)
-    assert found.standby_s == pytest.approx(4.25 - FORKED)
+    clones = results([run(), slow], [FORKED, FORKED], [became(4.0), became(4.25)], [later(), later()], 0.02)
+    assert clones.readiness_s == pytest.approx(4.25 - 3.5)
+    assert clones.standby_s == pytest.approx(4.25 - FORKED)
+    assert (clones.differing, clones.differing_later) == (0, 0)
+    found = cost([run(), slow], [FORKED, FORKED], 0.5, clones)
     assert (found.step_s, found.overhead_s) == pytest.approx((1.0, 0.5))
     assert (found.stall_s, found.told_stall_s, found.cpu_s) == pytest.approx((0.005, 0.004, 0.03))
-    assert (found.differing, found.differing_later) == (0, 0)
 
 
 def test_one_entry_or_loss_that_differs_is_counted() -> None:
     others = later(b="5")
     others["steps"][3]["loss"] += 1e-15
-    found = measured([run()], [became(4.0, a="0", c="6")], [others], 0.5, 0.02)
+    found = results([run()], [FORKED], [became(4.0, a="0", c="6")], [others], 0.02)
     assert (found.differing, found.differing_later) == (2, 2)
 
 
 def test_several_clones_of_one_rank_are_held_against_the_one_source() -> None:
-    found = measured([run()], [became(4.0), became(5.0, a="0")], [later(), later()], 0.5, 0.02)
+    found = results([run()], [FORKED], [became(4.0), became(5.0, a="0")], [later(), later()], 0.02)
     assert found.differing == 1
     assert found.readiness_s == pytest.approx(2.0)
 
@@ -157,13 +159,10 @@ def forked(**changed: Any) -> Forked:
         "told_stall_s": 0.009,
         "cpu_s": 0.055,
         "agent_s": 0.09,
-        "standby_s": 1.2,
-        "readiness_s": 0.14,
-        "memcpy_s": 0.1,
-        "differing": 0,
-        "differing_later": 0,
+        "clones": Became(standby_s=1.2, readiness_s=0.14, memcpy_s=0.1, differing=0, differing_later=0),
     }
-    return Forked(**{**kept, **changed})
+    of_clones = {name: changed.pop(name) for name in list(changed) if name in Became.__dataclass_fields__}
+    return Forked(**{**kept, "clones": replace(kept["clones"], **of_clones), **changed})
 
 
 # A program that is none of the bench's.
@@ -201,6 +200,17 @@ def test_each_bar_can_be_missed(report: Report, what: str) -> None:
     value, metric = MISSED[what]
     add(report, "nt3: sgd, 1 + 1 ranks", [forked(**{what: value})] * 10)
     assert missed(report) == [metric]
+
+
+def test_a_fork_that_is_dropped_is_told_and_another_is_asked_for(report: Report) -> None:
+    lost = forked(clones=None)
+    coming = iter([lost, *[forked()] * 9, lost, forked()])
+    found = wanted(10, lambda: next(coming))
+    assert len(found) == 12
+    add(report, "nt3: sgd, 1 + 1 ranks", found)
+    assert missed(report) == ["forks dropped, since the next step came before the state was read"]
+    with pytest.raises(ProgramError, match="of 4 forks 4 were dropped"):
+        wanted(2, lambda: lost)
 
 
 def test_each_peer_is_a_bar_of_its_own(report: Report) -> None:

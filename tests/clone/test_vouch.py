@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -103,6 +103,79 @@ def test_f50_a_parent_that_does_not_know_says_nothing(
             window._vouch()
             assert played.remote.is_confirmed()
         played.close()
+    parent.check()
+
+
+def backward_until(done: Callable[[], bool], *, hook: Callable[[], None] | None = None) -> None:
+    """Backward passes of the main thread's, of some milliseconds each, in which Python may be called."""
+    weight = torch.eye(256, requires_grad=True)
+    if hook:
+        weight.register_hook(lambda _: hook())
+    deadline = time.monotonic() + support.LONG_S
+    while not done():
+        assert time.monotonic() < deadline
+        product = torch.eye(256)
+        for _ in range(20):
+            product = product @ weight
+        product.sum().backward()
+
+
+def test_f50_in_a_backward_pass_it_is_said_beside_it(
+    here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two instructions it can't be said then, since such a pass is one."""
+    monkeypatch.setattr(Window, "_vouch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        played.read()
+        confirmed = executor.submit(played.remote.confirm, time.sleep)
+        backward_until(confirmed.done)
+        confirmed.result()
+        played.close()
+    parent.check()
+
+
+@pytest.mark.parametrize("why", ["at rest", "hook", "changed"])
+def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_said(
+    why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Window, "watch", lambda _: None)
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        window = window_of(parent)
+        played.read()
+        played.remote._reading.ask()
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            executor.submit(window._vouch_beside).result(support.LONG_S)
+
+        def look_on() -> None:
+            for _ in range(200):
+                look()
+                time.sleep(0.001)
+
+        if why == "at rest":
+            look()
+        elif why == "hook":
+            backward_until(lambda: looks > 3, hook=look)
+        else:
+            change(parent)
+            backward_until(executor.submit(look_on).done)
+        assert looks
+        assert not played.remote.is_confirmed()
+        played.close()
+    if why != "changed":
+        parent.train()
+        assert played.remote.is_confirmed()
     parent.check()
 
 

@@ -63,9 +63,9 @@ class Tensors:
     def reading(self, reader: int = 0) -> _core.Reading:
         return _core.Reading(self.window.descriptor, LENGTHS, reader)
 
-    def read(self, reading: _core.Reading, tensor: int, wait_s: float = LONG) -> str:
+    def read(self, reading: _core.Reading, tensor: int, wait_s: float = LONG, mapped: _core.Mapped | None = None) -> str:
         place = (self.memory.descriptor, self.starts[tensor])
-        return reading.read(tensor, place, self.aside.descriptor, ctypes.addressof(self.target), wait_s)
+        return reading.read(tensor, place, self.aside.descriptor, ctypes.addressof(self.target), wait_s, mapped)
 
     def digest(self, tensor: int) -> str:
         start = self.starts[tensor]

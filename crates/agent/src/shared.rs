@@ -117,6 +117,28 @@ impl SharedFile {
         Self::map(file, len)
     }
 
+    /// Maps such a file for reading, all of it, and has its pages mapped before they are needed.
+    ///
+    /// # Errors
+    /// As [`Self::received`].
+    pub fn received_ahead(file: OwnedFd) -> io::Result<Self> {
+        let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
+        let shared = Self::received_for_reading(file, len)?;
+        // A kernel before 5.14 maps each page when it is read.
+        // SAFETY: of this mapping alone, whose content stays as it is.
+        let _ = unsafe { mm::madvise(shared.region.base().as_ptr().cast(), len, mm::Advice::LinuxPopulateRead) };
+        Ok(shared)
+    }
+
+    /// Whether a descriptor is of the same file.
+    ///
+    /// # Errors
+    /// It is of none.
+    pub fn is_of(&self, other: BorrowedFd<'_>) -> io::Result<bool> {
+        let (ours, theirs) = (fs::fstat(&self.file)?, fs::fstat(other)?);
+        Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))
+    }
+
     fn check_length(file: &OwnedFd, len: usize) -> io::Result<()> {
         let is_long = fs::fstat(file)?.st_size as u64 >= len as u64;
         if !is_long || !fs::fcntl_get_seals(file)?.contains(LENGTH_SEALS) {

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use crate::mapped::Mapped;
 use forebay_agent::{AgentError, fork::client};
 use pyo3::{
     exceptions::{PyConnectionError, PyConnectionRefusedError, PyTimeoutError, PyValueError},
@@ -65,6 +66,13 @@ impl Rank {
         py.detach(offer).map_err(to_python)
     }
 
+    /// Says in which memory large tensors lie, by descriptors, which stay the caller's: clones that wait get ready to read there.
+    fn lying(&self, py: Python<'_>, memory: Vec<i32>) -> PyResult<()> {
+        let memory: Vec<_> = memory.into_iter().map(borrowed).collect::<PyResult<_>>()?;
+        let lying = || self.0.lock().unwrap_or_else(PoisonError::into_inner).lying(&memory);
+        py.detach(lying).map_err(to_python)
+    }
+
     /// Says what the rank has so many steps after these forks, with a descriptor of what describes it, which stays the caller's.
     fn repeated(&self, forks: Vec<u64>, text: i32) -> PyResult<()> {
         let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,6 +99,12 @@ impl Taking {
     fn new(py: Python<'_>, directory: &str, fork: u64, rank: u32, ranks: u32) -> PyResult<Self> {
         let begun = py.detach(|| client::Taking::begin(Path::new(directory), fork, rank, ranks));
         begun.map(Self).map_err(to_python)
+    }
+
+    /// Maps the memory in which the job's large tensors lie, as far as that is known by now; once. For a thread of its own, while the state is waited for: the
+    /// interpreter's lock is released.
+    fn map_ahead(&self, py: Python<'_>) -> Vec<Mapped> {
+        py.detach(|| self.0.lying().into_iter().filter_map(Mapped::ahead).collect())
     }
 
     /// The clone's name, its number as a reader of the window, the descriptors of `Rank.offer`, which are the caller's to close, and how many ranks the job has;

@@ -8,6 +8,7 @@
 mod fork;
 mod images;
 mod loader;
+mod mapped;
 mod memory;
 mod one_pass;
 mod order;
@@ -115,6 +116,8 @@ mod _core {
     use super::images::{cut_image, image_size};
     #[pymodule_export]
     use super::loader::{LoaderRank, LoaderRegistering, LoaderTable};
+    #[pymodule_export]
+    use super::mapped::Mapped;
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]

@@ -17,7 +17,9 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::{
     Memory,
     fork::{borrowed, duration},
-    hexadecimal, one_pass,
+    hexadecimal,
+    mapped::{self, Mapped},
+    one_pass,
 };
 
 /// Where pieces begin that are copied aside.
@@ -190,9 +192,20 @@ impl Reading {
         }
     }
 
-    /// Reads a tensor to `target`, from a file and an offset, its place, or from `aside` what was copied there; gives its digest. Reads files, maps nothing: whoever
-    /// else has them can't take memory away from under this process.
-    fn read(&self, py: Python<'_>, tensor: usize, place: (i32, u64), aside: i32, target: usize, wait_s: f64) -> PyResult<String> {
+    /// Reads a tensor to `target`, from a file and an offset, its place, or from `aside` what was copied there; gives its digest. If that file is `mapped`, from
+    /// there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
+    #[pyo3(signature = (tensor, place, aside, target, wait_s, mapped=None))]
+    #[expect(clippy::too_many_arguments, reason = "a tensor, where it lies and where it goes")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        tensor: usize,
+        place: (i32, u64),
+        aside: i32,
+        target: usize,
+        wait_s: f64,
+        mapped: Option<&Bound<'_, Mapped>>,
+    ) -> PyResult<String> {
         let (first, length) = *self
             .tensors
             .get(tensor)
@@ -200,11 +213,14 @@ impl Reading {
         let (file, aside) = (borrowed(place.0)?, borrowed(aside)?);
         let target = Memory::new(target, length)?;
         let deadline = Instant::now() + duration(wait_s)?;
+        let mapped = mapped.and_then(|mapped| mapped.get().file());
+        let mapped = mapped.as_deref().and_then(|file| mapped::part(file, place.1, length));
         let mut hash = Xxh3::new();
         for (index, piece) in pieces_of(target).enumerate() {
             let lies = Stretches {
                 file,
                 offset: place.1.saturating_add((index * PIECE_BYTES) as u64),
+                mapped: mapped.map(|tensor| tensor.part(index * PIECE_BYTES, piece.length)).transpose()?,
                 aside,
                 piece,
                 had: 0,
@@ -240,6 +256,8 @@ impl Reading {
 struct Stretches<'a> {
     file: BorrowedFd<'a>,
     offset: u64,
+    /// The same, if it is mapped.
+    mapped: Option<Memory>,
     aside: BorrowedFd<'a>,
     piece: Memory,
     had: usize,
@@ -255,15 +273,14 @@ impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
     fn read(&mut self, reader: &mut Reader, words: &impl Words, hash: &mut Xxh3) -> io::Result<Progress> {
         while self.had < self.piece.length {
-            let (file, offset) = match reader.next(words) {
-                Read::InPlace => (self.file, self.offset),
-                Read::Aside(at) => (self.aside, at),
+            let stretch = one_pass::piece(self.piece, self.had);
+            match reader.next(words) {
+                Read::InPlace => self.read_in_place(stretch)?,
+                Read::Aside(at) => one_pass::fill(self.aside, at.saturating_add(self.had as u64), stretch)?,
                 Read::Again => continue,
                 Read::Wait => return Ok(Progress::Waits),
                 Read::Lost(outcome) => return Ok(Progress::Lost(outcome)),
-            };
-            let stretch = one_pass::piece(self.piece, self.had);
-            one_pass::fill(file, offset.saturating_add(self.had as u64), stretch)?;
+            }
             if reader.counts(words) {
                 hash.update(one_pass::bytes(stretch));
                 self.had += stretch.length;
@@ -271,6 +288,19 @@ impl Stretches<'_> {
         }
         reader.done(words);
         Ok(Progress::Whole)
+    }
+
+    /// Reads the next stretch where it lies. Whether it was of the step while it was read, the reader knows afterwards.
+    fn read_in_place(&self, stretch: Memory) -> io::Result<()> {
+        let Some(mapped) = self.mapped else {
+            return one_pass::fill(self.file, self.offset.saturating_add(self.had as u64), stretch);
+        };
+        let from = Memory {
+            address: mapped.address + self.had,
+            length: stretch.length,
+        };
+        one_pass::copy(from, stretch);
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol, cast
 
 from forebay.clone._errors import UndescribableError
@@ -98,8 +99,8 @@ class Adapter(Ranks, Protocol):
             DamagedError: there can be no such tensor.
         """
 
-    def empty(self, layout: Layout) -> Any:  # noqa: ANN401
-        """A new tensor, its elements unset."""
+    def empty(self, layout: Layout, buffer: object = None, offset: int = 0) -> Any:  # noqa: ANN401
+        """A new tensor, its elements unset: in a buffer, from an offset in bytes on, if it can lie there."""
 
     def memory(self, tensor: Any) -> Memory:  # noqa: ANN401
         """The tensor's bytes, for reading: where it lies if that is in the processor's memory and without gaps, else a copy."""
@@ -126,6 +127,12 @@ class Adapter(Ranks, Protocol):
         """Asked by the main thread between two instructions: whether no operation is under way that has called Python.
 
         Of what such a one changes the version might not be counted yet.
+        """
+
+    def is_in_backward(self, frame: FrameType) -> bool:
+        """Asked by another thread of one that is in this frame: whether all that one does is a backward pass, and no Python in it.
+
+        Such a pass writes to gradients; what hooks write in it, Python writes.
         """
 
     def on_step(

@@ -199,6 +199,7 @@ class Inventory:
         others: Sequence[Manifest] = (),
         *,
         is_seeded: bool = False,
+        empty: Callable[[Layout], Any] | None = None,
     ) -> Manifest:
         """Sets this process's state to a captured one, and checks the digest of every entry: of what arrived, and of what was made of it.
 
@@ -211,6 +212,7 @@ class Inventory:
             others: where the state was taken of another number of ranks, and the captured one is rank 0's: the manifests of the others.
                 What all held alike is loaded, and what can't be dealt is refused.
             is_seeded: the generators are seeded afterwards.
+            empty: makes the tensors that are missing here and lie in shared memory there; by default the adapter does.
 
         Returns:
             The state's manifest, in which every entry has its digest.
@@ -234,7 +236,7 @@ class Inventory:
         texts = {name: _text(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
         for name, entries in found.items():
             self._check_layouts(entries, texts[name], parts[name])
-        received = [self._received(texts[name], entries, parts[name]) for name, entries in found.items()]
+        received = [self._received(texts[name], entries, parts[name], empty or self._adapter.empty) for name, entries in found.items()]
         fills = [fill for _, fills in received for fill in fills]
         digests: dict[str, str] = {}
         filled: dict[int, _Filled] = {}
@@ -392,7 +394,9 @@ class Inventory:
             there, here = _shortened(text), _shortened(part.text)
             raise DifferenceError(f"{entries[0].path} differs: {there} where the state was captured, {here} here")
 
-    def _received(self, text: bytes, entries: list[Entry], part: _Part) -> tuple[object, list[tuple[Any, Entry]]]:
+    def _received(
+        self, text: bytes, entries: list[Entry], part: _Part, empty: Callable[[Layout], Any]
+    ) -> tuple[object, list[tuple[Any, Entry]]]:
         """A component's containers, and the tensors in them that are to be filled: its own where they are alike, else new ones."""
         own = {spelled(path): (tensor, part.layouts[path]) for path, tensor in part.tensors.items()}
         by_path = {entry.path: entry for entry in entries[1:]}
@@ -401,7 +405,8 @@ class Inventory:
         def tensor(path: Path) -> object:
             entry = by_path.pop(spelled(path))
             mine, layout = own.get(entry.path, (None, None))
-            fills.append((mine if layout == entry.layout else self._adapter.empty(entry.layout), entry))
+            made = empty if entry.place else self._adapter.empty
+            fills.append((mine if layout == entry.layout else made(entry.layout), entry))
             return fills[-1][0]
 
         tree = decode(text, part.component.path, tensor)

@@ -167,8 +167,12 @@ class Manifest:
 
 def offsets(lengths: list[int]) -> Iterator[int]:
     """Where each of so many bytes begins, and last, where all end."""
-    aligned = (-(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for length in lengths)
-    return itertools.accumulate(aligned, initial=0)
+    return itertools.accumulate(map(aligned, lengths), initial=0)
+
+
+def aligned(length: int) -> int:
+    """Bytes from where so many begin to where the next may."""
+    return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _header(*, framework: object, rank: object, ranks: object) -> tuple[str, int, int]:

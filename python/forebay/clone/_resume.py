@@ -5,17 +5,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from forebay import _core
 from forebay.clone import _offer
+from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._inventory import Inventory, Survey
 from forebay.clone._manifest import Manifest
+from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
 from forebay.clone._told import Course
 from forebay.clone._window import Remote
@@ -100,12 +102,14 @@ class Resumed:
         lineage: where it comes from.
         course: when this rank came to what.
         taking: on probation, its connection to the fork agent, which is its lease.
+        arenas: shared memory in which some of its tensors lie.
     """
 
     name: str
     lineage: Lineage
     course: Course
     taking: _core.Taking | None = None
+    arenas: Sequence[Arena] = ()
 
 
 @dataclass(frozen=True)
@@ -129,34 +133,35 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
     try:
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
-        survey = inventory.survey()
-        taken = waited(taking.state, wait_s, _late(asked, wait_s))
-        name, _, _, of_ranks = taken
-        state_at = time.time()
-        try:
-            loaded = _load(asked, secret, inventory, survey, taken, wait_s)
-            changes = {} if asked.shadow else asked.changes
-            for changed, value in changes.items():
-                inventory.change(changed, value)
-            loaded_at = time.time()
-            if loaded.remote is not None:
-                # What is heard of the agent before this clone is loaded is that it will not be.
-                loaded.remote.confirm(taking.exists)
-        except Exception as error:
-            # The other ranks need not wait for this one.
-            with contextlib.suppress(ConnectionError):
-                taking.failed(str(error)[:REASON_MAX])
-            raise
-        with _offer.described(secret, loaded.header, loaded.manifest) as text:
-            taking.loaded(text)
-        stands = taking.begins if asked.shadow else taking.exists
-        waited(lambda seconds: stands(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s")
+        with contextlib.closing(Ahead(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
+            survey = inventory.survey()
+            taken = waited(taking.state, wait_s, _late(asked, wait_s))
+            name, _, _, of_ranks = taken
+            state_at = time.time()
+            try:
+                loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
+                changes = {} if asked.shadow else asked.changes
+                for changed, value in changes.items():
+                    inventory.change(changed, value)
+                loaded_at = time.time()
+                if loaded.remote is not None:
+                    # What is heard of the agent before this clone is loaded is that it will not be.
+                    loaded.remote.confirm(taking.exists)
+            except Exception as error:
+                # The other ranks need not wait for this one.
+                with contextlib.suppress(ConnectionError):
+                    taking.failed(str(error)[:REASON_MAX])
+                raise
+            with _offer.described(secret, loaded.header, loaded.manifest) as text:
+                taking.loaded(text)
+            stands = taking.begins if asked.shadow else taking.exists
+            waited(lambda seconds: stands(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s")
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
     course = Course(asked_at, state_at, loaded_at, time.time(), loaded.manifest.state_length)
-    return Resumed(name, lineage, course, taking if asked.shadow else None)
+    return Resumed(name, lineage, course, taking if asked.shadow else None, ahead.arenas)
 
 
 def _late(asked: Asked, wait_s: float) -> str:
@@ -176,6 +181,7 @@ def _load(
     survey: Survey,
     taken: tuple[str, int, list[int], int],
     wait_s: float,
+    ahead: Ahead,
 ) -> _Loaded:
     """Loads the state behind the descriptors that `Taking.state` gave, and closes them.
 
@@ -200,8 +206,8 @@ def _load(
         capture = Capture(manifest, state)
         closing.pop_all()
         stack.enter_context(capture)
-        remote = Remote(manifest, reader, more, wait_s) if manifest.in_place else None
-        manifest = inventory.load(capture, remote, survey, others, is_seeded="seed" in asked.changes)
+        remote = Remote(manifest, reader, more, wait_s, ahead) if manifest.in_place else None
+        manifest = inventory.load(capture, remote, survey, others, is_seeded="seed" in asked.changes, empty=ahead.empty)
     return _Loaded(header, manifest, remote)
 
 

@@ -4,7 +4,7 @@ import atexit
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from forebay.clone._given import check_given
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._probation import Probation, steps_of
 from forebay.clone._resume import Asked, Lineage, Resumed, resume
+from forebay.clone._shared import Arena
 from forebay.clone._source import Fork, Limits, Source
 from forebay.clone._told import Telling, tell
 
@@ -74,7 +75,7 @@ class Session:
         self._remove_hook: Callable[[], None] | None = None
         self._is_forkable = forkable and not is_off()
         if self._is_forkable and probation is None:
-            self._source = Source(job, described, state.limits, state.shadow)
+            self._source = Source(job, described, state.limits, state.shadow, state.arenas)
         if self._is_forkable or probation is not None:
             self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
@@ -149,7 +150,7 @@ class Session:
         announce(became, self._inventory.rank)
         if self._is_forkable:
             try:
-                self._source = Source(self.job, self._inventory, self._state.limits, self._state.shadow)
+                self._source = Source(self.job, self._inventory, self._state.limits, self._state.shadow, self._state.arenas)
             except CloneError as error:
                 say(f"this clone can't be forked: {error}")
 
@@ -261,6 +262,7 @@ class _State:
         loader_has_place: the state has a loader that knows its place by itself.
         limits: what a fork may cost.
         shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
+        arenas: in a clone, shared memory in which some of its tensors lie already.
     """
 
     def __init__(self, *, loader_has_place: bool, limits: Limits, shadow: int) -> None:
@@ -269,6 +271,7 @@ class _State:
         self.loader_has_place = loader_has_place
         self.limits = limits
         self.shadow = shadow
+        self.arenas: Sequence[Arena] = ()
 
 
 def session(
@@ -352,6 +355,7 @@ def _check_group(described: Inventory) -> None:
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
     resumed = resume(asked, described, warm, wait_s)
+    state.arenas = resumed.arenas
     if resumed.taking is not None:
         probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
         return Session(resumed.name, described, state, resumed.lineage, probation)

@@ -94,8 +94,8 @@ class Storage:
         unsteady: paths of tensors that were seen to change between a point and a step; they are copied at the point.
     """
 
-    def __init__(self, adapter: Adapter) -> None:
-        self.arenas: list[Arena] = []
+    def __init__(self, adapter: Adapter, arenas: Iterable[Arena] = ()) -> None:
+        self.arenas = list(arenas)
         self.lying = 0
         self.unsteady: set[str] = set()
         self._adapter = adapter

@@ -4,7 +4,8 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later
 from forebay.clone._manifest import Placement
 from forebay.clone._offer import Header, described
-from forebay.clone._shared import Storage, shared
+from forebay.clone._shared import Arena, Storage, shared
 from forebay.clone._window import Window, aside_length
 
 __all__ = ["REASON_MAX", "Fork", "Limits", "Source"]
@@ -101,7 +102,7 @@ class _Room:
 class Source:
     """One rank of a job that can be forked, until it is closed."""
 
-    def __init__(self, job: str, inventory: Inventory, limits: Limits, shadow: int = 0) -> None:
+    def __init__(self, job: str, inventory: Inventory, limits: Limits, shadow: int = 0, arenas: Sequence[Arena] = ()) -> None:
         """Makes the rank known to the node's fork agent, which is started if there is none.
 
         Args:
@@ -109,6 +110,7 @@ class Source:
             inventory: of its state.
             limits: what a fork may cost.
             shadow: so many steps its clones take on probation, unless `forebay clone` says otherwise.
+            arenas: shared memory in which some of its tensors lie already.
 
         Raises:
             CloneError: that can't be, with the reason and the mend.
@@ -117,7 +119,8 @@ class Source:
         self._limits, self._shadow = limits, shadow
         # By the number of the point at which they are due: forks, each with its step.
         self._repeats: dict[int, list[tuple[int, int]]] = {}
-        self._storage = Storage(inventory.adapter)
+        self._storage = Storage(inventory.adapter, arenas if limits.prepare != "never" else ())
+        self._lying: list[weakref.ref[_core.Shared]] = []
         self._told: set[str] = set()
         self._process = os.getpid()
         self._window: Window | None = None
@@ -240,6 +243,15 @@ class Source:
             more = f"; and {len(new) - NAMED_MAX} more" if len(new) > NAMED_MAX else ""
             say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}{more}")
         self._told |= left.keys()
+        self._tell_lying()
+
+    def _tell_lying(self) -> None:
+        """Has clones that will wait know where they will read, if that is news. Without the agent there are none."""
+        lying = [arena.memory for arena in self._storage.arenas]
+        if [memory() for memory in self._lying] != lying:
+            with contextlib.suppress(ConnectionError):
+                self._rank.lying([memory.descriptor for memory in lying])
+                self._lying = [weakref.ref(memory) for memory in lying]
 
     def _look(self) -> None:
         """Notes how much memory is left, and joins the next fork agent if this one has ended, without waiting for it."""
@@ -256,6 +268,8 @@ class Source:
             self._repeats.clear()
             # From this point on its page is looked at. The agent waits until all ranks do so: others may come to it steps later.
             self._rank.measured(self._length)
+            self._lying = []
+            self._tell_lying()
             return
         if self._ahead is None:
             self._left = _core.memory_left()

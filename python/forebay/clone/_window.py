@@ -6,12 +6,14 @@ In which order each side looks at what, crates/agent/src/fork/window.rs says.
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
+from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._manifest import Entry, Manifest
@@ -78,7 +80,8 @@ class Window:
         In between, the thread that trains says that nothing has changed so far. A thread waits for clones to ask; it ends with the window.
 
         Only where the main thread trains: it alone can be asked between two of its instructions, when it is in the middle of no operation.
-        Versions are counted after an operation has written, so no other thread can know.
+        Versions are counted after an operation has written, so no other thread can know, but while all that runs is a backward pass: that
+        is one long instruction, and writes to gradients only.
         """
         if threading.current_thread() is threading.main_thread():
             # Without a thread it is said by the next step.
@@ -86,11 +89,15 @@ class Window:
                 threading.Thread(target=self._wait, name="forebay", daemon=True).start()
 
     def _wait(self) -> None:
+        is_called = False
         while not self._is_silent and self._shared.wait_asked():
-            if _core.between_instructions(self._vouch):
-                # That may be after a long call of another language. If it can't say so then, it is asked again.
-                self._was_asked.get()
-            time.sleep(LOOK_EVERY_S)
+            # That may be after a long call of another language. If it can't say so then, it is asked again.
+            is_called = is_called or _core.between_instructions(self._vouch)
+            self._vouch_beside()
+            with contextlib.suppress(queue.Empty):
+                self._was_asked.get(timeout=LOOK_EVERY_S)
+                is_called = False
+                time.sleep(LOOK_EVERY_S)
 
     def _vouch(self) -> None:
         # A process that was forked has the call, too, and knows nothing of its parent's tensors.
@@ -98,18 +105,35 @@ class Window:
             return
         self._was_asked.put(None)
         try:
-            if self._is_silent or not self._adapter.is_at_rest():
-                return
-            asking = self._shared.asking
-            if self._found_changed():
-                self._is_silent = True
-            elif asking:
-                self._shared.vouch(asking)
+            self._say(self._adapter.is_at_rest)
         except Exception as error:
             if not _is_ours(error):
                 raise
             # The next step meets it, too, and says so.
             self._is_silent = True
+
+    def _vouch_beside(self) -> None:
+        """The same, by another thread: the interpreter's lock is held here, so that no Python runs in a backward pass that is found."""
+
+        def is_in_backward() -> bool:
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            return frame is not None and self._adapter.is_in_backward(frame)
+
+        try:
+            self._say(is_in_backward)
+        except Exception:
+            # As above.
+            self._is_silent = True
+
+    def _say(self, can_know: Callable[[], bool]) -> None:
+        """Vouches for who asks, if nothing has changed; in this order, for the program may go on meanwhile."""
+        asking = self._shared.asking
+        if self._is_silent or not can_know():
+            return
+        if self._found_changed():
+            self._is_silent = True
+        elif asking:
+            self._shared.vouch(asking)
 
     def _found_changed(self) -> list[str]:
         return [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
@@ -164,8 +188,15 @@ def _is_ours(error: Exception) -> bool:
 class Remote:
     """A parent's tensors where they lie, as one rank of a clone reads them."""
 
-    def __init__(self, manifest: Manifest, reader: int, descriptors: Sequence[int], wait_s: float) -> None:
+    def __init__(self, manifest: Manifest, reader: int, descriptors: Sequence[int], wait_s: float, ahead: Ahead | None = None) -> None:
         """Made of the descriptors of `Window.descriptors`, which stay the caller's, and open until nothing more is read.
+
+        Args:
+            manifest: which tensors there are.
+            reader: the rank's number as a reader.
+            descriptors: see above.
+            wait_s: for how many seconds a parent is waited for that stands still.
+            ahead: what was made ready; what was not is done as it is read.
 
         Raises:
             DamagedError: they are not what they should be.
@@ -173,6 +204,7 @@ class Remote:
         if len(descriptors) < 3:
             raise DamagedError("the memory in which the state lies did not come along")
         window, self._aside, *self._arenas = descriptors
+        self._mapped = [ahead.mapped(arena) if ahead else None for arena in self._arenas]
         entries = manifest.in_place
         self._numbers = {entry.path: number for number, entry in enumerate(entries)}
         self._wait_s = wait_s
@@ -193,7 +225,8 @@ class Remote:
             raise DamagedError(f"{entry.path}: there is no such place as it is said to lie in")
         try:
             place = (self._arenas[arena], offset)
-            return self._reading.read(self._numbers[entry.path], place, self._aside, memory.address, self._wait_s)
+            mapped = self._mapped[arena]
+            return self._reading.read(self._numbers[entry.path], place, self._aside, memory.address, self._wait_s, mapped)
         except (ConnectionAbortedError, TimeoutError) as error:
             raise CloneError(f"{entry.path}: {error}") from error
         except OSError as error:

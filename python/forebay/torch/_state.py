@@ -7,7 +7,7 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
 # each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
+# Calls the engine, and does nothing else. Torch before 2.3 has none.
+_RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 # Of torch's own modules those in which an operation may be under way while Python runs.
 _INSIDE = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch._library.", "torch._ops.", "torch.utils._python_dispatch.")
 
@@ -127,8 +129,11 @@ def length(layout: Layout) -> int:
     return math.prod(layout.shape) * _dtype(layout).itemsize
 
 
-def empty(layout: Layout) -> torch.Tensor:
+def empty(layout: Layout, buffer: object = None, offset: int = 0) -> torch.Tensor:
     """See `Adapter.empty`."""
+    if buffer is not None and layout.device == "cpu" and _is_dense(layout.shape, layout.strides):
+        elements = torch.frombuffer(buffer, dtype=_dtype(layout), count=math.prod(layout.shape), offset=offset)
+        return elements.as_strided(layout.shape, layout.strides)
     return torch.empty_strided(layout.shape, layout.strides, dtype=_dtype(layout), device=layout.device)
 
 
@@ -198,7 +203,15 @@ def version(tensor: torch.Tensor) -> int:
 
 def is_at_rest() -> bool:
     """See `Adapter.is_at_rest`. Compiled code and dispatch modes write first, and count a tensor's version when they are through."""
-    frame: FrameType | None = sys._getframe()
+    return _is_at_rest(sys._getframe())
+
+
+def is_in_backward(frame: FrameType) -> bool:
+    """See `Adapter.is_in_backward`. The engine lets go of the interpreter's lock; a node or a hook in Python has a frame of its own."""
+    return _RUN_BACKWARD is not None and frame.f_code is _RUN_BACKWARD and _is_at_rest(frame)
+
+
+def _is_at_rest(frame: FrameType | None) -> bool:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if frame.f_code.co_name == "__torch_dispatch__" or f"{module}.".startswith(_INSIDE):

@@ -3,6 +3,7 @@
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -119,6 +120,14 @@ impl Rank {
         self.connection.send(&Ask::Measured { bytes }, text.as_slice())
     }
 
+    /// Says in which memory large tensors of this rank lie.
+    ///
+    /// # Errors
+    /// The fork agent is gone, or does not take it in time.
+    pub fn lying(&self, memory: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Lying, memory)
+    }
+
     /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.
     ///
     /// # Errors
@@ -204,6 +213,7 @@ impl Forking {
 #[derive(Debug)]
 pub struct Taking {
     connection: Connection,
+    lying: Mutex<Vec<OwnedFd>>,
 }
 
 /// A rank's state, as its clone gets it.
@@ -234,9 +244,17 @@ impl Taking {
             ranks,
         };
         match connection.ask(&ask)? {
-            (Tell::Waiting, _) => Ok(Self { connection }),
+            (Tell::Waiting, lying) => Ok(Self {
+                connection,
+                lying: Mutex::new(lying),
+            }),
             (other, _) => Err(unexpected(&other)),
         }
+    }
+
+    /// The memory in which large tensors of the same rank of the job lay when this was begun, as far as that is known; once.
+    pub fn lying(&self) -> Vec<OwnedFd> {
+        std::mem::take(&mut *self.lying.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits for the state, no longer than this; `None` if it has not come.

@@ -288,6 +288,15 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
+    /// The rank of the job whose state a rank of a clone gets; none where the clone has another number of ranks.
+    pub(crate) fn source(&self, peer: Peer) -> Option<Peer> {
+        let Role::Taker { fork, rank } = self.roles.get(&peer)? else {
+            return None;
+        };
+        let fork = self.forks.get(fork).filter(|fork| !fork.is_dealt())?;
+        *self.jobs.get(&fork.job)?.ranks.get(*rank)?
+    }
+
     /// A rank of a job says how large its state is, and that it looks at the page; at its first point, what it has that all ranks should hold alike.
     pub(crate) fn measured(&mut self, peer: Peer, bytes: u64, first: Option<Digests>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {

@@ -86,6 +86,8 @@ struct Service<'a> {
     pages: HashMap<String, Page>,
     /// Of each rank the states that it has offered and that are in use.
     offered: HashMap<Peer, Vec<Weak<State>>>,
+    /// The memory in which large tensors of each rank lie.
+    lying: HashMap<Peer, Vec<OwnedFd>>,
     registry: Registry<Arc<State>>,
 }
 
@@ -108,6 +110,7 @@ impl<'a> Service<'a> {
             next_peer: 0,
             pages: HashMap::new(),
             offered: HashMap::new(),
+            lying: HashMap::new(),
             registry: Registry::default(),
         })
     }
@@ -191,6 +194,10 @@ impl<'a> Service<'a> {
             },
             // What can't be read compares with nothing.
             Ask::Measured { bytes } => self.registry.measured(peer, bytes, digests(&descriptors, Digests::replicated).ok()),
+            Ask::Lying => {
+                self.lying.insert(peer, descriptors);
+                Vec::new()
+            }
             Ask::Offer { forks, epoch, step } => match State::received(descriptors) {
                 Ok((replicated, state)) => {
                     let state = self.keep(peer, state);
@@ -259,6 +266,7 @@ impl<'a> Service<'a> {
 
     fn part(&mut self, peer: Peer) {
         self.peers.remove(&peer);
+        self.lying.remove(&peer);
         self.admission.resume();
         for state in self.offered.remove(&peer).unwrap_or_default() {
             if let Some(window) = state.upgrade().as_ref().and_then(|state| state.window.as_ref()) {
@@ -305,7 +313,12 @@ impl<'a> Service<'a> {
                         page.unwant(fork);
                     }
                 }
-                Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
+                Effect::Tell { to, tell } => {
+                    let source = self.registry.source(to).filter(|_| tell == Tell::Waiting);
+                    let lying = source.and_then(|rank| self.lying.get(&rank)).map_or(&[][..], Vec::as_slice);
+                    let lying: Vec<_> = lying.iter().map(AsFd::as_fd).collect();
+                    lost.extend((!self.send(to, &tell, &lying)).then_some(to));
+                }
                 Effect::Give { to, tell, state, others } => {
                     let texts = others.iter().filter_map(|other| other.descriptors.first());
                     let descriptors: Vec<_> = state.descriptors.iter().chain(texts).map(AsFd::as_fd).collect();

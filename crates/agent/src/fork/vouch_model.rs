@@ -8,10 +8,18 @@ use super::*;
 enum Before {
     /// The program computes.
     Trains,
-    /// Between two of its instructions: these asked.
-    Vouches(u64),
     /// Its step has come.
     Closes(Source),
+}
+
+/// Who says for the source that nothing has changed: between two of its instructions, or another thread, beside which the program may go on and the step come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Look {
+    Rests,
+    /// These asked.
+    Asked(u64),
+    /// And nothing had changed after that.
+    Unchanged(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +34,7 @@ enum Side {
 struct World {
     memory: Memory,
     source: Before,
+    look: Look,
     clone: Side,
     /// Stretches that the program has changed by itself, of those that it may change.
     changed: usize,
@@ -40,6 +49,7 @@ impl World {
         Self {
             memory: Memory { wanted: 1, ..memory },
             source: Before::Trains,
+            look: Look::Rests,
             clone: Side::Reads(Fork::new(0)),
             changed: 0,
             changes,
@@ -56,17 +66,28 @@ impl World {
                 let room = if self.changed > 0 { 0 } else { PIECES_THERE };
                 Before::Closes(Source::Closing { closing, room })
             }
-            Before::Vouches(asked) => {
-                if self.changed == 0 {
-                    shared.vouch(asked);
-                }
-                Before::Trains
-            }
             Before::Closes(Source::Closing { mut closing, room }) if self.changed > 0 => match closing.next(shared) {
                 Close::Done => Before::Closes(Source::Steps { written: 0 }),
                 _ => Before::Closes(Source::Closing { closing, room }),
             },
             Before::Closes(source) => Before::Closes(source.step(shared)),
+        };
+    }
+
+    fn look(&mut self, shared: &Shared) {
+        let has_stepped = match self.source {
+            Before::Closes(Source::Steps { written }) => written > 0,
+            Before::Closes(Source::Ended) => true,
+            _ => false,
+        };
+        self.look = match self.look {
+            Look::Rests => Look::Asked(shared.asking() & !shared.vouched()),
+            Look::Asked(asked) if self.changed == 0 && !has_stepped => Look::Unchanged(asked),
+            Look::Asked(_) => Look::Rests,
+            Look::Unchanged(asked) => {
+                shared.vouch(asked);
+                Look::Rests
+            }
         };
     }
 
@@ -100,14 +121,14 @@ impl World {
         };
     }
 
-    /// After one step of the source (0), of the clone (1), a look between two instructions (2), or a change by the program (3).
+    /// After one step of the source (0), of the clone (1), of who looks whether something has changed (2), or a change by the program (3).
     fn after(&self, who: usize) -> Self {
         let mut next = self.clone();
         let shared = Shared(RefCell::new(self.memory.clone()));
         match who {
             0 => next.source(&shared),
             1 => next.clone_steps(&shared),
-            2 if self.source == Before::Trains => next.source = Before::Vouches(shared.asking() & !shared.vouched()),
+            2 => next.look(&shared),
             3 if self.source == Before::Trains && self.changed < self.changes => {
                 shared.0.borrow_mut().lie[self.changed / STRETCHES][self.changed % STRETCHES] = NEW;
                 next.changed += 1;

@@ -10,7 +10,7 @@
 //! - Only when all pieces are closed does anything change.
 //!
 //! What was read is of the step only if nothing but steps changes it. The source knows, by what its framework counts, but not while an operation is under way:
-//! it can say so between two of its program's instructions. A reader that has all asks for its word; the source either *vouches* for who asks, or says how
+//! it can say so between two of its program's instructions, or while nothing runs that could write to them. A reader that has all asks for its word; the source either *vouches* for who asks, or says how
 //! the window ended, whichever comes first. For whom it has vouched, what becomes of the window is of no matter.
 //!
 //! So the source waits for nobody: a reader that is slow, stopped or dead costs a copy, and no more than the source's budget. It says last how the window

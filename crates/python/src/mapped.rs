@@ -1,0 +1,64 @@
+//! Memory of another process, mapped for reading before it is needed: to map a page takes about as long as to copy it.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use forebay_agent::shared::SharedFile;
+use pyo3::prelude::*;
+
+use crate::{Memory, fork::borrowed};
+
+/// Its length is sealed, so that nobody can take it away from under this process.
+#[pyclass(frozen)]
+pub(crate) struct Mapped {
+    length: usize,
+    file: Mutex<Option<Arc<SharedFile>>>,
+}
+
+#[pymethods]
+impl Mapped {
+    /// Its length in bytes.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether a descriptor is of this memory.
+    fn is_of(&self, descriptor: i32) -> PyResult<bool> {
+        let other = borrowed(descriptor)?;
+        Ok(self.file().map(|file| file.is_of(other)).transpose()?.unwrap_or(false))
+    }
+
+    /// Unmaps it, once nobody reads there: for a thread of its own, since that takes about as long as to map it.
+    fn close(&self, py: Python<'_>) {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(file));
+    }
+}
+
+impl Mapped {
+    /// All of a file that somebody has sent; none if its length could change.
+    pub(crate) fn ahead(file: OwnedFd) -> Option<Self> {
+        let file = SharedFile::received_ahead(file).ok()?;
+        Some(Self {
+            length: file.region().len(),
+            file: Mutex::new(Some(Arc::new(file))),
+        })
+    }
+
+    /// As long as this is held it stays mapped; none if it was closed.
+    pub(crate) fn file(&self) -> Option<Arc<SharedFile>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// So many bytes of a mapped file, from an offset on, if it has them.
+pub(crate) fn part(file: &SharedFile, offset: u64, length: usize) -> Option<Memory> {
+    let memory = Memory {
+        address: file.region().base().as_ptr() as usize,
+        length: file.region().len(),
+    };
+    memory.part(usize::try_from(offset).ok()?, length).ok()
+}

@@ -1,0 +1,187 @@
+"""What a clone makes ready while it waits: its parent's memory, mapped, and memory of its own for the tensors that it lacks."""
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay import _core
+from forebay.clone._adapter import adapter_of
+from forebay.clone._ahead import Ahead
+from forebay.clone._manifest import Layout
+from forebay.clone._resume import Asked
+from forebay.clone._shared import FROM_BYTES, Storage
+from tests import support
+from tests.clone import jobs
+from tests.clone.forks import Node, Opened, taking, train, train_until
+from tests.clone.jobs import WIDE, Job, job
+from tests.clone.test_window import ALL, LARGE, LENGTHS, Parent, Tensors, play
+
+
+def given_to(here: Node, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:
+    """What rank 0 of a clone of so many ranks finds mapped of what a job's only rank has said that it has."""
+    rank = rank_of(here)
+    rank.lying(memory)
+    with here.cloning("trunk") as asked:
+        told = Asked.from_json(asked)
+        return _core.Taking(told.directory, told.fork, 0, ranks).map_ahead()
+
+
+def rank_of(here: Node) -> _core.Rank:
+    """A job of one rank, played by the test, until this is dropped."""
+    rank = _core.Rank(str(here.forks), "trunk", 0, 1, False, 0)
+    rank.measured(1)
+    return rank
+
+
+@pytest.fixture
+def served(here: Node, opened: Opened) -> Node:
+    """Somebody has started the agent."""
+    opened(jobs.full(1), job="other")
+    return here
+
+
+def test_what_is_mapped_is_read_as_what_is_not(served: Node) -> None:
+    tensors = Tensors(readers=2)
+    (mapped,) = given_to(served, [tensors.memory.descriptor])
+    assert mapped.length == sum(LENGTHS)
+    assert mapped.is_of(tensors.memory.descriptor)
+    assert not mapped.is_of(tensors.aside.descriptor)
+    early, late = tensors.reading(0), tensors.reading(1)
+    digests = [tensors.digest(tensor) for tensor in ALL]
+    assert [tensors.read(early, tensor, mapped=mapped) for tensor in ALL] == digests
+    tensors.close()
+    tensors.step()
+    assert [tensors.read(late, tensor, mapped=mapped) for tensor in ALL] == digests, "it was copied aside"
+
+
+def test_what_is_mapped_no_more_is_read(served: Node) -> None:
+    tensors = Tensors()
+    (mapped,) = given_to(served, [tensors.memory.descriptor])
+    mapped.close()
+    assert not mapped.is_of(tensors.memory.descriptor)
+    assert tensors.read(tensors.reading(), 0, mapped=mapped) == tensors.digest(0)
+
+
+def test_f53_memory_that_could_be_taken_away_is_not_mapped(served: Node) -> None:
+    """Its length is not sealed: who reads past the end of a file that was cut is killed."""
+    unsealed = os.memfd_create("unsealed")
+    os.truncate(unsealed, 1 << 20)
+    tensors = Tensors()
+    assert [mapped.length for mapped in given_to(served, [unsealed, tensors.memory.descriptor])] == [sum(LENGTHS)]
+    os.close(unsealed)
+
+
+def test_a_clone_of_another_number_of_ranks_gets_nothing_ready(served: Node) -> None:
+    assert given_to(served, [Tensors().memory.descriptor], ranks=2) == []
+
+
+def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: Node) -> None:
+    first, second = Tensors(), Tensors()
+    rank = rank_of(served)
+    rank.lying([first.memory.descriptor])
+    rank.lying([second.memory.descriptor])
+    with served.cloning("trunk") as asked:
+        mine = taking(asked)
+        (mapped,) = mine.map_ahead()
+        assert mapped.is_of(second.memory.descriptor)
+        assert mine.map_ahead() == [], "once"
+    assert (held(served, first), held(served, second)) == (0, 1)
+    del rank
+    support.wait_until(lambda: not held(served, second), "no descriptor")
+
+
+def held(here: Node, tensors: Tensors) -> int:
+    """How many descriptors of their memory the agent has."""
+    there = os.fstat(tensors.memory.descriptor)
+    count = 0
+    for descriptor in Path(f"/proc/{here.agent_pid()}/fd").iterdir():
+        # It may be closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            count += os.path.samestat(descriptor.stat(), there)
+    return count
+
+
+def test_a_clone_reads_from_what_it_has_mapped(here: Node, opened: Opened) -> None:
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        adapter = adapter_of(parent.made.model)
+        ahead = Ahead(mine, adapter, (), 1)
+        was = parent.fork()
+        played = play(asked, mine)
+        arenas = played.descriptors[4:]
+        assert arenas
+        assert all(ahead.mapped(arena) for arena in arenas)
+        assert ahead.mapped(played.descriptors[0]) is None
+        assert played.read() == was
+        played.close()
+        ahead.close()
+    parent.train()
+    parent.check()
+
+
+def adamw_job(seed: int) -> Job:
+    return job(jobs.adamw, seed, WIDE)
+
+
+def test_an_optimizer_s_tensors_lie_in_shared_memory_at_once_and_are_moved_no_more(
+    here: Node, opened: Opened, executor: ThreadPoolExecutor
+) -> None:
+    made = adamw_job(1)
+    session = opened(made)
+    step = train(made, session, 2)
+    with here.cloning("trunk") as asked:
+        other = adamw_job(9)
+        became = executor.submit(opened, other, job=None, asked=asked, wait_s=float(support.PROGRAM_S))
+        train_until(made, session, lambda: bool(session.forks), step)
+        support.wait_until(became.done, "the clone")
+    clone = became.result()
+    assert clone._source
+    storage = clone._source._storage
+    moments = {
+        path: tensor for path, tensor in other.inventory().steady().items() if path.startswith("optimizer/") and tensor.nbytes >= FROM_BYTES
+    }
+    assert len(moments) == 3
+    places = {path: storage.place(tensor) for path, tensor in moments.items()}
+    assert None not in places.values()
+    assert storage.share(other.inventory().steady()) == {}
+    train(other, clone, 3, 1000)
+    assert {path: storage.place(tensor) for path, tensor in moments.items()} == places
+
+
+def test_more_than_was_made_ready_is_made_then(served: Node) -> None:
+    large = Layout("float32", (FROM_BYTES // 4,), (1,), "cpu")
+    memory = _core.Shared(2 * FROM_BYTES)
+    rank = rank_of(served)
+    rank.lying([memory.descriptor])
+    with served.cloning("trunk") as asked:
+        ahead = Ahead(taking(asked), adapter_of(torch.nn.Identity()), (), 1)
+        tensors = [ahead.empty(large) for _ in range(3)]
+        small = ahead.empty(Layout("float32", (1,), (1,), "cpu"))
+    storage = Storage(adapter_of(torch.nn.Identity()), ahead.arenas)
+    assert [storage.place(tensor) for tensor in [*tensors, small]] == [(0, 0), (0, FROM_BYTES), None, None]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert [tensor.mean().item() for tensor in tensors] == [0, 1, 2]
+    ahead.close()
+
+
+def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: Node, opened: Opened) -> None:
+    """What was mapped is not where they lie now."""
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        ahead = Ahead(mine, adapter_of(parent.made.model), (), 1)
+        assert ahead.arenas == []
+        parent.made.model.double().float()
+        was = parent.fork()
+        played = play(asked, mine)
+        assert set(was) == set(LARGE)
+        assert played.read() == was
+        ahead.close()
+        played.close()
+    parent.train()
