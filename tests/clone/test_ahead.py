@@ -1,6 +1,7 @@
 """What a clone makes ready while it waits: its parent's memory, mapped, and memory of its own for the tensors that it lacks."""
 
 import contextlib
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from forebay import _core
 from forebay.clone._adapter import adapter_of
 from forebay.clone._ahead import Ahead
+from forebay.clone._later import uncollected
 from forebay.clone._manifest import Layout
 from forebay.clone._resume import Asked
 from forebay.clone._shared import FROM_BYTES, Storage
@@ -168,6 +170,17 @@ def test_more_than_was_made_ready_is_made_then(served: Node) -> None:
         tensor.fill_(number)
     assert [tensor.mean().item() for tensor in tensors] == [0, 1, 2]
     ahead.close()
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_collector_of_garbage_waits_and_stays_as_it_was(*, was_enabled: bool) -> None:
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
 
 
 def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: Node, opened: Opened) -> None:

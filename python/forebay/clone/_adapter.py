@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from forebay.clone._errors import UndescribableError
 from forebay.clone._manifest import Layout, Placement
@@ -41,8 +41,7 @@ class Component:
     portable: bool = True
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The bytes of a tensor, in the order of its layout.
 
     Attributes:

@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
@@ -123,8 +123,7 @@ class _Part:
     layouts: dict[Path, Layout] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(NamedTuple):
     """One entry to be: its bytes are a text or a tensor's."""
 
     path: str

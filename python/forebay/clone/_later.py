@@ -1,10 +1,12 @@
-"""What a thread finds out, or makes, while training goes on."""
+"""What a thread finds out, or makes, while training goes on; and what waits until it does again."""
 
+import contextlib
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Later"]
+__all__ = ["Later", "uncollected"]
 
 T = TypeVar("T")
 
@@ -39,3 +41,15 @@ class Later(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._answers.pop()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Has Python's collector of garbage wait: it looks at every object of torch's for a tenth of a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

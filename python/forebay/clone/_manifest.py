@@ -1,7 +1,9 @@
 """The manifest: what a state consists of, entry by entry, each with its digest."""
 
+import functools
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,6 +15,7 @@ __all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
 FORMAT = "forebay clone manifest 3"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
+_DIGEST = re.compile("[0-9a-f]{32}")
 VALUE = "value"
 """The type of an entry that is no tensor, but typed JSON."""
 
@@ -77,10 +80,21 @@ class Entry:
 
     def fields(self) -> dict[str, object]:
         """The entry as it is written. By hand: this is done while training stands still, and `asdict` takes ten times as long."""
-        layout = {"dtype": self.layout.dtype, "shape": self.layout.shape, "strides": self.layout.strides, "device": self.layout.device}
-        fields: dict[str, object] = {"path": self.path, "placement": self.placement.value, "layout": layout}
-        fields |= {"length": self.length, "digest": self.digest}
-        return fields if self.place is None else fields | {"place": self.place}
+        fields: dict[str, object] = {
+            "path": self.path,
+            "placement": self.placement._value_,
+            "layout": {
+                "dtype": self.layout.dtype,
+                "shape": self.layout.shape,
+                "strides": self.layout.strides,
+                "device": self.layout.device,
+            },
+            "length": self.length,
+            "digest": self.digest,
+        }
+        if self.place is not None:
+            fields["place"] = self.place
+        return fields
 
 
 @dataclass(frozen=True)
@@ -182,7 +196,7 @@ def _header(*, framework: object, rank: object, ranks: object) -> tuple[str, int
 def _entry(*, path: object, placement: object, layout: dict[str, object], length: object, digest: object, place: object = None) -> Entry:
     if place is not None and (not isinstance(place, list) or len(place) != 2):
         raise ValueError(f"{path}: {place!r} is no place")
-    if not isinstance(digest, str) or len(digest) != (32 if place is None else 0) or not set(digest) <= set("0123456789abcdef"):
+    if not isinstance(digest, str) or not (_DIGEST.fullmatch(digest) if place is None else digest == ""):
         raise ValueError(f"{path}: {digest!r} is no digest")
     where = None if place is None else (_count(place[0]), _count(place[1]))
     return Entry(_text(path), Placement(placement), _layout(**layout), _count(length), digest, where)
@@ -191,7 +205,13 @@ def _entry(*, path: object, placement: object, layout: dict[str, object], length
 def _layout(*, dtype: object, shape: object, strides: object, device: object) -> Layout:
     if not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
         raise ValueError("shape and strides are no lists of one length")
-    return Layout(_text(dtype), tuple(map(_count, shape)), tuple(map(_count, strides)), _text(device))
+    return _known(_text(dtype), tuple(map(_count, shape)), tuple(map(_count, strides)), _text(device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Layout:
+    """A layout. Kept: a model has many tensors, and few layouts."""
+    return Layout(dtype, shape, strides, device)
 
 
 def _text(value: object) -> str:

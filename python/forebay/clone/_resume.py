@@ -16,6 +16,7 @@ from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._inventory import Inventory, Survey
+from forebay.clone._later import uncollected
 from forebay.clone._manifest import Manifest
 from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
@@ -139,7 +140,8 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
             name, _, _, of_ranks = taken
             state_at = time.time()
             try:
-                loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
+                with uncollected():
+                    loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
                 changes = {} if asked.shadow else asked.changes
                 for changed, value in changes.items():
                     inventory.change(changed, value)

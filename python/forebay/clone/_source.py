@@ -15,7 +15,7 @@ from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._inventory import NAMED_MAX, Inventory
-from forebay.clone._later import Later
+from forebay.clone._later import Later, uncollected
 from forebay.clone._manifest import Placement
 from forebay.clone._offer import Header, described
 from forebay.clone._shared import Arena, Storage, shared
@@ -282,7 +282,7 @@ class Source:
     def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
         began = time.perf_counter()
         try:
-            with self._inventory.capture(self._memory(), storage) as capture:
+            with uncollected(), self._inventory.capture(self._memory(), storage) as capture:
                 header = Header(self._job, self._inventory.rank[0], epoch, step)
                 # From here on it is closed before anything changes, whatever becomes of the offer.
                 self._window = window = self._open(capture, storage, forks, step)

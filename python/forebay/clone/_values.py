@@ -41,6 +41,9 @@ _FIELDS = {"tensor": set(), "numpy": {"type", "shape", "of"}} | {tag: {"of"} for
 
 def spelled(path: Path) -> str:
     """The path in one string, as JSON pointers are written: `~` and `/` in a part as `~0` and `~1`."""
+    plain = "/".join(path)
+    if "~" not in plain and plain.count("/") == len(path) - 1:
+        return plain
     return "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
 # each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
+# All but those of subclasses, of which each has its own meaning.
+_PLAIN = frozenset((torch.Tensor, nn.Parameter))
 # Calls the engine, and does nothing else. Torch before 2.3 has none.
 _RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 # Of torch's own modules those in which an operation may be under way while Python runs.
@@ -96,7 +98,7 @@ def layout(value: object, path: Path) -> Layout | None:
     """See `Adapter.layout`."""
     if not isinstance(value, torch.Tensor):
         return None
-    known = type(value) in (torch.Tensor, nn.Parameter) or _is_dtensor(value)
+    known = type(value) in _PLAIN or _is_dtensor(value)
     if not known or value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UndescribableError(
             f"{spelled(path)}: a {_type(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
@@ -321,12 +323,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether it has memory of the processor, and nothing stands between its elements and their bytes."""
-    known = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    known = type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
     return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _is_dtensor(value: object) -> "TypeGuard[DTensor]":
     """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
+    if type(value) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
