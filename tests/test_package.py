@@ -82,6 +82,7 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
         "forebay/accelerate.py",
         "forebay/dali.py",
         "forebay/datasets.py",
+        "forebay/keras.py",
         "forebay/lightning.py",
         "forebay/preprocess.py",
         "forebay/py.typed",
