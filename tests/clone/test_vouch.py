@@ -120,10 +120,20 @@ def backward_until(done: Callable[[], bool], *, hook: Callable[[], None] | None 
         product.sum().backward()
 
 
-def test_f50_in_a_backward_pass_it_is_said_beside_it(
-    here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+def layers_until(done: Callable[[], bool]) -> None:
+    """Forward passes of a large layer."""
+    layer, samples = torch.nn.Linear(2048, 2048), torch.ones(512, 2048)
+    deadline = time.monotonic() + support.LONG_S
+    while not done():
+        assert time.monotonic() < deadline
+        layer(samples)
+
+
+@pytest.mark.parametrize("operations", [backward_until, layers_until])
+def test_f50_in_a_long_operation_that_only_reads_it_is_said_beside_it(
+    operations: Callable[..., None], here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two instructions it can't be said then, since such a pass is one."""
+    """Between two instructions it can't be said then, since it is one."""
     monkeypatch.setattr(Window, "_vouch", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -132,7 +142,7 @@ def test_f50_in_a_backward_pass_it_is_said_beside_it(
         played = play(asked, mine)
         played.read()
         confirmed = executor.submit(played.remote.confirm, time.sleep)
-        backward_until(confirmed.done)
+        operations(confirmed.done)
         confirmed.result()
         played.close()
     parent.check()

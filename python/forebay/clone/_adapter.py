@@ -128,10 +128,10 @@ class Adapter(Ranks, Protocol):
         Of what such a one changes the version might not be counted yet.
         """
 
-    def is_in_backward(self, frame: FrameType) -> bool:
-        """Asked by another thread of one that is in this frame: whether all that one does is a backward pass, and no Python in it.
+    def is_reading(self, frame: FrameType) -> bool:
+        """Asked by another thread of one that is in this frame: whether all that one does is an operation that writes to no steady tensor.
 
-        Such a pass writes to gradients; what hooks write in it, Python writes.
+        Such are a backward pass, which writes to gradients (what hooks write in it, Python writes), and layers with large weights.
         """
 
     def on_step(

@@ -80,8 +80,8 @@ class Window:
         In between, the thread that trains says that nothing has changed so far. A thread waits for clones to ask; it ends with the window.
 
         Only where the main thread trains: it alone can be asked between two of its instructions, when it is in the middle of no operation.
-        Versions are counted after an operation has written, so no other thread can know, but while all that runs is a backward pass: that
-        is one long instruction, and writes to gradients only.
+        Versions are counted after an operation has written, so no other thread can know, but while all that runs is one that only reads
+        what lies there: a backward pass, or a large layer, of which each is one long instruction.
         """
         if threading.current_thread() is threading.main_thread():
             # Without a thread it is said by the next step.
@@ -113,14 +113,14 @@ class Window:
             self._is_silent = True
 
     def _vouch_beside(self) -> None:
-        """The same, by another thread: the interpreter's lock is held here, so that no Python runs in a backward pass that is found."""
+        """The same, by another thread: the interpreter's lock is held here, so that no Python runs in the operation that is found."""
 
-        def is_in_backward() -> bool:
+        def is_reading() -> bool:
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            return frame is not None and self._adapter.is_in_backward(frame)
+            return frame is not None and self._adapter.is_reading(frame)
 
         try:
-            self._say(is_in_backward)
+            self._say(is_reading)
         except Exception:
             # As above.
             self._is_silent = True

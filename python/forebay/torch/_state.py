@@ -29,8 +29,15 @@ if TYPE_CHECKING:
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
 # All but those of subclasses, of which each has its own meaning.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
-# Calls the engine, and does nothing else. Torch before 2.3 has none.
-_RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+# Long operations that write to gradients or to what they give, and to nothing else. Torch before 2.3 has none for the backward pass.
+_READING: frozenset[CodeType | None] = frozenset(
+    getattr(function, "__code__", None)
+    for function in (
+        getattr(torch.autograd.graph, "_engine_run_backward", None),
+        nn.Linear.forward,
+        *(convolution._conv_forward for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    )
+)
 # Of torch's own modules those in which an operation may be under way while Python runs.
 _INSIDE = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch._library.", "torch._ops.", "torch.utils._python_dispatch.")
 
@@ -208,9 +215,9 @@ def is_at_rest() -> bool:
     return _is_at_rest(sys._getframe())
 
 
-def is_in_backward(frame: FrameType) -> bool:
-    """See `Adapter.is_in_backward`. The engine lets go of the interpreter's lock; a node or a hook in Python has a frame of its own."""
-    return _RUN_BACKWARD is not None and frame.f_code is _RUN_BACKWARD and _is_at_rest(frame)
+def is_reading(frame: FrameType) -> bool:
+    """See `Adapter.is_reading`. A hook, or a node in Python of a backward pass, has a frame of its own."""
+    return frame.f_code in _READING and _is_at_rest(frame)
 
 
 def _is_at_rest(frame: FrameType | None) -> bool:
