@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
     process::geteuid,
 };
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::{Error, limits};
 
@@ -198,12 +198,12 @@ impl Dir {
 
 /// XXH3-128 of what a reader gives, in hexadecimal digits.
 pub(crate) fn checksum(mut reader: impl Read) -> io::Result<String> {
-    let mut hasher = Box::new(Xxh3::new());
+    let mut hasher = Box::new(XxHash3_128::new());
     let mut piece = vec![0; limits::PIECE_BYTES];
     loop {
         match reader.read(&mut piece) {
-            Ok(0) => return Ok(format!("{:032x}", hasher.digest128())),
-            Ok(count) => hasher.update(&piece[..count]),
+            Ok(0) => return Ok(format!("{:032x}", hasher.finish_128())),
+            Ok(count) => hasher.write(&piece[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::{
     Error,
@@ -47,7 +47,7 @@ impl Record {
 /// The name under which a version is staged: it says all that tells versions apart, and leads nowhere.
 pub(crate) fn staged_name(path: &str, object: &Object) -> String {
     let version = format!("{path}\0{}\0{}\0{}", object.etag, object.size, object.modified_ms);
-    format!("{:032x}", xxh3_128(version.as_bytes()))
+    format!("{:032x}", XxHash3_128::oneshot(version.as_bytes()))
 }
 
 /// A view that was whole when this was written.

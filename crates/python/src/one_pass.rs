@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, pread};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::Memory;
 
@@ -14,14 +14,12 @@ const PIECE_BYTES: usize = 128 * 1024;
 
 /// The digest of `memory`.
 pub(crate) fn of(memory: Memory) -> u128 {
-    let mut hash = Xxh3::new();
-    hash.update(bytes(memory));
-    hash.digest128()
+    XxHash3_128::oneshot(bytes(memory))
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it; the digest is that of the copy.
 pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_128::new();
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
         let from = Memory {
@@ -30,9 +28,9 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
         };
         copy(from, piece);
         // Of the copy, not of the source: if another thread writes to the source meanwhile, what is vouched for is what was taken.
-        hash.update(bytes(piece));
+        hash.write(bytes(piece));
     }
-    hash.digest128()
+    hash.finish_128()
 }
 
 /// Fills `target` from `offset` of a file, and digests what was read.
@@ -41,13 +39,13 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
 ///
 /// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
 pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<u128> {
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_128::new();
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
         fill(file, offset.saturating_add(at as u64), piece)?;
-        hash.update(bytes(piece));
+        hash.write(bytes(piece));
     }
-    Ok(hash.digest128())
+    Ok(hash.finish_128())
 }
 
 /// Fills `target` from `offset` of a file.

@@ -12,7 +12,7 @@ use pyo3::{
     exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
     prelude::*,
 };
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::{
     Memory,
@@ -215,7 +215,7 @@ impl Reading {
         let deadline = Instant::now() + duration(wait_s)?;
         let mapped = mapped.and_then(|mapped| mapped.get().file());
         let mapped = mapped.as_deref().and_then(|file| mapped::part(file, place.1, length));
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_128::new();
         for (index, piece) in pieces_of(target).enumerate() {
             let lies = Stretches {
                 file,
@@ -227,12 +227,12 @@ impl Reading {
             };
             self.read_piece(py, first + index, lies, deadline, &mut hash)?;
         }
-        Ok(hexadecimal(hash.digest128()))
+        Ok(hexadecimal(hash.finish_128()))
     }
 }
 
 impl Reading {
-    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, hash: &mut Xxh3) -> PyResult<()> {
+    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, hash: &mut XxHash3_128) -> PyResult<()> {
         let mut reader = Reader::new(self.reader, index);
         loop {
             match py.detach(|| lies.read(&mut reader, &self.window, hash))? {
@@ -271,7 +271,7 @@ enum Progress {
 
 impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
-    fn read(&mut self, reader: &mut Reader, words: &impl Words, hash: &mut Xxh3) -> io::Result<Progress> {
+    fn read(&mut self, reader: &mut Reader, words: &impl Words, hash: &mut XxHash3_128) -> io::Result<Progress> {
         while self.had < self.piece.length {
             let stretch = one_pass::piece(self.piece, self.had);
             match reader.next(words) {
@@ -282,7 +282,7 @@ impl Stretches<'_> {
                 Read::Lost(outcome) => return Ok(Progress::Lost(outcome)),
             }
             if reader.counts(words) {
-                hash.update(one_pass::bytes(stretch));
+                hash.write(one_pass::bytes(stretch));
                 self.had += stretch.length;
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_contract::Identity;
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::disk::{self, DiskFile, Name, uninterrupted, write_all_at};
 use crate::error::StoreError;
@@ -35,7 +35,7 @@ pub struct CopyWriter {
 }
 
 /// The checksum so far. (The library's hasher has no Debug.)
-struct Hasher(Box<Xxh3>);
+struct Hasher(Box<XxHash3_128>);
 
 impl std::fmt::Debug for Hasher {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -51,7 +51,7 @@ impl CopyWriter {
             identity,
             file: Some(file),
             copied: 0,
-            hasher: Hasher(Box::new(Xxh3::new())),
+            hasher: Hasher(Box::new(XxHash3_128::new())),
         }
     }
 
@@ -91,7 +91,7 @@ impl CopyWriter {
             }
             let bytes = &buffer[..read];
             write_all_at(self.file("write")?, bytes, self.copied).map_err(|errno| self.tier_error("write", errno))?;
-            self.hasher.0.update(bytes);
+            self.hasher.0.write(bytes);
             self.copied += read as u64;
         }
         Ok(self.copied)
@@ -116,7 +116,7 @@ impl CopyWriter {
                 what: "its size is not what was written",
             });
         }
-        let checksum = self.hasher.0.digest128();
+        let checksum = self.hasher.0.finish_128();
         if let Some(Err(errno)) = self.file.take().map(disk::close) {
             let error = self.tier_error("close", errno);
             self.shared.discard(self.id);

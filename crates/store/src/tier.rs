@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_contract::Identity;
 use forebay_policy::TierSpec;
 use rustix::io::Errno;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::catalogue::{AdoptReport, Adopted, Adoption, Catalogue, Entry};
 use crate::copy::CopyWriter;
@@ -428,19 +428,19 @@ impl Tier {
         if (now.ino, now.mtime, now.ctime) != (object.ino, object.mtime, object.ctime) {
             return Err(damaged("it was changed or replaced after it was written"));
         }
-        let mut hasher = Xxh3::new();
+        let mut hasher = XxHash3_128::new();
         let mut piece = vec![0; limits::READ_PIECE_BYTES.min(now.size as usize + 1)];
         let mut offset = 0;
         loop {
             match uninterrupted(|| file.read_at(&mut piece, offset)).map_err(failed("read"))? {
                 0 => break,
                 read => {
-                    hasher.update(&piece[..read]);
+                    hasher.write(&piece[..read]);
                     offset += read as u64;
                 }
             }
         }
-        if offset != now.size || hasher.digest128() != checksum {
+        if offset != now.size || hasher.finish_128() != checksum {
             return Err(damaged("its bytes are not what was written"));
         }
         // Where this can't be written the copy is only read once more by the next run.

@@ -13,7 +13,7 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
 };
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 /// In the place of an extent's number where there is none.
 const NONE: u32 = u32::MAX;
@@ -32,7 +32,7 @@ pub struct Table {
     parts: HashMap<[u64; 3], u32>,
     spans: Vec<[u64; 3]>,
     /// Boxed: it wants to be aligned as Python's memory is not.
-    digest: Box<Xxh3>,
+    digest: Box<XxHash3_128>,
 }
 
 impl std::fmt::Debug for Table {
@@ -55,7 +55,7 @@ impl Default for Table {
             whole: Vec::new(),
             parts: HashMap::new(),
             spans: Vec::new(),
-            digest: Box::new(Xxh3::new()),
+            digest: Box::new(XxHash3_128::new()),
         }
     }
 }
@@ -74,10 +74,10 @@ impl Table {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let length = length.unwrap_or(TO_THE_END);
-        self.digest.update(&(path.len() as u64).to_le_bytes());
-        self.digest.update(path);
-        self.digest.update(&offset.to_le_bytes());
-        self.digest.update(&length.to_le_bytes());
+        self.digest.write(&(path.len() as u64).to_le_bytes());
+        self.digest.write(path);
+        self.digest.write(&offset.to_le_bytes());
+        self.digest.write(&length.to_le_bytes());
         let new = u32::try_from(self.spans.len()).ok().filter(|new| *new < NONE);
         let new = new.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("there are more than {NONE} extents")))?;
         let file = self.file(path);
@@ -135,7 +135,7 @@ impl Table {
 
     /// Of all samples, in their order: two datasets that lie alike have the same.
     pub fn digest(&self) -> String {
-        format!("{:032x}", self.digest.digest128())
+        format!("{:032x}", self.digest.finish_128())
     }
 
     /// The table of `forebay_contract::extents`.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use forebay_contract::Identity;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use self::log::{Log, Record, Stored};
 use self::room::{Place, Room};
@@ -253,7 +253,7 @@ impl Segments {
             segment: place.segment,
             offset: place.offset,
             bytes: length,
-            checksum: xxh3_128(bytes).to_le_bytes(),
+            checksum: XxHash3_128::oneshot(bytes).to_le_bytes(),
         };
         let written = self
             .file(place.segment)
@@ -291,7 +291,7 @@ impl Segments {
         };
         let file = self.file(stored.segment)?;
         let read = disk::read_full_at(&*file, into, stored.offset).map_err(|errno| self.error("read a segment of", errno))?;
-        if read == into.len() && xxh3_128(into).to_le_bytes() == stored.checksum {
+        if read == into.len() && XxHash3_128::oneshot(into).to_le_bytes() == stored.checksum {
             return Ok(true);
         }
         // Somebody may have given it up meanwhile, and its place be used again: then it is not there.

@@ -41,7 +41,7 @@ fn begun(segments: &Segments, version: Version, bytes: &[u8]) -> Stored {
         segment: place.segment,
         offset: place.offset,
         bytes: bytes.len() as u32,
-        checksum: xxh3_128(bytes).to_le_bytes(),
+        checksum: XxHash3_128::oneshot(bytes).to_le_bytes(),
     }
 }
 
