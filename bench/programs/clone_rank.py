@@ -210,7 +210,8 @@ class Rank:
         return {entry.path: entry.digest for entry in described.manifest().entries}
 
     def _warm(self) -> Callable[[], object] | None:
-        return self.job.backward if self.ranks > 1 else None
+        # Its gradients, junk, are freed when the state is there.
+        return self.job.backward if self.ranks > 2 else None
 
 
 def touched(length: int) -> ctypes.Array[ctypes.c_char]:

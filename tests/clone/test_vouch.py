@@ -71,7 +71,7 @@ def test_p14_a_clone_exists_before_its_parents_next_step(here: Node, opened: Ope
 def test_f50_a_parent_that_does_not_know_says_nothing(
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -148,11 +148,19 @@ def test_f50_in_a_long_operation_that_only_reads_it_is_said_beside_it(
     parent.check()
 
 
+def test_f50_what_may_write_to_its_arguments_is_no_operation_that_only_reads() -> None:
+    functional = torch.nn.functional
+    reading = (functional.layer_norm, functional.multi_head_attention_forward, functional.interpolate, functional.cross_entropy)
+    writing = (functional.relu, functional.dropout, functional.normalize, functional.batch_norm)
+    assert [function.__code__ in _state._READING for function in reading] == [True] * len(reading)
+    assert [function.__code__ in _state._READING for function in writing] == [False] * len(writing)
+
+
 @pytest.mark.parametrize("why", ["at rest", "hook", "changed"])
 def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_said(
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -190,7 +198,7 @@ def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_s
 
 
 def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     at = str(parent.step + 20)
     with here.cloning("trunk", "--at", at) as one, here.cloning("trunk", "--at", at) as two:
@@ -293,7 +301,7 @@ def test_what_a_handler_raises_between_instructions_is_the_programs(stopping: No
 def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
     here: Node, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -320,7 +328,7 @@ def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
 
 
 def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -341,7 +349,7 @@ def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, o
 
 
 def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)

@@ -424,7 +424,7 @@ def test_f51_an_agent_that_fails_in_the_window_delays_no_step(
 
 
 def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -449,7 +449,7 @@ def test_f50_there_is_no_clone_before_its_parent_says_that_nothing_had_changed(
 
     monkeypatch.setattr(Remote, "confirm", confirming)
     # Here it says so only by its step.
-    monkeypatch.setattr(Window, "watch", lambda _: None)
+    monkeypatch.setattr(Window, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         future = executor.submit(opened, full(9, width=WIDE), asked=asked, wait_s=LONG)

@@ -5,6 +5,8 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     ptr::NonNull,
+    thread,
+    time::Duration,
 };
 
 use forebay_contract::Region;
@@ -128,6 +130,20 @@ impl SharedFile {
         // SAFETY: of this mapping alone, whose content stays as it is.
         let _ = unsafe { mm::madvise(shared.region.base().as_ptr().cast(), len, mm::Advice::LinuxPopulateRead) };
         Ok(shared)
+    }
+
+    /// Has its pages unmapped, some at a time and without haste, before it goes: who unmaps holds up whoever else in this process maps or unmaps memory, and for
+    /// as long as he is without a processor meanwhile.
+    pub fn unmap_pages(&self) {
+        const PART_BYTES: usize = 4 << 20;
+        const PAUSE: Duration = Duration::from_millis(1);
+        let (base, len) = (self.region.base().as_ptr(), self.region.len());
+        for from in (0..len).step_by(PART_BYTES) {
+            let part = base.wrapping_add(from).cast();
+            // SAFETY: of this mapping alone, which is of a file: what is read there again is mapped again.
+            let _ = unsafe { mm::madvise(part, PART_BYTES.min(len - from), mm::Advice::LinuxDontNeed) };
+            thread::sleep(PAUSE);
+        }
     }
 
     /// Whether a descriptor is of the same file.

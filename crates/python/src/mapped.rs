@@ -34,7 +34,12 @@ impl Mapped {
     /// Unmaps it, once nobody reads there: for a thread of its own, since that takes about as long as to map it.
     fn close(&self, py: Python<'_>) {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(file));
+        py.detach(|| {
+            if let Some(file) = &file {
+                file.unmap_pages();
+            }
+            drop(file);
+        });
     }
 }
 

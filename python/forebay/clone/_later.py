@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -12,24 +13,36 @@ T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """The answer of a function that runs in a thread of its own, which ends with it."""
+    """The answer of a function that runs in a thread of its own, which ends with it, or with what it is told to do after that."""
 
-    def __init__(self, ask: Callable[[], T]) -> None:
+    def __init__(self, ask: Callable[[], T], *, goes_on: bool = False) -> None:
+        """Begins.
+
+        Args:
+            ask: the function.
+            goes_on: the thread waits afterwards for `go_on`, which has to be called once: to start a new one takes milliseconds where the
+                processors are busy.
+        """
         self._ask = ask
+        self._goes_on = goes_on
         self._answers: list[T] = []
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="forebay", daemon=True)
-        self._thread.start()
+        self._is_there = threading.Event()
+        self._next: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="forebay", daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._answers.append(self._ask())
         except Exception as error:
             self._error = error
+        self._is_there.set()
+        if self._goes_on and (then := self._next.get()) is not None:
+            then()
 
     def is_there(self) -> bool:
         """Whether the answer is there, or an error."""
-        return not self._thread.is_alive()
+        return self._is_there.is_set()
 
     def wait(self) -> T:
         """The answer; once.
@@ -37,10 +50,14 @@ class Later(Generic[T]):
         Raises:
             Exception: what the function has raised.
         """
-        self._thread.join()
+        self._is_there.wait()
         if self._error is not None:
             raise self._error
         return self._answers.pop()
+
+    def go_on(self, then: Callable[[], object] | None) -> None:
+        """What the thread does after its answer; None: nothing."""
+        self._next.put(then)
 
 
 @contextlib.contextmanager

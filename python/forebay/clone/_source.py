@@ -161,11 +161,11 @@ class Source:
             if steps > 0:
                 self._repeats.setdefault(self._points + steps, []).append((number, step))
         if not is_near:
-            self._ahead = None
+            self._use_ahead()
         elif self._ahead is None:
             self._share()
             length = max(self._length - (storage.lying if storage else 0), 0) + LENGTH_SPARE_BYTES
-            self._ahead = Later(lambda: self._room(length, storage))
+            self._ahead = Later(lambda: self._room(length, storage), goes_on=True)
         return fork
 
     def repeat(self, epoch: int, step: int) -> tuple[set[int], float] | None:
@@ -281,15 +281,16 @@ class Source:
 
     def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
         began = time.perf_counter()
+        watching = None
         try:
-            with uncollected(), self._inventory.capture(self._memory(), storage) as capture:
+            made = self._ahead.wait() if self._ahead else None
+            with uncollected(), self._inventory.capture(self._memory(made), storage) as capture:
                 header = Header(self._job, self._inventory.rank[0], epoch, step)
                 # From here on it is closed before anything changes, whatever becomes of the offer.
                 self._window = window = self._open(capture, storage, forks, step)
                 with described(self._secret(), header, capture.manifest) as text:
                     self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
-                if window is not None:
-                    window.watch()
+                watching = window.watching() if window else None
                 copied, self._length = capture.manifest.length, capture.manifest.state_length
         except Exception as error:
             # Nobody has it, so nobody reads.
@@ -299,7 +300,19 @@ class Source:
                 with contextlib.suppress(ConnectionError):
                     self._rank.withhold(forks, str(error)[:REASON_MAX])
             raise CloneError(str(error)) from error
+        finally:
+            self._use_ahead(watching)
         return Fork(step, self._length, time.perf_counter() - began, copied)
+
+    def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
+        """What was made ready was used, or will not be; its thread, or another, does this now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.go_on(then)
+        elif then is not None:
+            # Without a thread it is said by the next step.
+            with contextlib.suppress(RuntimeError):
+                Later(then)
 
     def _open(self, capture: Capture, storage: Storage | None, forks: list[int], step: int) -> Window | None:
         """A window on what was not copied, if there is any."""
@@ -308,10 +321,8 @@ class Source:
         aside, self._aside = self._aside or self._new_aside(storage), None
         return Window(self._inventory.adapter, capture, storage, aside, forks, step)
 
-    def _memory(self) -> Callable[[int], _core.Reserved]:
+    def _memory(self, made: _Room | None) -> Callable[[int], _core.Reserved]:
         """Gives memory for what is copied: that which was made ready, if it is large enough."""
-        ahead, self._ahead = self._ahead, None
-        made = ahead.wait() if ahead else None
         if made is not None and made.aside is not None:
             self._aside = made.aside
 
@@ -345,6 +356,7 @@ class Source:
         try:
             self.before_step()
         finally:
+            self._use_ahead()
             # The object's end closes its connection, which is all that the agent has to know.
             del self._rank
 

@@ -74,19 +74,16 @@ class Window:
         """Of the window, of what is copied aside, and of the memory in which the tensors lie; they stay the window's."""
         return [self._shared.descriptor, self.aside.descriptor, *(memory.descriptor for memory in self._arenas)]
 
-    def watch(self) -> None:
-        """From now on a clone that has read all need not wait for the next step.
+    def watching(self) -> Callable[[], None] | None:
+        """What a thread does from now on, so that a clone that has read all need not wait for the next step; it ends with the window.
 
-        In between, the thread that trains says that nothing has changed so far. A thread waits for clones to ask; it ends with the window.
+        In between, the thread that trains says that nothing has changed so far.
 
         Only where the main thread trains: it alone can be asked between two of its instructions, when it is in the middle of no operation.
         Versions are counted after an operation has written, so no other thread can know, but while all that runs is one that only reads
         what lies there: a backward pass, or a large layer, of which each is one long instruction.
         """
-        if threading.current_thread() is threading.main_thread():
-            # Without a thread it is said by the next step.
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._wait, name="forebay", daemon=True).start()
+        return self._wait if threading.current_thread() is threading.main_thread() else None
 
     def _wait(self) -> None:
         is_called = False

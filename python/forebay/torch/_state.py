@@ -29,15 +29,26 @@ if TYPE_CHECKING:
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
 # All but those of subclasses, of which each has its own meaning.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
-# Long operations that write to gradients or to what they give, and to nothing else. Torch before 2.3 has none for the backward pass.
-_READING: frozenset[CodeType | None] = frozenset(
-    getattr(function, "__code__", None)
-    for function in (
-        getattr(torch.autograd.graph, "_engine_run_backward", None),
-        nn.Linear.forward,
-        *(convolution._conv_forward for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
-    )
-)
+# By which a function of torch's writes to what it was given.
+_WRITES = frozenset(("inplace", "out", "running_mean"))
+
+
+def _reading() -> Iterator[CodeType]:
+    """Functions that call long operations, which write to gradients or to what they give, and to nothing else."""
+    # Torch before 2.3 has no such function for the backward pass.
+    backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    for function in (backward, nn.Linear.forward, nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward):
+        if isinstance(code := getattr(function, "__code__", None), CodeType):
+            yield code
+    for function in vars(nn.functional).values():
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, CodeType) or code.co_filename != nn.functional.__file__ or code.co_name.endswith("_"):
+            continue
+        if _WRITES.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+            yield code
+
+
+_READING = frozenset(_reading())
 # Of torch's own modules those in which an operation may be under way while Python runs.
 _INSIDE = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch._library.", "torch._ops.", "torch.utils._python_dispatch.")
 
