@@ -18,6 +18,12 @@ const HALF: i32 = 1 << (PLACES - 1);
 /// Bytes of which sums are kept in registers at once.
 const LANES: usize = 32;
 
+/// Rows that are narrowed at once.
+const ROWS: usize = 4;
+
+/// Pixels of a row, two by two.
+type Pairs<'a> = &'a [[u8; 2 * PIXEL]];
+
 /// What each pixel of a row or column is made of.
 #[derive(Debug, Default)]
 pub(crate) struct Taps {
@@ -154,65 +160,81 @@ impl Narrow<'_> {
         {
             #[target_feature(enable = "avx2")]
             fn with_avx2(narrow: Narrow<'_>) {
-                narrow.with(|pairs, weights| mean_avx2(pairs, weights));
+                narrow.with(|rows, weights| means_avx2(rows, weights));
             }
             if std::arch::is_x86_feature_detected!("avx2") {
                 // SAFETY: the processor has it.
                 return unsafe { with_avx2(self) };
             }
         }
-        self.with(mean);
+        self.with(means);
     }
 
     #[inline(always)]
-    fn with(self, mean: impl Fn(&[[u8; 2 * PIXEL]], &[[i32; 2 * PIXEL]]) -> [u8; PIXEL]) {
+    fn with(self, means: impl Fn([Pairs<'_>; ROWS], &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS]) {
         let first_used = self.across.span().start as usize;
         let pixels = self.across.len();
-        for (y, target) in self.target.chunks_exact_mut(pixels * PIXEL).enumerate() {
-            let source = &self.source.bytes[y * self.source.stride..];
-            let target = target.as_chunks_mut::<PIXEL>().0;
+        let target = self.target.as_chunks_mut::<PIXEL>().0;
+        let rows = target.len() / pixels;
+        for begin in (0..rows).step_by(ROWS) {
+            // Below the last row is that row again.
+            let rows: [usize; ROWS] = std::array::from_fn(|nth| (begin + nth).min(rows - 1));
+            let sources = rows.map(|y| &self.source.bytes[y * self.source.stride..]);
             for pixel in 0..pixels {
                 let (first, weights) = self.across.pairs(pixel);
-                let pairs = source[(first - first_used) * PIXEL..].as_chunks().0;
-                target[if self.is_mirrored { pixels - 1 - pixel } else { pixel }] = mean(pairs, weights);
+                let pairs = sources.map(|row| row[(first - first_used) * PIXEL..].as_chunks().0);
+                let place = if self.is_mirrored { pixels - 1 - pixel } else { pixel };
+                for (y, mean) in rows.into_iter().zip(means(pairs, weights)) {
+                    target[y * pixels + place] = mean;
+                }
             }
         }
     }
 }
 
-/// The weighted mean of pixels.
-fn mean(pairs: &[[u8; 2 * PIXEL]], weights: &[[i32; 2 * PIXEL]]) -> [u8; PIXEL] {
-    let mut sums = [0; 2 * PIXEL];
-    for (bytes, weights) in pairs.iter().zip(weights) {
-        for ((sum, &byte), &weight) in sums.iter_mut().zip(bytes).zip(weights) {
-            *sum += i32::from(byte) * weight;
+/// The weighted means of pixels of several rows. How many pixels there are differs from place to place, so that the end of the loop is guessed
+/// wrong again and again: that is paid for once for all of these rows.
+fn means(rows: [Pairs<'_>; ROWS], weights: &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS] {
+    rows.map(|pairs| {
+        let mut sums = [0; 2 * PIXEL];
+        for (bytes, weights) in pairs.iter().zip(weights) {
+            for ((sum, &byte), &weight) in sums.iter_mut().zip(bytes).zip(weights) {
+                *sum += i32::from(byte) * weight;
+            }
         }
-    }
-    std::array::from_fn(|band| byte(HALF + sums[band] + sums[band + PIXEL]))
+        std::array::from_fn(|band| byte(HALF + sums[band] + sums[band + PIXEL]))
+    })
 }
 
 /// The same. Left to itself, the compiler makes vectors across the pairs, of bytes that it gathers one by one.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
-fn mean_avx2(pairs: &[[u8; 2 * PIXEL]], weights: &[[i32; 2 * PIXEL]]) -> [u8; PIXEL] {
+fn means_avx2([a, b, c, d]: [Pairs<'_>; ROWS], weights: &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS] {
     use std::arch::x86_64::{
-        _mm_add_epi32, _mm_cvtsi64_si128, _mm_cvtsi128_si32, _mm_packs_epi32, _mm_packus_epi16, _mm_set1_epi32, _mm_srai_epi32,
+        _mm_add_epi32, _mm_cvtsi64_si128, _mm_packs_epi32, _mm_packus_epi16, _mm_set1_epi32, _mm_srai_epi32, _mm_storeu_si128,
         _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepu8_epi32, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mullo_epi32,
         _mm256_setzero_si256,
     };
-    let mut sums = _mm256_setzero_si256();
-    for (bytes, weights) in pairs.iter().zip(weights) {
-        let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+    let mut sums = [_mm256_setzero_si256(); ROWS];
+    for ((((weights, a), b), c), d) in weights.iter().zip(a).zip(b).zip(c).zip(d) {
         // SAFETY: they are as many as a vector has, and may lie anywhere.
         let weights = unsafe { _mm256_loadu_si256(weights.as_ptr().cast()) };
-        sums = _mm256_add_epi32(sums, _mm256_mullo_epi32(bytes, weights));
+        for (sum, bytes) in sums.iter_mut().zip([a, b, c, d]) {
+            let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+            *sum = _mm256_add_epi32(*sum, _mm256_mullo_epi32(bytes, weights));
+        }
     }
-    let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-    let levels = _mm_srai_epi32::<{ PLACES as i32 }>(_mm_add_epi32(sums, _mm_set1_epi32(HALF)));
-    // Both clamp.
-    let words = _mm_packs_epi32(levels, levels);
-    _mm_cvtsi128_si32(_mm_packus_epi16(words, words)).to_le_bytes()
+    let [a, b, c, d] = sums.map(|sums| {
+        let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+        _mm_srai_epi32::<{ PLACES as i32 }>(_mm_add_epi32(sums, _mm_set1_epi32(HALF)))
+    });
+    // All three clamp.
+    let levels = _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+    let mut means = [[0; PIXEL]; ROWS];
+    // SAFETY: they are as many bytes as a vector has, and may lie anywhere.
+    unsafe { _mm_storeu_si128(means.as_mut_ptr().cast(), levels) };
+    means
 }
 
 /// What is compiled once for each kind of vectors.
@@ -279,4 +301,34 @@ pub(crate) fn with_vectors(work: impl Work) {
         }
     }
     work.work();
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn without_vectors_rows_become_the_same(
+            (source, target) in (1_u32..80, 1_u32..40),
+            rows in 1_usize..10,
+            is_mirrored: bool,
+            noise in prop::collection::vec(any::<u8>(), 997),
+        ) {
+            if !std::arch::is_x86_feature_detected!("avx2") {
+                return Ok(());
+            }
+            let mut across = Taps::default();
+            across.fill(source, target, 0..target);
+            across.pair_up();
+            let stride = source as usize * PIXEL;
+            let bytes: Vec<u8> = noise.iter().copied().cycle().take(stride * rows + PIXEL).collect();
+            let [mut with, mut without] = [(); 2].map(|()| vec![0; target as usize * rows * PIXEL]);
+            let narrow = |target| Narrow { source: Rows { bytes: &bytes, stride }, across: &across, is_mirrored, target };
+            narrow(&mut with).run();
+            narrow(&mut without).with(means);
+            prop_assert_eq!(with, without);
+        }
+    }
 }
