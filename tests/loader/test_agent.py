@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from forebay.loader import DirectSource, Extent, LoaderError
+from forebay.loader import DirectSource, Extent, LoaderError, Request
 from forebay.loader import _agent as module
 from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept
 from tests.loader.node import SAMPLES, Node, a_node
+from tests.loader.singly import Singly
 from tests.support import LONG_S, settle, wait_until
 
 BATCH = 5
@@ -53,16 +55,16 @@ def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check
     order = list(range(SAMPLES)) if order is None else order
     batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
     requested = 0
+    requests: deque[Request] = deque()
     for iteration, batch in enumerate(batches):
         while requested < min(len(batches), iteration + 4):
-            for sample in batches[requested]:
-                source.request(sample, requested)
+            requests.append(source.request(batches[requested], requested))
             requested += 1
-        for sample in batch:
+        request = requests.popleft()
+        for place, sample in enumerate(batch):
             check(sample)
-            assert bytes(source.read(sample)) == node.content(sample)
-        for sample in batch:
-            source.release(sample)
+            assert bytes(request.read(place)) == node.content(sample)
+        request.release()
 
 
 def epochs(agent: Agent, node: Node, count: int) -> int:
@@ -127,9 +129,9 @@ def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: Node) -> N
     # So little memory that all of it is used again and again.
     agent = made(window_bytes=40_000, policy="none")
     source = begun(agent, node)
-    source.request(largest, 0)
-    part = source.read(largest)[10:]
-    source.release(largest)
+    request = source.request([largest], 0)
+    part = request.read(0)[10:]
+    request.release()
     source.close()
     epochs(agent, node, 3)
     agent.close()
@@ -220,7 +222,7 @@ def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
     source = begun(agent, node)
     rank = agent._rank
     assert rank is not None
-    source.request(5, 0)
+    request = source.request([5], 0)
     child = os.fork()
     if child == 0:
         is_right = False
@@ -234,9 +236,9 @@ def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
             # Nothing of the tests is to run here.
             os._exit(not is_right)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert bytes(source.read(5)) == node.content(5)
+    assert bytes(request.read(0)) == node.content(5)
     assert (source.direct_reads, agent.lost) == (0, None)
-    source.release(5)
+    request.release()
     source.close()
     agent.close()
 
@@ -262,12 +264,13 @@ def test_what_the_rank_has_read_itself_is_not_asked_for(node: Node) -> None:
     # The board is too small for all of it.
     agent = made(window=1)
     source = begun(agent, node)
+    singly = Singly(source)
     for sample in range(SAMPLES):
-        source.request(sample, sample // BATCH)
+        singly.request(sample, sample // BATCH)
     first = SAMPLES - 3
     for sample in (first, *(sample for sample in range(SAMPLES) if sample != first)):
-        assert bytes(source.read(sample)) == node.content(sample)
-        source.release(sample)
+        assert bytes(singly.read(sample)) == node.content(sample)
+        singly.release(sample)
     assert source.direct_reads > 0
     assert agent.figures()["from_source"] + source.direct_reads == SAMPLES
     source.close()
@@ -278,10 +281,10 @@ def test_a_file_that_has_vanished_is_the_source_s_own_error(node: Node) -> None:
     agent = made()
     node.path(7).unlink()
     source = begun(agent, node)
-    source.request(7, 0)
+    request = source.request([7], 0)
     with pytest.raises(FileNotFoundError):
-        source.read(7)
-    source.release(7)
+        request.read(0)
+    request.release()
     epoch(source, node, [sample for sample in range(SAMPLES) if sample != 7])
     assert agent.figures()["refused_failed"] == 1
     agent.close()
@@ -292,9 +295,9 @@ def test_a_file_that_changes_its_size_is_read_as_it_is(node: Node) -> None:
     source = begun(agent, node)
     for iteration, size in enumerate((10, 5000, 3, 0, 10)):
         node.path(7).write_bytes(bytes([iteration]) * size)
-        source.request(7, iteration)
-        assert bytes(source.read(7)) == bytes([iteration]) * size
-        source.release(7)
+        request = source.request([7], iteration)
+        assert bytes(request.read(0)) == bytes([iteration]) * size
+        request.release()
     assert source.direct_reads == 0
     source.close()
     agent.close()
@@ -305,7 +308,7 @@ def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
     agent = made(("ram=64K",))
 
     def held() -> tuple[int, int]:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir())), len(agent._views)
+        return len(list(Path(f"/proc/{pid}/fd").iterdir())), len(agent._held)
 
     def is_as_before() -> bool:
         files, views = held()
@@ -329,13 +332,11 @@ def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
     agent = made()
     source = agent.source(DirectSource())
     source.register(None, lambda sample: Extent(str(node.path(50 + sample % 2)), 100, 200))
+    request = source.request(list(range(10)), 0)
     for sample in range(10):
-        source.request(sample, 0)
-    for sample in range(10):
-        assert bytes(source.read(sample)) == node.content(50 + sample % 2)[100:300]
+        assert bytes(request.read(sample)) == node.content(50 + sample % 2)[100:300]
     assert agent.figures()["from_source"] == 2
-    for sample in range(10):
-        source.release(sample)
+    request.release()
     agent.close()
 
 
@@ -347,11 +348,10 @@ def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: py
     begun(agent, node).close()
     source = agent.source(DirectSource())
     source.register(None, lambda sample: Extent("new" if sample == 3 else str((sample + 1) % SAMPLES)))
+    request = source.request(list(range(10)), 0)
     for sample in range(10):
-        source.request(sample, 0)
-    for sample in range(10):
-        assert bytes(source.read(sample)) == (b"new" if sample == 3 else node.content(sample + 1))
-        source.release(sample)
+        assert bytes(request.read(sample)) == (b"new" if sample == 3 else node.content(sample + 1))
+    request.release()
     assert agent.figures()["from_source"] == 9
     agent.close()
 
@@ -361,12 +361,12 @@ def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
     source = begun(agent, node)
     pid = node.agent()
     os.kill(pid, signal.SIGSTOP)
-    source.request(5, 0)
+    request = source.request([5], 0)
     told: list[str] = []
 
     def ask() -> None:
         try:
-            source.read(5)
+            request.read(0)
         except LoaderError as error:
             told.append(str(error))
 
@@ -377,7 +377,7 @@ def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
     os.kill(pid, signal.SIGCONT)
     assert told == ["the source is closed"]
     with pytest.raises(LoaderError, match="the source is closed"):
-        source.request(6, 0)
+        source.request([6], 0)
 
 
 @pytest.mark.parametrize(("changed", "what"), [({"seed": 7}, "the seed: 0 and 7"), ({"batch": 6}, "the batch size: 5 and 6")])

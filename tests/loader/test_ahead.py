@@ -17,8 +17,7 @@ def test_as_many_reads_as_there_are_threads_are_under_way_at_once(tmp_path: Path
         os.mkfifo(tmp_path / f"{sample}")
     source = DirectSource(threads=16)
     source.register(None, lambda sample: Extent(str(tmp_path / f"{sample}")))
-    for sample in range(16):
-        source.request(sample, 0)
+    source.request(list(range(16)), 0)
     for sample in reversed(range(16)):
         # Waits for its reader, of which none has come to an end yet.
         os.close(os.open(tmp_path / f"{sample}", os.O_WRONLY))

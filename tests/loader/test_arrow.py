@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow
 import pytest
 
-from forebay.loader import ArrowRows, DirectSource, LoaderError
+from forebay.loader import ArrowRows, LoaderError
 from forebay.loader.dataset import is_located
+from forebay.loader.source import read_sample
 from forebay.torch import DataLoader
 
 NEW = {"stream": pyarrow.ipc.new_stream, "file": pyarrow.ipc.new_file}
@@ -42,14 +43,7 @@ def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
 
 
 def read(dataset: ArrowRows, order: list[int]) -> list[Any]:
-    source = DirectSource()
-    source.register(None, dataset.locate)
-    found = []
-    for number in order:
-        found.append(dataset.decode(source.read(number), number, None))
-        source.release(number)
-    source.close()
-    return found
+    return [dataset.decode(read_sample(dataset.locate, number), number, None) for number in order]
 
 
 def table(path: Path) -> pyarrow.Table:

@@ -39,12 +39,9 @@ def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
 def read(dataset: ParquetRows, order: list[int]) -> list[Any]:
     source = DirectSource()
     source.register(None, dataset.locate)
-    for number in order:
-        source.request(number, 0)
-    found = []
-    for number in order:
-        found.append(dataset.decode(source.read(number), number, None))
-        source.release(number)
+    request = source.request(order, 0)
+    found = [dataset.decode(request.read(place), number, None) for place, number in enumerate(order)]
+    request.release()
     source.close()
     return found
 

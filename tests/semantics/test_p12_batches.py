@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, Subset, default_collate
 
-from forebay.loader import DirectSource, mixture
+from forebay.loader import DirectSource, Request, mixture
 from forebay.torch import DataLoader, Keyed
 from tests.loader.data import Drawing, Files, GlobalFiles, Indices, Views, same
 
@@ -101,18 +101,31 @@ class Volatile(DirectSource):
 
     is_lasting = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._given: dict[int, bytearray] = {}
+    def request(self, samples: list[int], iteration: int) -> Request:
+        return Reused(super().request(samples, iteration))
 
-    def read(self, sample: int) -> memoryview:
-        self._given[sample] = bytearray(super().read(sample))
-        return memoryview(self._given[sample]).toreadonly()
 
-    def release(self, sample: int) -> None:
-        super().release(sample)
-        if given := self._given.pop(sample, None):
+class Reused:
+    """A batch's request of such a source."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._given: list[bytearray] = []
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        return [None if data is None else self._copied(data) for data in self._request.at_hand(places)]
+
+    def read(self, place: int) -> memoryview:
+        return self._copied(self._request.read(place))
+
+    def release(self) -> None:
+        self._request.release()
+        for given in self._given:
             given[:] = bytes(len(given))
+
+    def _copied(self, data: memoryview) -> memoryview:
+        self._given.append(bytearray(data))
+        return memoryview(self._given[-1]).toreadonly()
 
 
 @pytest.mark.parametrize("kind", [DirectSource, Volatile])

@@ -130,6 +130,12 @@ impl LoaderRank {
         self.0.arena().base().as_ptr() as usize
     }
 
+    /// Bytes of that memory.
+    #[getter]
+    fn length(&self) -> usize {
+        self.0.arena().len()
+    }
+
     /// Extents that can be asked for and not released at once.
     #[getter]
     fn slots(&self) -> u32 {

@@ -13,7 +13,7 @@ from forebay.loader.order import Order
 from forebay.loader.parquet import ParquetRows
 from forebay.loader.rows import FixedRows
 from forebay.loader.shards import RecordShards, TarShards, TokenFile
-from forebay.loader.source import DirectSource, Source
+from forebay.loader.source import DirectSource, Request, Source
 
 __all__ = [
     "ArrowRows",
@@ -27,6 +27,7 @@ __all__ = [
     "Order",
     "ParquetRows",
     "RecordShards",
+    "Request",
     "SampleError",
     "Source",
     "StateError",

@@ -11,20 +11,22 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from forebay import _core
 from forebay._say import say
 from forebay.loader._errors import LoaderError
 from forebay.loader._place import Place
 from forebay.loader._settings import AgentSettings, Kept, kept
+from forebay.loader._uses import Direct, Held, Uses
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows
-from forebay.loader.source import Source
+from forebay.loader.source import Request, Source
 
 __all__ = ["PATIENCE_S", "WAIT_S", "Agent", "AgentSource"]
 
@@ -40,25 +42,8 @@ LOOK_STEPS = 2
 """Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
 LEVELS = ("reads_at_once", "hung", "rank_threads_most")
 """Figures that are no counts."""
-VIEW_STEP_BYTES = 4096
-"""Types of memory are made, and kept, for lengths that are multiples of this: there are few of them."""
-
-
-_Key = TypeVar("_Key")
-
-
-class _Use:
-    """One use of a sample that was requested."""
-
-    __slots__ = ("direct", "extent", "iteration", "released", "turn", "views")
-
-    def __init__(self, extent: int, iteration: int) -> None:
-        self.extent = extent
-        self.iteration = iteration
-        self.turn: int | None = None  # None until the agent was asked.
-        self.views = 0  # Of its memory, those that something refers to.
-        self.released = False
-        self.direct = False  # The rank reads it itself.
+VIEWED_BYTES = 64 << 10
+"""Of small samples so many bytes are held as one where anybody keeps a view: to hold each by itself takes longer than many a decode."""
 
 
 # With views of the agent's memory: what is mapped stays mapped as long as any of them is there.
@@ -95,9 +80,9 @@ class Agent:
         self._gone_told = 0  # Ranks.
         self._is_joined = self._closed = False
         self._passes = 0
-        self._views: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
+        self._held: set[Held] = set()
         # Written to by finalizers, which may run anywhere: nothing is locked there.
-        self._finished: deque[tuple[int, _Use]] = deque()
+        self._finished: deque[Held] = deque()
         self._before: dict[str, int] = {}
         # The epoch that it serves: the last one that has begun, if that goes on.
         self._serving: AgentSource | None = None
@@ -284,26 +269,52 @@ class Agent:
             }
         )
 
-    def _viewed(self, use: _Use, offset: int, length: int) -> memoryview | None:
-        """A view of the agent's memory; None if the use was let go meanwhile."""
-        rank = self._rank
-        if rank is None:
-            return None
-        if length == 0:
-            return memoryview(b"")
-        # An object of its own for each: it is what views of views refer to in the end.
-        memory = (ctypes.c_ubyte * (-(-length // VIEW_STEP_BYTES) * VIEW_STEP_BYTES)).from_address(rank.address + offset)
-        with self._lock:
-            if use.released:
-                return None
-            use.views += 1
-            _in_use.add(self)
-            number = id(memory)
-            self._views[number] = weakref.ref(memory, lambda _: self._view_is_gone(number, use))
-        return memoryview(memory).cast("B")[:length].toreadonly()
+    def _viewed(self, uses: Uses, first: int, told: Sequence[tuple[int, int] | None]) -> list[memoryview | None]:
+        """Views of the agent's memory.
 
-    def _view_is_gone(self, number: int, use: _Use) -> None:
-        self._finished.append((number, use))
+        Args:
+            uses: a batch's.
+            first: place in it of the first sample.
+            told: offset and length of each sample's bytes; None, or an offset below 0, where there is nothing.
+
+        Returns:
+            One of each sample; None where there is nothing, and of all if they were let go meanwhile.
+        """
+        rank = self._rank
+        views: list[memoryview | None] = [None] * len(told)
+        if rank is None:
+            return views
+        held: list[tuple[Held, ctypes.Array[ctypes.c_ubyte]]] = []
+        room = 0
+        for nth, lies in enumerate(told):
+            if lies is None or lies[0] < 0:
+                continue
+            offset, length = lies
+            if length == 0:
+                views[nth] = memoryview(b"")
+                continue
+            if length > room:
+                # An object of its own for each that is held: it is what views of views refer to in the end.
+                memory = (ctypes.c_ubyte * rank.length).from_address(rank.address)
+                whole = memoryview(memory).cast("B").toreadonly()
+                held.append((Held(uses), memory))
+                room = VIEWED_BYTES
+            room -= length
+            held[-1][0].places.append(first + nth)
+            views[nth] = whole[offset : offset + length]
+        with self._lock:
+            if uses.released:
+                return [None] * len(told)
+            if held:
+                _in_use.add(self)
+            for one, memory in held:
+                one.memory = weakref.ref(memory, partial(self._view_is_gone, one))
+                self._held.add(one)
+                uses.held.add(one)
+        return views
+
+    def _view_is_gone(self, held: Held, _: object) -> None:
+        self._finished.append(held)
         self._drain()
 
     def _drain(self) -> None:
@@ -311,13 +322,13 @@ class Agent:
         while self._lock.acquire(blocking=False):
             try:
                 while self._finished:
-                    number, use = self._finished.popleft()
-                    # Another object may have that place by now; then this is not its number any more.
-                    if (known := self._views.get(number)) is not None and known() is None:
-                        del self._views[number]
-                    use.views -= 1
-                    self._give_back([use] if use.released else [])
-                if not self._views:
+                    held = self._finished.popleft()
+                    uses, held.memory = held.uses, None
+                    self._held.discard(held)
+                    uses.held.discard(held)
+                    if uses.released:
+                        self._give_back(uses, held.places)
+                if not self._held:
                     _in_use.discard(self)
                     if self._closed:
                         self._rank = None
@@ -326,15 +337,22 @@ class Agent:
             if not self._finished:
                 return
 
-    def _give_back(self, uses: list[_Use]) -> None:
+    def _let_go(self, uses: Uses) -> None:
+        """A batch is over. With the lock held."""
+        uses.released = True
+        self._give_back(uses, range(len(uses.samples)))
+
+    def _give_back(self, uses: Uses, places: Iterable[int]) -> None:
         """Tells the agent of uses that are over; of which something is looked at still, they hold nothing else up. With the lock held."""
         rank = self._rank
         if rank is None:
             return
-        if turns := [use.turn for use in uses if use.turn is not None and use.views == 0]:
-            rank.release(turns)
-        if turns := [use.turn for use in uses if use.turn is not None and use.views > 0]:
-            rank.hold(turns)
+        turns = uses.turns
+        seen = {place for held in uses.held for place in held.places}
+        if over := [turn for place in places if place not in seen and (turn := turns[place]) is not None]:
+            rank.release(over)
+        if held := [turn for place in seen if (turn := turns[place]) is not None]:
+            rank.hold(held)
 
 
 class AgentSource:
@@ -351,12 +369,12 @@ class AgentSource:
         self._began: int | None = None
         self._is_served = False
         self._closed = False
-        self._uses: dict[int, deque[_Use]] = {}
-        self._unasked: deque[_Use] = deque()
-        # Where it looks ahead by itself: the order, its next iteration, and what was not requested yet, by iteration and sample.
+        self._requested: set[Uses] = set()
+        self._unasked: deque[Uses] = deque()
+        # Where it looks ahead by itself: the order, its next iteration, and what was not requested yet, by iteration.
         self._order: Order | None = None
         self._next = 0
-        self._foreseen: dict[tuple[int, int], deque[_Use]] = {}
+        self._foreseen: dict[int, Uses] = {}
         self.direct_reads = 0
         """Samples that were read by the rank itself."""
 
@@ -382,57 +400,24 @@ class AgentSource:
                 self._order = order
                 self._look_ahead(0)
 
-    def request(self, sample: int, iteration: int) -> None:
-        """See `Source.request`. Requests of an iteration are passed on together, with the first one of the next or the first `read`."""
-        is_foreseen = self._order is not None
-        extent = self._extent(sample) if self._is_served and not is_foreseen else None
-        use: _Use | None = None
+    def request(self, samples: list[int], iteration: int) -> Request:
+        """See `Source.request`. Where the order is known, what an iteration uses is what the order says."""
+        extents = self._extents(samples) if self._is_served and self._order is None else []
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
-            if self._is_served and is_foreseen:
+            uses: Uses | None = None
+            if self._is_served and self._order is not None:
                 self._look_ahead(iteration)
-                use = _first(self._foreseen, (iteration, sample))
-            elif self._is_served and extent is not None:
-                if self._unasked and self._unasked[-1].iteration != iteration:
-                    self._ask()
-                use = _Use(extent, iteration)
-                self._unasked.append(use)
-            if use is not None:
-                self._uses.setdefault(sample, deque()).append(use)
-                return
-        self._fallback.request(sample, iteration)
-
-    def read(self, sample: int) -> memoryview:
-        """See `Source.read`."""
-        with self._lock:
-            if self._closed:
-                raise LoaderError("the source is closed")
-            self._ask()
-            uses = self._uses.get(sample)
-            use = uses[0] if uses else None
-        if use is not None and not use.direct and (data := self._served(use)) is not None:
-            return data
-        if self._closed:
-            raise LoaderError("the source is closed")
-        if use is not None:
-            use.direct = True
-        self.direct_reads += 1
-        return self._fallback.read(sample)
-
-    def release(self, sample: int) -> None:
-        """See `Source.release`."""
-        with self._lock:
-            use = _first(self._uses, sample)
-            if use is not None:
-                self._step(use.iteration)
-                use.released = True
-                self._agent._give_back([use])
-            if self._is_served and not self._closed:
-                self._look_ahead(-1)
-        if use is None or use.direct:
-            self._fallback.release(sample)
-        self._agent._drain()
+                uses = self._foreseen.pop(iteration, None)
+            elif self._is_served:
+                uses = Uses(self, samples, iteration, extents)
+                self._unasked.append(uses)
+                self._ask()
+            if uses is not None:
+                self._requested.add(uses)
+                return uses
+        return Direct(self, self._fallback.request(samples, iteration))
 
     def close(self) -> None:
         """See `Source.close`. The agent's memory that something still refers to stays until nothing does."""
@@ -444,26 +429,65 @@ class AgentSource:
         self._fallback.close()
         self._agent._drain()
 
-    def _extent(self, sample: int) -> int | None:
-        """A sample's extent by the agent's numbers, in each epoch perhaps another one; None where the rank is to read it itself."""
-        locate = self._locate
+    def _at_hand(self, uses: Uses, places: range) -> list[memoryview | None]:
+        with self._lock:
+            self._ask()
+            rank, turns = self._agent._rank, uses.turns[places.start : places.stop]
+        if rank is None or self._closed:
+            return [None] * len(places)
+        told = [None if turn is None else rank.wait(turn, 0.0) for turn in turns]
+        return self._agent._viewed(uses, places.start, told)
+
+    def _read(self, uses: Uses, place: int) -> memoryview:
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            self._ask()
+        if place not in uses.direct and (data := self._served(uses, place)) is not None:
+            return data
+        if self._closed:
+            raise LoaderError("the source is closed")
+        self.direct_reads += 1
+        if (direct := uses.direct.get(place)) is None:
+            direct = uses.direct[place] = self._fallback.request([uses.samples[place]], uses.iteration)
+        return direct.read(0)
+
+    def _release(self, uses: Uses) -> None:
+        with self._lock:
+            # What was requested before another epoch began is forgotten already.
+            if uses in self._requested:
+                self._requested.discard(uses)
+                self._step(uses.iteration)
+                self._agent._let_go(uses)
+            if self._is_served and not self._closed:
+                self._look_ahead(-1)
+                self._ask()
+        for direct in uses.direct.values():
+            direct.release()
+        self._agent._drain()
+
+    def _extents(self, samples: list[int]) -> list[int | None]:
+        """Extents by the agent's numbers, in each epoch perhaps others; None where the rank is to read a sample itself."""
+        locate, find = self._locate, self._agent._table.find
         if locate is None:
             raise LoaderError("nothing was registered")
-        try:
-            return self._agent._table.find(*_placed(locate(sample)))
-        except Exception:
-            # Who reads it will be told.
-            return None
+        extents: list[int | None] = []
+        for sample in samples:
+            try:
+                extents.append(find(*_placed(locate(sample))))
+            except Exception:
+                # Who reads it will be told.
+                extents.append(None)
+        return extents
 
-    def _served(self, use: _Use) -> memoryview | None:
+    def _served(self, uses: Uses, place: int) -> memoryview | None:
         """What the agent has; None where the rank is to read it itself."""
-        rank, begun = self._agent._rank, time.monotonic()
-        while rank is not None and use.turn is not None and not self._closed:
-            told = rank.wait(use.turn, WAIT_S)
+        rank, turn, begun = self._agent._rank, uses.turns[place], time.monotonic()
+        while rank is not None and turn is not None and not self._closed:
+            told = rank.wait(turn, WAIT_S)
             if told is not None:
-                offset, length = told
-                if offset >= 0:
-                    return self._agent._viewed(use, offset, length)
+                if told[0] >= 0:
+                    return self._agent._viewed(uses, place, [told])[0]
                 if self._agent.lost is not None:
                     self._is_served = False
                     self._agent._tell_lost()
@@ -490,37 +514,28 @@ class AgentSource:
 
     def _foresee(self, iteration: int, samples: list[int]) -> None:
         """What an iteration reads is to be asked for."""
-        for sample in samples:
-            if (extent := self._extent(sample)) is not None:
-                use = _Use(extent, iteration)
-                self._foreseen.setdefault((iteration, sample), deque()).append(use)
-                self._unasked.append(use)
+        uses = self._foreseen[iteration] = Uses(self, samples, iteration, self._extents(samples))
+        self._unasked.append(uses)
 
     def _ask(self) -> None:
-        """Passes requests on, those of an iteration at once, as far as the board has room. With the lock held."""
-        rank = self._agent._rank
-        while rank is not None and (uses := self._next_unasked()):
-            iteration = uses[0].iteration
-            first = rank.ask([use.extent for use in uses], self._pass, self._first + iteration)
+        """Passes requests on, a batch at once at most, as far as the board has room. With the lock held."""
+        rank, most = self._agent._rank, self._agent._settings.batch
+        while rank is not None and self._unasked:
+            uses = self._unasked[0]
+            left = [one for one in uses.unasked if one[0] not in uses.direct]
+            wanted, uses.unasked = left[:most], left
+            if uses.released or not wanted:
+                self._unasked.popleft()
+                continue
+            first = rank.ask([extent for _, extent in wanted], self._pass, self._first + uses.iteration)
             if first is None:
-                self._unasked.extendleft(reversed(uses))
                 return
-            for turn, use in enumerate(uses, first):
-                use.turn = turn
+            for turn, (place, _) in enumerate(wanted, first):
+                uses.turns[place] = turn
+            uses.unasked = left[most:]
             if self._began is None:
                 # Whatever is still held of the epoch before holds this one up no more.
-                self._step(iteration)
-
-    def _next_unasked(self) -> list[_Use]:
-        """Takes uses of an iteration, a batch at most, that the agent was not asked for and that are not over."""
-        uses: list[_Use] = []
-        while self._unasked and len(uses) < self._agent._settings.batch:
-            if uses and self._unasked[0].iteration != uses[0].iteration:
-                break
-            use = self._unasked.popleft()
-            if not (use.direct or use.released):
-                uses.append(use)
-        return uses
+                self._step(uses.iteration)
 
     def _step(self, iteration: int) -> None:
         """A batch is put together: its step begins. With the lock held."""
@@ -532,27 +547,20 @@ class AgentSource:
     def _forget_all(self) -> None:
         """With the lock held."""
         self._unasked.clear()
-        uses = [use for of_one in (*self._uses.values(), *self._foreseen.values()) for use in of_one]
-        for use in uses:
-            use.released = True
-        self._agent._give_back(uses)
-        self._uses.clear()
+        for uses in (*self._requested, *self._foreseen.values()):
+            self._agent._let_go(uses)
+        self._requested.clear()
         self._foreseen.clear()
         self._order, self._next = None, 0
-
-
-def _first(uses: dict[_Key, deque[_Use]], key: _Key) -> _Use | None:
-    """Takes the first of those that are kept by a key; None if there is none."""
-    kept = uses.get(key)
-    if kept is None:
-        return None
-    use = kept.popleft()
-    if not kept:
-        del uses[key]
-    return use
 
 
 def _placed(extent: Extent) -> tuple[bytes, int, int | None]:
     """As the agent, which is in another directory, has it."""
     path = os.fspath(extent.path)
-    return os.fsencode(path if path.startswith("/") else f"{Path.cwd()}/{path}"), extent.offset, extent.length
+    return _encoded(path if path.startswith("/") else f"{Path.cwd()}/{path}"), extent.offset, extent.length
+
+
+@lru_cache(maxsize=16)
+def _encoded(path: str) -> bytes:
+    """Samples that follow each other often lie in one file."""
+    return os.fsencode(path)

@@ -2,16 +2,19 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay import _core
 from forebay.loader._errors import SampleError
 from forebay.loader.dataset import Located, is_located
-from forebay.loader.source import Source
+from forebay.loader.source import Request
 
 __all__ = ["Batch", "Failure", "Fetched", "decoded", "failure", "sample_error"]
+
+LOOKED_AT = 32
+"""Samples of which it is looked at once whether they are at hand: more may come while these are decoded."""
 
 
 @dataclass(frozen=True)
@@ -95,28 +98,31 @@ class Fetched:
 
 def decoded(
     dataset: Located,
-    source: Source,
+    request: Request,
     batch: Batch,
-    places: Iterable[int],
+    places: range,
     rng: Callable[[int], Any],
     fetched: Fetched,
     *,
-    is_copying: bool,
+    are_bytes_kept: bool,
     skip: bool,
-    told: Callable[[int, bool], None] | None = None,
+    told: Callable[[int, bool], None] = lambda _index, _has_bytes: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> dict[int, Any]:
     """Samples of a batch, read and decoded one after another.
 
     Args:
         dataset: decodes them.
-        source: of their bytes.
+        request: of the batch's samples.
         batch: whose samples they are.
         places: in the batch, of the samples that are wanted.
         rng: gives a generator that is seeded with a key.
         fetched: counts time, bytes and failures.
-        is_copying: what is made of the samples is no view of their bytes. Else each gets a copy of its bytes where the source's don't last.
+        are_bytes_kept: bytes stay as long as anything refers to them, or what is made of the samples is no view of them. Else each sample
+            gets a copy of its own.
         skip: whether to go on after a sample that fails.
-        told: called with a sample's index and False before it is read, and with True once its bytes are there.
+        told: called with a sample's index and False before it is waited for, and with True once its bytes are there.
+        is_over: says before each sample whether nobody wants it any more.
 
     Returns:
         Those that could be had, by their places, in the order of these.
@@ -124,19 +130,21 @@ def decoded(
     Raises:
         MemoryError: there is too little for a sample, which is no fault of the sample's.
     """
-    are_bytes_kept = is_copying or source.is_lasting
     samples: dict[int, Any] = {}
-    for nth in places:
+    begun, waited_s = time.perf_counter(), 0.0
+    for nth, data in _looked_at(request, places):
+        if is_over() or (fetched.failures and not skip):
+            break
         index = batch.samples[nth]
-        if told is not None:
-            told(index, False)
-        begun = time.perf_counter()
-        between = None
         try:
-            data = source.read(index)
-            between = time.perf_counter()
-            if told is not None:
-                told(index, True)
+            if data is None:
+                told(index, False)
+                asked = time.perf_counter()
+                try:
+                    data = request.read(nth)
+                finally:
+                    waited_s += time.perf_counter() - asked
+            told(index, True)
             fetched.read_bytes += len(data)
             if not are_bytes_kept:
                 # The batch may be made of views of them, and outlive their release.
@@ -146,12 +154,16 @@ def decoded(
             raise
         except Exception as error:
             fetched.failures.append(failure(dataset, index, error))
-        ended = time.perf_counter()
-        fetched.waited_s += (between or ended) - begun
-        fetched.decoded_s += ended - (between or ended)
-        if fetched.failures and not skip:
-            break
+    fetched.waited_s += waited_s
+    fetched.decoded_s += time.perf_counter() - begun - waited_s
     return samples
+
+
+def _looked_at(request: Request, places: range) -> Iterator[tuple[int, memoryview | None]]:
+    """Places, and what is at hand of each as it is come to, or a little before."""
+    for start in places[::LOOKED_AT]:
+        part = range(start, min(start + LOOKED_AT, places.stop))
+        yield from zip(part, request.at_hand(part), strict=True)
 
 
 def failure(dataset: object, index: int, error: Exception) -> Failure:

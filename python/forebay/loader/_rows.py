@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from forebay.loader._agent import PATIENCE_S, WAIT_S, Agent, AgentSource
-from forebay.loader._batches import Batch, Failure, failure
+from forebay.loader._batches import Failure, failure
 from forebay.loader._errors import LoaderError
 from forebay.loader._threads import Decoding, Pending, Threads
 from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows
-from forebay.loader.source import Source
+from forebay.loader.source import Request, Source
 
-__all__ = ["Making", "RowSource", "RowThreads"]
+__all__ = ["Making", "RowRequest", "RowSource", "RowThreads"]
 
 
 class Making(Protocol):
@@ -28,6 +28,31 @@ class Making(Protocol):
 
     def finish(self, batch: Any) -> Any:  # noqa: ANN401  (the framework's)
         """The batch as it is handed to training."""
+
+
+class RowRequest:
+    """A batch of rows, requested of the agent as a whole: see `Request`. What is read row by row the rank reads itself."""
+
+    __slots__ = ("_source", "direct", "first", "iteration", "samples")
+
+    def __init__(self, source: "RowSource", samples: list[int], iteration: int) -> None:
+        self._source = source
+        self.samples = samples
+        self.iteration = iteration
+        self.first: int | None = None  # The turn of its first row, from when the agent is asked until it is told that it is over.
+        self.direct: list[Request] = []
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        """See `Request.at_hand`."""
+        return [None] * len(places)
+
+    def read(self, place: int) -> memoryview:
+        """See `Request.read`."""
+        return self._source._read_row(self, place)
+
+    def release(self) -> None:
+        """See `Request.release`."""
+        self._source._release_rows(self)
 
 
 class RowSource(AgentSource):
@@ -45,9 +70,10 @@ class RowSource(AgentSource):
     def __init__(self, agent: Agent, fallback: Source, rows: FixedRows) -> None:
         super().__init__(agent, fallback)
         self.dataset = rows
-        # Of batches that the agent was not asked for yet, iteration and samples; of those that it was, the first turn, and how many.
-        self._coming: deque[tuple[int, list[int]]] = deque()
-        self._turns: dict[int, tuple[int, int]] = {}
+        # Batches that the agent was not asked for yet; those that it was; and those that were not requested yet, by iteration.
+        self._coming: deque[RowRequest] = deque()
+        self._asked: set[RowRequest] = set()
+        self._rows_foreseen: dict[int, RowRequest] = {}
 
     def begin(self, order: Order | None) -> None:
         """An epoch begins: see `Source.register`."""
@@ -57,19 +83,23 @@ class RowSource(AgentSource):
             self.close()
             raise
 
-    def request_batch(self, batch: Batch) -> None:
-        """This rank will use a batch: see `Source.request`."""
+    def request(self, samples: list[int], iteration: int) -> RowRequest:
+        """See `Source.request`. Where the order is known, what an iteration uses is what the order says."""
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
             if self._order is not None:
-                self._look_ahead(batch.iteration)
+                self._look_ahead(iteration)
+            if (foreseen := self._rows_foreseen.pop(iteration, None)) is not None:
+                return foreseen
+            request = RowRequest(self, samples, iteration)
             # A row that can't be is for who reads it to tell.
-            elif self._is_served and min(batch.samples, default=-1) >= 0:
-                self._coming.append((batch.iteration, batch.samples))
+            if self._order is None and self._is_served and min(samples, default=-1) >= 0:
+                self._coming.append(request)
                 self._ask()
+            return request
 
-    def wait_for(self, batch: Batch) -> None:
+    def wait_for(self, request: RowRequest) -> None:
         """Waits until the agent has said of all rows of a batch where they are.
 
         Raises:
@@ -77,9 +107,9 @@ class RowSource(AgentSource):
         """
         with self._lock:
             self._ask()
-            asked = self._turns.get(batch.iteration)
-        rank, begun = self._agent._rank, time.monotonic()
-        while asked is not None and rank is not None and not rank.wait_all(*asked, WAIT_S):
+            first, rank = request.first, self._agent._rank
+        begun = time.monotonic()
+        while first is not None and rank is not None and not rank.wait_all(first, len(request.samples), WAIT_S):
             if time.monotonic() - begun >= PATIENCE_S:
                 return
             if self._closed:
@@ -88,35 +118,50 @@ class RowSource(AgentSource):
             raise LoaderError("the source is closed")
         self._agent._tell_lost()
 
-    def gather(self, batch: Batch, address: int) -> list[int]:
+    def gather(self, request: RowRequest, address: int) -> list[int]:
         """Copies what the agent has of a batch to memory, row by row.
 
         Args:
-            batch: was waited for.
+            request: was waited for.
             address: of memory for all of its rows.
 
         Returns:
             Places in the batch of rows that are to be read one by one.
         """
-        asked, rank = self._turns.get(batch.iteration), self._agent._rank
-        rows, row_bytes = len(batch.samples), self.dataset.row_bytes
-        if asked is None or rank is None:
+        first, rank = request.first, self._agent._rank
+        rows, row_bytes = len(request.samples), self.dataset.row_bytes
+        if first is None or rank is None:
             return list(range(rows))
-        return rank.gather(*asked, row_bytes, address, rows * row_bytes)
+        return rank.gather(first, rows, row_bytes, address, rows * row_bytes)
 
-    def release_batch(self, batch: Batch) -> None:
-        """The loader is done with a batch, had or not."""
+    def _read_row(self, request: RowRequest, place: int) -> memoryview:
+        if self._closed:
+            raise LoaderError("the source is closed")
+        self.direct_reads += 1
+        direct = self._fallback.request([request.samples[place]], request.iteration)
+        request.direct.append(direct)
+        return direct.read(0)
+
+    def _release_rows(self, request: RowRequest) -> None:
         with self._lock:
-            asked, rank = self._turns.pop(batch.iteration, None), self._agent._rank
-            if asked is None:
+            if request.first is None:
                 # It was asked for by nobody, and need not be any more.
-                self._coming = deque(coming for coming in self._coming if coming[0] != batch.iteration)
-            elif rank is not None:
-                self._step(batch.iteration)
-                rank.release_all(*asked)
+                self._coming = deque(coming for coming in self._coming if coming is not request)
+            else:
+                self._step(request.iteration)
+                self._let_go_of(request)
+                self._asked.discard(request)
             if self._is_served and not self._closed:
                 self._look_ahead(-1)
                 self._ask()
+        for direct in request.direct:
+            direct.release()
+
+    def _let_go_of(self, request: RowRequest) -> None:
+        """The agent is told that a batch is over. With the lock held."""
+        first, request.first = request.first, None
+        if first is not None and (rank := self._agent._rank) is not None:
+            rank.release_all(first, len(request.samples))
 
     def _is_waiting(self) -> bool:
         """See `AgentSource`; by batches."""
@@ -124,34 +169,34 @@ class RowSource(AgentSource):
 
     def _foresee(self, iteration: int, samples: list[int]) -> None:
         """See `AgentSource`; by batches."""
-        self._coming.append((iteration, samples))
+        request = self._rows_foreseen[iteration] = RowRequest(self, samples, iteration)
+        self._coming.append(request)
 
     def _ask(self) -> None:
         """See `AgentSource`; by batches."""
         rank = self._agent._rank
         while rank is not None and self._is_served and self._coming:
-            iteration, samples = self._coming[0]
-            if len(samples) > rank.slots:
+            request = self._coming[0]
+            if len(request.samples) > rank.slots:
                 # There will never be room for it: those after it would wait for ever.
                 self._coming.popleft()
-                self._agent._tell_of_size(len(samples), rank.slots)
+                self._agent._tell_of_size(len(request.samples), rank.slots)
                 continue
-            first = rank.ask(samples, self._pass, self._first + iteration)
-            if first is None:
+            request.first = rank.ask(request.samples, self._pass, self._first + request.iteration)
+            if request.first is None:
                 return
-            self._turns[iteration] = (first, len(samples))
-            self._coming.popleft()
+            self._asked.add(self._coming.popleft())
             if self._began is None:
-                self._step(iteration)
+                self._step(request.iteration)
 
     def _forget_all(self) -> None:
         """See `AgentSource`."""
         super()._forget_all()
-        if (rank := self._agent._rank) is not None:
-            for first, count in self._turns.values():
-                rank.release_all(first, count)
-        self._turns.clear()
+        for request in self._asked:
+            self._let_go_of(request)
+        self._asked.clear()
         self._coming.clear()
+        self._rows_foreseen.clear()
 
 
 class RowThreads(Threads):
@@ -172,24 +217,19 @@ class RowThreads(Threads):
         super().__init__(decoding, source, threads=threads, ahead=ahead, timeout_s=timeout_s)
         self._rows, self._rows_source, self._making, self._skip = rows, source, making, skip
 
-    def _request(self, batch: Batch) -> None:
-        self._rows_source.request_batch(batch)
-
-    def _release(self, batch: Batch) -> None:
-        self._rows_source.release_batch(batch)
-
     def _parts(self, samples: int) -> list[range]:
         return [range(samples)] if samples else []
 
     def _decode(self, pending: Pending, part: range, generator: Callable[[int], Any]) -> None:
         del generator
-        batch, fetched, count = pending.batch, pending.fetched, len(part)
+        request, fetched, count = pending.request, pending.fetched, len(part)
+        assert isinstance(request, RowRequest)
         begun = time.perf_counter()
-        pending.doing[part.start] = (batch.samples[0], False)
-        self._rows_source.wait_for(batch)
+        pending.doing[part.start] = (request.samples[0], False)
+        self._rows_source.wait_for(request)
         between = time.perf_counter()
         made, address = self._making.allocate(count)
-        missing = self._rows_source.gather(batch, address)
+        missing = self._rows_source.gather(request, address)
         gathered = time.perf_counter()
         failures = self._read(pending, missing, address) if missing else {}
         ended = time.perf_counter()
@@ -213,14 +253,12 @@ class RowThreads(Threads):
             sample = pending.batch.samples[nth]
             pending.doing[0] = (sample, False)
             try:
-                data = self._rows_source.read(sample)
+                data = pending.request.read(nth)
                 ctypes.memmove(address + nth * row_bytes, bytes(data), row_bytes)
             except MemoryError:
                 raise
             except Exception as error:
                 failures[nth] = failure(self._rows, sample, error)
-            finally:
-                self._rows_source.release(sample)
         return failures
 
 

@@ -6,14 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from forebay._say import say
 from forebay.loader._batches import Batch, Fetched, decoded
 from forebay.loader._errors import LoaderError
 from forebay.loader.dataset import Located
-from forebay.loader.source import CLOSE_WAIT_S, Helper, Source
+from forebay.loader.source import CLOSE_WAIT_S, Helper, Request, Source
 
 __all__ = ["READ_AHEAD", "Decoding", "Pending", "Threads"]
 
@@ -49,8 +48,9 @@ class Decoding:
 class Pending:
     """A batch that is being decoded."""
 
-    def __init__(self, batch: Batch, parts: int) -> None:
+    def __init__(self, batch: Batch, request: Request, parts: int) -> None:
         self.batch = batch
+        self.request = request
         self.samples: list[Any] = [_FAILED] * len(batch.samples)
         self.fetched = Fetched()
         self.parts = parts
@@ -77,7 +77,7 @@ class Threads:
         self._source = source
         self._ahead = ahead
         self._timeout_s = timeout_s
-        self._requested: deque[Batch] = deque()
+        self._requested: deque[tuple[Batch, Request]] = deque()
         self._pending: deque[Pending] = deque()
         self._tasks: queue.SimpleQueue[tuple[Pending, range] | None] = queue.SimpleQueue()
         self._closing = False
@@ -136,27 +136,18 @@ class Threads:
 
     def _top_up(self, batches: Iterator[Batch]) -> None:
         while len(self._requested) + len(self._pending) < self._ahead + READ_AHEAD and (batch := next(batches, None)):
-            self._request(batch)
-            self._requested.append(batch)
+            self._requested.append((batch, self._source.request(batch.samples, batch.iteration)))
         while self._requested and len(self._pending) < self._ahead:
-            self._begin(self._requested.popleft())
-
-    def _request(self, batch: Batch) -> None:
-        for sample in batch.samples:
-            self._source.request(sample, batch.iteration)
-
-    def _release(self, batch: Batch) -> None:
-        for sample in batch.samples:
-            self._source.release(sample)
+            self._begin(*self._requested.popleft())
 
     def _parts(self, samples: int) -> list[range]:
         """What of a batch threads take as one task."""
         size = -(-samples // (len(self._threads) * PARTS)) or 1
         return [range(start, min(start + size, samples)) for start in range(0, samples, size)]
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: Batch, request: Request) -> None:
         parts = self._parts(len(batch.samples))
-        pending = Pending(batch, len(parts))
+        pending = Pending(batch, request, len(parts))
         self._pending.append(pending)
         for part in parts:
             self._tasks.put((pending, part))
@@ -191,14 +182,15 @@ class Threads:
 
         samples = decoded(
             decoding.dataset,
-            self._source,
+            pending.request,
             pending.batch,
-            takewhile(lambda _: not self._closing, part),
+            part,
             generator,
             fetched,
-            is_copying=decoding.is_copying,
+            are_bytes_kept=decoding.is_copying or self._source.is_lasting,
             skip=decoding.skip,
             told=told,
+            is_over=lambda: self._closing,
         )
         for nth, sample in samples.items():
             pending.samples[nth] = sample
@@ -221,5 +213,5 @@ class Threads:
             pending.error = error
         # Samples may be views of the source's memory until here.
         del samples
-        self._release(pending.batch)
+        pending.request.release()
         pending.done.set()

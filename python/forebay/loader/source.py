@@ -18,7 +18,7 @@ from forebay.loader._nodes import stay
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 
-__all__ = ["CLOSE_WAIT_S", "READS_AT_ONCE", "WINDOW_BYTES", "DirectSource", "Helper", "Source", "connect"]
+__all__ = ["CLOSE_WAIT_S", "READS_AT_ONCE", "WINDOW_BYTES", "DirectSource", "Helper", "Request", "Source", "connect", "read_sample"]
 
 READS_AT_ONCE = 16
 """Of a rank. A network file system answers many requests in the time of one."""
@@ -32,15 +32,36 @@ READ_BYTES = 1 << 30
 """Of one call. Linux gives at most 2 GiB less a page."""
 
 
+class Request(Protocol):
+    """The samples of a batch, requested from a source: see `Source.request`. Each has its place in the list that was given."""
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        """What `read` would give, of each of these places, one after the other, where it need not wait for it; None of the others."""
+
+    def read(self, place: int) -> memoryview:
+        """The bytes of a sample's extent, read-only; waits for them.
+
+        They are valid until `release`, or longer: see `Source.is_lasting`.
+
+        Raises:
+            OSError: as the file system has it, with the file's name.
+            EOFError: the file ends within the extent.
+            LoaderError: the source is closed.
+        """
+
+    def release(self) -> None:
+        """The loader is done with all of them, read or not. Once."""
+
+
 class Source(Protocol):
     """Gives one process the bytes of its samples, if possible before it asks for them.
 
     What is read and kept are extents. Samples may share one, such as a group of rows; while any of them is requested it need be read once
     only.
 
-    The loader calls `register` when an epoch begins, `request` for every use of a sample, in the order in which they will be used and some
-    batches ahead, and then `read` and, when the sample's batch is put together, `release` once for each use. `read` and `release` come from
-    several threads.
+    The loader calls `register` when an epoch begins and `request` for every batch, in the order in which they will be used and some
+    batches ahead. What that gives it asks from several threads: `at_hand`, `read` for each sample that is not, and, when the batch is put
+    together, `release`.
     """
 
     is_lasting: bool
@@ -56,25 +77,14 @@ class Source(Protocol):
                 the sample's fault: `read` raises it, too.
         """
 
-    def request(self, sample: int, iteration: int) -> None:
-        """This rank will use a sample in that iteration, which is the request's deadline: smaller ones come first. Does not wait.
+    def request(self, samples: list[int], iteration: int) -> Request:
+        """This rank will use these samples in that iteration, which is the request's deadline: smaller ones come first. Does not wait.
 
-        A sample that is requested twice (padding repeats some) is read and released twice; its bytes may be the same memory.
-        """
-
-    def read(self, sample: int) -> memoryview:
-        """The bytes of a sample's extent, read-only; waits for them. A sample that nobody requested is read at once.
-
-        They are valid until `release`, or longer: see `is_lasting`.
+        A sample may come several times (padding repeats some); its bytes may be the same memory each time.
 
         Raises:
-            OSError: as the file system has it, with the file's name.
-            EOFError: the file ends within the extent.
-            LoaderError: the source is closed.
+            LoaderError: the source is closed, or nothing was registered.
         """
-
-    def release(self, sample: int) -> None:
-        """The loader is done with one use of a sample, read or not."""
 
     def close(self) -> None:
         """Ends it: forgets all requests and wakes who waits in `read`. Does not wait for longer than a second.
@@ -125,21 +135,35 @@ class _Entry:
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
         self.state = _State.QUEUED
-        self.uses = 0  # Of all its samples, those that were requested and not released.
+        self.uses = 0  # That were requested and not released, or forgotten.
         self.held_bytes = 0
         self.data = memoryview(b"")
         self.error: Exception | None = None
         self.done: threading.Event | None = None  # Made by the first who has to wait.
 
 
-class _Sample:
-    """A sample that was requested: where it lies, and how often."""
+class _Entries:
+    """A batch's request of a `DirectSource`: see `Request`. Of what can't be located there is no entry."""
 
-    __slots__ = ("entry", "uses")
+    __slots__ = ("_entries", "_samples", "_source")
 
-    def __init__(self, entry: _Entry) -> None:
-        self.entry = entry
-        self.uses = 0
+    def __init__(self, source: "DirectSource", samples: list[int], entries: list[_Entry | None]) -> None:
+        self._source = source
+        self._samples = samples
+        self._entries = entries
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        """See `Request.at_hand`."""
+        return self._source._at_hand(self._entries[places.start : places.stop])
+
+    def read(self, place: int) -> memoryview:
+        """See `Request.read`."""
+        return self._source._read_entry(self._entries[place], self._samples[place])
+
+    def release(self) -> None:
+        """See `Request.release`."""
+        entries, self._entries = self._entries, []
+        self._source._release(entries)
 
 
 class DirectSource:
@@ -166,7 +190,6 @@ class DirectSource:
         self._threads_max = threads
         self._window_bytes = window_bytes
         self._threads: list[Helper] = []
-        self._samples: dict[int, _Sample] = {}
         self._entries: dict[Extent, _Entry] = {}
         # By deadline, then in order of request. An entry that somebody else took stays until it is its turn.
         self._queue: list[tuple[int, int, _Entry]] = []
@@ -188,34 +211,49 @@ class DirectSource:
             self._forget_all("another epoch has begun")
             self._locate = locate
 
-    def request(self, sample: int, iteration: int) -> None:
+    def request(self, samples: list[int], iteration: int) -> Request:
         """See `Source.request`."""
+        extents = [self._extent(sample) for sample in samples]
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            return _Entries(self, samples, [None if extent is None else self._use(extent, iteration) for extent in extents])
+
+    def _extent(self, sample: int) -> Extent | None:
+        locate = self._locate
+        if locate is None:
+            raise LoaderError("nothing was registered")
         try:
-            extent = self._extent(sample)
-        except LoaderError:
-            raise
+            return _located(locate, sample)
         except Exception:
             # Who reads it will be told.
-            return
-        with self._lock:
-            entry = self._use(sample, extent)
-            if entry.uses > 1:
-                return
+            return None
+
+    def _use(self, extent: Extent, iteration: int) -> _Entry:
+        """Counts one more use of an extent. With the lock held."""
+        entry = self._entries.get(extent)
+        if entry is None:
+            entry = self._entries[extent] = _Entry(extent)
             self._requests += 1
             heapq.heappush(self._queue, (iteration, self._requests, entry))
             self._changed.notify()
             if len(self._threads) < min(self._threads_max, len(self._entries)):
                 self._threads.append(Helper("forebay-read", len(self._threads), self._work))
+        entry.uses += 1
+        return entry
 
-    def read(self, sample: int) -> memoryview:
-        """See `Source.read`."""
-        requested = self._samples.get(sample)
-        extent = self._extent(sample) if requested is None else requested.entry.extent
+    def _at_hand(self, entries: list[_Entry | None]) -> list[memoryview | None]:
+        with self._lock:
+            return [entry.data if entry and entry.state is _State.DONE and entry.error is None else None for entry in entries]
+
+    def _read_entry(self, entry: _Entry | None, sample: int) -> memoryview:
+        if entry is None:
+            assert self._locate is not None
+            # Raises what it has raised before.
+            entry = _Entry(_located(self._locate, sample))
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
-            requested = self._samples.get(sample)
-            entry = self._use(sample, extent) if requested is None else requested.entry
             is_mine = entry.state is _State.QUEUED
             if is_mine:
                 entry.state = _State.READING
@@ -230,46 +268,19 @@ class DirectSource:
             raise entry.error
         return entry.data
 
-    def release(self, sample: int) -> None:
-        """See `Source.release`."""
+    def _release(self, entries: list[_Entry | None]) -> None:
         with self._lock:
-            requested = self._samples.get(sample)
-            # What was requested before another epoch began, or the end, is forgotten already; what can't be located never was requested.
-            if requested is None:
-                return
-            requested.uses -= 1
-            if requested.uses == 0:
-                del self._samples[sample]
-            entry = requested.entry
-            entry.uses -= 1
-            if entry.uses == 0:
-                del self._entries[entry.extent]
-                if entry.state is _State.DONE:
-                    self._give_back(entry)
-                elif entry.state is _State.QUEUED:
-                    entry.state = _State.DONE
-
-    def _extent(self, sample: int) -> Extent:
-        locate = self._locate
-        if locate is None:
-            raise LoaderError("nothing was registered")
-        extent = locate(sample)
-        if not isinstance(extent, Extent):
-            raise TypeError(f"locate({sample}) gave {extent!r}: have it give an Extent, of forebay.loader")
-        return extent
-
-    def _use(self, sample: int, extent: Extent) -> _Entry:
-        """Counts one more use of a sample. With the lock held."""
-        if self._closed:
-            raise LoaderError("the source is closed")
-        requested = self._samples.get(sample)
-        if requested is None:
-            if (entry := self._entries.get(extent)) is None:
-                entry = self._entries[extent] = _Entry(extent)
-            requested = self._samples[sample] = _Sample(entry)
-        requested.uses += 1
-        requested.entry.uses += 1
-        return requested.entry
+            for entry in entries:
+                # What was requested before another epoch began, or the end, is forgotten already.
+                if entry is None or entry.uses == 0:
+                    continue
+                entry.uses -= 1
+                if entry.uses == 0:
+                    del self._entries[entry.extent]
+                    if entry.state is _State.DONE:
+                        self._give_back(entry)
+                    elif entry.state is _State.QUEUED:
+                        entry.state, entry.error = _State.DONE, LoaderError("the batch was released")
 
     def close(self) -> None:
         """See `Source.close`."""
@@ -356,9 +367,20 @@ class DirectSource:
             entry.state, entry.error = _State.DONE, LoaderError(why)
             if entry.done is not None:
                 entry.done.set()
-        self._samples.clear()
         self._entries.clear()
         self._queue.clear()
+
+
+def read_sample(locate: Callable[[int], Extent], sample: int) -> memoryview:
+    """The bytes of a sample's extent, read by the calling thread: see `Request.read`."""
+    return memoryview(DirectSource()._load(_Entry(_located(locate, sample))))
+
+
+def _located(locate: Callable[[int], Extent], sample: int) -> Extent:
+    extent = locate(sample)
+    if not isinstance(extent, Extent):
+        raise TypeError(f"locate({sample}) gave {extent!r}: have it give an Extent, of forebay.loader")
+    return extent
 
 
 class _File:

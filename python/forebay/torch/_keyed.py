@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from forebay import _core
 from forebay.loader._given import check_map_style, seed_of
 from forebay.loader.dataset import Extent, Located, is_located
-from forebay.loader.source import DirectSource
+from forebay.loader.source import read_sample
 
 try:
     # Once, here: were it first imported by a sample's transform, its global generator would have a seed of its own.
@@ -171,8 +171,6 @@ class Keyed(Dataset[Any]):
             reseed(key)
             if self._located is None:
                 return self.dataset[index]
-            source = DirectSource()
-            source.register(None, self._located.locate)
-            # Nobody requested it: it is read by this thread. What is made of a copy may be written to, as of any dataset of torch's.
-            data = memoryview(bytearray(source.read(index)))
+            # What is made of a copy may be written to, as of any dataset of torch's.
+            data = memoryview(bytearray(read_sample(self._located.locate, index)))
             return self._located.decode(data, index, Generators()(key))

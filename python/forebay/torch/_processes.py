@@ -19,7 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from forebay import _core
 from forebay.loader._batches import Batch, Fetched, decoded, failure
 from forebay.loader._nodes import stay
-from forebay.loader.source import Source, connect
+from forebay.loader.source import Request, Source, connect
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
 
 __all__ = ["Collate", "Processes"]
@@ -82,7 +82,9 @@ class _Fetcher(Dataset[Any]):
         # Made by the process that uses it.
         self._source: Source | None = None
         self._epoch = self._told = -1
-        self._ahead: list[int] = []
+        # Of the task that is worked on, and of the one that is to come, with its samples.
+        self._request: Request | None = None
+        self._ahead: tuple[list[int], Request] | None = None
 
     def __getitems__(self, task: _Task) -> Fetched:
         """The name by which torch asks for a batch in one call."""
@@ -99,16 +101,16 @@ class _Fetcher(Dataset[Any]):
                 begun = time.perf_counter()
                 fetched.value = self._collate(samples, task.batch)
                 fetched.decoded_s += time.perf_counter() - begun
-        if self._source is not None:
-            for sample in task.batch.samples:
-                self._source.release(sample)
+        if self._request is not None:
+            self._request.release()
+            self._request = None
         return fetched
 
     def close(self) -> None:
         """Ends this process's reading."""
         if self._source is not None:
             self._source.close()
-            self._source = None
+            self._source = self._request = self._ahead = None
 
     def _get(self, batch: Batch, fetched: Fetched) -> list[Any]:
         """Samples of a dataset that reads by itself. While it is on no processor it is taken to read."""
@@ -130,37 +132,43 @@ class _Fetcher(Dataset[Any]):
 
     def _read(self, task: _Task, fetched: Fetched) -> list[Any]:
         """Samples of a dataset that says where they lie."""
-        dataset, source, batch = self._located, self._requested(task), task.batch
+        dataset, batch, generators = self._located, task.batch, Generators()
+        source = self._begun(task)
         assert dataset is not None
-        generators = Generators()
+        request = self._request = self._requested(source, task)
 
         def rng(key: int) -> torch.Generator:
             # A dataset that is not keyed draws from the global ones.
             reseed(key)
             return generators(key)
 
-        places, is_copying = range(len(batch.samples)), not self._collate.is_users
-        return list(decoded(dataset, source, batch, places, rng, fetched, is_copying=is_copying, skip=self._skip).values())
+        places, are_bytes_kept = range(len(batch.samples)), source.is_lasting or not self._collate.is_users
+        samples = decoded(dataset, request, batch, places, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
+        return list(samples.values())
 
-    def _requested(self, task: _Task) -> Source:
-        """The source, with what the task needs requested, and what comes after it."""
+    def _begun(self, task: _Task) -> Source:
+        """The source, in the task's epoch."""
         assert self._located is not None
         if self._source is None:
             self._source = connect(self._processes)
         if task.epoch != self._epoch:
             # Of a worker's batches nobody knows more than it is sent.
             self._source.register(None, self._located.locate)
-            self._epoch, self._ahead = task.epoch, []
-        if self._ahead != task.batch.samples:
-            # Another worker has died, or nothing was known.
-            for sample in self._ahead:
-                self._source.release(sample)
-            for sample in task.batch.samples:
-                self._source.request(sample, task.batch.iteration)
-        for sample in task.ahead:
-            self._source.request(sample, task.batch.iteration + 1)
-        self._ahead = task.ahead
+            self._epoch, self._ahead = task.epoch, None
         return self._source
+
+    def _requested(self, source: Source, task: _Task) -> Request:
+        """What the task needs, requested, and what comes after it, too."""
+        batch, known = task.batch, self._ahead
+        if known is not None and known[0] == batch.samples:
+            request = known[1]
+        else:
+            # Another worker has died, or nothing was known.
+            if known is not None:
+                known[1].release()
+            request = source.request(batch.samples, batch.iteration)
+        self._ahead = (task.ahead, source.request(task.ahead, batch.iteration + 1)) if task.ahead else None
+        return request
 
 
 class _Tasks:

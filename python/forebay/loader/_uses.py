@@ -1,0 +1,77 @@
+"""Samples of a batch that the loader agent was asked for, and the memory of its that something refers to."""
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING
+
+from forebay.loader.source import Request
+
+if TYPE_CHECKING:
+    from forebay.loader._agent import AgentSource
+
+__all__ = ["Direct", "Held", "Uses"]
+
+
+class Uses:
+    """The samples of a batch, requested of the agent: see `Request`."""
+
+    __slots__ = ("_source", "direct", "held", "iteration", "released", "samples", "turns", "unasked")
+
+    def __init__(self, source: "AgentSource", samples: list[int], iteration: int, extents: list[int | None]) -> None:
+        self._source = source
+        self.samples = samples
+        self.iteration = iteration
+        self.turns: list[int | None] = [None] * len(samples)  # None until the agent was asked.
+        # What it is still to be asked for: places, and extents by its numbers. Those that it does not know the rank is to read itself.
+        self.unasked = [(place, extent) for place, extent in enumerate(extents) if extent is not None]
+        self.held: set[Held] = set()
+        self.direct: dict[int, Request] = {}  # What the rank reads itself, by place.
+        self.released = False
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        """See `Request.at_hand`."""
+        return self._source._at_hand(self, places)
+
+    def read(self, place: int) -> memoryview:
+        """See `Request.read`."""
+        return self._source._read(self, place)
+
+    def release(self) -> None:
+        """See `Request.release`."""
+        self._source._release(self)
+
+
+class Direct:
+    """A batch that the rank reads itself: see `Request`."""
+
+    __slots__ = ("_request", "_source")
+
+    def __init__(self, source: "AgentSource", request: Request) -> None:
+        self._source = source
+        self._request = request
+
+    def at_hand(self, places: range) -> list[memoryview | None]:
+        """See `Request.at_hand`."""
+        found = self._request.at_hand(places)
+        self._source.direct_reads += sum(data is not None for data in found)
+        return found
+
+    def read(self, place: int) -> memoryview:
+        """See `Request.read`."""
+        self._source.direct_reads += 1
+        return self._request.read(place)
+
+    def release(self) -> None:
+        """See `Request.release`."""
+        self._request.release()
+
+
+class Held:
+    """Memory of the agent's that something refers to."""
+
+    __slots__ = ("memory", "places", "uses")
+
+    def __init__(self, uses: Uses) -> None:
+        self.uses = uses
+        self.places: list[int] = []  # Those of the samples that lie there.
+        self.memory: weakref.ref[ctypes.Array[ctypes.c_ubyte]] | None = None
