@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from forebay.loader import Extent
+
 # Of a sample that is a row of bytes.
 ROW_BYTES = 4096
-
-
-class Extent(NamedTuple):
-    """Where a sample lies, as `forebay.loader.Extent` has it: programs that measure others do without ours."""
-
-    path: str
-    offset: int = 0
-    length: int | None = None
 
 
 class Files(Dataset[torch.Tensor]):
