@@ -20,6 +20,29 @@ use crate::{Error, limits};
 /// Looks a variable of the environment up; one that is empty counts as unset.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
+/// All that are looked up: what another process needs to reach the same stores.
+pub const VARIABLES: [&str; 19] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_CONFIG_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_MAX_ATTEMPTS",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "HOME",
+];
+
 /// Where a store is, and who asks.
 #[derive(Debug)]
 pub struct Access {
@@ -122,6 +145,11 @@ impl Access {
             keys: keys(&profile, variables)?,
             region,
         })
+    }
+
+    /// The endpoint, as a person writes it.
+    pub(crate) fn place(&self) -> &str {
+        self.endpoint.as_str().trim_end_matches('/')
     }
 
     /// The credentials to sign with now; `None`: there are none.
@@ -395,7 +423,10 @@ mod tests {
 
     fn find(bucket: &str, variables: &[(&str, &str)]) -> Result<Access, Error> {
         let known: BTreeMap<&str, &str> = variables.iter().copied().collect();
-        Access::find(bucket, &|name| known.get(name).map(|value| (*value).to_owned()))
+        Access::find(bucket, &|name| {
+            assert!(VARIABLES.contains(&name), "{name} is looked up, and not in the list");
+            known.get(name).map(|value| (*value).to_owned())
+        })
     }
 
     fn fixed(access: &Access) -> (String, String, Option<String>) {

@@ -23,6 +23,25 @@ impl Address {
         &self.prefix
     }
 
+    /// The bucket that an object is in, and its key, of `s3://BUCKET/KEY`.
+    ///
+    /// # Errors
+    /// [`Error::Input`], which names the mend.
+    pub fn of_object(text: &str) -> Result<(Self, String), Error> {
+        let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write s3://BUCKET/KEY"));
+        let rest = text.strip_prefix("s3://").unwrap_or_default();
+        let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+        let bucket = format!("s3://{bucket}").parse()?;
+        if key.is_empty() {
+            return Err(refuse("names no object"));
+        }
+        // A client of HTTP goes up from '..', and takes '.' out.
+        if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(refuse("has an empty name, '.' or '..' in its key"));
+        }
+        Ok((bucket, key.to_owned()))
+    }
+
     /// An object of the bucket, for people.
     pub fn object(&self, key: &str) -> String {
         format!("s3://{}/{key}", self.bucket)
@@ -85,6 +104,31 @@ mod tests {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.bucket(), address.prefix(), &*address.to_string()), (bucket, prefix, shown));
             assert_eq!(address.to_string().parse::<Address>().unwrap(), address);
+        }
+    }
+
+    #[test]
+    fn objects_have_a_bucket_and_a_key() {
+        for (text, bucket, key) in [
+            ("s3://data/x", "s3://data", "x"),
+            ("s3://data/day=1/x?#%.jpg", "s3://data", "day=1/x?#%.jpg"),
+        ] {
+            let (address, found) = Address::of_object(text).unwrap();
+            assert_eq!((&*address.to_string(), &*found), (bucket, key));
+        }
+        for text in [
+            "",
+            "/data/x",
+            "s3://",
+            "s3://data",
+            "s3://data/",
+            "s3://a b/x",
+            "s3://data//x",
+            "s3://data/../x",
+            "s3://data/x/",
+        ] {
+            let line = Address::of_object(text).unwrap_err().to_string();
+            assert!(line.contains("; write s3://BUCKET/"), "{line}");
         }
     }
 

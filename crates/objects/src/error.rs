@@ -22,6 +22,34 @@ pub enum Error {
         /// Its answer, and the mend where one is known.
         why: String,
     },
+    /// Who asks may not have it.
+    #[error("{object}: {why}")]
+    Denied {
+        /// `s3://bucket/key`, or what else was asked.
+        object: String,
+        /// The store's answer, and the mend.
+        why: String,
+    },
+    /// There is no such object.
+    #[error("{object}: there is no such object")]
+    Missing {
+        /// `s3://bucket/key`.
+        object: String,
+    },
+    /// An object is another version than the one that is meant.
+    #[error("{object}: it has changed since it was listed or first read; begin again with what is there now")]
+    Changed {
+        /// `s3://bucket/key`.
+        object: String,
+    },
+    /// An object ends before the bytes that were asked for.
+    #[error("{object} ends before byte {end}: it was cut, or is not the object that is meant")]
+    Short {
+        /// `s3://bucket/key`.
+        object: String,
+        /// Where these bytes end.
+        end: u64,
+    },
     /// The local file system said no.
     #[error("cannot {operation} {}: {source}", path.display())]
     Disk {

@@ -1,8 +1,8 @@
-//! Object stores, and local views of what they hold.
+//! Object stores: local views of what they hold, and objects as a loader reads them.
 //!
 //! The door can only ever redirect the open of a path, and an object has none. So what a bucket holds is fetched into a *view* first: a
-//! directory tree of whole files, which any program reads. The command is the only one that uses this crate: what speaks HTTP and TLS comes
-//! neither into the agent nor into anybody's program.
+//! directory tree of whole files, which any program reads. The loader, which says itself what it reads, needs none: it reads ranges of
+//! objects ([`Stores`], `read.rs`), each of the version that was listed. What speaks HTTP and TLS comes into the house only here.
 //!
 //! What must not be here: the environment (variables are looked up through a function), terminals, decisions of the command.
 //!
@@ -19,13 +19,17 @@ mod fetch;
 pub mod limits;
 mod names;
 mod plan;
+mod read;
 mod record;
 mod store;
+mod stores;
 mod view;
 
-pub use access::{Access, Variables};
+pub use access::{Access, VARIABLES, Variables};
 pub use address::Address;
 pub use error::Error;
 pub use names::Odd;
-pub use store::{Object, Store};
+pub use read::Opened;
+pub use store::{Object, Store, Version};
+pub use stores::Stores;
 pub use view::{Event, Outcome, Tell, View, Wish};

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 /// Requests for bytes under way at once. An object store answers one request no faster than about 100 MB/s, and many at once.
 pub const FETCHERS: usize = 16;
+/// Connections that stay open for the next request: as many as a loader's agent makes at once.
+pub const CONNECTIONS_KEPT: usize = 256;
 /// An object is fetched in parts of this size, each a request of its own.
 pub const PART_BYTES: u64 = 8 << 20;
+/// A range that a loader reads is asked for in requests of this size at most: each has to be answered within [`BODY_DEADLINE`].
+pub const READ_BYTES: u64 = 64 << 20;
 /// Piece in which bytes are received, and files are read back.
 pub const PIECE_BYTES: usize = 256 << 10;
 

@@ -25,6 +25,7 @@ use ureq::{
     http::{HeaderMap, Response, StatusCode},
     tls::{RootCerts, TlsConfig},
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Address, Error, access::Access, limits};
 
@@ -52,26 +53,63 @@ impl Object {
     }
 }
 
+/// One version of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Names it in its store, without the quotes.
+    pub etag: String,
+    /// Bytes.
+    pub size: u64,
+    /// Stands for it, and for the store: no other version of the object has the same, but for a chance of one in 2^64. Never 0.
+    pub mark: u64,
+}
+
 /// A bucket of a store, or what of it lies below a prefix.
 #[derive(Debug)]
 pub struct Store {
     address: Address,
-    access: Access,
+    access: Arc<Access>,
     bucket: Bucket,
     agent: Agent,
 }
 
 /// Why an attempt failed.
 #[derive(Debug)]
-enum Fault {
+pub(crate) enum Fault {
     /// Another attempt may succeed.
     Passing(String),
     /// No other will.
     Lasting(String),
-    /// The object is not, or no longer, the version that was listed.
+    /// Who asks may not have it.
+    Denied(String),
+    /// There is no such object.
+    Missing,
+    /// The object is not, or no longer, the version that is meant.
     Changed,
+    /// It ends before the bytes that were asked for.
+    Short,
     /// What was received could not be kept.
     Disk(io::Error),
+}
+
+impl Fault {
+    /// What it comes to, of an object or of a bucket.
+    pub(crate) fn of(self, object: String) -> Error {
+        match self {
+            Self::Passing(why) | Self::Lasting(why) => Error::Store { object, why },
+            Self::Denied(why) => Error::Denied { object, why },
+            Self::Missing => Error::Missing { object },
+            Self::Changed => Error::Changed { object },
+            Self::Short => Error::Store {
+                object,
+                why: "is shorter than it was said to be".into(),
+            },
+            Self::Disk(error) => Error::Store {
+                object,
+                why: error.to_string(),
+            },
+        }
+    }
 }
 
 /// Why bytes were not got.
@@ -94,6 +132,21 @@ struct Page {
     is_truncated: bool,
     next_continuation_token: Option<String>,
     encoding_type: Option<String>,
+    #[serde(default)]
+    common_prefixes: Vec<Common>,
+}
+
+impl Page {
+    fn is_url(&self) -> bool {
+        self.encoding_type.as_deref() == Some("url")
+    }
+}
+
+/// What keys have in common up to a delimiter.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Common {
+    prefix: String,
 }
 
 #[derive(Deserialize)]
@@ -138,14 +191,38 @@ impl Store {
             .timeout_connect(Some(limits::CONNECT_DEADLINE))
             .timeout_recv_response(Some(limits::ANSWER_DEADLINE))
             .timeout_recv_body(Some(limits::BODY_DEADLINE))
-            .max_idle_connections(limits::FETCHERS)
-            .max_idle_connections_per_host(limits::FETCHERS);
+            .max_idle_connections(limits::CONNECTIONS_KEPT)
+            .max_idle_connections_per_host(limits::CONNECTIONS_KEPT);
         Ok(Self {
             address,
-            access,
+            access: Arc::new(access),
             bucket,
             agent: config.build().into(),
         })
+    }
+
+    /// What of the same bucket lies below another prefix, reached by the same connections.
+    pub(crate) fn below(&self, address: Address) -> Self {
+        Self {
+            address,
+            access: Arc::clone(&self.access),
+            bucket: self.bucket.clone(),
+            agent: self.agent.clone(),
+        }
+    }
+
+    pub(crate) fn bucket(&self) -> &Bucket {
+        &self.bucket
+    }
+
+    /// The version of an object that this store calls so.
+    pub(crate) fn version_of(&self, etag: &str, size: u64) -> Version {
+        let named = format!("{} {etag} {size}", self.access.place());
+        Version {
+            etag: etag.to_owned(),
+            size,
+            mark: xxh3_64(named.as_bytes()).max(1),
+        }
     }
 
     /// What it is a store of.
@@ -156,40 +233,73 @@ impl Store {
     /// Every object below the prefix, in no particular order; `seen` is told how many there are so far.
     ///
     /// # Errors
-    /// [`Error::Store`]; [`Error::Input`] where there is nothing, or far too much.
+    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there is nothing, or far too much.
     pub fn list(&self, seen: &dyn Fn(u64)) -> Result<Vec<Object>, Error> {
         let mut objects = Vec::new();
-        let mut token: Option<String> = None;
-        loop {
-            let page = self.page(token.as_deref())?;
-            let is_url = page.encoding_type.as_deref() == Some("url");
+        self.pages(None, |page| {
+            let is_url = page.is_url();
             for content in page.contents {
                 objects.push(self.object(content, is_url)?);
             }
             seen(objects.len() as u64);
-            if objects.len() > limits::OBJECTS_MAX {
-                let most = limits::OBJECTS_MAX;
-                return Err(Error::Input(format!(
-                    "{} has more than {most} objects; name a longer prefix",
-                    self.address
-                )));
-            }
-            if !page.is_truncated {
-                break;
-            }
-            match page.next_continuation_token {
-                // A listing that stands still would go on for ever, and one that only stops is not whole.
-                Some(next) if !next.is_empty() && token.as_ref() != Some(&next) => token = Some(next),
-                _ => return Err(self.failed("its listing does not go on where it should: is this an endpoint of S3?")),
-            }
-        }
+            self.bounded(objects.len())
+        })?;
         if objects.is_empty() {
             return Err(Error::Input(format!("{} has no objects; check the prefix", self.address)));
         }
         Ok(objects)
     }
 
-    fn page(&self, token: Option<&str>) -> Result<Page, Error> {
+    /// What lies directly below the prefix and has objects below it, as a directory has files: names without slashes, in no particular order.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there are far too many, or a name is no UTF-8.
+    pub fn folders(&self) -> Result<Vec<String>, Error> {
+        let mut names = Vec::new();
+        self.pages(Some("/"), |page| {
+            let is_url = page.is_url();
+            for common in page.common_prefixes {
+                let key = decoded(common.prefix, is_url);
+                let key =
+                    key.map_err(|_| Error::Input(format!("{} has a key below it that is no UTF-8; name another prefix", self.address)))?;
+                let name = key.strip_prefix(self.address.prefix()).unwrap_or(&key);
+                names.push(name.trim_end_matches('/').to_owned());
+            }
+            self.bounded(names.len())
+        })?;
+        Ok(names)
+    }
+
+    fn bounded(&self, count: usize) -> Result<(), Error> {
+        let most = limits::OBJECTS_MAX;
+        if count > most {
+            return Err(Error::Input(format!(
+                "{} has more than {most} objects; name a longer prefix",
+                self.address
+            )));
+        }
+        Ok(())
+    }
+
+    /// Goes through the pages of a listing. With a delimiter, what has one further on in its key comes as a common prefix.
+    fn pages(&self, delimiter: Option<&str>, mut take: impl FnMut(Page) -> Result<(), Error>) -> Result<(), Error> {
+        let mut token: Option<String> = None;
+        loop {
+            let mut page = self.page(token.as_deref(), delimiter)?;
+            let (is_truncated, next) = (page.is_truncated, page.next_continuation_token.take());
+            take(page)?;
+            if !is_truncated {
+                return Ok(());
+            }
+            match next {
+                // A listing that stands still would go on for ever, and one that only stops is not whole.
+                Some(next) if !next.is_empty() && token.as_ref() != Some(&next) => token = Some(next),
+                _ => return Err(self.failed("its listing does not go on where it should: is this an endpoint of S3?")),
+            }
+        }
+    }
+
+    fn page(&self, token: Option<&str>, delimiter: Option<&str>) -> Result<Page, Error> {
         let never = AtomicBool::new(false);
         let asked = self.again(&never, |credentials| {
             // A GET of the bucket itself: of the object without a name. (The library's own action for listings takes a plus sign in a key, which
@@ -200,6 +310,9 @@ impl Store {
             // What XML can't hold comes escaped.
             query.insert("encoding-type", "url");
             query.insert("prefix", self.address.prefix());
+            if let Some(delimiter) = delimiter {
+                query.insert("delimiter", delimiter);
+            }
             if let Some(token) = token {
                 query.insert("continuation-token", token);
             }
@@ -212,9 +325,8 @@ impl Store {
             quick_xml::de::from_str(&text).map_err(|_| Fault::Passing("its listing can't be read: is this an endpoint of S3?".into()))
         });
         asked.map_err(|fault| match fault {
-            Fault::Passing(why) | Fault::Lasting(why) => self.failed(&why),
-            Fault::Changed => self.failed("does not answer as S3 does: is this its endpoint?"),
-            Fault::Disk(error) => self.failed(&error.to_string()),
+            Fault::Missing | Fault::Changed | Fault::Short => self.failed("does not answer as S3 does: is this its endpoint?"),
+            fault => fault.of(self.address.to_string()),
         })
     }
 
@@ -223,13 +335,7 @@ impl Store {
             .last_modified
             .parse()
             .map_err(|_| self.failed("lists an object with a time that is none"))?;
-        let key = if is_url {
-            // As forms encode it: a blank is a plus sign.
-            let bytes: Vec<u8> = percent_decode_str(&content.key.replace('+', " ")).collect();
-            String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
-        } else {
-            Ok(content.key)
-        };
+        let key = decoded(content.key, is_url);
         let etag = content.e_tag.as_deref().map(bare).filter(|etag| !etag.is_empty());
         Ok(Object {
             key,
@@ -277,24 +383,29 @@ impl Store {
             receive(answer, range, piece, put)
         });
         got.map_err(|fault| match fault {
-            Fault::Changed => NotGot::Changed,
+            Fault::Missing | Fault::Changed => NotGot::Changed,
             Fault::Disk(error) => NotGot::Disk(error),
-            Fault::Passing(why) | Fault::Lasting(why) => NotGot::Store(Error::Store {
-                object: self.address.object(&object.shown()),
-                why,
-            }),
+            fault => NotGot::Store(fault.of(self.address.object(&object.shown()))),
         })
     }
 
-    fn get_signed(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Body>, Fault> {
+    pub(crate) fn get_signed(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Body>, Fault> {
         let request = headers
             .iter()
             .fold(self.agent.get(url), |request, (name, value)| request.header(*name, value));
-        request.call().map_err(|error| fault_of(&error))
+        request.call().map_err(|error| match fault_of(&error) {
+            // Nobody has answered: is this the one that is meant?
+            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}", self.access.place())),
+            fault => fault,
+        })
     }
 
     /// Tries until it succeeds, can't succeed, or was tried often enough; longer and longer pauses lie between.
-    fn again<T>(&self, stop: &AtomicBool, mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn again<T>(
+        &self,
+        stop: &AtomicBool,
+        mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let mut pause = limits::PAUSE_FIRST;
         let mut left = self.access.attempts;
         loop {
@@ -313,7 +424,7 @@ impl Store {
     }
 
     /// What a refusal means.
-    fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
+    pub(crate) fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
         let status = answer.status();
         let region = answer
             .headers()
@@ -338,12 +449,14 @@ impl Store {
         }
         match (status.as_u16(), &*told.code) {
             (_, "NoSuchBucket") => Fault::Lasting("there is no such bucket; check its name and the endpoint".into()),
-            (404 | 412, _) => Fault::Changed,
+            (404, _) => Fault::Missing,
+            (412, _) => Fault::Changed,
+            (416, _) => Fault::Short,
             (408 | 429 | 500 | 502..=504, _) => Fault::Passing(words),
-            (401 | 403, _) if !is_signed => Fault::Lasting(format!(
+            (401 | 403, _) if !is_signed => Fault::Denied(format!(
                 "{words}, and no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )),
-            (401 | 403, _) => Fault::Lasting(format!("{words}; check the credentials and what they allow")),
+            (401 | 403, _) => Fault::Denied(format!("{words}; check the credentials and what they allow")),
             _ => Fault::Lasting(words),
         }
     }
@@ -427,7 +540,17 @@ fn uneven(pause: Duration) -> Duration {
     pause / 2 + (pause / 2).mul_f64(f64::from(nanos % 1000) / 1000.0)
 }
 
-fn bare(etag: &str) -> &str {
+/// A key as a listing has it; the bytes of one that is no UTF-8.
+fn decoded(key: String, is_url: bool) -> Result<String, Vec<u8>> {
+    if !is_url {
+        return Ok(key);
+    }
+    // As forms encode it: a blank is a plus sign.
+    let bytes: Vec<u8> = percent_decode_str(&key.replace('+', " ")).collect();
+    String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
+}
+
+pub(crate) fn bare(etag: &str) -> &str {
     etag.trim().trim_matches('"')
 }
 

@@ -1,0 +1,260 @@
+//! Objects as a loader reads them: ranges of one version, received straight into the caller's memory.
+
+use std::{fmt, io, io::Read, ops::Range, sync::Arc, sync::atomic::AtomicBool};
+
+use rusty_s3::{Credentials, S3Action, actions::GetObject};
+use ureq::{
+    Body,
+    http::{HeaderMap, Response, StatusCode},
+};
+
+use crate::{
+    Error, Store, Version, limits,
+    store::{Fault, bare},
+};
+
+/// A range of an object: its beginning is on its way, and its length and version are known.
+pub struct Opened {
+    store: Arc<Store>,
+    key: String,
+    version: Version,
+    range: Range<u64>,
+    /// To the first request, of which nothing was taken yet.
+    first: Response<Body>,
+}
+
+/// An answer whose bytes are on their way.
+struct Answer {
+    response: Response<Body>,
+    version: Version,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let object = self.store.address().object(&self.key);
+        formatter
+            .debug_struct("Opened")
+            .field("object", &object)
+            .field("range", &self.range)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// The version of an object that is there now.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn version(&self, key: &str) -> Result<Version, Error> {
+        // A GET, since a refusal to HEAD has no words.
+        let answer = self.ask(key, &(0..1), None)?;
+        // Read to its end, the connection serves the next request, too.
+        let _ = io::copy(&mut answer.response.into_body().into_reader().take(2), &mut io::sink());
+        Ok(answer.version)
+    }
+
+    /// Asks for `length` bytes of an object from `offset` on, or for all up to its end; of the version with this [mark](Version::mark), or of the one that is
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Changed`], [`Error::Denied`], [`Error::Short`], [`Error::Store`].
+    pub fn open(self: &Arc<Self>, key: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
+        // Of no bytes there is no request.
+        let asked = length.map_or(limits::READ_BYTES, |length| length.clamp(1, limits::READ_BYTES));
+        let Answer { response: first, version } = self.ask(key, &(offset..offset.saturating_add(asked)), mark)?;
+        let end = length.map_or(version.size, |length| offset.saturating_add(length));
+        if end > version.size {
+            return Err(self.short(key, end));
+        }
+        Ok(Opened {
+            store: Arc::clone(self),
+            key: key.to_owned(),
+            range: offset..end.max(offset),
+            version,
+            first,
+        })
+    }
+
+    /// Asks for a part of an object, as far as the object goes.
+    fn ask(&self, key: &str, range: &Range<u64>, mark: Option<u64>) -> Result<Answer, Error> {
+        let is_it = |answer: Answer| match mark {
+            Some(mark) if mark != answer.version.mark => Err(Fault::Changed),
+            _ => Ok(answer),
+        };
+        let ask = |range| {
+            self.again(&AtomicBool::new(false), |credentials| {
+                self.request(key, range, None, credentials).and_then(is_it)
+            })
+        };
+        let answer = match ask(Some(range)) {
+            // Of an object without bytes there is no part.
+            Err(Fault::Short) if range.start == 0 => ask(None),
+            answer => answer,
+        };
+        answer.map_err(|fault| self.failed_read(key, range.end, fault))
+    }
+
+    /// One attempt to get a part of an object, or with no range all of it; of this version, or of whichever is there.
+    fn request(
+        &self,
+        key: &str,
+        range: Option<&Range<u64>>,
+        version: Option<&Version>,
+        credentials: Option<&Credentials>,
+    ) -> Result<Answer, Fault> {
+        let url = GetObject::new(self.bucket(), credentials, key).sign(limits::SIGNATURE_LIFE);
+        let range_header = range.map(|range| ("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
+        let version_header = version.map(|version| ("if-match", format!("\"{}\"", version.etag)));
+        let headers: Vec<_> = range_header.into_iter().chain(version_header).collect();
+        let mut response = self.get_signed(url.as_str(), &headers)?;
+        if !response.status().is_success() {
+            return Err(self.refusal(&mut response, credentials.is_some()));
+        }
+        let (sent, size) = sent(response.status(), response.headers()).ok_or_else(|| {
+            let status = response.status().as_u16();
+            Fault::Lasting(format!(
+                "was answered with status {status}, and not with the bytes that were asked for"
+            ))
+        })?;
+        // A store may know no ranges, which is no harm where all was meant.
+        let is_right = range.is_none_or(|range| sent == (range.start..range.end.min(size)));
+        if !is_right {
+            return Err(Fault::Lasting("was answered with other bytes than were asked for".into()));
+        }
+        let etag = header(response.headers(), "etag").map(bare).filter(|etag| !etag.is_empty());
+        let etag = etag.ok_or_else(|| Fault::Lasting("was answered without its version (ETag)".into()))?;
+        let found = self.version_of(etag, size);
+        // Stores that know no `If-Match` send what they have.
+        if version.is_some_and(|version| *version != found) {
+            return Err(Fault::Changed);
+        }
+        Ok(Answer { response, version: found })
+    }
+
+    fn short(&self, key: &str, end: u64) -> Error {
+        Error::Short {
+            object: self.address().object(key),
+            end,
+        }
+    }
+
+    fn failed_read(&self, key: &str, end: u64, fault: Fault) -> Error {
+        match fault {
+            Fault::Short => self.short(key, end),
+            fault => fault.of(self.address().object(key)),
+        }
+    }
+}
+
+impl Opened {
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Of which version of the object they are.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Receives them. What was received before an attempt failed is not asked for again.
+    ///
+    /// # Errors
+    /// As of [`Store::open`]. `into` has not as many bytes: [`Error::Input`].
+    pub fn read(self, into: &mut [u8]) -> Result<(), Error> {
+        let Self {
+            store,
+            key,
+            version,
+            range,
+            first,
+        } = self;
+        if into.len() as u64 != range.end - range.start {
+            let (has, room) = (range.end - range.start, into.len());
+            return Err(Error::Input(format!("{has} bytes of an object don't fit into {room}")));
+        }
+        let (mut filled, mut first) = (0, Some(first));
+        while filled < into.len() {
+            let end = into.len().min(filled + limits::READ_BYTES as usize);
+            let part = store.again(&AtomicBool::new(false), |credentials| {
+                let from = range.start + filled as u64;
+                let wanted = from..range.start + end as u64;
+                let response = match first.take() {
+                    Some(first) => first,
+                    None => store.request(&key, Some(&wanted), Some(&version), credentials)?.response,
+                };
+                receive(response, &mut into[..end], &mut filled)
+            });
+            part.map_err(|fault| store.failed_read(&key, range.end, fault))?;
+        }
+        Ok(())
+    }
+}
+
+/// Fills the rest of `into` with a body that has exactly as many bytes.
+fn receive(response: Response<Body>, into: &mut [u8], filled: &mut usize) -> Result<(), Fault> {
+    let mut body = response.into_body().into_reader();
+    let mut beyond = [0];
+    loop {
+        let is_whole = *filled == into.len();
+        let place = if is_whole { &mut beyond[..] } else { &mut into[*filled..] };
+        match body.read(place) {
+            // Read to its end, the connection serves the next request, too.
+            Ok(0) if is_whole => return Ok(()),
+            Ok(_) if is_whole => return Err(Fault::Lasting("was sent with more bytes than it has".into())),
+            Ok(0) => return Err(Fault::Passing(format!("ended {} bytes early", into.len() - *filled))),
+            Ok(count) => *filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
+        }
+    }
+}
+
+/// Which bytes an answer says that it has, and of how many.
+fn sent(status: StatusCode, headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
+    if header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") {
+        return None;
+    }
+    if status == StatusCode::OK {
+        let size = header(headers, "content-length")?.parse().ok()?;
+        return Some((0..size, size));
+    }
+    let (range, size) = header(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let last: u64 = last.parse().ok()?;
+    Some((first.parse().ok()?..last.checked_add(1)?, size.parse().ok()?))
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(status: u16, headers: &[(&str, &str)]) -> Option<(Range<u64>, u64)> {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let response = response.body(()).unwrap();
+        sent(response.status(), response.headers())
+    }
+
+    #[test]
+    fn an_answer_says_which_bytes_it_has() {
+        assert_eq!(told(206, &[("content-range", "bytes 5-9/20")]), Some((5..10, 20)));
+        assert_eq!(told(200, &[("content-length", "7")]), Some((0..7, 7)));
+        for (status, headers) in [
+            (200, [].as_slice()),
+            (206, &[("content-length", "7")]),
+            (206, &[("content-range", "bytes */20")]),
+            (206, &[("content-range", "bytes 5-9/*")]),
+            (206, &[("content-range", "bytes 5-18446744073709551615/20")]),
+            (200, &[("content-length", "7"), ("content-encoding", "gzip")]),
+        ] {
+            assert_eq!(told(status, headers), None, "{headers:?}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! All stores that a process reads from, by the addresses of objects.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{Access, Address, Error, Object, Opened, Store, Version};
+
+/// Stores, each of which is made when one of its objects is first asked for, and keeps its connections from then on.
+pub struct Stores {
+    /// The environment of whoever asks.
+    variables: BTreeMap<String, String>,
+    stores: Mutex<HashMap<String, Arc<Store>>>,
+}
+
+impl fmt::Debug for Stores {
+    // Without the variables, some of which are secrets.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Stores").finish_non_exhaustive()
+    }
+}
+
+impl Stores {
+    /// Those that are reached by these [variables](crate::VARIABLES); one that is empty counts as unset.
+    pub fn new(mut variables: BTreeMap<String, String>) -> Self {
+        variables.retain(|_, value| !value.is_empty());
+        Self {
+            variables,
+            stores: Mutex::default(),
+        }
+    }
+
+    /// The version of an object, of `s3://BUCKET/KEY`, that is there now.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn version(&self, object: &str) -> Result<Version, Error> {
+        let (bucket, key) = Address::of_object(object)?;
+        self.store(&bucket)?.version(&key)
+    }
+
+    /// Asks for a range of the object `s3://BUCKET/KEY`: see [`Store::open`].
+    ///
+    /// # Errors
+    /// [`Error::Input`] where this is no address, or the variables lead to no store; those of [`Store::open`].
+    pub fn open(&self, object: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
+        let (bucket, key) = Address::of_object(object)?;
+        self.store(&bucket)?.open(&key, offset, length, mark)
+    }
+
+    /// The names of what lies directly below `s3://BUCKET/PREFIX` and has more below it: see [`Store::folders`].
+    ///
+    /// # Errors
+    /// As of [`Self::open`], and of [`Store::folders`].
+    pub fn folders(&self, prefix: &str) -> Result<Vec<String>, Error> {
+        let address: Address = prefix.parse()?;
+        self.listing(address)?.folders()
+    }
+
+    /// All objects below `s3://BUCKET/PREFIX`, each with its version: see [`Store::list`].
+    ///
+    /// # Errors
+    /// As of [`Self::open`], and of [`Store::list`].
+    pub fn list(&self, prefix: &str) -> Result<Vec<(Object, Version)>, Error> {
+        let address: Address = prefix.parse()?;
+        let store = self.listing(address)?;
+        let objects = store.list(&|_| {})?;
+        let with_version = |object: Object| {
+            let version = store.version_of(&object.etag, object.size);
+            (object, version)
+        };
+        Ok(objects.into_iter().map(with_version).collect())
+    }
+
+    /// The store of a bucket, for all who ask for its objects.
+    fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = stores.get(bucket.bucket()) {
+            return Ok(Arc::clone(store));
+        }
+        // Nothing is asked for this.
+        let store = Arc::new(Store::new(bucket.clone(), self.access(bucket)?)?);
+        stores.insert(bucket.bucket().to_owned(), Arc::clone(&store));
+        Ok(store)
+    }
+
+    /// A store for what lies below a prefix: it shares connections and lent credentials with that of its bucket.
+    fn listing(&self, address: Address) -> Result<Store, Error> {
+        let bucket = format!("s3://{}", address.bucket()).parse()?;
+        Ok(self.store(&bucket)?.below(address))
+    }
+
+    fn access(&self, bucket: &Address) -> Result<Access, Error> {
+        Access::find(bucket.bucket(), &|name| self.variables.get(name).cloned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_printed_and_what_is_empty_is_unset() {
+        let variables = [("AWS_SECRET_ACCESS_KEY", "hidden"), ("AWS_ACCESS_KEY_ID", "")];
+        let stores = Stores::new(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert!(!format!("{stores:?}").contains("hidden"));
+        let line = stores.version("s3://data/x").unwrap_err().to_string();
+        assert!(line.contains("only one of"), "{line}");
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        let line = Stores::new(BTreeMap::new())
+            .open("s3://data", 0, None, None)
+            .unwrap_err()
+            .to_string();
+        assert!(line.contains("names no object"), "{line}");
+    }
+}
