@@ -60,9 +60,9 @@ def test_arrows_are_those_of_the_house(allowed: Arrows) -> None:
 def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["policy"] == allowed["contract"] == allowed["slowfs"] == set()
     assert allowed["preload"] == {"contract"}
-    assert allowed["agent"] == {"policy", "contract", "store"}
+    assert allowed["agent"] == {"policy", "contract", "store", "objects"}
     assert allowed["sim"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "store", "agent", "images"}
+    assert allowed["python"] == {"policy", "contract", "store", "agent", "objects", "images"}
     assert allowed["objects"] == allowed["images"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim", "objects"}
 
@@ -77,7 +77,7 @@ def test_the_table_has_no_circle(allowed: Arrows) -> None:
 
 @pytest.mark.parametrize(
     ("user", "used"),
-    [("preload", "policy"), ("store", "agent"), ("agent", "objects"), ("policy", "contract"), ("cli", "slowfs")],
+    [("preload", "policy"), ("store", "agent"), ("agent", "images"), ("policy", "contract"), ("cli", "slowfs")],
 )
 def test_an_arrow_too_many_is_seen(allowed: Arrows, user: str, used: str) -> None:
     drawn = {**allowed, user: allowed[user] | {used}}

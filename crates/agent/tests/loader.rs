@@ -16,6 +16,7 @@ use forebay_agent::{
     loader::{
         Figures, LoaderConfig,
         client::{Rank, Registering, Told},
+        protocol::Variables,
         serve,
         table::Table,
     },
@@ -92,12 +93,12 @@ impl Node {
     fn register(&self, settings: &str, with_extents: bool) -> Registering {
         let mut table = Table::default();
         for path in &self.paths {
-            table.add(path.as_os_str().as_bytes(), 0, None).expect("it is a path");
+            table.add(path.as_os_str().as_bytes(), 0, None, 0).expect("it is a path");
         }
         let table = with_extents.then(|| table.seal().expect("there is memory"));
         let begun = Instant::now();
         loop {
-            match Registering::begin(&self.dir(), settings, table.as_ref().map(AsFd::as_fd)) {
+            match Registering::begin(&self.dir(), settings, table.as_ref().map(AsFd::as_fd), Variables::default()) {
                 Ok(registering) => return registering,
                 Err(error) => assert!(begun.elapsed() < WAIT, "{error}"),
             }

@@ -22,7 +22,7 @@ use core::{
 use crate::region::{Plain, Region};
 
 /// Raised whenever the layout of a board, or of [`crate::Extents`], changes.
-pub const LOADER_VERSION: u32 = 1;
+pub const LOADER_VERSION: u32 = 2;
 /// Most slots of a board.
 pub const SLOTS_MAX: u32 = 1 << 20;
 

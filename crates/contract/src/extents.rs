@@ -1,12 +1,12 @@
 //! Where each sample of a dataset lies: a table that the first rank of a node sends to the loader agent, in sealed memory.
 //!
-//! All numbers are words of 64 bits in the machine's order. A header; where each file's path begins (and, last, where all end); for each sample file, offset
-//! and length, but not where sample `n` is the whole of file `n`; the paths, back to back.
+//! All numbers are words of 64 bits in the machine's order. A header; where each file's path begins (and, last, where all end); the mark of each file, but not where
+//! none has one; for each sample file, offset and length, but not where sample `n` is the whole of file `n`; the paths, back to back.
 
 use crate::{PATH_BYTES_MAX, board::LOADER_VERSION, region::Region};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBEXTNT\x01");
-/// Words of the header: magic, version, samples, files, whether samples are whole files.
+/// Words of the header: magic, version, samples, files, whether samples are whole files, whether files have marks.
 const HEADER_WORDS: u64 = 8;
 const SPAN_WORDS: u64 = 3;
 const WORD_BYTES: u64 = 8;
@@ -25,6 +25,8 @@ pub struct Extent<'a> {
     pub offset: u64,
     /// Its length in bytes, or [`TO_THE_END`].
     pub length: u64,
+    /// Stands for the version of the file that is meant; 0: the one that is there.
+    pub mark: u64,
 }
 
 /// Access to the table.
@@ -34,12 +36,22 @@ pub struct Extents<'a> {
     samples: u64,
     files: u64,
     whole_files: bool,
+    has_marks: bool,
 }
 
 impl<'a> Extents<'a> {
     /// The words of a header, for who writes a table.
-    pub const fn header(samples: u64, files: u64, whole_files: bool) -> [u64; HEADER_WORDS as usize] {
-        [MAGIC, LOADER_VERSION as u64, samples, files, whole_files as u64, 0, 0, 0]
+    pub const fn header(samples: u64, files: u64, whole_files: bool, has_marks: bool) -> [u64; HEADER_WORDS as usize] {
+        [
+            MAGIC,
+            LOADER_VERSION as u64,
+            samples,
+            files,
+            whole_files as u64,
+            has_marks as u64,
+            0,
+            0,
+        ]
     }
 
     /// The table in this memory, which nobody can change any more. `None` if it is none, or of another version, or not whole.
@@ -50,8 +62,9 @@ impl<'a> Extents<'a> {
             samples: word(2)?,
             files: word(3)?,
             whole_files: word(4)? == 1,
+            has_marks: word(5)? == 1,
         };
-        let is_one = word(0)? == MAGIC && word(1)? == u64::from(LOADER_VERSION) && word(4)? <= 1;
+        let is_one = word(0)? == MAGIC && word(1)? == u64::from(LOADER_VERSION) && word(4)? <= 1 && word(5)? <= 1;
         // What each word of it says is checked when it is followed.
         let spans_end = table.paths_at()?;
         let matches = !table.whole_files || table.samples == table.files;
@@ -85,6 +98,7 @@ impl<'a> Extents<'a> {
             path: self.path(file)?,
             offset,
             length,
+            mark: self.mark(file)?,
         })
     }
 
@@ -98,8 +112,21 @@ impl<'a> Extents<'a> {
         self.region.bytes(self.paths_at()?.checked_add(begin)?, length)
     }
 
-    fn spans_at(&self) -> Option<u64> {
+    fn mark(&self, file: u64) -> Option<u64> {
+        if self.has_marks {
+            self.region.element::<u64>(self.marks_at()?, file).copied()
+        } else {
+            Some(0)
+        }
+    }
+
+    fn marks_at(&self) -> Option<u64> {
         self.files.checked_add(1 + HEADER_WORDS)?.checked_mul(WORD_BYTES)
+    }
+
+    fn spans_at(&self) -> Option<u64> {
+        let marks = if self.has_marks { self.files } else { 0 };
+        self.marks_at()?.checked_add(marks.checked_mul(WORD_BYTES)?)
     }
 
     fn paths_at(&self) -> Option<u64> {

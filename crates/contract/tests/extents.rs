@@ -9,7 +9,7 @@ use proptest::test_runner::RngSeed;
 
 fn table(paths: &[&[u8]], spans: Option<&[[u64; 3]]>) -> Vec<u8> {
     let samples = spans.map_or(paths.len(), <[_]>::len) as u64;
-    let mut words = Extents::header(samples, paths.len() as u64, spans.is_none()).to_vec();
+    let mut words = Extents::header(samples, paths.len() as u64, spans.is_none(), false).to_vec();
     let mut end = 0;
     words.push(end);
     for path in paths {
@@ -41,10 +41,22 @@ fn whole_files() {
             path,
             offset: 0,
             length: TO_THE_END,
+            mark: 0,
         };
         assert_eq!(table.locate(sample), Some(expected));
     }
     assert_eq!(table.locate(3), None);
+}
+
+#[test]
+fn files_with_marks() {
+    let mut words = Extents::header(2, 2, true, true).to_vec();
+    words.extend([0, 2, 4, 7, 0]);
+    let bytes = [words.iter().flat_map(|word| word.to_ne_bytes()).collect(), b"/a/b".to_vec()].concat();
+    let table = open(&bytes).expect("it is whole");
+    let found = [0, 1].map(|sample| table.locate(sample).expect("it is there"));
+    assert_eq!(found.map(|extent| (extent.path, extent.mark)), [(b"/a".as_slice(), 7), (b"/b", 0)]);
+    assert!(open(&bytes[..8 * 12]).is_none(), "its marks are not whole");
 }
 
 #[test]

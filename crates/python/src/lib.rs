@@ -14,6 +14,7 @@ mod one_pass;
 mod order;
 mod pending;
 mod shared;
+mod stores;
 mod window;
 
 use forebay_agent::memory::Gauge;
@@ -126,6 +127,8 @@ mod _core {
     use super::pending::between_instructions;
     #[pymodule_export]
     use super::shared::Shared;
+    #[pymodule_export]
+    use super::stores::{ObjectRange, ObjectStores, store_variables};
     #[pymodule_export]
     use super::window::{Reading, Window};
     #[pymodule_export]

@@ -1,6 +1,7 @@
 //! A rank of a loader before the loader agent. Converts types; what is said is in `forebay_agent::loader`.
 
 use std::{
+    collections::BTreeMap,
     os::fd::IntoRawFd,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -8,6 +9,7 @@ use std::{
 
 use forebay_agent::loader::{
     client::{self, Told},
+    protocol::Variables,
     table::Table,
 };
 use pyo3::{
@@ -33,30 +35,37 @@ impl LoaderTable {
     }
 
     /// The next sample lies there, up to the file's end if there is no length; the number of its extent.
-    #[pyo3(signature = (path, offset, length=None))]
-    fn add(&self, path: &[u8], offset: u64, length: Option<u64>) -> PyResult<u32> {
-        let added = self.table().add(path, offset, length);
+    #[pyo3(signature = (path, offset, length=None, mark=0))]
+    fn add(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> PyResult<u32> {
+        let added = self.table().add(path, offset, length, mark);
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The next so many samples lie one after the other from an offset on, each of `row_bytes` bytes.
-    fn add_rows(&self, py: Python<'_>, path: &[u8], offset: u64, row_bytes: u64, rows: u32) -> PyResult<()> {
+    #[pyo3(signature = (path, offset, row_bytes, rows, mark=0))]
+    fn add_rows(&self, py: Python<'_>, path: &[u8], offset: u64, row_bytes: u64, rows: u32, mark: u64) -> PyResult<()> {
         let end = u64::from(rows).checked_mul(row_bytes).and_then(|bytes| bytes.checked_add(offset));
         if row_bytes == 0 || end.is_none() {
             return Err(PyValueError::new_err(format!("{rows} rows of {row_bytes} bytes from {offset} on")));
         }
         let added = py.detach(|| {
             let mut table = self.table();
-            let add = |row| table.add(path, offset + row * row_bytes, Some(row_bytes)).map(drop);
+            let add = |row| table.add(path, offset + row * row_bytes, Some(row_bytes), mark).map(drop);
             (0..u64::from(rows)).try_for_each(add)
         });
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The number of the extent at a place; `None` if no sample lies there.
-    #[pyo3(signature = (path, offset, length=None))]
-    fn find(&self, path: &[u8], offset: u64, length: Option<u64>) -> Option<u32> {
-        self.table().find(path, offset, length)
+    #[pyo3(signature = (path, offset, length=None, mark=0))]
+    fn find(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> Option<u32> {
+        self.table().find(path, offset, length, mark)
+    }
+
+    /// Whether some of the files are objects of stores.
+    #[getter]
+    fn has_objects(&self) -> bool {
+        self.table().has_objects()
     }
 
     #[getter]
@@ -90,13 +99,21 @@ pub(crate) struct LoaderRegistering(Mutex<Option<client::Registering>>);
 
 #[pymethods]
 impl LoaderRegistering {
-    /// `settings` as JSON; `extents` from the first rank of the node, a descriptor that stays the caller's.
+    /// `settings` as JSON; `extents` from the first rank of the node, a descriptor that stays the caller's; `variables` that lead to stores whose objects are
+    /// among them.
     #[new]
-    #[pyo3(signature = (directory, settings, extents=None))]
+    #[pyo3(signature = (directory, settings, extents=None, variables=None))]
     #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's path is ours")]
-    fn new(py: Python<'_>, directory: PathBuf, settings: &str, extents: Option<i32>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        directory: PathBuf,
+        settings: &str,
+        extents: Option<i32>,
+        variables: Option<BTreeMap<String, String>>,
+    ) -> PyResult<Self> {
         let extents = extents.map(borrowed).transpose()?;
-        let begun = py.detach(|| client::Registering::begin(Path::new(&directory), settings, extents));
+        let variables = Variables(variables.unwrap_or_default());
+        let begun = py.detach(|| client::Registering::begin(Path::new(&directory), settings, extents, variables));
         Ok(Self(Mutex::new(Some(begun.map_err(to_python)?))))
     }
 

@@ -23,7 +23,7 @@ use rustix::{
 use super::{
     Figures, LoaderConfig, RankFigures,
     doorbell::Doorbell,
-    protocol::{Ask, Settings, Tell, VERSION},
+    protocol::{Ask, Settings, Tell, VERSION, Variables},
     socket_path,
 };
 use crate::{
@@ -120,11 +120,12 @@ pub enum Told {
 }
 
 impl Registering {
-    /// Registers a rank; `settings` as JSON. From the first rank of the node, `extents` come along ([`super::table::Table::seal`]).
+    /// Registers a rank; `settings` as JSON. From the first rank of the node, `extents` come along ([`super::table::Table::seal`]), and where some are of objects,
+    /// the `variables` that lead to those.
     ///
     /// # Errors
     /// No loader agent stands; or the settings are none.
-    pub fn begin(dir: &Path, settings: &str, extents: Option<BorrowedFd<'_>>) -> Result<Self, AgentError> {
+    pub fn begin(dir: &Path, settings: &str, extents: Option<BorrowedFd<'_>>, variables: Variables) -> Result<Self, AgentError> {
         let settings: Settings = serde_json::from_str(settings).map_err(|error| AgentError::Refused {
             why: format!("the loader's settings can't be: {error}"),
         })?;
@@ -136,6 +137,7 @@ impl Registering {
         let ask = Ask::Register {
             version: VERSION,
             settings: Box::new(settings),
+            variables,
         };
         connection.send(&ask, extents.as_slice())?;
         Ok(Self(connection))

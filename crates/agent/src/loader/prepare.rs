@@ -11,6 +11,7 @@ use std::{
 };
 
 use forebay_contract::{Extents, board::SLOTS_MAX};
+use forebay_objects::Stores;
 use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
 use forebay_store::Segments;
 
@@ -19,7 +20,7 @@ use super::{
     disks::{Disks, Opened},
     doorbell::Doorbell,
     machine::{Core, Parts},
-    protocol::{Alike, DiskSetting},
+    protocol::{Alike, DiskSetting, Variables},
 };
 use crate::{
     limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS},
@@ -30,12 +31,23 @@ use crate::{
 /// Steps ahead that samples can be fetched.
 const WINDOW_MAX: u32 = 1024;
 
+/// What the first rank of a node says of a loader's samples.
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    /// Where they lie.
+    pub(crate) table: OwnedFd,
+    /// What leads to the stores in which objects lie.
+    pub(crate) variables: Variables,
+}
+
 /// A loader that can begin.
 pub(crate) struct Prepared {
     pub(crate) machine: Core,
     /// The list of files.
     pub(crate) table: SharedFile,
     pub(crate) disks: Vec<Arc<Segments>>,
+    /// Where objects lie that are on it.
+    pub(crate) stores: Stores,
     /// Memory for window and residents.
     pub(crate) arena_bytes: u64,
     /// Of the board of each rank.
@@ -69,11 +81,11 @@ impl Preparations {
     }
 
     /// Prepares a loader of so many ranks on this node. When that is done the doorbell rings, and [`Self::done`] gives it by this number.
-    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, table: OwnedFd) {
+    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, dataset: Dataset) {
         let (disks, doorbell, sender) = (Arc::clone(&self.disks), Arc::clone(&self.doorbell), self.sender.clone());
         let work = move || {
             // Nobody is there any more where that fails.
-            let _ = sender.send((number, prepare(&alike, local_ranks, table, &disks)));
+            let _ = sender.send((number, prepare(&alike, local_ranks, dataset, &disks)));
             doorbell.ring();
         };
         if let Err(error) = thread::Builder::new().name("loader-begin".into()).spawn(work) {
@@ -88,10 +100,10 @@ impl Preparations {
     }
 }
 
-fn prepare(alike: &Alike, local_ranks: usize, table: OwnedFd, disks: &Disks) -> Outcome {
+fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -> Outcome {
     let order = cast::order(alike)?;
     let slots = slots_of(alike)?;
-    let table = SharedFile::received_sealed(table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
+    let table = SharedFile::received_sealed(dataset.table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
     let listed = Extents::open(table.region()).map(|extents| extents.samples());
     if listed != Some(u64::from(alike.extents)) {
         return Err(format!(
@@ -129,6 +141,7 @@ fn prepare(alike: &Alike, local_ranks: usize, table: OwnedFd, disks: &Disks) -> 
         machine,
         table,
         disks: segments,
+        stores: Stores::new(dataset.variables.0),
         arena_bytes,
         slots,
         // Reads, those that are made again, and writes.

@@ -1,28 +1,41 @@
 //! What is said on the loader agent's socket: one JSON value a packet, descriptors beside it. All else is said on boards.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Figures, RankFigures};
 
 /// Raised whenever what follows changes. Boards and extents have a version of their own.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// What is said to the loader agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
-    /// From now on this connection is a rank of a loader. From the first rank of a node, a descriptor of the extents comes along. Answer, when all ranks of
-    /// the node have come: [`Tell::Registered`].
+    /// From now on this connection is a rank of a loader. From the first rank of a node, a descriptor of the extents comes along, and how the stores are reached
+    /// in which they lie. Answer, when all ranks of the node have come: [`Tell::Registered`].
     Register {
         /// [`VERSION`].
         version: u32,
         /// Who, and what for.
         settings: Box<Settings>,
+        /// Of the rank's environment, where extents are of objects.
+        variables: Variables,
     },
     /// What was done for this rank's loader. Answer: [`Tell::Figures`].
     Figures,
+}
+
+/// Variables of an environment ([`forebay_objects::VARIABLES`]), some of which are secrets. They are kept in memory only, and never shown.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Variables(pub BTreeMap<String, String>);
+
+impl fmt::Debug for Variables {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_set().entries(self.0.keys()).finish()
+    }
 }
 
 /// A rank of a loader, and what it wants.
@@ -167,4 +180,17 @@ pub enum Tell {
         /// Why, in words for a person.
         why: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leads_to_a_store_is_not_shown() {
+        let variables = Variables([("AWS_SECRET_ACCESS_KEY".to_owned(), "hidden".to_owned())].into());
+        assert_eq!(format!("{variables:?}"), r#"{"AWS_SECRET_ACCESS_KEY"}"#);
+        let sent = serde_json::to_string(&variables).unwrap();
+        assert_eq!(serde_json::from_str::<Variables>(&sent).unwrap(), variables);
+    }
 }

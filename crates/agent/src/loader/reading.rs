@@ -2,6 +2,8 @@
 //!
 //! Threads begin as they are needed. One that waits for a source that hangs holds nobody up but who waits for that sample, and ends when the source answers.
 
+mod source;
+
 use std::{
     collections::VecDeque,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -9,22 +11,17 @@ use std::{
     time::Duration,
 };
 
-use forebay_contract::{Extents, Identity, extents::TO_THE_END};
-use forebay_store::{Ask, ExtentKey, Segments, Source, SourceFile, Version};
-use rustix::{
-    fs::{Mode, OFlags},
-    io::Errno,
-};
+use forebay_contract::Extents;
+use forebay_objects::Stores;
+use forebay_store::{ExtentKey, Segments, Version};
 
+use self::source::{Opened, Unreadable};
 use super::{
     arena::{Arena, Taken},
     doorbell::Doorbell,
     machine::{Disk, Event, Outcome, Place, ReadFrom, WriteError},
 };
-use crate::{clock::unix_s, limits::CLOCK_SKEW_MAX, shared::SharedFile};
-
-/// How often in a row a call is repeated that was interrupted before it did anything.
-const INTERRUPTIONS_MAX: u32 = 100;
+use crate::shared::SharedFile;
 
 /// What a thread is to do.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +44,8 @@ pub(crate) struct Tools {
     pub(crate) table: SharedFile,
     pub(crate) arena: Arc<Arena>,
     pub(crate) disks: Vec<Arc<Segments>>,
+    /// Whose objects are among the extents.
+    pub(crate) stores: Stores,
     /// Rung when something is done.
     pub(crate) doorbell: Arc<Doorbell>,
     /// What was changed longer ago than this has times that tell the next change.
@@ -303,50 +302,52 @@ impl Tools {
         self.try_source(sample).unwrap_or(Outcome::Failed)
     }
 
-    fn try_source(&self, sample: u32) -> Result<Outcome, Errno> {
-        let table = Extents::open(self.table.region()).ok_or(Errno::INVAL)?;
-        let extent = table.locate(u64::from(sample)).ok_or(Errno::INVAL)?;
-        // Something else than a file may be there: to open it must not wait.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let source = SourceFile::new(uninterrupted(|| rustix::fs::open(extent.path, flags, Mode::empty()))?);
-        let before = source.stat(Ask::Kernel)?;
-        if !before.is_regular() {
-            return Err(Errno::INVAL);
+    fn try_source(&self, sample: u32) -> Result<Outcome, Unreadable> {
+        let table = Extents::open(self.table.region()).ok_or(Unreadable)?;
+        let extent = table.locate(u64::from(sample)).ok_or(Unreadable)?;
+        let key = ExtentKey::new(extent.path, extent.offset, extent.length);
+        if let Some(outcome) = source::meant(&extent).and_then(|version| self.left(key, version)) {
+            return Ok(outcome);
         }
-        let left = before.identity.size.checked_sub(extent.offset).ok_or(Errno::INVAL)?;
-        let length = if extent.length == TO_THE_END { left } else { extent.length };
-        if length > left {
-            return Err(Errno::INVAL);
-        }
-        let bytes = u32::try_from(length).ok().filter(|bytes| *bytes < u32::MAX).ok_or(Errno::FBIG)?;
+        let opened = Opened::of(&extent, &self.stores)?;
+        let bytes = u32::try_from(opened.bytes())
+            .ok()
+            .filter(|bytes| *bytes < u32::MAX)
+            .ok_or(Unreadable)?;
         let Some(mut taken) = Arena::take(&self.arena, bytes) else {
             return Ok(Outcome::NoRoom { bytes });
         };
-        let version = self.version(&before.identity);
-        let key = ExtentKey::new(extent.path, extent.offset, extent.length);
+        let version = opened.version(self.settled_after);
+        if let Some(disk) = self.claimed(key, version, taken.bytes_mut()) {
+            return Ok(whole(taken, version, Some(disk)));
+        }
+        opened.read(taken.bytes_mut())?;
+        Ok(whole(taken, version, None))
+    }
+
+    /// An extent in this version, where an earlier job has left it on a disk.
+    fn left(&self, key: ExtentKey, version: Version) -> Option<Outcome> {
+        let found = self.disks.iter().filter_map(|disk| disk.find(key));
+        let bytes = found.filter(|found| found.version == version).map(|found| found.bytes).next()?;
+        let Some(mut taken) = Arena::take(&self.arena, bytes) else {
+            return Some(Outcome::NoRoom { bytes });
+        };
+        let disk = self.claimed(key, version, taken.bytes_mut())?;
+        Some(whole(taken, version, Some(disk)))
+    }
+
+    /// Claims an extent in this version on a disk that has it, and reads it there.
+    fn claimed(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Option<Disk> {
         for (number, disk) in self.disks.iter().enumerate() {
             if !disk.claim(key, version) {
                 continue;
             }
-            if disk.read(key, version, taken.bytes_mut()).is_ok_and(|is_there| is_there) {
-                return Ok(whole(taken, version, Some(number)));
+            if disk.read(key, version, into).is_ok_and(|is_there| is_there) {
+                return Some(number);
             }
             disk.release(key);
         }
-        read_full(&source, taken.bytes_mut(), extent.offset)?;
-        // One version of the file, from its beginning to its end.
-        if source.stat(Ask::Kernel)?.identity != before.identity {
-            return Err(Errno::STALE);
-        }
-        Ok(whole(taken, version, None))
-    }
-
-    /// As which version of its file something is kept. Where the file was changed only just, its times may not tell the next change (fault F5): then only this
-    /// loader knows what it has.
-    fn version(&self, identity: &Identity) -> Version {
-        let (newest_s, now_s) = (identity.mtime.sec.max(identity.ctime.sec), unix_s());
-        let is_recent = newest_s > now_s - self.settled_after.as_secs() as i64 && newest_s < now_s + CLOCK_SKEW_MAX.as_secs() as i64;
-        if is_recent { Version::of_nothing() } else { Version::of(identity) }
+        None
     }
 
     fn write(&self, sample: u32, disk: Disk, place: Place, version: Version) -> Result<(), WriteError> {
@@ -364,29 +365,6 @@ fn whole(taken: Taken, version: Version, left_on: Option<Disk>) -> Outcome {
         version,
         left_on,
     }
-}
-
-fn read_full(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<(), Errno> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let (at, rest) = (offset + filled as u64, &mut bytes[filled..]);
-        match uninterrupted(|| source.read_at(rest, at))? {
-            // It ends before its size.
-            0 => return Err(Errno::INVAL),
-            read => filled += read,
-        }
-    }
-    Ok(())
-}
-
-fn uninterrupted<T>(mut operation: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    for _ in 0..INTERRUPTIONS_MAX {
-        match operation() {
-            Err(Errno::INTR) => {}
-            answer => return answer,
-        }
-    }
-    Err(Errno::INTR)
 }
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ impl Run {
             machine,
             table,
             disks,
+            stores,
             arena_bytes,
             slots,
             threads_max,
@@ -63,6 +64,7 @@ impl Run {
             table,
             arena: Arc::new(arena),
             disks,
+            stores,
             doorbell: Arc::clone(doorbell),
             settled_after: SETTLED_AFTER,
         };

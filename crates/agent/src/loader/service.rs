@@ -21,7 +21,7 @@ use super::{
     agreement::{Agreement, Effect, Peer},
     disks::Disks,
     doorbell::Doorbell,
-    prepare::{Outcome, Preparations, Prepared},
+    prepare::{Dataset, Outcome, Preparations, Prepared},
     protocol::{Ask, Tell, VERSION},
     run::Run,
     socket_path,
@@ -41,11 +41,11 @@ use crate::{
 
 const OTHER_VERSION: &str = "the loader agent is of another version of Forebay: use one version, or wait until its jobs have ended";
 
-/// A connection, and the extents that came by it, until its loader begins.
+/// A connection, and the dataset that came by it, until its loader begins.
 #[derive(Debug)]
 struct Connected {
     socket: OwnedFd,
-    extents: Option<OwnedFd>,
+    dataset: Option<Dataset>,
 }
 
 /// Runs the loader agent until nobody has been connected for a while.
@@ -173,7 +173,7 @@ impl<'a> Service<'a> {
     fn accept(&mut self) {
         for socket in self.admission.accept(&self.listener, self.peers.len(), &self.log) {
             self.next_peer += 1;
-            self.peers.insert(self.next_peer, Connected { socket, extents: None });
+            self.peers.insert(self.next_peer, Connected { socket, dataset: None });
         }
     }
 
@@ -181,8 +181,9 @@ impl<'a> Service<'a> {
         let Some(connected) = self.peers.get_mut(&peer) else { return };
         let effects = match packet::receive::<Ask>(&connected.socket) {
             Ok(Some((Ask::Register { version, .. }, _))) if version != VERSION => refusal(peer, OTHER_VERSION),
-            Ok(Some((Ask::Register { settings, .. }, descriptors))) => {
-                connected.extents = descriptors.into_iter().next();
+            Ok(Some((Ask::Register { settings, variables, .. }, descriptors))) => {
+                let table = descriptors.into_iter().next();
+                connected.dataset = table.map(|table| Dataset { table, variables });
                 let now_s = self.now_s();
                 self.agreement.register(peer, &settings, now_s)
             }
@@ -253,16 +254,16 @@ impl<'a> Service<'a> {
     /// All ranks of a loader have come.
     fn prepare(&mut self, loader: String) {
         let peers = self.agreement.peers(&loader);
-        let mut table = None;
+        let mut dataset = None;
         for peer in &peers {
-            let sent = self.peers.get_mut(peer).and_then(|connected| connected.extents.take());
-            table = table.or(sent);
+            let sent = self.peers.get_mut(peer).and_then(|connected| connected.dataset.take());
+            dataset = dataset.or(sent);
         }
-        let (Some(alike), Some(table)) = (self.agreement.alike(&loader).cloned(), table) else {
+        let (Some(alike), Some(dataset)) = (self.agreement.alike(&loader).cloned(), dataset) else {
             return self.fail(&loader, "none of its ranks has sent the list of files");
         };
         self.next_beginning += 1;
-        self.preparations.begin(self.next_beginning, alike, peers.len(), table);
+        self.preparations.begin(self.next_beginning, alike, peers.len(), dataset);
         self.beginning.insert(self.next_beginning, loader);
     }
 

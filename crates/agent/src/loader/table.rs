@@ -23,6 +23,8 @@ pub struct Table {
     paths: Vec<u8>,
     /// Where each path ends.
     ends: Vec<u64>,
+    /// The mark of each file; empty as long as none has one.
+    marks: Vec<u64>,
     /// Files by their path, and how paths are hashed.
     files: HashTable<u32>,
     hasher: RandomState,
@@ -50,6 +52,7 @@ impl Default for Table {
         Self {
             paths: Vec::new(),
             ends: Vec::new(),
+            marks: Vec::new(),
             files: HashTable::new(),
             hasher: RandomState::new(),
             whole: Vec::new(),
@@ -61,26 +64,34 @@ impl Default for Table {
 }
 
 impl Table {
-    /// The next sample lies there, `length` bytes or, with `None`, up to the file's end. Gives the number of its extent: that of an earlier sample which lies at the same
-    /// place, or a new one.
+    /// The next sample lies there, `length` bytes or, with `None`, up to the file's end; in the version of the file that the mark stands for, or with 0 in the one that
+    /// is there. Gives the number of its extent: that of an earlier sample which lies at the same place, or a new one.
     ///
     /// # Errors
-    /// `InvalidInput` where no file can have such a path, or there are too many.
-    pub fn add(&mut self, path: &[u8], offset: u64, length: Option<u64>) -> io::Result<u32> {
-        // The agent is in another directory.
-        if !path.starts_with(b"/") || path.len() > PATH_BYTES_MAX || path.contains(&0) {
+    /// `InvalidInput` where no file or object can have such a path, samples are of two versions of one, or there are too many.
+    pub fn add(&mut self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> io::Result<u32> {
+        let refused = |why: &str| {
             let shown = String::from_utf8_lossy(path.get(..80).unwrap_or(path)).into_owned();
-            let why = format!("{shown:?}: a path begins with /, and has at most {PATH_BYTES_MAX} bytes, and no zero byte");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{shown:?}: {why}"))
+        };
+        // The agent is in another directory.
+        if !(path.starts_with(b"/") || is_object(path)) || path.len() > PATH_BYTES_MAX || path.contains(&0) {
+            return Err(refused(&format!(
+                "a path begins with / or s3://, and has at most {PATH_BYTES_MAX} bytes, and no zero byte"
+            )));
         }
         let length = length.unwrap_or(TO_THE_END);
         self.digest.write(&(path.len() as u64).to_le_bytes());
         self.digest.write(path);
         self.digest.write(&offset.to_le_bytes());
         self.digest.write(&length.to_le_bytes());
+        self.digest.write(&mark.to_le_bytes());
         let new = u32::try_from(self.spans.len()).ok().filter(|new| *new < NONE);
         let new = new.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("there are more than {NONE} extents")))?;
-        let file = self.file(path);
+        let file = self.file(path, mark);
+        if self.mark(file) != mark {
+            return Err(refused("samples of two versions of it are there; make the dataset anew"));
+        }
         let span = [u64::from(file), offset, length];
         let known = if offset == 0 && length == TO_THE_END {
             &mut self.whole[file as usize]
@@ -94,10 +105,13 @@ impl Table {
         Ok(*known)
     }
 
-    /// The number of the extent at a place, if a sample was told of that lies there.
-    pub fn find(&self, path: &[u8], offset: u64, length: Option<u64>) -> Option<u32> {
+    /// The number of the extent at a place, if a sample was told of that lies there, in this version of the file.
+    pub fn find(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> Option<u32> {
         let hash = self.hasher.hash_one(path);
         let file = *self.files.find(hash, |file| path_of(&self.paths, &self.ends, *file) == path)?;
+        if self.mark(file) != mark {
+            return None;
+        }
         let length = length.unwrap_or(TO_THE_END);
         let found = if offset == 0 && length == TO_THE_END {
             self.whole[file as usize]
@@ -107,10 +121,16 @@ impl Table {
         (found != NONE).then_some(found)
     }
 
-    fn file(&mut self, path: &[u8]) -> u32 {
+    fn mark(&self, file: u32) -> u64 {
+        self.marks.get(file as usize).copied().unwrap_or(0)
+    }
+
+    /// The number of a file; one that is new has this mark.
+    fn file(&mut self, path: &[u8], mark: u64) -> u32 {
         let Self {
             paths,
             ends,
+            marks,
             files,
             hasher,
             whole,
@@ -124,8 +144,17 @@ impl Table {
         paths.extend_from_slice(path);
         ends.push(paths.len() as u64);
         whole.push(NONE);
+        if mark != 0 || !marks.is_empty() {
+            marks.resize(new as usize, 0);
+            marks.push(mark);
+        }
         files.insert_unique(hash, new, |file| hasher.hash_one(path_of(paths, ends, *file)));
         new
+    }
+
+    /// Whether some of the files are objects of stores.
+    pub fn has_objects(&self) -> bool {
+        (0..self.ends.len() as u32).any(|file| is_object(path_of(&self.paths, &self.ends, file)))
     }
 
     /// How many extents there are.
@@ -142,12 +171,13 @@ impl Table {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let is_whole = |(nth, span): (u64, &[u64; 3])| *span == [nth, 0, TO_THE_END];
         let are_files = (0..).zip(&self.spans).all(is_whole) && self.spans.len() == self.ends.len();
-        let header = Extents::header(self.spans.len() as u64, self.ends.len() as u64, are_files);
+        let header = Extents::header(self.spans.len() as u64, self.ends.len() as u64, are_files, !self.marks.is_empty());
         let spans = if are_files { &[] } else { self.spans.as_slice() };
         let words = header
             .into_iter()
             .chain([0])
             .chain(self.ends.iter().copied())
+            .chain(self.marks.iter().copied())
             .chain(spans.iter().flatten().copied());
         let mut bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
         bytes.extend_from_slice(&self.paths);
@@ -172,6 +202,11 @@ impl Table {
         fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
         Ok(file)
     }
+}
+
+/// Whether a path is of an object of a store.
+pub(crate) fn is_object(path: &[u8]) -> bool {
+    path.starts_with(b"s3://")
 }
 
 fn path_of<'a>(paths: &'a [u8], ends: &[u64], file: u32) -> &'a [u8] {
@@ -203,16 +238,16 @@ mod tests {
             (b"/a", 0, None),
             (b"/b", 5, None),
         ];
-        let extents = parts.map(|(path, offset, length)| table.add(path, offset, length).unwrap());
+        let extents = parts.map(|(path, offset, length)| table.add(path, offset, length, 0).unwrap());
         assert_eq!((extents, table.extents()), ([0, 1, 2, 0, 3, 1], 4));
         for (extent, (path, offset, length)) in extents.into_iter().zip(parts) {
-            assert_eq!(table.find(path, offset, length), Some(extent));
+            assert_eq!(table.find(path, offset, length, 0), Some(extent));
         }
         let others = [(b"/b".as_slice(), 0, None), (b"/a", 0, Some(11)), (b"/c", 0, None)];
         assert!(
             others
                 .iter()
-                .all(|(path, offset, length)| table.find(path, *offset, *length).is_none())
+                .all(|(path, offset, length)| table.find(path, *offset, *length, 0).is_none())
         );
         let (a, b) = (b"/a".to_vec(), b"/b".to_vec());
         let expected = [(a.clone(), 0, 10), (b, 5, TO_THE_END), (a.clone(), 10, 10), (a, 0, TO_THE_END)];
@@ -223,13 +258,13 @@ mod tests {
     fn whole_files_take_no_more_than_their_paths() {
         let mut table = Table::default();
         for nth in 0..1000 {
-            assert_eq!(table.add(format!("/{nth}").as_bytes(), 0, None).unwrap(), nth);
+            assert_eq!(table.add(format!("/{nth}").as_bytes(), 0, None, 0).unwrap(), nth);
         }
         let bytes = table.encode().len();
         let paths: usize = (0..1000).map(|nth: u32| format!("/{nth}").len()).sum();
         assert_eq!(bytes, 8 * (8 + 1 + 1000) + paths);
         assert_eq!(located(&table)[999], (b"/999".to_vec(), 0, TO_THE_END));
-        assert_eq!(table.add(b"/7", 0, None).unwrap(), 7);
+        assert_eq!(table.add(b"/7", 0, None, 0).unwrap(), 7);
     }
 
     #[test]
@@ -237,7 +272,7 @@ mod tests {
         let digest = |samples: &[(&str, u64)]| {
             let mut table = Table::default();
             for (path, offset) in samples {
-                table.add(path.as_bytes(), *offset, None).unwrap();
+                table.add(path.as_bytes(), *offset, None, 0).unwrap();
             }
             table.digest()
         };
@@ -250,10 +285,36 @@ mod tests {
     }
 
     #[test]
+    fn an_object_is_of_one_version() {
+        let mut table = Table::default();
+        assert_eq!(table.add(b"/a", 0, None, 0).unwrap(), 0);
+        assert!(!table.has_objects());
+        assert_eq!(table.add(b"s3://data/b", 0, None, 7).unwrap(), 1);
+        assert_eq!(table.add(b"/c", 0, None, 0).unwrap(), 2);
+        let refused = table.add(b"s3://data/b", 5, Some(1), 8).unwrap_err().to_string();
+        assert!(refused.contains("two versions"), "{refused}");
+        assert_eq!(
+            [7, 8, 0].map(|mark| table.find(b"s3://data/b", 0, None, mark)),
+            [Some(1), None, None]
+        );
+        let marks = |table: &Table| {
+            let shared = SharedFile::received_sealed(table.seal().unwrap()).unwrap();
+            let extents = Extents::open(shared.region()).expect("it is one");
+            let all = (0..extents.samples()).map(|nth| extents.locate(nth).expect("it is whole").mark);
+            all.collect::<Vec<_>>()
+        };
+        assert!(table.has_objects());
+        assert_eq!(marks(&table), [0, 7, 0]);
+        table.add(b"s3://data/b", 5, Some(1), 7).unwrap();
+        assert_eq!(marks(&table), [0, 7, 0, 7], "parts have the mark of their file");
+        assert_eq!(located(&table)[3], (b"s3://data/b".to_vec(), 5, 1));
+    }
+
+    #[test]
     fn what_is_no_path_is_refused() {
         let long = vec![b'/'; PATH_BYTES_MAX + 1];
         for path in [b"".as_slice(), b"a", b"/a\0b", &long] {
-            let refused = Table::default().add(path, 0, None).unwrap_err();
+            let refused = Table::default().add(path, 0, None, 0).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
         }
     }

@@ -69,6 +69,13 @@ impl Version {
         Self(first_half(&hasher))
     }
 
+    /// The version of an object that has this mark.
+    pub fn of_object(mark: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"object").update(&mark.to_le_bytes());
+        Self(first_half(&hasher))
+    }
+
     /// One that no file is of: what is stored as this is found by nobody but who has it.
     pub fn of_nothing() -> Self {
         let mut random = [0; 16];

@@ -1,6 +1,7 @@
 //! Threads that read real files into the arena, and write to real segments.
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -19,7 +20,7 @@ fn table(paths: &[PathBuf], spans: Option<&[(usize, u64, Option<u64>)]>) -> Shar
     let mut table = Table::default();
     let whole: Vec<_> = (0..paths.len()).map(|path| (path, 0, None)).collect();
     for &(path, offset, length) in spans.unwrap_or(&whole) {
-        table.add(paths[path].as_os_str().as_bytes(), offset, length).unwrap();
+        table.add(paths[path].as_os_str().as_bytes(), offset, length, 0).unwrap();
     }
     SharedFile::received_sealed(table.seal().unwrap()).unwrap()
 }
@@ -40,6 +41,7 @@ fn readers(table: SharedFile, arena_bytes: u64, disks: Vec<Arc<Segments>>, settl
         table,
         arena: Arc::new(Arena::create(arena_bytes).unwrap()),
         disks,
+        stores: Stores::new(BTreeMap::new()),
         doorbell: Arc::new(Doorbell::create().unwrap()),
         settled_after,
     };
