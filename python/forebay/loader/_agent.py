@@ -20,6 +20,7 @@ from typing import Any
 from forebay import _core
 from forebay._say import say
 from forebay.loader._errors import LoaderError
+from forebay.loader._paths import is_object, store_variables
 from forebay.loader._place import Place
 from forebay.loader._settings import AgentSettings, Kept, kept
 from forebay.loader._uses import Direct, Held, Uses
@@ -188,8 +189,8 @@ class Agent:
             return
         directory = found.directory
         if self._rows is not None:
-            path, offset, row_bytes = _placed(self._rows.locate(0))
-            self._table.add_rows(path, offset, row_bytes or 0, len(self._rows))
+            path, offset, row_bytes, mark = _placed(self._rows.locate(0))
+            self._table.add_rows(path, offset, row_bytes or 0, len(self._rows), mark)
         else:
             for sample in range(self._samples):
                 try:
@@ -212,15 +213,17 @@ class Agent:
 
     def _registered(self, directory: str, found: Kept, descriptor: int | None) -> _core.LoaderRank | None:
         described = self._described(found)
+        # An agent that stands may be of another job, with another environment.
+        variables = store_variables() if descriptor is not None and self._table.has_objects else None
         try:
-            return self._gathered(_core.LoaderRegistering(directory, described, descriptor))
+            return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
         except ConnectionRefusedError:
             raise
         except ConnectionError:
             # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
             if kept(self._cache).directory is None:
                 raise
-        return self._gathered(_core.LoaderRegistering(directory, described, descriptor))
+        return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
 
     def _gathered(self, registering: _core.LoaderRegistering) -> _core.LoaderRank | None:
         begun, was_told = time.monotonic(), False
@@ -554,10 +557,11 @@ class AgentSource:
         self._order, self._next = None, 0
 
 
-def _placed(extent: Extent) -> tuple[bytes, int, int | None]:
+def _placed(extent: Extent) -> tuple[bytes, int, int | None, int]:
     """As the agent, which is in another directory, has it."""
     path = os.fspath(extent.path)
-    return _encoded(path if path.startswith("/") else f"{Path.cwd()}/{path}"), extent.offset, extent.length
+    is_absolute = path.startswith("/") or is_object(path)
+    return _encoded(path if is_absolute else f"{Path.cwd()}/{path}"), extent.offset, extent.length, extent.mark
 
 
 @lru_cache(maxsize=16)

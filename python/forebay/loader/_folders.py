@@ -2,13 +2,22 @@
 
 import os
 from array import array
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from forebay.loader._paths import folders_below, is_object, objects_below, spelled
 
 __all__ = ["IMAGES", "Listing", "listed"]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of files that are taken for images."""
+LISTINGS_AT_ONCE = 16
+"""Of an object store, which lists a thousand objects a request."""
+
+# A folder's path, and name and mark of each of its files.
+_Folder = tuple[str, list[tuple[str, int]]]
 
 
 class Listing:
@@ -22,11 +31,13 @@ class Listing:
         self._class_of = array("q")
         self._ends = array("Q", [0])
         self._names = bytearray()
+        # Empty as long as no file has one.
+        self._marks = array("Q")
         for path, number in samples:
             self.add(path, number)
 
-    def add(self, path: str, number: int) -> None:
-        """One more file, of a class."""
+    def add(self, path: str, number: int, mark: int = 0) -> None:
+        """One more file, of a class; or an object, in the version with that mark."""
         folder, slash, name = path.rpartition("/")
         folder += slash
         if folder not in self._numbers:
@@ -36,6 +47,9 @@ class Listing:
         self._class_of.append(number)
         self._names += os.fsencode(name)
         self._ends.append(len(self._names))
+        if mark or self._marks:
+            self._marks.extend([0] * (len(self) - 1 - len(self._marks)))
+            self._marks.append(mark)
 
     def __len__(self) -> int:
         return len(self._folder_of)
@@ -51,6 +65,10 @@ class Listing:
         i %= len(self)
         return self._folders[self._folder_of[i]] + os.fsdecode(bytes(self._names[self._ends[i] : self._ends[i + 1]]))
 
+    def mark(self, i: int) -> int:
+        """Of an object's version; 0 for a file. -1 is the last."""
+        return self._marks[i] if self._marks else 0
+
     def number(self, i: int) -> int:
         """Of a file's class."""
         return self._class_of[i]
@@ -61,44 +79,72 @@ class Listing:
 
 
 def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[str], Listing]:
-    """The classes below a directory, and the files of each with the class's number.
+    """The classes below a directory, or a prefix of a store, and the files of each with the class's number.
 
     Classes are the directories in `root`, sorted by name; files those below them at any depth, links followed, directories and names
-    sorted: the same samples by the same numbers as torchvision gives. Nothing is asked about the files themselves.
+    sorted: the same samples by the same numbers as torchvision gives. Nothing is asked about the files themselves. Of a store, the same
+    as of a copy of it that is a directory.
 
     Args:
-        root: the directory.
+        root: the directory, or `s3://BUCKET/PREFIX`.
         endings: of the files that count, in lower case.
 
     Raises:
         FileNotFoundError: there is no class, or one has no file.
         OSError: a directory can't be read.
+        LoaderError: an object can't be read by its name.
+        ValueError: this is no address of a prefix.
     """
-    root = os.path.expanduser(root)  # noqa: PTH111  (paths are to stand there as they were given)
-    with os.scandir(root) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    root = spelled(root)
+    if is_object(root):
+        root = root.rstrip("/")
+        classes = folders_below(root)
+    else:
+        root = os.path.expanduser(root)  # noqa: PTH111  (paths are to stand there as they were given)
+        with os.scandir(root) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:
         raise FileNotFoundError(f"{root}: no class is here: each is a directory with its files")
     found = Listing()
     empty = []
-    for number, name in enumerate(classes):
+    tops = [os.path.join(root, name) for name in classes]  # noqa: PTH118
+    for number, folders in enumerate(_all_folders(root, tops)):
         before = len(found)
-        for folder, names in _folders(os.path.join(root, name)):  # noqa: PTH118
-            for file in sorted(names):
+        for folder, files in folders:
+            for file, mark in sorted(files):
                 if file.lower().endswith(endings):
-                    found.add(os.path.join(folder, file), number)  # noqa: PTH118
+                    found.add(os.path.join(folder, file), number, mark)  # noqa: PTH118
         if len(found) == before:
-            empty.append(name)
+            empty.append(classes[number])
     if empty:
         raise FileNotFoundError(f"{root}: no file ends in {', '.join(endings)} in {', '.join(empty)}")
     return classes, found
 
 
-def _folders(top: str) -> list[tuple[str, list[str]]]:
-    """Directories with the names of their files, sorted by path."""
+def _all_folders(root: str, tops: list[str]) -> Iterator[list[_Folder]]:
+    """What lies below each of these, sorted by path."""
+    if not is_object(root):
+        yield from map(_folders, tops)
+        return
+    with ThreadPoolExecutor(LISTINGS_AT_ONCE, "forebay-list") as pool:
+        yield from pool.map(_folders_of_objects, tops)
+
+
+def _folders(top: str) -> list[_Folder]:
+    """Directories with their files."""
 
     def refuse(error: OSError) -> None:
         # os.walk would leave the directory out, and an epoch would be short without a word.
         raise error
 
-    return sorted((folder, names) for folder, _, names in os.walk(top, onerror=refuse, followlinks=True))
+    walked = os.walk(top, onerror=refuse, followlinks=True)
+    return sorted((folder, [(name, 0) for name in names]) for folder, _, names in walked)
+
+
+def _folders_of_objects(top: str) -> list[_Folder]:
+    """The same of a store."""
+    folders: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path, mark in objects_below(top):
+        folder, _, name = path.rpartition("/")
+        folders[folder].append((name, mark))
+    return sorted(folders.items())

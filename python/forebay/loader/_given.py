@@ -2,15 +2,15 @@
 
 import operator
 import os
-import stat
 from collections.abc import Iterable, Sequence, Sized
 from numbers import Real
 from pathlib import Path
 from typing import SupportsIndex, TypeGuard
 
+from forebay.loader._paths import spelled
 from forebay.loader.dataset import is_located
 
-__all__ = ["check_function", "check_map_style", "check_whole", "columns_of", "is_number", "is_whole", "paths_of", "seed_of", "size_of"]
+__all__ = ["check_function", "check_map_style", "check_whole", "columns_of", "is_number", "is_whole", "paths_of", "seed_of"]
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
@@ -20,23 +20,10 @@ def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
         ValueError: there is none.
     """
     # Gone through, a lone string would give its letters.
-    found = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    found = [spelled(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not found:
         raise ValueError("no shards were given: give the path of one file or more")
     return found
-
-
-def size_of(path: str | Path) -> int:
-    """Bytes of a file.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is something else, such as a directory, which has a size, too.
-    """
-    found = os.stat(path)  # noqa: PTH116
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} is no regular file: give the path of one")
-    return found.st_size
 
 
 def seed_of(seed: object) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from forebay._say import say
 from forebay.loader._errors import LoaderError
+from forebay.loader._paths import Found, is_object, look_up
 
 __all__ = ["Index", "Indices", "indexed", "records", "tar_samples"]
 
@@ -71,15 +72,15 @@ class Index:
         return [self.offsets, self.lengths, self.firsts, self.field_names, self.field_offsets, self.field_lengths]
 
 
-Reader = Callable[[str], Index]
+Reader = Callable[[Found], Index]
 
 
 class Indices:
     """The samples of several shards, numbered through."""
 
-    def __init__(self, paths: list[str], indices: list[Index]) -> None:
-        self.paths = paths
-        self._indices = indices
+    def __init__(self, shards: list[tuple[Found, Index]]) -> None:
+        self._shards = [shard for shard, _ in shards]
+        self._indices = indices = [index for _, index in shards]
         self._ends = list(accumulate(len(index.offsets) for index in indices))
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class Indices:
         """Where each shard ends, but for those without samples."""
         return [end for end, index in zip(self._ends, self._indices, strict=True) if len(index.offsets)]
 
-    def find(self, sample: int) -> tuple[str, Index, int]:
+    def find(self, sample: int) -> tuple[Found, Index, int]:
         """The shard that a sample lies in, its index, and the sample's number there.
 
         Raises:
@@ -98,11 +99,13 @@ class Indices:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample}: there are {len(self)}")
         shard = bisect_right(self._ends, sample)
-        return self.paths[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
+        return self._shards[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
 
 
 def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
-    """The samples of these shards. An index that was kept is used if its shard has still the same size and time of change.
+    """The samples of these shards. An index that was kept is used if its shard is the same still.
+
+    That is one of the same size and time of change, or the same version of an object.
 
     Args:
         paths: of shards; their order is that of the samples.
@@ -115,23 +118,24 @@ def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
     """
     directory = directory or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "shards"
     with ThreadPoolExecutor(AT_ONCE, "forebay-index") as pool:
-        return Indices(paths, list(pool.map(lambda path: _kept_or_read(path, read, directory), paths)))
+        return Indices(list(pool.map(lambda path: _kept_or_read(look_up(path), read, directory), paths)))
 
 
-def _kept_or_read(path: str, read: Reader, directory: Path) -> Index:
-    found = os.stat(path)  # noqa: PTH116  (paths are strings here)
+def _kept_or_read(found: Found, read: Reader, directory: Path) -> tuple[Found, Index]:
     # Who it is of, not where it lies: a shard that is mounted elsewhere is indexed again, and that is all.
-    of = {"version": VERSION, "kind": read.__name__, "path": os.path.abspath(path), "size": found.st_size, "mtime_ns": found.st_mtime_ns}  # noqa: PTH100
+    path = found.path if is_object(found.path) else os.path.abspath(found.path)  # noqa: PTH100  (paths are strings here)
+    time = {"mark": found.mark} if is_object(path) else {"mtime_ns": found.mtime_ns}
+    of = {"version": VERSION, "kind": read.__name__, "path": path, "size": found.size, **time}
     place = directory / hashlib.blake2b(f"{of['kind']} {of['path']}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
     # Whatever may be wrong with what was kept, it can be made anew.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        return _unpacked(place.read_bytes(), of)
-    index = read(path)
+        return found, _unpacked(place.read_bytes(), of)
+    index = read(found)
     try:
         _keep(place, _packed(index, of))
     except OSError as error:
         _tell_unkept(directory, error)
-    return index
+    return found, index
 
 
 def _tell_unkept(directory: Path, error: OSError) -> None:
@@ -188,17 +192,17 @@ def _unpacked(content: bytes, of: dict[str, object]) -> Index:
     return index
 
 
-def tar_samples(path: str) -> Index:
+def tar_samples(shard: Found) -> Index:
     """The samples of a tar file, as WebDataset groups them: members in a row whose names are the same up to the first dot.
 
     A sample's extent begins with its first member's header block and has all headers in between; a field is named by what follows the dot.
     """
     index = Index()
     names: dict[str, int] = {}
-    size = os.stat(path).st_size  # noqa: PTH116
+    path, size = shard.path, shard.size
     last: str | None = None
     seen: set[str] = set()
-    for member in _members(path):
+    for member in _members(shard):
         key, dot, name = _split(member.name)
         if not (member.isreg() and dot) or META.match(member.name):
             continue
@@ -222,21 +226,21 @@ def tar_samples(path: str) -> Index:
     return index
 
 
-def _members(path: str) -> Iterator[tarfile.TarInfo]:
+def _members(shard: Found) -> Iterator[tarfile.TarInfo]:
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                yield member
-                # It would remember them all.
-                tar.members.clear()  # type: ignore[attr-defined]
-            end = tar.offset
-        with open(path, "rb") as file:  # noqa: PTH123
+        with shard.open() as file:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                for member in tar:
+                    yield member
+                    # It would remember them all.
+                    tar.members.clear()  # type: ignore[attr-defined]
+                end = tar.offset
             file.seek(end)
             # tarfile takes a header that was cut for the end.
             if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
                 raise tarfile.ReadError(f"no end mark at byte {end}")
     except tarfile.ReadError as error:
-        raise LoaderError(f"{path}: {error}: it was cut, or is no plain tar file (a compressed one can't be read in parts)") from None
+        raise LoaderError(f"{shard.path}: {error}: it was cut, or is no plain tar file (a compressed one can't be read in parts)") from None
 
 
 def _split(name: str) -> tuple[str, str, str]:
@@ -246,14 +250,14 @@ def _split(name: str) -> tuple[str, str, str]:
     return folder + slash + stem, dot if stem else "", rest.lower()
 
 
-def records(path: str) -> Index:
+def records(shard: Found) -> Index:
     """The records of a TFRecord file. An extent begins with the record's length; its only field is the record.
 
     The length's check sum is compared, so that a file of another kind is found out.
     """
     index = Index(names=["record"])
-    size, at = os.stat(path).st_size, 0  # noqa: PTH116
-    with open(path, "rb") as file:  # noqa: PTH123
+    path, size, at = shard.path, shard.size, 0
+    with shard.open() as file:
         while at < size:
             file.seek(at)
             head = file.read(RECORD_HEAD.size)

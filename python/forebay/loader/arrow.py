@@ -10,6 +10,7 @@ from typing import Any
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, columns_of, paths_of
 from forebay.loader._groups import RowGroups
+from forebay.loader._paths import is_object
 from forebay.loader.dataset import Extent
 
 __all__ = ["ArrowRows"]
@@ -41,7 +42,7 @@ class ArrowRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Arrow file, or lacks a column.
-        ValueError: there is no file, decode is no function, or columns are no names.
+        ValueError: there is no file, or one is an object of a store; decode is no function, or columns are no names.
     """
 
     def __init__(
@@ -56,8 +57,11 @@ class ArrowRows(RowGroups):
         self._decode = decode
         self._columns = columns_of(columns)
         self.keyed = keyed
+        found = paths_of(paths)
+        if objects := [path for path in found if is_object(path)]:
+            raise ValueError(f"{objects[0]}: an Arrow file is looked through in memory; give files, such as those of a view (forebay view)")
         with ThreadPoolExecutor(FILES_AT_ONCE, "forebay-index") as pool:
-            files = list(pool.map(_read, paths_of(paths)))
+            files = list(pool.map(_read, found))
         for file in files:
             if missing := [name for name in self._columns or () if name not in file.schema.names]:
                 raise LoaderError(f"{file.path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")

@@ -6,18 +6,21 @@ __all__ = ["Extent", "Located", "is_located"]
 
 
 class Extent(NamedTuple):
-    """Where the bytes of a sample lie: a file, or a range of one.
+    """Where the bytes of a sample lie: a file, or an object of a store, or a range of one.
 
     Attributes:
-        path: of the file.
+        path: of the file; or `s3://BUCKET/KEY`.
         offset: of the first byte.
         length: bytes; None for all from the offset to the file's end. A dataset need not know: a file's length is learned when it is
             read, and asking a slow file system for a million of them beforehand takes most of an hour.
+        mark: stands for the version of an object that is meant: another one is refused. 0 for a file, and for an object in whichever
+            version is there.
     """
 
     path: str
     offset: int = 0
     length: int | None = None
+    mark: int = 0
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from typing import Any
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import RowGroups
+from forebay.loader._paths import Found, look_up
 from forebay.loader.dataset import Extent
 
 __all__ = ["ParquetRows"]
@@ -27,7 +28,7 @@ class ParquetRows(RowGroups):
     of some groups at a time. The footers of the files are read when it is made.
 
     Args:
-        paths: of the files, or of one; their order is that of the rows.
+        paths: of the files, or of one, or `s3://BUCKET/KEY`; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
@@ -55,11 +56,11 @@ class ParquetRows(RowGroups):
         check_function("decode", decode)
         self._kept_max = check_whole("groups_kept", groups_kept, 1)
         self._columns = columns_of(columns)
-        self._paths = paths_of(paths)
         self._decode = decode
         self.keyed = keyed
         with ThreadPoolExecutor(FOOTERS_AT_ONCE, "forebay-index") as pool:
-            self._footers = list(pool.map(_footer, self._paths))
+            self._files = list(pool.map(look_up, paths_of(paths)))
+            self._footers = list(pool.map(_footer, self._files))
         # Which file's which group each is.
         groups = [(file, group) for file, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
         rows = [self._footers[file].row_group(group).num_rows for file, group in groups]
@@ -117,21 +118,22 @@ class ParquetRows(RowGroups):
         chunks = [footer.column(number) for number in range(footer.num_columns)]
         names = {chunk.path_in_schema.partition(".")[0] for chunk in chunks}
         if missing := [name for name in self._columns or () if name not in names]:
-            raise LoaderError(f"{self._paths[file]} has no column {missing[0]}; there are: {', '.join(sorted(names))}")
+            raise LoaderError(f"{self._files[file].path} has no column {missing[0]}; there are: {', '.join(sorted(names))}")
         wanted = [chunk for chunk in chunks if self._columns is None or chunk.path_in_schema.partition(".")[0] in self._columns]
         starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in wanted]
         ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, wanted, strict=True)]
-        return Extent(self._paths[file], min(starts), max(ends) - min(starts))
+        return Extent(self._files[file].path, min(starts), max(ends) - min(starts), self._files[file].mark)
 
 
-def _footer(path: str) -> Any:  # noqa: ANN401
+def _footer(found: Found) -> Any:  # noqa: ANN401
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_metadata(path)
+        with found.open() as file:
+            return pyarrow.parquet.read_metadata(file)
     except pyarrow.ArrowInvalid as error:
-        raise LoaderError(f"{path}: {error}: it was cut, or is no Parquet file") from None
+        raise LoaderError(f"{found.path}: {error}: it was cut, or is no Parquet file") from None
 
 
 class _Part(io.RawIOBase):

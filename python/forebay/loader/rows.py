@@ -1,11 +1,11 @@
 """Samples of equal size, one after the other in a file, that need no decoding."""
 
 import operator
-import os
 from pathlib import Path
 from typing import Any
 
-from forebay.loader._given import is_whole, size_of
+from forebay.loader._given import is_whole
+from forebay.loader._paths import look_up, spelled
 from forebay.loader.dataset import Extent
 
 __all__ = ["FixedRows"]
@@ -20,7 +20,7 @@ class FixedRows:
     together natively: no Python runs for a row.
 
     Args:
-        path: of the file.
+        path: of the file, or `s3://BUCKET/KEY`.
         row_bytes: of a row.
         offset: bytes before the first row, such as a header's.
 
@@ -39,8 +39,10 @@ class FixedRows:
             raise ValueError(f"row_bytes={row_bytes!r}: give the bytes of a row, a whole number from 1 to {ROW_BYTES_MAX:,}")
         if not is_whole(offset) or offset < 0:
             raise ValueError(f"offset={offset!r}: give the byte of the file at which rows begin, a whole number from 0")
-        self.path, self.row_bytes, self.offset = os.fspath(path), operator.index(row_bytes), operator.index(offset)
-        self._rows, left = divmod(size_of(path) - self.offset, self.row_bytes)
+        self.path, self.row_bytes, self.offset = spelled(path), operator.index(row_bytes), operator.index(offset)
+        found = look_up(self.path)
+        self._mark = found.mark
+        self._rows, left = divmod(found.size - self.offset, self.row_bytes)
         if self._rows < 1 or left:
             has = f"{left} bytes more than {self._rows:,} rows" if self._rows > 0 else "no whole row"
             raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {offset} on: it was cut, or has rows of another size")
@@ -53,7 +55,7 @@ class FixedRows:
         """See `Located.locate`."""
         if not 0 <= i < self._rows:
             raise IndexError(f"row {i}: there are {self._rows}")
-        return Extent(self.path, self.offset + i * self.row_bytes, self.row_bytes)
+        return Extent(self.path, self.offset + i * self.row_bytes, self.row_bytes, self._mark)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`. A NumPy array of bytes."""

@@ -1,13 +1,13 @@
 """Datasets whose samples lie many to a file: tar files, TFRecord files, files of tokens. Nothing is converted."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import check_function, check_whole, paths_of, size_of
+from forebay.loader._given import check_function, check_whole, paths_of
 from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
+from forebay.loader._paths import look_up, spelled
 from forebay.loader.dataset import Extent
 
 __all__ = ["RecordShards", "TarShards", "TokenFile"]
@@ -36,15 +36,15 @@ class _Shards:
 
     def locate(self, i: int, /) -> Extent:
         """See `Located.locate`."""
-        path, index, number = self._indices.find(i)
-        return Extent(path, index.offsets[number], index.lengths[number])
+        shard, index, number = self._indices.find(i)
+        return Extent(shard.path, index.offsets[number], index.lengths[number], shard.mark)
 
 
 class TarShards(_Shards):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
-        paths: of the shards, or of one.
+        paths: of the shards, or of one; or `s3://BUCKET/KEY`.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
@@ -81,13 +81,13 @@ class TarShards(_Shards):
         Raises:
             LoaderError: the shard is another than when it was indexed.
         """
-        path, index, number = self._indices.find(i)
+        shard, index, number = self._indices.find(i)
         found = {}
         for name, offset, length in index.fields(number):
             # The size in the member's header, in octal digits; from 8 GiB on it is written otherwise.
             size = bytes(data[offset - TAR_BLOCK + 124 : offset - TAR_BLOCK + 136]).strip(b" \0")
             if size[:1] != b"\x80" and (not size.isdigit() or int(size, 8) != length):
-                raise _changed(path)
+                raise _changed(shard.path)
             found[name] = data[offset : offset + length]
         return self._decode(found, rng)
 
@@ -96,7 +96,7 @@ class RecordShards(_Shards):
     """Records in TFRecord files, each a sample.
 
     Args:
-        paths: of the files, or of one, uncompressed.
+        paths: of the files, or of one, uncompressed; or `s3://BUCKET/KEY`.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.
@@ -130,7 +130,7 @@ class RecordShards(_Shards):
         """
         record = data[RECORD_HEAD.size :]
         if RECORD_HEAD.unpack_from(data)[0] != len(record):
-            raise _changed(self._indices.find(i)[0])
+            raise _changed(self._indices.find(i)[0].path)
         return self._decode(record, rng)
 
 
@@ -141,7 +141,7 @@ class TokenFile:
     tokens, read-only.
 
     Args:
-        path: of the file.
+        path: of the file, or `s3://BUCKET/KEY`.
         window: tokens.
         dtype: of a token, as NumPy names it.
 
@@ -153,9 +153,9 @@ class TokenFile:
     def __init__(self, path: str | Path, window: int, dtype: str = "uint16") -> None:
         window = check_whole("window", window, 1)
         self._dtype = _token_type(dtype)
-        self._path = os.fspath(path)
+        self._found = look_up(spelled(path))
         self._window = window
-        tokens, left = divmod(size_of(path), self._dtype.itemsize)
+        tokens, left = divmod(self._found.size, self._dtype.itemsize)
         if left:
             raise ValueError(f"{path} has {left} bytes more than {tokens} tokens of {self._dtype}: it was cut, or has another dtype")
         self._length: int = (tokens - 1) // window
@@ -170,7 +170,7 @@ class TokenFile:
         if not 0 <= i < self._length:
             raise IndexError(f"window {i}: there are {self._length}")
         item = self._dtype.itemsize
-        return Extent(self._path, i * self._window * item, (self._window + 1) * item)
+        return Extent(self._found.path, i * self._window * item, (self._window + 1) * item, self._found.mark)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`."""

@@ -1,7 +1,7 @@
 """Where the bytes of samples come from.
 
-A `Source` is the seam between a rank, which knows what it will use when, and whatever fetches that ahead. `DirectSource` reads the files
-itself, in threads of this process: what is used where no agent serves. `connect` chooses.
+A `Source` is the seam between a rank, which knows what it will use when, and whatever fetches that ahead. `DirectSource` reads files and
+objects itself, in threads of this process: what is used where no agent serves. `connect` chooses.
 """
 
 import enum
@@ -15,13 +15,14 @@ from typing import Protocol
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._nodes import stay
+from forebay.loader._paths import is_object, stores
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 
 __all__ = ["CLOSE_WAIT_S", "READS_AT_ONCE", "WINDOW_BYTES", "DirectSource", "Helper", "Request", "Source", "connect", "read_sample"]
 
 READS_AT_ONCE = 16
-"""Of a rank. A network file system answers many requests in the time of one."""
+"""Of a rank. A network file system, or an object store, answers many requests in the time of one."""
 WINDOW_BYTES = 256 << 20
 """Of a rank, for what was read and is not decoded yet."""
 FILES_OPEN = 64
@@ -167,7 +168,7 @@ class _Entries:
 
 
 class DirectSource:
-    """Reads the files itself, what is due first first, in threads that are started with the first request.
+    """Reads files and objects itself, what is due first first, in threads that are started with the first request.
 
     Bytes that were read and are not released yet stay below a window, but for one extent of each thread that reads: how large a file is
     shows when it is opened. Who needs an extent that no thread has begun to read reads it itself, window or not, so nobody waits for room.
@@ -325,6 +326,10 @@ class DirectSource:
 
     def _load(self, entry: _Entry) -> bytes:
         extent = entry.extent
+        if is_object(extent.path):
+            part = stores().open(*extent)
+            self._hold(entry, part.length)
+            return part.read()
         if extent.offset == 0 and extent.length is None:
             descriptor = os.open(extent.path, os.O_RDONLY)
             try:
@@ -339,9 +344,7 @@ class DirectSource:
         try:
             if length is None:
                 length = max(0, os.fstat(descriptor).st_size - extent.offset)
-            with self._lock:
-                entry.held_bytes = length
-                self._held_bytes += length
+            self._hold(entry, length)
             data = _read_fully(descriptor, extent.offset, length)
         except OSError as error:
             raise OSError(error.errno, error.strerror, extent.path) from None
@@ -349,6 +352,12 @@ class DirectSource:
             ends, wanted = extent.offset + len(data), extent.offset + length
             raise EOFError(f"{extent.path} ends at byte {ends}, and the sample at {wanted}: it was cut, or is not the file that is meant")
         return data
+
+    def _hold(self, entry: _Entry, length: int) -> None:
+        """So many bytes are about to be read."""
+        with self._lock:
+            entry.held_bytes = length
+            self._held_bytes += length
 
     def _give_back(self, entry: _Entry) -> None:
         was_full = self._held_bytes >= self._window_bytes

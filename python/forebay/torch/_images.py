@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from forebay.loader._folders import Listing, listed
 from forebay.loader._given import check_function
+from forebay.loader._paths import read_whole
 from forebay.loader.dataset import Extent
 from forebay.torch._keyed import Generators
 from forebay.torch._transforms import EvalCrop, TrainCrop, opened
@@ -26,7 +27,7 @@ class ImageFolder(Dataset[Any]):
     global generators are seeded for each sample.
 
     Args:
-        root: a directory with one directory a class.
+        root: a directory with one directory a class; or `s3://BUCKET/PREFIX` with the same below it.
         transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be. `TrainCrop` and `EvalCrop`
             are given the file itself: they decode JPEG files only in part.
         target_transform: takes the class's number.
@@ -39,7 +40,7 @@ class ImageFolder(Dataset[Any]):
 
     Raises:
         FileNotFoundError: there is no class, or one has no image.
-        OSError: a directory can't be read.
+        OSError: a directory can't be read, or a store does not list its objects.
         ValueError: a transform is no function.
         ModuleNotFoundError: Pillow is not installed.
     """
@@ -104,7 +105,7 @@ class ImageFolder(Dataset[Any]):
 
     def locate(self, i: int, /) -> Extent:
         """See `Located.locate`."""
-        return Extent(self._listing.path(i))
+        return Extent(self._listing.path(i), mark=self._listing.mark(i))
 
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (what the transform gives)
         """See `Located.decode`: the image and its class."""
@@ -121,7 +122,7 @@ class ImageFolder(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (what the transform gives)
         """An image and its class, without a loader. A transform that takes `rng` is given one seeded from torch's global generator."""
         rng = Generators()(int(torch.empty((), dtype=torch.int64).random_().item())) if self._takes_rng else torch.Generator()
-        return self.decode(memoryview(Path(self._listing.path(index)).read_bytes()), index, rng)
+        return self.decode(memoryview(read_whole(self._listing.path(index), self._listing.mark(index))), index, rng)
 
 
 def _takes_rng(transform: Callable[..., Any] | None) -> bool:

@@ -1,0 +1,175 @@
+"""What a path leads to: a file, or an object of a store, `s3://BUCKET/KEY`. Whatever the loader reads by a path it reads here."""
+
+import functools
+import io
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from forebay import _core
+from forebay.loader._errors import LoaderError
+
+__all__ = ["Found", "folders_below", "is_object", "look_up", "objects_below", "read_whole", "spelled", "store_variables", "stores"]
+
+SCHEME = "s3://"
+LOOK_BYTES = 1 << 20
+"""Of an object that is looked through, so many are asked for at once."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file or an object that is there.
+
+    Attributes:
+        path: as it was given.
+        size: bytes.
+        mark: stands for the version of an object; 0 for a file.
+        mtime_ns: when a file was changed last; 0 for an object.
+    """
+
+    path: str
+    size: int
+    mark: int
+    mtime_ns: int
+
+    def open(self) -> BinaryIO:
+        """For reading; an object in this version.
+
+        Raises:
+            OSError: it can't be read; with `ESTALE`, the object is of another version by now.
+        """
+        if not is_object(self.path):
+            return open(self.path, "rb")  # noqa: PTH123  (paths are strings here)
+        return cast("BinaryIO", io.BufferedReader(_Object(self), LOOK_BYTES))
+
+
+def is_object(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is of an object, or of what lies below a prefix, of a store."""
+    return os.fspath(path).startswith(SCHEME)
+
+
+def spelled(path: str | Path) -> str:
+    """A path that a user gave, as text.
+
+    Raises:
+        ValueError: it was the address of an object once.
+    """
+    text = os.fspath(path)
+    if text.startswith("s3:/") and not is_object(text):
+        raise ValueError(f"{text!r}: a pathlib.Path takes a slash out of an address; give it as text, '{SCHEME}{text[4:].lstrip('/')}'")
+    return text
+
+
+def look_up(path: str) -> Found:
+    """What is there now.
+
+    Raises:
+        OSError: nothing, or it can't be told.
+        ValueError: it is something else, such as a directory, which has a size, too.
+    """
+    if is_object(path):
+        size, mark = stores().version(path)
+        return Found(path, size, mark, 0)
+    found = os.stat(path)  # noqa: PTH116
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is no regular file: give the path of one")
+    return Found(path, found.st_size, 0, found.st_mtime_ns)
+
+
+def read_whole(path: str, mark: int) -> bytes:
+    """All of a file, or of an object in the version with this mark (0: in the one that is there).
+
+    Raises:
+        OSError: it can't be read.
+    """
+    return stores().open(path, 0, None, mark).read() if is_object(path) else Path(path).read_bytes()
+
+
+def folders_below(prefix: str) -> list[str]:
+    """Names of what lies directly below a prefix and has objects below it, sorted.
+
+    Raises:
+        OSError: they can't be listed.
+        LoaderError: one can't be read by its name.
+        ValueError: the prefix is none.
+    """
+    names = sorted(stores().folders(prefix))
+    for name in names:
+        _check_readable(f"{prefix}/{name}", name)
+    return names
+
+
+def objects_below(prefix: str) -> list[tuple[str, int]]:
+    """Path and mark of each object below a prefix, in no particular order. Empty ones that stand for directories are left out.
+
+    Raises:
+        OSError: they can't be listed.
+        LoaderError: one can't be read by its name.
+        ValueError: the prefix is none, or nothing is there.
+    """
+    bucket = prefix.removeprefix(SCHEME).partition("/")[0]
+    found = []
+    for key, _, mark in stores().list(prefix):
+        if key.endswith("/"):
+            continue
+        path = f"{SCHEME}{bucket}/{key}"
+        _check_readable(path, key)
+        found.append((path, mark))
+    return found
+
+
+def _check_readable(path: str, key: str) -> None:
+    # A client of HTTP goes up from '..', and takes '.' out.
+    if not {"", ".", ".."}.isdisjoint(key.split("/")):
+        raise LoaderError(f"{path} can't be read by its key, which has an empty name, '.' or '..' in it: give its objects other ones")
+
+
+def store_variables() -> dict[str, str]:
+    """What of the environment leads to stores. Some of it is secret: it is never written anywhere."""
+    return {name: value for name in _core.store_variables() if (value := os.environ.get(name))}
+
+
+def stores() -> _core.ObjectStores:
+    """Of this process and its environment."""
+    # Connections that a process was forked with are its parent's.
+    return _stores(os.getpid(), tuple(store_variables().items()))
+
+
+@functools.lru_cache(maxsize=1)
+def _stores(pid: int, variables: tuple[tuple[str, str], ...]) -> _core.ObjectStores:
+    del pid
+    return _core.ObjectStores(dict(variables))
+
+
+class _Object(io.RawIOBase):
+    """An object as a file that is open for reading."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
+        if at < 0:
+            raise OSError(22, "there is nothing before an object's beginning", self._found.path)
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  (writable memory)
+        length = min(len(buffer), max(0, self._found.size - self._at))
+        if length == 0:
+            return 0
+        buffer[:length] = stores().open(self._found.path, self._at, length, self._found.mark).read()
+        self._at += length
+        return length
