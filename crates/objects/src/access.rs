@@ -100,6 +100,8 @@ struct Lent {
     /// `None`: there are none, and the bucket may be public.
     credentials: Option<Credentials>,
     ends: Option<SystemTime>,
+    /// When it was last asked for.
+    asked: SystemTime,
 }
 
 /// What metadata services answer.
@@ -163,14 +165,24 @@ impl Access {
         };
         // Held while the service is asked: one thread asks for all.
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        let soon = SystemTime::now() + limits::RENEW_AHEAD;
-        if let Some(lent) = last.as_ref().filter(|lent| lent.ends.is_none_or(|ends| ends > soon)) {
+        let now = SystemTime::now();
+        if let Some(lent) = last.as_ref().filter(|lent| lent.is_fresh(now)) {
             return Ok(lent.credentials.clone());
         }
-        let lent = service.ask(agent)?;
-        let credentials = lent.credentials.clone();
-        *last = Some(lent);
-        Ok(credentials)
+        match (service.ask(agent), &mut *last) {
+            // A service that does not answer just now has taken nothing back.
+            (Err(_) | Ok(Lent { credentials: None, .. }), Some(lent)) if lent.ends.is_some_and(|ends| ends > now) => {
+                lent.asked = now;
+                Ok(lent.credentials.clone())
+            }
+            (Ok(Lent { credentials: None, .. }), Some(_)) => Err("no credentials are lent any more".into()),
+            (Err(why), _) => Err(why),
+            (Ok(lent), last) => {
+                let credentials = lent.credentials.clone();
+                *last = Some(lent);
+                Ok(credentials)
+            }
+        }
     }
 }
 
@@ -251,6 +263,7 @@ impl Service {
         let none = Lent {
             credentials: None,
             ends: None,
+            asked: SystemTime::now(),
         };
         match self {
             Self::Nobody => Ok(none),
@@ -284,6 +297,12 @@ impl Service {
 }
 
 impl Lent {
+    /// Whether new ones need not be asked for yet.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        self.ends
+            .is_none_or(|ends| ends > now + limits::RENEW_AHEAD || (ends > now && self.asked + limits::RENEW_PAUSE > now))
+    }
+
     fn parse(text: &Secret) -> Result<Self, &'static str> {
         let answer: Answer = serde_json::from_str(&text.0).map_err(|_| "are none")?;
         let ends = match answer.expiration {
@@ -298,6 +317,7 @@ impl Lent {
         Ok(Self {
             credentials: Some(credentials),
             ends,
+            asked: SystemTime::now(),
         })
     }
 }
@@ -419,6 +439,8 @@ fn read_small(path: &Path) -> std::io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn find(bucket: &str, variables: &[(&str, &str)]) -> Result<Access, Error> {
@@ -519,6 +541,31 @@ mod tests {
             service(&container),
             r#"Container { url: "http://169.254.170.2/x", token: Text(Secret) }"#
         );
+    }
+
+    #[test]
+    fn what_was_lent_holds_until_it_ends() {
+        let access = find("b", &[("AWS_EC2_METADATA_DISABLED", "true")]).unwrap();
+        let Keys::Lent { last, .. } = &access.keys else {
+            panic!("there are none that are fixed")
+        };
+        let (now, second) = (SystemTime::now(), Duration::from_secs(1));
+        let agent = ureq::Agent::new_with_defaults();
+        let held = |ends| {
+            *last.lock().unwrap() = Some(Lent {
+                credentials: Some(Credentials::new("K", "S")),
+                ends,
+                asked: now - 3600 * second,
+            });
+            let credentials = access.credentials(&agent);
+            credentials.map(|credentials| credentials.map(|keys| keys.key().to_owned()))
+        };
+        for ends in [None, Some(now + 3600 * second), Some(now + 200 * second)] {
+            assert_eq!(held(ends), Ok(Some("K".into())), "{ends:?}");
+        }
+        assert!(held(Some(now - second)).unwrap_err().contains("no credentials"));
+        *last.lock().unwrap() = None;
+        assert_eq!(access.credentials(&agent), Ok(None), "there never were any");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub const METADATA_DEADLINE: Duration = Duration::from_secs(2);
 pub const SIGNATURE_LIFE: Duration = Duration::from_secs(900);
 /// Credentials that end sooner are renewed.
 pub const RENEW_AHEAD: Duration = Duration::from_secs(300);
+/// Between two questions for new ones, as long as those that are there hold.
+pub const RENEW_PAUSE: Duration = Duration::from_secs(30);
 
 /// A page of a listing is not longer: a thousand names of at most 1 KiB, each byte of which may be escaped.
 pub const PAGE_BYTES_MAX: u64 = 16 << 20;
