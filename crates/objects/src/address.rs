@@ -42,9 +42,9 @@ impl Address {
         Ok((bucket, key.to_owned()))
     }
 
-    /// An object of the bucket, for people.
+    /// An object of the bucket, for people: a terminal obeys control characters.
     pub fn object(&self, key: &str) -> String {
-        format!("s3://{}/{key}", self.bucket)
+        format!("s3://{}/{}", self.bucket, key.replace(char::is_control, "?"))
     }
 }
 
@@ -115,7 +115,10 @@ mod tests {
         ] {
             let (address, found) = Address::of_object(text).unwrap();
             assert_eq!((&*address.to_string(), &*found), (bucket, key));
+            assert_eq!(address.object(&found), text);
         }
+        let (address, key) = Address::of_object("s3://data/a\x1b[2J").unwrap();
+        assert_eq!((&*key, &*address.object(&key)), ("a\x1b[2J", "s3://data/a?[2J"));
         for text in [
             "",
             "/data/x",

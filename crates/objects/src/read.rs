@@ -1,6 +1,6 @@
 //! Objects as a loader reads them: ranges of one version, received straight into the caller's memory.
 
-use std::{fmt, io, io::Read, ops::Range, sync::Arc, sync::atomic::AtomicBool};
+use std::{fmt, io, io::Read, ops::Range, sync::Arc};
 
 use rusty_s3::{Credentials, S3Action, actions::GetObject};
 use ureq::{
@@ -10,7 +10,7 @@ use ureq::{
 
 use crate::{
     Error, Store, Version, limits,
-    store::{Fault, bare},
+    store::{Fault, bare, header, is_encoded},
 };
 
 /// A range of an object: its beginning is on its way, and its length and version are known.
@@ -19,8 +19,8 @@ pub struct Opened {
     key: String,
     version: Version,
     range: Range<u64>,
-    /// To the first request, of which nothing was taken yet.
-    first: Response<Body>,
+    /// To the first request, of which nothing was taken yet; `None` where that was for no bytes.
+    first: Option<Response<Body>>,
 }
 
 /// An answer whose bytes are on their way.
@@ -46,8 +46,13 @@ impl Store {
     /// # Errors
     /// As of [`Self::open`].
     pub fn version(&self, key: &str) -> Result<Version, Error> {
+        self.there(key, None)
+    }
+
+    /// The version that is there now, and has this mark.
+    fn there(&self, key: &str, mark: Option<u64>) -> Result<Version, Error> {
         // A GET, since a refusal to HEAD has no words.
-        let answer = self.ask(key, &(0..1), None)?;
+        let answer = self.ask(key, &(0..1), mark)?;
         // Read to its end, the connection serves the next request, too.
         let _ = io::copy(&mut answer.response.into_body().into_reader().take(2), &mut io::sink());
         Ok(answer.version)
@@ -59,17 +64,28 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`], [`Error::Changed`], [`Error::Denied`], [`Error::Short`], [`Error::Store`].
     pub fn open(self: &Arc<Self>, key: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
-        // Of no bytes there is no request.
-        let asked = length.map_or(limits::READ_BYTES, |length| length.clamp(1, limits::READ_BYTES));
-        let Answer { response: first, version } = self.ask(key, &(offset..offset.saturating_add(asked)), mark)?;
-        let end = length.map_or(version.size, |length| offset.saturating_add(length));
+        let asked = offset..offset.saturating_add(length.unwrap_or(limits::READ_BYTES).min(limits::READ_BYTES));
+        // Of no bytes there is no request, nor of those from an object's end on.
+        let answer = if asked.is_empty() {
+            None
+        } else {
+            match self.ask(key, &asked, mark) {
+                Err(Error::Short { .. }) if length.is_none() => None,
+                answer => Some(answer?),
+            }
+        };
+        let (first, version) = match answer {
+            Some(Answer { response, version }) => (Some(response), version),
+            None => (None, self.there(key, mark)?),
+        };
+        let end = length.map_or(version.size, |length| offset.saturating_add(length)).max(offset);
         if end > version.size {
             return Err(self.short(key, end));
         }
         Ok(Opened {
             store: Arc::clone(self),
             key: key.to_owned(),
-            range: offset..end.max(offset),
+            range: offset..end,
             version,
             first,
         })
@@ -82,7 +98,7 @@ impl Store {
             _ => Ok(answer),
         };
         let ask = |range| {
-            self.again(&AtomicBool::new(false), |credentials| {
+            self.again(&self.stop, |credentials| {
                 self.request(key, range, None, credentials).and_then(is_it)
             })
         };
@@ -173,10 +189,10 @@ impl Opened {
             let (has, room) = (range.end - range.start, into.len());
             return Err(Error::Input(format!("{has} bytes of an object don't fit into {room}")));
         }
-        let (mut filled, mut first) = (0, Some(first));
+        let (mut filled, mut first) = (0, first);
         while filled < into.len() {
             let end = into.len().min(filled + limits::READ_BYTES as usize);
-            let part = store.again(&AtomicBool::new(false), |credentials| {
+            let part = store.again(&store.stop, |credentials| {
                 let from = range.start + filled as u64;
                 let wanted = from..range.start + end as u64;
                 let response = match first.take() {
@@ -205,6 +221,8 @@ fn receive(response: Response<Body>, into: &mut [u8], filled: &mut usize) -> Res
             Ok(0) => return Err(Fault::Passing(format!("ended {} bytes early", into.len() - *filled))),
             Ok(count) => *filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // All that was said to come has come.
+            Err(_) if is_whole => return Ok(()),
             Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
         }
     }
@@ -212,7 +230,7 @@ fn receive(response: Response<Body>, into: &mut [u8], filled: &mut usize) -> Res
 
 /// Which bytes an answer says that it has, and of how many.
 fn sent(status: StatusCode, headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
-    if header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") {
+    if is_encoded(headers) {
         return None;
     }
     if status == StatusCode::OK {
@@ -223,10 +241,6 @@ fn sent(status: StatusCode, headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
     let (first, last) = range.split_once('-')?;
     let last: u64 = last.parse().ok()?;
     Some((first.parse().ok()?..last.checked_add(1)?, size.parse().ok()?))
-}
-
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()
 }
 
 #[cfg(test)]
@@ -246,13 +260,15 @@ mod tests {
     fn an_answer_says_which_bytes_it_has() {
         assert_eq!(told(206, &[("content-range", "bytes 5-9/20")]), Some((5..10, 20)));
         assert_eq!(told(200, &[("content-length", "7")]), Some((0..7, 7)));
+        let put_encoded = [("content-length", "7"), ("content-encoding", "gzip")];
+        assert_eq!(told(200, &put_encoded), Some((0..7, 7)));
         for (status, headers) in [
             (200, [].as_slice()),
             (206, &[("content-length", "7")]),
             (206, &[("content-range", "bytes */20")]),
             (206, &[("content-range", "bytes 5-9/*")]),
             (206, &[("content-range", "bytes 5-18446744073709551615/20")]),
-            (200, &[("content-length", "7"), ("content-encoding", "gzip")]),
+            (206, &[("content-range", "bytes 5-9/20"), ("content-encoding", "gzip")]),
         ] {
             assert_eq!(told(status, headers), None, "{headers:?}");
         }

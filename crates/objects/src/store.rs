@@ -71,6 +71,8 @@ pub struct Store {
     access: Arc<Access>,
     bucket: Bucket,
     agent: Agent,
+    /// Once it is true nothing is tried again.
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 /// Why an attempt failed.
@@ -198,6 +200,7 @@ impl Store {
             access: Arc::new(access),
             bucket,
             agent: config.build().into(),
+            stop: Arc::default(),
         })
     }
 
@@ -208,6 +211,7 @@ impl Store {
             access: Arc::clone(&self.access),
             bucket: self.bucket.clone(),
             agent: self.agent.clone(),
+            stop: Arc::clone(&self.stop),
         }
     }
 
@@ -300,8 +304,7 @@ impl Store {
     }
 
     fn page(&self, token: Option<&str>, delimiter: Option<&str>) -> Result<Page, Error> {
-        let never = AtomicBool::new(false);
-        let asked = self.again(&never, |credentials| {
+        let asked = self.again(&self.stop, |credentials| {
             // A GET of the bucket itself: of the object without a name. (The library's own action for listings takes a plus sign in a key, which
             // stands for a blank, as it is.)
             let mut request = GetObject::new(&self.bucket, credentials, "");
@@ -453,10 +456,12 @@ impl Store {
             (412, _) => Fault::Changed,
             (416, _) => Fault::Short,
             (408 | 429 | 500 | 502..=504, _) => Fault::Passing(words),
-            (401 | 403, _) if !is_signed => Fault::Denied(format!(
+            (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken") if is_signed => {
+                Fault::Denied(format!("{words}; check the credentials and what they allow"))
+            }
+            (401 | 403, _) => Fault::Denied(format!(
                 "{words}, and no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )),
-            (401 | 403, _) => Fault::Denied(format!("{words}; check the credentials and what they allow")),
             _ => Fault::Lasting(words),
         }
     }
@@ -471,22 +476,29 @@ impl Store {
 
 /// Whether an answer is of the version and the range that were asked for.
 fn check(headers: &HeaderMap, object: &Object, range: &Range<u64>, is_part: bool) -> Result<(), Fault> {
-    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     // Stores that know no `If-Match` send what they have.
-    match header("etag") {
+    match header(headers, "etag") {
         Some(etag) if bare(etag) == object.etag => {}
         Some(_) => return Err(Fault::Changed),
         None => return Err(Fault::Lasting("was answered without its version (ETag)".into())),
     }
     let whole = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), object.size);
-    if is_part && header("content-range") != Some(&whole) {
+    if is_part && header(headers, "content-range") != Some(&whole) {
         return Err(Fault::Changed);
     }
-    // What is encoded is not what was listed.
-    if header("content-encoding").is_some_and(|encoding| encoding != "identity" && header("content-length").is_none()) {
+    if is_encoded(headers) {
         return Err(Fault::Lasting("was sent in another encoding".into()));
     }
     Ok(())
+}
+
+/// Whether something has encoded what was put there, on the way. What was put there encoded is what it is, and its length is said.
+pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
+    header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") && header(headers, "content-length").is_none()
+}
+
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }
 
 /// Takes exactly the bytes of a range.

@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use crate::{Access, Address, Error, Object, Opened, Store, Version};
@@ -13,6 +16,7 @@ pub struct Stores {
     /// The environment of whoever asks.
     variables: BTreeMap<String, String>,
     stores: Mutex<HashMap<String, Arc<Store>>>,
+    stop: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Stores {
@@ -29,7 +33,13 @@ impl Stores {
         Self {
             variables,
             stores: Mutex::default(),
+            stop: Arc::default(),
         }
+    }
+
+    /// From now on nothing is tried again: what is being asked for comes, or fails, within the deadlines of one attempt.
+    pub fn end(&self) {
+        self.stop.store(true, Relaxed);
     }
 
     /// The version of an object, of `s3://BUCKET/KEY`, that is there now.
@@ -81,7 +91,9 @@ impl Stores {
             return Ok(Arc::clone(store));
         }
         // Nothing is asked for this.
-        let store = Arc::new(Store::new(bucket.clone(), self.access(bucket)?)?);
+        let mut store = Store::new(bucket.clone(), self.access(bucket)?)?;
+        store.stop = Arc::clone(&self.stop);
+        let store = Arc::new(store);
         stores.insert(bucket.bucket().to_owned(), Arc::clone(&store));
         Ok(store)
     }
@@ -99,23 +111,40 @@ impl Stores {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    fn stores<const N: usize>(variables: [(&str, &str); N]) -> Stores {
+        Stores::new(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into())
+    }
 
     #[test]
     fn no_secret_is_printed_and_what_is_empty_is_unset() {
-        let variables = [("AWS_SECRET_ACCESS_KEY", "hidden"), ("AWS_ACCESS_KEY_ID", "")];
-        let stores = Stores::new(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        let stores = stores([("AWS_SECRET_ACCESS_KEY", "hidden"), ("AWS_ACCESS_KEY_ID", "")]);
         assert!(!format!("{stores:?}").contains("hidden"));
         let line = stores.version("s3://data/x").unwrap_err().to_string();
         assert!(line.contains("only one of"), "{line}");
     }
 
     #[test]
+    fn after_the_end_nothing_is_tried_again() {
+        let stores = stores([
+            ("AWS_ENDPOINT_URL", "http://127.0.0.1:1"),
+            ("AWS_MAX_ATTEMPTS", "100"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ]);
+        stores.end();
+        let begun = Instant::now();
+        stores.version("s3://data/x").unwrap_err();
+        // The pauses of a hundred attempts take a quarter of an hour.
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
     fn what_is_no_object_is_refused() {
-        let line = Stores::new(BTreeMap::new())
-            .open("s3://data", 0, None, None)
-            .unwrap_err()
-            .to_string();
+        let line = stores([]).open("s3://data", 0, None, None).unwrap_err().to_string();
         assert!(line.contains("names no object"), "{line}");
     }
 }

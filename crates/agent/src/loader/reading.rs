@@ -1,6 +1,7 @@
 //! The threads of a loader that read samples into the arena, and write those that stay to disks. What is done is decided elsewhere.
 //!
-//! Threads begin as they are needed. One that waits for a source that hangs holds nobody up but who waits for that sample, and ends when the source answers.
+//! Threads begin as they are needed. One that waits for a source that hangs holds nobody up but who waits for that sample, and ends when the source answers; a store
+//! is not tried again then.
 
 mod source;
 
@@ -87,6 +88,7 @@ impl Drop for Readers {
         let unheard = std::mem::take(&mut state.done);
         drop(state);
         self.shared.wake.notify_all();
+        self.shared.tools.stores.end();
         for (job, event) in unheard {
             self.shared.tools.undo_claim(job, event);
         }
