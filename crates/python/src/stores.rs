@@ -99,6 +99,10 @@ fn to_python(error: Error) -> PyErr {
             object,
         ),
         Error::Store { object, why } => os_error(Errno::IO, why, object),
+        Error::Disk { path, source, .. } => {
+            let errno = Errno::from_io_error(&source).unwrap_or(Errno::IO);
+            os_error(errno, source.to_string(), path.display().to_string())
+        }
         Error::Short { .. } => PyEOFError::new_err(error.to_string()),
         error => PyValueError::new_err(error.to_string()),
     }

@@ -45,8 +45,9 @@ class Request(Protocol):
         They are valid until `release`, or longer: see `Source.is_lasting`.
 
         Raises:
-            OSError: as the file system has it, with the file's name.
+            OSError: as the file system has it, with the file's name; of an object alike, and with `ESTALE` where it is of another version.
             EOFError: the file ends within the extent.
+            ValueError: it is no object's address, or what the environment says of stores can't be.
             LoaderError: the source is closed.
         """
 
@@ -90,7 +91,8 @@ class Source(Protocol):
     def close(self) -> None:
         """Ends it: forgets all requests and wakes who waits in `read`. Does not wait for longer than a second.
 
-        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel.
+        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel, or of a store that does not answer,
+        which ends with its last attempt.
         """
 
 

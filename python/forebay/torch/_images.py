@@ -41,7 +41,8 @@ class ImageFolder(Dataset[Any]):
     Raises:
         FileNotFoundError: there is no class, or one has no image.
         OSError: a directory can't be read, or a store does not list its objects.
-        ValueError: a transform is no function.
+        LoaderError: an object can't be read by its key.
+        ValueError: a transform is no function, or the address none of a prefix.
         ModuleNotFoundError: Pillow is not installed.
     """
 
