@@ -93,12 +93,9 @@ def source(both: Both, request: pytest.FixtureRequest) -> Iterator[Source]:
 
 def read(source: Source, extents: list[Extent]) -> list[bytes]:
     source.register(None, extents.__getitem__)
-    for number in range(len(extents)):
-        source.request(number, 0)
-    found = []
-    for number in range(len(extents)):
-        found.append(bytes(source.read(number)))
-        source.release(number)
+    request = source.request(list(range(len(extents))), 0)
+    found = [bytes(request.read(place)) for place in range(len(extents))]
+    request.release()
     return found
 
 

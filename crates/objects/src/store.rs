@@ -20,12 +20,12 @@ use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 use rusty_s3::{Bucket, Credentials, S3Action, actions::GetObject};
 use serde::Deserialize;
+use twox_hash::XxHash3_64;
 use ureq::{
     Agent, Body,
     http::{HeaderMap, Response, StatusCode},
     tls::{RootCerts, TlsConfig},
 };
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Address, Error, access::Access, limits};
 
@@ -225,7 +225,7 @@ impl Store {
         Version {
             etag: etag.to_owned(),
             size,
-            mark: xxh3_64(named.as_bytes()).max(1),
+            mark: XxHash3_64::oneshot(named.as_bytes()).max(1),
         }
     }
 

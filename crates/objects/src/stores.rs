@@ -15,7 +15,7 @@ use crate::{Access, Address, Error, Object, Opened, Store, Version};
 pub struct Stores {
     /// The environment of whoever asks.
     variables: BTreeMap<String, String>,
-    stores: Mutex<HashMap<String, Arc<Store>>>,
+    known: Mutex<HashMap<String, Arc<Store>>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -32,7 +32,7 @@ impl Stores {
         variables.retain(|_, value| !value.is_empty());
         Self {
             variables,
-            stores: Mutex::default(),
+            known: Mutex::default(),
             stop: Arc::default(),
         }
     }
@@ -86,7 +86,7 @@ impl Stores {
 
     /// The store of a bucket, for all who ask for its objects.
     fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(bucket.bucket()) {
             return Ok(Arc::clone(store));
         }
