@@ -18,7 +18,7 @@ from forebay.torch import _state
 from tests import support
 from tests.clone.forks import Node, Opened, taking
 from tests.clone.jobs import WIDE, full
-from tests.clone.test_window import WEIGHT, Parent, Played, play
+from tests.clone.test_window import WEIGHT, Parent, Played, forked, play
 
 
 def window_of(parent: Parent) -> Window:
@@ -72,11 +72,7 @@ def test_f50_a_parent_that_does_not_know_says_nothing(
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Window, "watching", lambda _: None)
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (parent, played):
         window = window_of(parent)
         played.read()
         window._vouch()
@@ -102,8 +98,6 @@ def test_f50_a_parent_that_does_not_know_says_nothing(
         else:
             window._vouch()
             assert played.remote.is_confirmed()
-        played.close()
-    parent.check()
 
 
 def backward_until(done: Callable[[], bool], *, hook: Callable[[], None] | None = None) -> None:
@@ -135,17 +129,11 @@ def test_f50_in_a_long_operation_that_only_reads_it_is_said_beside_it(
 ) -> None:
     """Between two instructions it can't be said then, since it is one."""
     monkeypatch.setattr(Window, "_vouch", lambda _: None)
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (_, played):
         played.read()
         confirmed = executor.submit(played.remote.confirm, time.sleep)
         operations(confirmed.done)
         confirmed.result()
-        played.close()
-    parent.check()
 
 
 def test_f50_what_may_write_to_its_arguments_is_no_operation_that_only_reads() -> None:
@@ -161,11 +149,7 @@ def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_s
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Window, "watching", lambda _: None)
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (parent, played):
         window = window_of(parent)
         played.read()
         played.remote._reading.ask()
@@ -190,11 +174,9 @@ def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_s
             backward_until(executor.submit(look_on).done)
         assert looks
         assert not played.remote.is_confirmed()
-        played.close()
-    if why != "changed":
-        parent.train()
-        assert played.remote.is_confirmed()
-    parent.check()
+        if why != "changed":
+            parent.train()
+            assert played.remote.is_confirmed()
 
 
 def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +284,7 @@ def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
     here: Node, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Window, "watching", lambda _: None)
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (parent, played):
         played.read()
         played.remote._reading.ask()
         window = window_of(parent)
@@ -322,18 +300,12 @@ def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
         assert not played.remote.is_confirmed()
         window._vouch()
         assert played.remote.is_confirmed(), "it can still say so"
-        played.close()
         parent.train(1)
-    parent.check()
 
 
 def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Window, "watching", lambda _: None)
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (parent, played):
         played.read()
         played.remote._reading.ask()
         window = window_of(parent)
@@ -344,8 +316,6 @@ def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, o
         assert not played.remote.is_confirmed()
         parent.train(1)
         assert played.remote.is_confirmed(), "its step says so"
-        played.close()
-    parent.check()
 
 
 def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ In which order each side may look at what, crates/agent/src/fork/window_model.rs
 real steps.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -230,6 +231,19 @@ class Parent:
         plain = full(1, width=WIDE)
         train(plain, None, self.step - 1)
         assert self.made.losses == plain.losses
+
+
+@contextlib.contextmanager
+def forked(here: Node, opened: Opened) -> Iterator[tuple[Parent, Played]]:
+    """A job that has just been forked, and its clone, which has its state in hand; what it was is checked afterwards."""
+    parent = Parent(opened)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        parent.fork()
+        played = play(asked, mine)
+        yield parent, played
+        played.close()
+    parent.check()
 
 
 def test_f50_a_clone_reads_in_place_what_is_large(here: Node, opened: Opened) -> None:

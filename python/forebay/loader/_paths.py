@@ -11,7 +11,18 @@ from typing import Any, BinaryIO, cast
 from forebay import _core
 from forebay.loader._errors import LoaderError
 
-__all__ = ["Found", "folders_below", "is_object", "look_up", "objects_below", "read_whole", "spelled", "store_variables", "stores"]
+__all__ = [
+    "Found",
+    "Seekable",
+    "folders_below",
+    "is_object",
+    "look_up",
+    "objects_below",
+    "read_whole",
+    "spelled",
+    "store_variables",
+    "stores",
+]
 
 SCHEME = "s3://"
 LOOK_BYTES = 1 << 20
@@ -143,11 +154,15 @@ def _stores(pid: int, variables: tuple[tuple[str, str], ...]) -> _core.ObjectSto
     return _core.ObjectStores(dict(variables))
 
 
-class _Object(io.RawIOBase):
-    """An object as a file that is open for reading."""
+class Seekable(io.RawIOBase):
+    """Bytes as a file that is open for reading; `readinto` is for who derives from this.
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+    Args:
+        end: how many bytes there are, from the file's beginning on.
+    """
+
+    def __init__(self, end: int) -> None:
+        self._end = end
         self._at = 0
 
     def readable(self) -> bool:
@@ -160,14 +175,22 @@ class _Object(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._end}[whence]
         if at < 0:
-            raise OSError(22, "there is nothing before an object's beginning", self._found.path)
+            raise OSError(22, "there is nothing before a file's beginning")
         self._at = at
         return at
 
+
+class _Object(Seekable):
+    """An object."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__(found.size)
+        self._found = found
+
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401  (writable memory)
-        length = min(len(buffer), max(0, self._found.size - self._at))
+        length = min(len(buffer), max(0, self._end - self._at))
         if length == 0:
             return 0
         buffer[:length] = stores().open(self._found.path, self._at, length, self._found.mark).read()

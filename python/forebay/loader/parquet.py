@@ -1,6 +1,5 @@
 """Rows of Parquet files. Rows lie in groups, and a group is read and decoded as a whole, so its rows share an extent."""
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import RowGroups
-from forebay.loader._paths import Found, look_up
+from forebay.loader._paths import Found, Seekable, look_up
 from forebay.loader.dataset import Extent
 
 __all__ = ["ParquetRows"]
@@ -136,27 +135,13 @@ def _footer(found: Found) -> Any:  # noqa: ANN401
         raise LoaderError(f"{found.path}: {error}: it was cut, or is no Parquet file") from None
 
 
-class _Part(io.RawIOBase):
+class _Part(Seekable):
     """A part of a file, where it lies in the whole: what else is asked for is not there."""
 
     def __init__(self, data: memoryview, start: int) -> None:
+        super().__init__(start + len(data))
         self._data = data
         self._start = start
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._start + len(self._data)}[whence]
-        self._at = base + offset
-        return self._at
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401  (writable memory)
         first = self._at - self._start
