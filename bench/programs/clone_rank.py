@@ -210,7 +210,6 @@ class Rank:
         return {entry.path: entry.digest for entry in described.manifest().entries}
 
     def _warm(self) -> Callable[[], object] | None:
-        # Its gradients, junk, are freed when the state is there.
         return self.job.backward if self.ranks > 2 else None
 
 

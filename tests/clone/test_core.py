@@ -48,7 +48,7 @@ def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
     assert _core.digest(source.address, size) == wanted
     assert _core.pack(copied.address, size, [(source.address, size, 0)]) == [wanted]
     assert copied.bytes() == content[:size]
-    assert _core.read_and_digest(file, 0, read.address, size) == wanted
+    assert _core.read_and_digest(file, [(0, read.address, size)]) == [wanted]
     assert read.bytes() == content[:size]
 
 
@@ -64,16 +64,16 @@ def test_several_are_packed_at_once(content: bytes) -> None:
 
 def test_reading_begins_at_the_offset(content: bytes, file: int) -> None:
     read = Buffer(bytes(100))
-    assert _core.read_and_digest(file, 7, read.address, 100) == xxhash.xxh3_128_hexdigest(content[7:107])
+    assert _core.read_and_digest(file, [(7, read.address, 100)]) == [xxhash.xxh3_128_hexdigest(content[7:107])]
 
 
 def test_a_file_that_ends_early_is_an_error(content: bytes, file: int) -> None:
     with pytest.raises(OSError, match="end of file"):
-        _core.read_and_digest(file, len(content) - 10, Buffer(bytes(11)).address, 11)
+        _core.read_and_digest(file, [(len(content) - 10, Buffer(bytes(11)).address, 11)])
     closed = os.dup(file)
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _core.read_and_digest(closed, 0, Buffer(bytes(1)).address, 1)
+        _core.read_and_digest(closed, [(0, Buffer(bytes(1)).address, 1)])
 
 
 @pytest.mark.parametrize(("address", "length"), [(0, 1), (8, 2**63), (2**64 - 8, 16)])
@@ -81,7 +81,7 @@ def test_memory_that_can_not_be_is_refused(address: int, length: int) -> None:
     with pytest.raises(ValueError, match="no memory of"):
         _core.digest(address, length)
     with pytest.raises(ValueError, match="no memory of"):
-        _core.read_and_digest(0, 0, address, length)
+        _core.read_and_digest(0, [(0, address, length)])
     with pytest.raises(ValueError, match="no memory of"):
         _core.pack(address, length, [])
     with pytest.raises(ValueError, match="no memory of"):
@@ -93,7 +93,7 @@ def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
     with pytest.raises(ValueError, match="overlap"):
         _core.pack(memory.address + 9, 10, [(memory.address, 10, 0)])
     with pytest.raises(ValueError, match="-1 is no descriptor"):
-        _core.read_and_digest(-1, 0, memory.address, 10)
+        _core.read_and_digest(-1, [(0, memory.address, 10)])
 
 
 def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:

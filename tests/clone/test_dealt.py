@@ -32,7 +32,7 @@ def held(made: Job, ranks: int, *differing: str) -> list[clone.Manifest]:
     """What the ranks of a job would have, of which the last has something else at these paths."""
     manifest = made.inventory().manifest()
     assert set(differing) <= {entry.path for entry in manifest.entries}
-    other = tuple(dataclasses.replace(entry, digest="0" * 32) if entry.path in differing else entry for entry in manifest.entries)
+    other = tuple(entry._replace(digest="0" * 32) if entry.path in differing else entry for entry in manifest.entries)
     last = dataclasses.replace(manifest, rank=ranks - 1, ranks=ranks, entries=other)
     return [*(dataclasses.replace(manifest, rank=rank, ranks=ranks) for rank in range(ranks - 1)), last]
 
@@ -90,9 +90,7 @@ def test_what_is_sharded_is_refused_by_name() -> None:
     manifests = [
         dataclasses.replace(
             manifest,
-            entries=tuple(
-                dataclasses.replace(entry, placement=clone.Placement.SHARDED) for entry in manifest.entries if "head" in entry.path
-            ),
+            entries=tuple(entry._replace(placement=clone.Placement.SHARDED) for entry in manifest.entries if "head" in entry.path),
         )
         for manifest in held(made, 2)
     ]

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,22 @@ def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], Job],
         other.step()
     assert other.losses[-5:] == original.losses[-5:]
     assert loaded.manifest() == after
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_what_gradients_a_pass_leaves_are_forgotten(*, has_gradients: bool) -> None:
+    original = job(jobs.sgd, 1)
+    original.step()
+    original.optimizer.zero_grad(set_to_none=not has_gradients)
+    described = original.inventory()
+    before = described.manifest()
+    left: list[weakref.ref[torch.Tensor]] = []
+    with described.gradients_kept():
+        for parameter in original.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+            left.append(weakref.ref(parameter.grad))
+    assert described.manifest() == before
+    assert [one() for one in left] == [None] * len(left)
 
 
 def test_another_process_goes_on_equally() -> None:

@@ -17,6 +17,8 @@ mod shared;
 mod stores;
 mod window;
 
+use std::io;
+
 use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -89,13 +91,24 @@ fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, 
     Ok(digests.into_iter().map(hexadecimal).collect())
 }
 
-/// Reads `length` bytes from `offset` of the open file `descriptor` to `target` and returns their digest, in one pass over memory.
+/// Reads parts of the open file `descriptor`, each from an offset to an address, so many bytes. Gives the digest of what then stands there of each part, in one
+/// pass over memory. The interpreter's lock is let go of once for all.
 ///
 /// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under this process.
 #[pyfunction]
-fn read_and_digest(py: Python<'_>, descriptor: i32, offset: u64, target: usize, length: usize) -> PyResult<String> {
-    let (file, target) = (fork::borrowed(descriptor)?, Memory::new(target, length)?);
-    Ok(hexadecimal(py.detach(|| one_pass::of_read(file, offset, target))?))
+fn read_and_digest(py: Python<'_>, descriptor: i32, parts: Vec<(u64, usize, usize)>) -> PyResult<Vec<String>> {
+    let file = fork::borrowed(descriptor)?;
+    let reads = parts
+        .into_iter()
+        .map(|(offset, address, length)| Ok((offset, Memory::new(address, length)?)));
+    let reads: Vec<_> = reads.collect::<PyResult<_>>()?;
+    let digests = py.detach(|| {
+        reads
+            .into_iter()
+            .map(|(offset, target)| one_pass::of_read(file, offset, target))
+            .collect::<io::Result<Vec<_>>>()
+    })?;
+    Ok(digests.into_iter().map(hexadecimal).collect())
 }
 
 /// Bytes that this process may still use before memory is short: of the machine and of all its control groups the least.

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -85,8 +85,8 @@ class Adapter(Ranks, Protocol):
             UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
         """
 
-    def is_tensor(self, value: object) -> bool:
-        """Whether a value is a tensor, described or not."""
+    def facts(self, tensors: Sequence[Any]) -> list[object] | None:
+        """What layouts and addresses come of, quickly: of the same tensors, equal as long as those are. None if that can't be told."""
 
     def is_sharded(self, tensor: Any) -> bool:  # noqa: ANN401  (a tensor)
         """Whether each rank holds only a part."""

@@ -1,10 +1,10 @@
 """The inventory: every part of a training job's state, described once, without framework and without pickle."""
 
+import contextlib
 import ctypes
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay import _core
@@ -13,9 +13,10 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
+from forebay.clone._parts import Part, Parts
 from forebay.clone._ranks import Ranks, ranks_of
 from forebay.clone._shared import Storage
-from forebay.clone._values import Path, decode, encode, leaves, spelled
+from forebay.clone._values import Path, decode, spelled
 from forebay.clone._window import Remote
 
 __all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory"]
@@ -25,6 +26,8 @@ KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters
 
 GENERATORS = "generators"
 """The first part of their paths."""
+GRADIENTS = "gradients"
+"""The last part of the paths of a model's."""
 
 NAMED_MAX = 5
 """Entries that one message names."""
@@ -113,30 +116,16 @@ def _by_name(kind: str, value: object) -> dict[str, object]:
     return {"": value}
 
 
-@dataclass
-class _Part:
-    """A component as it is now: its values written down, and its tensors."""
-
-    component: Component
-    text: bytes = b""
-    tensors: dict[Path, Any] = field(default_factory=dict)
-    layouts: dict[Path, Layout] = field(default_factory=dict)
-
-
 class _Item(NamedTuple):
-    """One entry to be: its bytes are a text or a tensor's."""
+    """One entry, and what its bytes are: a text, or a tensor's, at an address if they lie there."""
 
-    path: str
-    placement: Placement
-    layout: Layout
-    length: int
-    bytes: Callable[[], Memory | bytes]
-    # If it is steady.
-    tensor: Any = None
-    place: tuple[int, int] | None = None
+    entry: Entry
+    content: Any
+    address: int | None
+    is_steady: bool
 
 
-Survey = dict[str, _Part]
+Survey = dict[str, Part]
 """The components of a state as they are here, by path."""
 
 
@@ -155,6 +144,7 @@ class Inventory:
         self._ranks = ranks
         self._objects = objects
         self._components = components
+        self._described = Parts(adapter)
         self._absent = absent
 
     def manifest(self, only: Placement | None = None) -> Manifest:
@@ -166,8 +156,8 @@ class Inventory:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        items = [item for item in self._items(self._parts()) if only in (None, item.placement)]
-        return self._manifest([(item, _digest(item.bytes())) for item in items])
+        items = [item for item in _items(self._parts()) if only in (None, item.entry.placement)]
+        return self._manifest([(item.entry, self._digest(item)) for item in items])
 
     def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.
@@ -180,15 +170,16 @@ class Inventory:
             UndescribableError: the state holds a value of a type that is not known.
             CloneError: there is no memory for the copy.
         """
-        items = self._items(self._parts(), storage)
-        *starts, end = offsets([item.length if item.place is None else 0 for item in items])
+        items = _items(self._parts(), storage)
+        *starts, end = offsets([item.entry.copied for item in items])
         reserved = memory(end)
-        manifest = self._manifest(list(zip(items, _pack(items, starts, reserved), strict=True)))
-        return Capture(manifest, reserved.seal(end), tuple(item.tensor for item in items if item.place))
+        digests = self._pack(items, starts, reserved)
+        manifest = self._manifest([(item.entry, digest) for item, digest in zip(items, digests, strict=True)])
+        return Capture(manifest, reserved.seal(end), tuple(item.content for item in items if item.entry.place))
 
     def survey(self) -> Survey:
         """What there is to load a state to. Made while the state is waited for, it need not be made when it has come."""
-        return {spelled(part.component.path): part for part in self._parts()}
+        return {part.entries[0].path: part for part in self._parts()}
 
     def load(
         self,
@@ -236,16 +227,7 @@ class Inventory:
         for name, entries in found.items():
             self._check_layouts(entries, texts[name], parts[name])
         received = [self._received(texts[name], entries, parts[name], empty or self._adapter.empty) for name, entries in found.items()]
-        fills = [fill for _, fills in received for fill in fills]
-        digests: dict[str, str] = {}
-        filled: dict[int, _Filled] = {}
-        # Those that lie where they lay come first: the parent's next step comes.
-        for tensor, entry in sorted(fills, key=lambda fill: fill[1].place is None):
-            reading = _Reading(capture, entry, offsets_by_path[entry.path], remote)
-            in_place = self._adapter.fill(tensor, entry.layout, reading)
-            digests[entry.path] = reading.digest
-            if in_place:
-                filled[id(tensor)] = _Filled(tensor, reading.address, self._adapter.version(tensor), reading.digest)
+        digests, filled = self._fill([fill for _, fills in received for fill in fills], capture, offsets_by_path, remote)
         for tree, name in zip((tree for tree, _ in received), found, strict=True):
             put = parts[name].component.put
             if put is not None:
@@ -267,7 +249,7 @@ class Inventory:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        *_, end = offsets([item.length for item in self._items(self._parts())])
+        *_, end = offsets([entry.length for part in self._parts() for entry in part.entries])
         return end
 
     @property
@@ -279,14 +261,12 @@ class Inventory:
         """The tensors that should stay as they are from a point to the next step, by path; one that stands twice, once.
 
         Raises:
-            UndescribableError: an optimizer's state belongs to no parameter.
+            UndescribableError: the state holds a value of a type that is not known.
         """
         found: dict[int, tuple[str, Any]] = {}
-        for component in self._components:
-            if component.steady:
-                for path, value in leaves(component.get(), component.path):
-                    if self._adapter.is_tensor(value):
-                        found.setdefault(id(value), (spelled(path), value))
+        for part in self._described.of(component for component in self._components if component.steady):
+            for entry, tensor in zip(part.entries[1:], part.tensors, strict=True):
+                found.setdefault(id(tensor), (entry.path, tensor))
         return dict(found.values())
 
     def on_step(self, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
@@ -311,53 +291,75 @@ class Inventory:
             if component.path[0] == GENERATORS and component.put is not None:
                 component.put(states[spelled(component.path)])
 
+    @contextlib.contextmanager
+    def gradients_kept(self) -> Iterator[None]:
+        """Afterwards the gradients are those from before."""
+        components = [component for component in self._components if component.path[0] == "model" and component.path[-1] == GRADIENTS]
+        before = [component.get() for component in components]
+        try:
+            yield
+        finally:
+            for component, gradients in zip(components, before, strict=True):
+                if component.put is not None:
+                    component.put(gradients)
+
     def shared_number(self) -> int:
         """A random number below 2^31, the same in all ranks; every rank has to ask."""
         return self._ranks.shared_number()
 
-    def _parts(self) -> list[_Part]:
-        return [self._part(component) for component in self._components]
-
-    def _part(self, component: Component) -> _Part:
-        part = _Part(component)
-
-        def note(path: Path, value: object) -> bool:
-            layout = self._adapter.layout(value, path)
-            if layout is not None:
-                part.tensors[path], part.layouts[path] = value, layout
-            return layout is not None
-
-        part.text = encode(component.get(), component.path, note)
-        return part
-
-    def _items(self, parts: list[_Part], storage: Storage | None = None) -> list[_Item]:
-        return [item for part in parts for item in self._items_of(part, storage)]
-
-    def _items_of(self, part: _Part, storage: Storage | None) -> Iterator[_Item]:
-        component, text = part.component, part.text
-        layout = Layout(VALUE, (len(text),), (1,), "cpu")
-        yield _Item(spelled(component.path), component.placement, layout, len(text), lambda: text)
-        for path, tensor in part.tensors.items():
-            placement = Placement.SHARDED if self._adapter.is_sharded(tensor) else component.placement
-            layout = part.layouts[path]
-            name, length = spelled(path), self._adapter.length(layout)
-            steady = tensor if component.steady else None
-            place = storage.stays(name, tensor) if storage is not None and component.steady else None
-            yield _Item(name, placement, layout, length, functools.partial(self._adapter.memory, tensor), steady, place)
+    def _parts(self) -> list[Part]:
+        return self._described.of(self._components)
 
     def _manifest_after(self, filled: "Mapping[int, _Filled]") -> Manifest:
         """Every entry with its digest. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
-        return self._manifest([(item, self._digest(item, filled.get(id(item.tensor)))) for item in self._items(self._parts())])
+        items = _items(self._parts())
+        return self._manifest([(item.entry, self._digest(item, filled.get(id(item.content)))) for item in items])
 
-    def _digest(self, item: _Item, filled: "_Filled | None") -> str:
-        content = item.bytes()
-        if filled is None or isinstance(content, bytes) or filled.tensor is not item.tensor:
-            return _digest(content)
-        is_same = (content.address, self._adapter.version(item.tensor)) == (filled.address, filled.version)
-        return filled.digest if is_same else _digest(content)
+    def _digest(self, item: _Item, filled: "_Filled | None" = None) -> str:
+        if filled is not None and item.is_steady and filled.tensor is item.content:
+            is_same = (item.address, self._adapter.version(item.content)) == (filled.address, filled.version)
+            if is_same:
+                return filled.digest
+        memory = self._memory(item)
+        return _core.digest(memory.address, memory.length)
 
-    def _manifest(self, digested: list[tuple[_Item, str]]) -> Manifest:
-        entries = tuple(Entry(item.path, item.placement, item.layout, item.length, digest, item.place) for item, digest in digested)
+    def _memory(self, item: _Item) -> Memory:
+        if isinstance(item.content, bytes):
+            return _memory(item.content)
+        if item.address is not None:
+            return Memory(item.address, item.entry.length, item.content)
+        return self._adapter.memory(item.content)
+
+    def _pack(self, items: list[_Item], starts: list[int], reserved: _core.Reserved) -> list[str]:
+        """Copies items to where they are to be, and gives their digests; of those that have a place no copy, and nothing."""
+        digests = [""] * len(items)
+        numbers: list[int] = []
+        batch: list[tuple[int, int, int]] = []
+        owners: list[object] = []
+        left = PACK_BYTES
+
+        def flush() -> None:
+            for number, digest in zip(numbers, _core.pack(reserved.address, reserved.length, batch), strict=True):
+                digests[number] = digest
+            for one in (numbers, batch, owners):
+                one.clear()
+
+        for number, item in enumerate(items):
+            if item.entry.place is not None:
+                continue
+            memory = self._memory(item)
+            numbers.append(number)
+            batch.append((memory.address, memory.length, starts[number]))
+            owners.append(memory.owner)
+            left -= memory.length
+            if left <= 0:
+                flush()
+                left = PACK_BYTES
+        flush()
+        return digests
+
+    def _manifest(self, digested: list[tuple[Entry, str]]) -> Manifest:
+        entries = tuple([Entry(*entry[:4], digest, entry.place) for entry, digest in digested])
         rank, ranks = self.rank
         return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
 
@@ -376,7 +378,7 @@ class Inventory:
             if there != here:
                 raise DifferenceError(f"{kind} is {there} where the state was captured, and {here} here")
 
-    def _check_layouts(self, entries: list[Entry], text: bytes, part: _Part) -> None:
+    def _check_layouts(self, entries: list[Entry], text: bytes, part: Part) -> None:
         """Every entry's bytes are as many as its layout says; what can only be written in place has its place."""
         for entry in entries[1:]:
             if entry.length != self._adapter.length(entry.layout):
@@ -384,7 +386,7 @@ class Inventory:
         if part.component.put is not None:
             return
         theirs = {entry.path: entry.layout for entry in entries[1:]}
-        ours = {spelled(path): layout for path, layout in part.layouts.items()}
+        ours = {entry.path: entry.layout for entry in part.entries[1:]}
         for path in {**theirs, **ours}:
             if theirs.get(path) != ours.get(path):
                 there, here = theirs.get(path, "nothing"), ours.get(path, "nothing")
@@ -393,11 +395,43 @@ class Inventory:
             there, here = _shortened(text), _shortened(part.text)
             raise DifferenceError(f"{entries[0].path} differs: {there} where the state was captured, {here} here")
 
+    def _fill(
+        self, fills: list[tuple[Any, Entry]], capture: Capture, starts: Mapping[str, int], remote: Remote | None
+    ) -> tuple[dict[str, str], "dict[int, _Filled]"]:
+        """Fills tensors; gives the digests of their entries by path, and what is known of tensors that were filled where they lie."""
+        digests: dict[str, str] = {}
+        filled: dict[int, _Filled] = {}
+
+        def note(tensor: Any, entry: Entry, address: int | None, digest: str) -> None:  # noqa: ANN401
+            digests[entry.path] = digest
+            if address is not None:
+                filled[id(tensor)] = _Filled(tensor, address, self._adapter.version(tensor), digest)
+
+        batch: list[tuple[Any, Entry, Memory]] = []
+        # Those that lie where they lay come first: the parent's next step comes.
+        for tensor, entry in sorted(fills, key=lambda fill: fill[1].place is None):
+            lies = self._adapter.lying(tensor) if entry.place is None else None
+            if lies is not None:
+                batch.append((tensor, entry, lies))
+                continue
+            reading = _Reading(capture, entry, starts[entry.path], remote)
+            in_place = self._adapter.fill(tensor, entry.layout, reading)
+            note(tensor, entry, reading.address if in_place else None, reading.digest)
+        # At once: the interpreter's lock is let go of each time, and there are thousands.
+        read = _read(capture, [(starts[entry.path], lies.address, lies.length) for _, entry, lies in batch])
+        for (tensor, entry, lies), digest in zip(batch, read, strict=True):
+            _verify(entry, digest)
+            note(tensor, entry, lies.address, digest)
+        return digests, filled
+
     def _received(
-        self, text: bytes, entries: list[Entry], part: _Part, empty: Callable[[Layout], Any]
+        self, text: bytes, entries: list[Entry], part: Part, empty: Callable[[Layout], Any]
     ) -> tuple[object, list[tuple[Any, Entry]]]:
         """A component's containers, and the tensors in them that are to be filled: its own where they are alike, else new ones."""
-        own = {spelled(path): (tensor, part.layouts[path]) for path, tensor in part.tensors.items()}
+        own = {entry.path: (tensor, entry.layout) for entry, tensor in zip(part.entries[1:], part.tensors, strict=True)}
+        if part.component.put is None:
+            # They are alike.
+            return None, [(own[entry.path][0], entry) for entry in entries[1:]]
         by_path = {entry.path: entry for entry in entries[1:]}
         fills: list[tuple[Any, Entry]] = []
 
@@ -429,18 +463,12 @@ class _Reading:
     def __call__(self, memory: Memory) -> None:
         self.address = memory.address
         if self._entry.place is None:
-            self.digest = self._copied(memory)
+            (self.digest,) = _read(self._capture, [(self._offset, memory.address, memory.length)])
             _verify(self._entry, self.digest)
         elif self._remote is None:
             raise CloneError(f"{self._entry.path} was not copied, and its job is not there to be read from")
         else:
             self.digest = self._remote.read(self._entry, memory)
-
-    def _copied(self, memory: Memory) -> str:
-        try:
-            return _core.read_and_digest(self._capture.descriptor, self._offset, memory.address, memory.length)
-        except OSError as error:
-            raise DamagedError(f"{self._entry.path}: can't be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -453,29 +481,18 @@ class _Filled:
     digest: str
 
 
-def _pack(items: list[_Item], starts: list[int], reserved: _core.Reserved) -> list[str]:
-    """Copies items to where they are to be, and gives their digests; of those that have a place no copy, and nothing."""
-    digests = [""] * len(items)
-    batch: list[tuple[int, Memory]] = []
-    left = PACK_BYTES
-
-    def flush() -> None:
-        parts = [(memory.address, memory.length, starts[number]) for number, memory in batch]
-        for (number, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, parts), strict=True):
-            digests[number] = digest
-        batch.clear()
-
-    for number, item in enumerate(items):
-        if item.place is not None:
-            continue
-        content = item.bytes()
-        batch.append((number, _memory(content) if isinstance(content, bytes) else content))
-        left -= item.length
-        if left <= 0:
-            flush()
-            left = PACK_BYTES
-    flush()
-    return digests
+def _items(parts: list[Part], storage: Storage | None = None) -> list[_Item]:
+    """All entries, those with a place that can be read in shared storage."""
+    items = []
+    for part in parts:
+        values, *others = part.entries
+        is_steady = part.component.steady
+        items.append(_Item(values, part.text, None, is_steady))
+        for entry, tensor, address in zip(others, part.tensors, part.addresses, strict=True):
+            if storage is not None and is_steady and (place := storage.stays(entry.path, address, entry.length)):
+                entry = Entry(*entry[:5], place)
+            items.append(_Item(entry, tensor, address, is_steady))
+    return items
 
 
 def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, list[Entry]]:
@@ -496,16 +513,19 @@ def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, 
     return found
 
 
+def _read(capture: Capture, parts: list[tuple[int, int, int]]) -> list[str]:
+    """Reads parts of a copy (an offset, an address, a length) to where they belong; gives their digests."""
+    try:
+        return _core.read_and_digest(capture.descriptor, parts)
+    except OSError as error:
+        raise DamagedError(f"the copy of a state can't be read: {error}") from error
+
+
 def _text(capture: Capture, entry: Entry, offset: int) -> bytes:
     text = os.pread(capture.descriptor, entry.length, offset)
-    _verify(entry, _digest(text))
+    memory = _memory(text)
+    _verify(entry, _core.digest(memory.address, memory.length))
     return text
-
-
-def _digest(content: Memory | bytes) -> str:
-    if isinstance(content, bytes):
-        content = _memory(content)
-    return _core.digest(content.address, content.length)
 
 
 def _memory(text: bytes) -> Memory:

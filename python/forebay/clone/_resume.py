@@ -127,8 +127,10 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
         CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
     """
     if warm is not None:
-        for _ in range(WARM_PASSES):
-            warm()
+        # Freed now, while nobody waits: of a large model that takes a good part of the time in which its state is loaded.
+        with inventory.gradients_kept():
+            for _ in range(WARM_PASSES):
+                warm()
     rank, ranks = inventory.rank
     asked_at = time.time()
     try:

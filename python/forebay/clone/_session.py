@@ -75,10 +75,14 @@ class Session:
         self._remove_hook: Callable[[], None] | None = None
         self._is_forkable = forkable and not is_off()
         if self._is_forkable and probation is None:
-            self._source = Source(job, described, state.limits, state.shadow, state.arenas)
+            self._source = self._made_source()
         if self._is_forkable or probation is not None:
             self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
+
+    def _made_source(self) -> Source:
+        state = self._state
+        return Source(self.job, self._inventory, state.limits, state.shadow, state.arenas, state.agent)
 
     @property
     def verifying(self) -> bool:
@@ -150,7 +154,7 @@ class Session:
         announce(became, self._inventory.rank)
         if self._is_forkable:
             try:
-                self._source = Source(self.job, self._inventory, self._state.limits, self._state.shadow, self._state.arenas)
+                self._source = self._made_source()
             except CloneError as error:
                 say(f"this clone can't be forked: {error}")
 
@@ -263,6 +267,7 @@ class _State:
         limits: what a fork may cost.
         shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
         arenas: in a clone, shared memory in which some of its tensors lie already.
+        agent: in a clone, the directory of the fork agent that it came by.
     """
 
     def __init__(self, *, loader_has_place: bool, limits: Limits, shadow: int) -> None:
@@ -272,6 +277,7 @@ class _State:
         self.limits = limits
         self.shadow = shadow
         self.arenas: Sequence[Arena] = ()
+        self.agent: str | None = None
 
 
 def session(
@@ -308,8 +314,8 @@ def session(
         generators: see `inventory`.
         others: see `inventory`.
         job: by default `FOREBAY_JOB`, the scheduler's id, or a random name that rank 0 prints. A clone has its parent's, and a number.
-        warm: one pass forward and backward with any batch. Needed only with three ranks or more under DDP: a clone calls it twice before it
-            loads its state, so that DDP's buckets are as the parent's; otherwise sums over ranks differ in their last bits.
+        warm: one pass forward and backward with any batch; its gradients are forgotten. Needed only with three ranks or more under DDP: a
+            clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; else sums differ in their last bits.
         wait_s: for how many seconds a clone waits for its parent's next point, for the step after it, and for its own other ranks.
         prepare: parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones can read: with "start" at the first
             point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause; with "never" they
@@ -355,7 +361,7 @@ def _check_group(described: Inventory) -> None:
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
     resumed = resume(asked, described, warm, wait_s)
-    state.arenas = resumed.arenas
+    state.arenas, state.agent = resumed.arenas, asked.directory
     if resumed.taking is not None:
         probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
         return Session(resumed.name, described, state, resumed.lineage, probation)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Memory
+from forebay.clone._adapter import Adapter
 from forebay.clone._capture import take
 from forebay.clone._manifest import offsets
 
@@ -79,10 +79,10 @@ class Arena:
         buffer.memory = memory  # type: ignore[attr-defined]
         return cls(memory, buffer)
 
-    def offset(self, memory: Memory) -> int | None:
-        """How many bytes from the beginning other memory is; None if it is not in here."""
-        offset = memory.address - self.memory.address
-        return offset if 0 <= offset <= self.memory.length - memory.length else None
+    def offset(self, address: int, length: int) -> int | None:
+        """How many bytes from the beginning so many bytes at an address are; None if they are not in here."""
+        offset = address - self.memory.address
+        return offset if 0 <= offset <= self.memory.length - length else None
 
 
 class Storage:
@@ -109,16 +109,19 @@ class Storage:
     def place(self, tensor: object) -> tuple[int, int] | None:
         """In which arena a tensor's bytes lie, and from which offset on; None if in none."""
         memory = self._adapter.lying(tensor)
-        if memory is None:
-            return None
-        found = ((number, arena.offset(memory)) for number, arena in enumerate(self.arenas))
-        return next(((number, offset) for number, offset in found if offset is not None), None)
+        return self._place(memory.address, memory.length) if memory else None
 
-    def stays(self, path: str, tensor: object) -> tuple[int, int] | None:
+    def stays(self, path: str, address: int | None, length: int) -> tuple[int, int] | None:
         """Where a steady tensor lies, if clones can read it there until the next step; None if it has to be copied at the point."""
-        if path in self.unsteady or self._adapter.tensor_length(tensor) < FROM_BYTES:
+        if length < FROM_BYTES or address is None or path in self.unsteady:
             return None
-        return self.place(tensor)
+        return self._place(address, length)
+
+    def _place(self, address: int, length: int) -> tuple[int, int] | None:
+        for number, arena in enumerate(self.arenas):
+            if (offset := arena.offset(address, length)) is not None:
+                return number, offset
+        return None
 
     def share(self, tensors: Mapping[str, Any], ranks: int = 1, left_before: int = 0) -> dict[str, str]:
         """Moves large tensors into shared memory: all that are not there, whether new or made to lie elsewhere since.

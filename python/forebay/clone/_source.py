@@ -102,7 +102,9 @@ class _Room:
 class Source:
     """One rank of a job that can be forked, until it is closed."""
 
-    def __init__(self, job: str, inventory: Inventory, limits: Limits, shadow: int = 0, arenas: Sequence[Arena] = ()) -> None:
+    def __init__(
+        self, job: str, inventory: Inventory, limits: Limits, shadow: int = 0, arenas: Sequence[Arena] = (), agent: str | None = None
+    ) -> None:
         """Makes the rank known to the node's fork agent, which is started if there is none.
 
         Args:
@@ -111,6 +113,7 @@ class Source:
             limits: what a fork may cost.
             shadow: so many steps its clones take on probation, unless `forebay clone` says otherwise.
             arenas: shared memory in which some of its tensors lie already.
+            agent: the directory of the node's fork agent, if it is known.
 
         Raises:
             CloneError: that can't be, with the reason and the mend.
@@ -132,7 +135,7 @@ class Source:
         self._ahead: Later[_Room] | None = None
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
-        self._rank = _join(job, *inventory.rank, shadow, rejoins=False)
+        self._rank = _join(job, *inventory.rank, shadow, rejoins=False, agent=agent)
 
     def point(self, epoch: int, step: int) -> Fork | None:
         """At the end of a step. Gives the fork, if there was one.
@@ -361,8 +364,16 @@ class Source:
             del self._rank
 
 
-def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool) -> _core.Rank:
+def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool, agent: str | None = None) -> _core.Rank:
     """Makes a rank known to the node's fork agent. One that rejoins trains already, and looks at the new page once it says so (`measured`).
+
+    Args:
+        job: see `Source`.
+        rank: its number.
+        ranks: how many there are.
+        shadow: see `Source`.
+        rejoins: see above.
+        agent: see `Source`. To ask the command takes longer than all else.
 
     Raises:
         RefusedError: the agent does not take it on.
@@ -372,7 +383,7 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool) -> _co
     left, deadline = START_TRIES, time.monotonic() + TAKEN_WAIT_S
     while True:
         try:
-            return _core.Rank(_agent(), job, rank, ranks, rejoins, shadow)
+            return _core.Rank(agent or _agent(), job, rank, ranks, rejoins, shadow)
         except ConnectionRefusedError as error:
             if TAKEN not in str(error) or time.monotonic() > deadline:
                 raise RefusedError(str(error)) from None
@@ -381,7 +392,7 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool) -> _co
             # One that stands and says nothing will not say more when it is asked again.
             raise CloneError(str(error)) from None
         except ConnectionError as error:
-            left -= 1
+            left, agent = left - 1, None
             if left == 0:
                 raise CloneError(str(error)) from None
 

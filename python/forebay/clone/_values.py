@@ -16,12 +16,12 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from forebay.clone._errors import DamagedError, UndescribableError
 
-__all__ = ["DEPTH_MAX", "Path", "decode", "encode", "leaves", "spelled"]
+__all__ = ["DEPTH_MAX", "Path", "decode", "encode", "spelled"]
 
 Path = tuple[str, ...]
 """Where a value stands: `("optimizer", "state", "fc.weight", "exp_avg")`."""
@@ -33,6 +33,7 @@ _NAN_AND_INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
 _MAPPING_TAGS = {kind: tag for tag, kind in _MAPPINGS.items()}
 _PLAIN = frozenset((type(None), bool, int, str))
+_TENSOR = {"$": "tensor"}
 # Truth values, integers, floating point and complex numbers.
 _NUMPY_KINDS = "biufc"
 # What an object of JSON must have beside "$", by type.
@@ -78,18 +79,6 @@ def decode(text: bytes, path: Path, tensor: Callable[[Path], object]) -> Any:  #
         raise DamagedError(f"{spelled(path)}: not a value as it is sent: {error}") from error
 
 
-def leaves(value: object, path: Path, depth: int = 0) -> Iterator[tuple[Path, object]]:
-    """What stands in nested containers, each with its path, as `encode` names it. What `encode` refuses is given as it is."""
-    if depth <= DEPTH_MAX and type(value) in _MAPPING_TAGS:
-        for key, item in cast("dict[object, object]", value).items():
-            yield from leaves(item, (*path, _part(key)), depth + 1)
-    elif depth <= DEPTH_MAX and isinstance(value, list | tuple) and type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, str(index)), depth + 1)
-    else:
-        yield path, value
-
-
 def _encoded(value: object, path: Path, tensor: Callable[[Path, object], bool], depth: int) -> object:
     if depth > DEPTH_MAX:
         raise UndescribableError(f"{spelled(path)}: containers are nested deeper than {DEPTH_MAX}")
@@ -113,7 +102,7 @@ def _encoded(value: object, path: Path, tensor: Callable[[Path, object], bool], 
             raise UndescribableError(f"{spelled(path)}: two keys are written alike, such as 1 and '1'; rename one")
         return {"$": _MAPPING_TAGS[kind], "of": pairs}
     if tensor(path, value):
-        return {"$": "tensor"}
+        return _TENSOR
     if (array := _numpy(value)) is not None:
         return array
     raise UndescribableError(
@@ -167,8 +156,11 @@ def _decoded(value: Any, path: Path, tensor: Callable[[Path], object], depth: in
         return _decoded_numpy(value)
     mapping = _MAPPINGS[tag]()
     for key, item in _list(of):
-        key = _decoded(key, path, _no_tensor, depth + 1)
-        mapping[key] = _decoded(item, (*path, _part(key)), tensor, depth + 1)
+        if type(key) is not str:
+            key = _decoded(key, path, _no_tensor, depth + 1)
+        inside = (*path, _part(key))
+        # Most of a state's values are.
+        mapping[key] = tensor(inside) if item == _TENSOR else _decoded(item, inside, tensor, depth + 1)
     return mapping
 
 

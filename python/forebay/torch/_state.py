@@ -6,7 +6,7 @@ import math
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -107,11 +107,6 @@ def process(generators: Mapping[str, object]) -> list[Component]:
     ]
 
 
-def is_tensor(value: object) -> bool:
-    """See `Adapter.is_tensor`."""
-    return isinstance(value, torch.Tensor)
-
-
 def layout(value: object, path: Path) -> Layout | None:
     """See `Adapter.layout`."""
     if not isinstance(value, torch.Tensor):
@@ -135,6 +130,13 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
         return None
     strides = strides if _is_dense(shape, strides) else _contiguous(shape)
     return Layout(dtype_name(dtype), shape, tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
+
+
+def facts(tensors: Sequence[torch.Tensor]) -> list[object] | None:
+    """See `Adapter.facts`. What has another device, or bits for conjugates and signs, has another address."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return None
+    return [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -463,7 +465,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
 
     return [
         _fixed((*path, "type"), lambda: _type(optimizer)),
-        _fixed((*path, "parameters"), lambda: {name: f"{dtype_name(p.dtype)} {list(p.shape)}" for name, p in parameters().items()}),
+        _fixed((*path, "parameters"), lambda: {name: _sort(p.dtype, p.shape) for name, p in parameters().items()}),
         Component(
             (*path, "groups"),
             Placement.REPLICATED,
@@ -472,6 +474,12 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
         ),
         Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True),
     ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _sort(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """Type and sizes of a parameter, in words. Kept: the same text is not described again."""
+    return f"{dtype_name(dtype)} {list(shape)}"
 
 
 def _sharded_like(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a tensor or a plain value)
