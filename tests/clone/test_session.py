@@ -67,6 +67,15 @@ def test_arguments_that_can_not_be_are_refused(options: dict[str, Any], wrong: s
         clone.session(**given | options)
 
 
+@pytest.mark.parametrize("point", [{"epoch": -1, "step": 0}, {"epoch": 0, "step": -1}])
+def test_epochs_and_steps_are_counted_from_0_on(opened: Opened, point: dict[str, int]) -> None:
+    made = full(1)
+    session = opened(made)
+    made.step()
+    with pytest.raises(ValueError, match=r"point\(epoch=.*: count both from 0 on"):
+        session.point(**point)
+
+
 def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
     made = full(1)
     session = opened(made)

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
 from forebay.loader import Extent, LoaderError, RecordShards, SampleError
-from forebay.torch import DataLoader
+from forebay.torch import DataLoader, Keyed
 from tests.loader.data import Files, GlobalFiles, Indices, write_records
 from tests.support import LONG_S, PROGRAM_S, wait_until
 
@@ -136,10 +136,11 @@ def test_what_is_for_processes_is_refused_where_there_are_none(name: str, tmp_pa
         DataLoader(Files(tmp_path, 3), num_workers=1, **options)
 
 
-@pytest.mark.parametrize("epoch", [-1, 2**32 - 1])
-def test_no_epoch_has_such_a_number(epoch: int) -> None:
-    with pytest.raises(ValueError, match="epochs are numbered from 0"):
-        DataLoader(Indices(3)).set_epoch(epoch)
+@pytest.mark.parametrize("epoch", [-1, 2**32 - 1, "x", 1.5, True])
+def test_no_epoch_has_such_a_number(epoch: Any) -> None:  # noqa: ANN401
+    for one in (DataLoader(Indices(3)), Keyed(Indices(3))):
+        with pytest.raises(ValueError, match=f"epoch {epoch!r}: epochs are numbered from 0"):
+            one.set_epoch(epoch)
 
 
 def test_indices_are_whole_numbers() -> None:

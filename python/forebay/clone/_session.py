@@ -97,14 +97,17 @@ class Session:
         unless this is a clone that turns out to be none.
 
         Args:
-            epoch: as the program counts; what a clone finds in `resumed`.
-            step: the same; not negative.
+            epoch: as the program counts, from 0 on; what a clone finds in `resumed`.
+            step: the same.
 
         Raises:
             TypeError: one of the two is no whole number.
+            ValueError: one of the two is negative.
             CloneError: in a clone with `verify="shadow:N"`, at its Nth step: it is not as its parent. End the process.
         """
         epoch, step = operator.index(epoch), operator.index(step)
+        if epoch < 0 or step < 0:
+            raise ValueError(f"point(epoch={epoch}, step={step}): count both from 0 on")
         if not self._stepped:
             return
         self._stepped = False

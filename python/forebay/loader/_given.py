@@ -10,7 +10,21 @@ from typing import SupportsIndex, TypeGuard
 from forebay.loader._paths import spelled
 from forebay.loader.dataset import is_located
 
-__all__ = ["check_function", "check_map_style", "check_whole", "columns_of", "is_number", "is_whole", "paths_of", "seed_of"]
+__all__ = [
+    "EPOCHS_END",
+    "check_epoch",
+    "check_function",
+    "check_map_style",
+    "check_whole",
+    "columns_of",
+    "is_number",
+    "is_whole",
+    "paths_of",
+    "seed_of",
+]
+
+EPOCHS_END = 2**32 - 1
+"""The number after the last one keys groups of blocks (`policy::order::Blocks`)."""
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
@@ -56,6 +70,17 @@ def check_whole(name: str, value: object, least: int) -> int:
     if not is_whole(value) or operator.index(value) < least:
         raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
     return operator.index(value)
+
+
+def check_epoch(epoch: object) -> int:
+    """The number of an epoch.
+
+    Raises:
+        ValueError: no epoch has it.
+    """
+    if not is_whole(epoch) or not 0 <= operator.index(epoch) < EPOCHS_END:
+        raise ValueError(f"epoch {epoch!r}: epochs are numbered from 0 to {EPOCHS_END - 1}")
+    return operator.index(epoch)
 
 
 def check_function(name: str, value: object) -> None:

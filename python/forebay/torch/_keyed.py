@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from forebay import _core
-from forebay.loader._given import check_map_style, seed_of
+from forebay.loader._given import check_epoch, check_map_style, seed_of
 from forebay.loader.dataset import Extent, Located, is_located
 from forebay.loader.source import read_sample
 
@@ -155,8 +155,12 @@ class Keyed(Dataset[Any]):
         self._told = -1
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the samples are to be of, before it begins."""
-        self._epoch.fill_(epoch)
+        """Which epoch the samples are to be of, before it begins.
+
+        Raises:
+            ValueError: no epoch has that number.
+        """
+        self._epoch.fill_(check_epoch(epoch))
 
     def __len__(self) -> int:
         return len(self.dataset)

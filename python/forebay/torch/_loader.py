@@ -20,7 +20,7 @@ from forebay.loader import _told
 from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
-from forebay.loader._given import check_whole, is_whole
+from forebay.loader._given import check_epoch, check_whole, is_whole
 from forebay.loader._launcher import processors, rank_and_world
 from forebay.loader._report import EpochReport, Meter
 from forebay.loader._rows import RowSource, RowThreads
@@ -34,7 +34,7 @@ from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._collate import collated
 from forebay.torch._group import of_group
 from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
-from forebay.torch._order import EPOCHS_END, Begun, Given, Known, Place, Plan, check_version
+from forebay.torch._order import Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
 
@@ -195,9 +195,7 @@ class DataLoader:
         Raises:
             ValueError: no epoch has that number.
         """
-        epoch = operator.index(epoch)
-        if not 0 <= epoch < EPOCHS_END:
-            raise ValueError(f"epoch {epoch}: epochs are numbered from 0 to {EPOCHS_END - 1}")
+        epoch = check_epoch(epoch)
         for one in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)

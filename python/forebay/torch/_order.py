@@ -10,13 +10,12 @@ from typing import Any, Protocol, cast
 from forebay import _core
 from forebay.loader._batches import Batch
 from forebay.loader._errors import StateError
+from forebay.loader._given import EPOCHS_END
 from forebay.loader.order import Order
 
-__all__ = ["EPOCHS_END", "Begun", "Given", "Known", "Place", "Plan", "check_version"]
+__all__ = ["Begun", "Given", "Known", "Place", "Plan", "check_version"]
 
 VERSION = 1
-EPOCHS_END = 2**32 - 1
-"""The number after the last one keys groups of blocks (`policy::order::Blocks`)."""
 
 
 @dataclass(frozen=True)
