@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from forebay import clone
+from forebay.clone._adapter import Described
 from forebay.clone._values import Path
 
 
@@ -184,13 +185,13 @@ def test_what_has_not_changed_is_not_described_again(monkeypatch: pytest.MonkeyP
     known.manifest()
     described: list[str] = []
 
-    layout = known.adapter.layout
+    describe = known.adapter.describe
 
-    def noting(value: object, path: Path) -> clone.Layout | None:
+    def noting(value: object, path: Path) -> Described | None:
         described.append("/".join(path))
-        return layout(value, path)
+        return describe(value, path)
 
-    monkeypatch.setattr(known.adapter, "layout", noting)
+    monkeypatch.setattr(known.adapter, "describe", noting)
     job.step()
     known.manifest()
     # Generators give a new tensor each time they are asked, and gradients are new after `zero_grad`.

@@ -269,14 +269,20 @@ def test_f53_memory_that_could_change_or_is_too_short_is_refused(capture: clone.
 
 def replaced(where: str, /, **change: Any) -> Callable[[dict[str, Any]], None]:
     def change_entry(fields: dict[str, Any]) -> None:
-        (entry,) = (entry for entry in fields["entries"] if entry["path"] == where)
-        layout = {key: change.pop(key) for key in list(change) if key in entry["layout"]}
-        entry["layout"].update(layout)
-        entry.update(change)
+        number = fields["paths"].index(where)
+        layout = dict(zip(LAYOUT, fields["layouts"][fields["layout_of"][number]], strict=True))
+        fields["layout_of"][number] = len(fields["layouts"])
+        fields["layouts"].append([change.pop(key, value) for key, value in layout.items()])
+        if "place" in change:
+            fields["places"].append([number, *change.pop("place")])
+        for column, value in change.items():
+            fields[f"{column}s"][number] = value
 
     return change_entry
 
 
+LAYOUT = ("dtype", "shape", "strides", "device")
+COLUMNS = ("paths", "placements", "layout_of", "lengths", "digests")
 WEIGHT = "optimizer/state/0.0/momentum_buffer"
 HOSTILE: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (replaced(WEIGHT, strides=[0, 0, 0, 0]), "gaps, or share"),
@@ -287,16 +293,20 @@ HOSTILE: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (replaced(WEIGHT, path="optimizer/state/0.0/other"), "not a value as it is sent"),
     (replaced(WEIGHT, digest="../../etc"), "is no digest"),
     (replaced(WEIGHT, length=-1), "is no count"),
+    (replaced(WEIGHT, place=[0]), "is no place"),
     (replaced(WEIGHT, place=[0, 0]), "is no digest"),
     (replaced(WEIGHT, place=[0, -1], digest=""), "is no count"),
-    (replaced(WEIGHT, place="/etc", digest=""), "is no place"),
+    (replaced(WEIGHT, place=["/etc", 0], digest=""), "is no list of int"),
     (replaced(WEIGHT, digest=""), "is no digest"),
     (replaced(WEIGHT, placement="everywhere"), "not a manifest"),
     (replaced(WEIGHT, path="counters"), "stands twice"),
     (lambda fields: fields.update(format="forebay clone manifest 1"), "not of the format"),
     (lambda fields: fields.update(code="x"), "not a manifest"),
-    (lambda fields: fields["entries"].clear(), "none at all"),
-    (lambda fields: fields["entries"].append([]), "not a manifest"),
+    (lambda fields: [fields[column].clear() for column in COLUMNS], "none at all"),
+    (lambda fields: fields["lengths"].append(1), "not of one length"),
+    (lambda fields: fields["layout_of"].append(1), "not of one length"),
+    (lambda fields: fields["places"].append([1 << 40, 0, 0]), "not a manifest"),
+    (lambda fields: fields["layouts"].clear(), "not a manifest"),
 ]
 
 
@@ -329,8 +339,10 @@ def test_f53_any_part_of_a_manifest_may_be_anything(capture: clone.Capture, data
         | st.dictionaries(st.text(), st.text())
     )
     fields = json.loads(capture.manifest.to_json())
-    place = data.draw(st.sampled_from([fields, fields["entries"][0], fields["entries"][0]["layout"]]))
-    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(junk)
+    fields["places"].append([0, 0, 0])
+    places = [fields, *(column for column in fields.values() if isinstance(column, list) and column), fields["layouts"][0]]
+    place = data.draw(st.sampled_from(places))
+    place[data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))] = data.draw(junk)
     with contextlib.suppress(clone.DamagedError):
         assert clone.Manifest.from_json(json.dumps(fields).encode()).entries
 

@@ -12,7 +12,7 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Memory", "adapter_of"]
+__all__ = ["Adapter", "Component", "Described", "Memory", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
@@ -55,6 +55,22 @@ class Memory(NamedTuple):
     owner: object
 
 
+class Described(NamedTuple):
+    """What there is to say of a tensor.
+
+    Attributes:
+        layout: see there.
+        length: bytes.
+        address: where they lie, if that is in the processor's memory and in the order of the layout; else None.
+        is_sharded: whether each rank holds only a part.
+    """
+
+    layout: Layout
+    length: int
+    address: int | None
+    is_sharded: bool
+
+
 class Adapter(Ranks, Protocol):
     """A framework."""
 
@@ -78,8 +94,8 @@ class Adapter(Ranks, Protocol):
             MissingError: it is.
         """
 
-    def layout(self, value: object, path: Path) -> Layout | None:
-        """The layout of a tensor (of this rank's part, if it is sharded); None if the value is no tensor.
+    def describe(self, value: object, path: Path) -> "Described | None":
+        """What a tensor is (this rank's part, if it is sharded); None if the value is no tensor.
 
         Raises:
             UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
@@ -87,9 +103,6 @@ class Adapter(Ranks, Protocol):
 
     def facts(self, tensors: Sequence[Any]) -> list[object] | None:
         """What layouts and addresses come of, quickly: of the same tensors, equal as long as those are. None if that can't be told."""
-
-    def is_sharded(self, tensor: Any) -> bool:  # noqa: ANN401  (a tensor)
-        """Whether each rank holds only a part."""
 
     def length(self, layout: Layout) -> int:
         """Bytes of a tensor of that layout.

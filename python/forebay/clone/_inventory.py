@@ -359,7 +359,7 @@ class Inventory:
         return digests
 
     def _manifest(self, digested: list[tuple[Entry, str]]) -> Manifest:
-        entries = tuple([Entry(*entry[:4], digest, entry.place) for entry, digest in digested])
+        entries = tuple([entry if entry.place else Entry(*entry[:4], digest) for entry, digest in digested])
         rank, ranks = self.rank
         return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
 

@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from json.encoder import encode_basestring_ascii as quoted
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forebay.clone._errors import DamagedError
 
 __all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
 
-FORMAT = "forebay clone manifest 3"
+FORMAT = "forebay clone manifest 4"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
 _DIGEST = re.compile("[0-9a-f]{32}")
-_INT = frozenset((int,))
+COUNTS_END = 1 << 62
+_INT, _TEXT, _LISTS = frozenset((int,)), frozenset((str,)), frozenset((list,))
 VALUE = "value"
 """The type of an entry that is no tensor, but typed JSON."""
 
@@ -81,22 +81,9 @@ class Entry(NamedTuple):
         """Bytes of it that a capture holds."""
         return self.length if self.place is None else 0
 
-    def to_json(self) -> str:
-        """The entry as it is written. By hand, for the same reason."""
-        place = "" if self.place is None else f',"place":[{self.place[0]},{self.place[1]}]'
-        return (
-            f'{{"path":{quoted(self.path)},"placement":"{_WRITTEN[self.placement]}","layout":{_written(self.layout)},'
-            f'"length":{self.length},"digest":"{self.digest}"{place}}}'
-        )
-
 
 _WRITTEN = {placement: placement.value for placement in Placement}
-
-
-@functools.lru_cache(maxsize=4096)
-def _written(layout: Layout) -> str:
-    """A layout as it is written. Kept: a model has many tensors, and few layouts."""
-    return json.dumps(layout._asdict(), separators=(",", ":"))
+_READ = {written: placement for placement, written in _WRITTEN.items()}
 
 
 @dataclass(frozen=True)
@@ -153,10 +140,23 @@ class Manifest:
         return [path for path in {**mine, **others} if mine.get(path) != others.get(path)]
 
     def to_json(self) -> bytes:
-        """The manifest as JSON, one line."""
-        header = {"format": FORMAT, "framework": self.framework, "rank": self.rank, "ranks": self.ranks, "absent": self.absent}
-        entries = ",".join([entry.to_json() for entry in self.entries])
-        return f'{json.dumps(header, separators=(",", ":"))[:-1]},"entries":[{entries}]}}'.encode()
+        """The manifest as JSON, one line. By columns: a state has thousands of entries, and training stands still, or a clone waits."""
+        layouts: dict[Layout, int] = {}
+        fields = {
+            "format": FORMAT,
+            "framework": self.framework,
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "absent": self.absent,
+            "paths": [entry.path for entry in self.entries],
+            "placements": [_WRITTEN[entry.placement] for entry in self.entries],
+            "layout_of": [layouts.setdefault(entry.layout, len(layouts)) for entry in self.entries],
+            "lengths": [entry.length for entry in self.entries],
+            "digests": [entry.digest for entry in self.entries],
+            "places": [[number, *entry.place] for number, entry in enumerate(self.entries) if entry.place],
+            "layouts": list(layouts),
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
@@ -171,12 +171,10 @@ class Manifest:
             fields = json.loads(text)
             if fields.pop("format") != FORMAT:
                 raise ValueError(f"not of the format {FORMAT!r}: use the same version of Forebay on both sides")
-            entries = tuple(_entry(**entry) for entry in fields.pop("entries"))
             absent = tuple(map(_text, fields.pop("absent")))
-            framework, rank, ranks = _header(**fields)
-            if len({entry.path for entry in entries}) != len(entries) or not entries:
-                raise ValueError("a path stands twice, or none at all")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            framework, rank, ranks = _text(fields.pop("framework")), _count(fields.pop("rank")), _count(fields.pop("ranks"))
+            entries = _entries(**fields)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise DamagedError(f"not a manifest: {error}") from error
         return cls(framework, rank, ranks, absent, entries)
 
@@ -191,31 +189,48 @@ def aligned(length: int) -> int:
     return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _header(*, framework: object, rank: object, ranks: object) -> tuple[str, int, int]:
-    return _text(framework), _count(rank), _count(ranks)
+def _entries(
+    *, paths: object, placements: object, layout_of: object, lengths: object, digests: object, places: object, layouts: object
+) -> tuple[Entry, ...]:
+    """Entries out of columns, of which none is trusted."""
+    paths, placements, digests = _column(paths, _TEXT), _column(placements, _TEXT), _column(digests, _TEXT)
+    lengths, layout_of = _counts(lengths), _counts(layout_of)
+    known = [_layout(*one) for one in _column(layouts, _LISTS)]
+    if len({len(paths), len(placements), len(digests), len(lengths), len(layout_of)}) > 1:
+        raise ValueError("its columns are not of one length")
+    if len(set(paths)) != len(paths) or not paths:
+        raise ValueError("a path stands twice, or none at all")
+    placed: list[tuple[int, int] | None] = [None] * len(paths)
+    for place in _column(places, _LISTS):
+        number, *where = _counts(place)
+        if len(where) != 2:
+            raise ValueError(f"{place!r} is no place")
+        placed[number] = (where[0], where[1])
+    for path, digest, place in zip(paths, digests, placed, strict=True):
+        if digest if place else not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{path}: {digest!r} is no digest")
+    described = [known[number] for number in layout_of]
+    return tuple(map(Entry, paths, [_READ[one] for one in placements], described, lengths, digests, placed))
 
 
-def _entry(*, path: object, placement: object, layout: dict[str, object], length: object, digest: object, place: object = None) -> Entry:
-    if place is not None and (not isinstance(place, list) or len(place) != 2):
-        raise ValueError(f"{path}: {place!r} is no place")
-    if not isinstance(digest, str) or not (_DIGEST.fullmatch(digest) if place is None else digest == ""):
-        raise ValueError(f"{path}: {digest!r} is no digest")
-    where = None if place is None else (_count(place[0]), _count(place[1]))
-    return Entry(_text(path), Placement(placement), _layout(**layout), _count(length), digest, where)
+def _column(values: object, kind: frozenset[type]) -> list[Any]:
+    if not isinstance(values, list) or not kind.issuperset(map(type, values)):
+        raise ValueError(f"{values!r:.100} is no list of {' or '.join(one.__name__ for one in kind)}")
+    return values
 
 
-def _layout(*, dtype: object, shape: object, strides: object, device: object) -> Layout:
-    if not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
-        raise ValueError("shape and strides are no lists of one length")
-    if not _INT.issuperset(map(type, shape)) or not _INT.issuperset(map(type, strides)):
-        raise ValueError(f"{shape!r} and {strides!r} are no counts")
-    return _known(_text(dtype), tuple(shape), tuple(strides), _text(device))
+def _counts(values: object) -> list[int]:
+    numbers: list[int] = _column(values, _INT)
+    if numbers and not 0 <= min(numbers) <= max(numbers) < COUNTS_END:
+        raise ValueError(f"{values!r:.100}: one is no count")
+    return numbers
 
 
-@functools.lru_cache(maxsize=4096)
-def _known(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Layout:
-    """A layout. Kept: a model has many tensors, and few layouts."""
-    return Layout(dtype, tuple(map(_count, shape)), tuple(map(_count, strides)), device)
+def _layout(dtype: object, shape: object, strides: object, device: object) -> Layout:
+    sizes, steps = _counts(shape), _counts(strides)
+    if len(sizes) != len(steps):
+        raise ValueError("shape and strides are not of one length")
+    return Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device))
 
 
 def _text(value: object) -> str:
@@ -225,6 +240,6 @@ def _text(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
+    if type(value) is not int or not 0 <= value < COUNTS_END:
         raise ValueError(f"{value!r} is no count")
     return value

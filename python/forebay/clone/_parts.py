@@ -69,14 +69,13 @@ class Parts:
         addresses: list[int | None] = []
 
         def note(path: Path, leaf: object) -> bool:
-            layout = self._adapter.layout(leaf, path)
-            if layout is None:
+            described = self._adapter.describe(leaf, path)
+            if described is None:
                 return False
-            placement = Placement.SHARDED if self._adapter.is_sharded(leaf) else component.placement
-            lies = self._adapter.lying(leaf)
-            entries.append(Entry(spelled(path), placement, layout, self._adapter.length(layout), ""))
+            placement = Placement.SHARDED if described.is_sharded else component.placement
+            entries.append(Entry(spelled(path), placement, described.layout, described.length, ""))
             tensors.append(leaf)
-            addresses.append(lies.address if lies else None)
+            addresses.append(described.address)
             return True
 
         text = encode(value, component.path, note)

@@ -8,13 +8,13 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from forebay.clone._adapter import Component, Memory
+from forebay.clone._adapter import Component, Described, Memory
 from forebay.clone._errors import DamagedError, DifferenceError, MissingError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
@@ -107,29 +107,37 @@ def process(generators: Mapping[str, object]) -> list[Component]:
     ]
 
 
-def layout(value: object, path: Path) -> Layout | None:
-    """See `Adapter.layout`."""
+def describe(value: object, path: Path) -> Described | None:
+    """See `Adapter.describe`."""
     if not isinstance(value, torch.Tensor):
         return None
-    known = type(value) in _PLAIN or _is_dtensor(value)
+    is_distributed = _is_dtensor(value)
+    known = is_distributed or type(value) in _PLAIN
     if not known or value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UndescribableError(
             f"{spelled(path)}: a {_type(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
         )
-    local = _local(value) if _is_dtensor(value) else value
-    described = _layout(local.dtype, tuple(local.shape), local.stride(), local.device.type)
-    if described is None:
+    local = _local(value) if is_distributed else value
+    found = _layout(local.dtype, local.shape, local.stride(), local.device.type)
+    if found is None:
         raise UndescribableError(f"{spelled(path)}: an expanded tensor, whose elements share memory: keep its contiguous() instead")
-    return described
+    layout, is_in_order = found
+    lies = is_in_order and not is_distributed and layout.device == "cpu" and not value.is_conj() and not value.is_neg()
+    return Described(layout, length(layout), value.data_ptr() if lies else None, is_distributed and _is_sharded(cast("DTensor", value)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Layout | None:
-    """The layout in which a tensor is written; None of an expanded one. Kept: training stands still while all are described."""
+def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> tuple[Layout, bool] | None:
+    """The layout in which a tensor is written, and whether its elements lie so; None of an expanded one.
+
+    Kept: training stands still while all are described.
+    """
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         return None
-    strides = strides if _is_dense(shape, strides) else _contiguous(shape)
-    return Layout(dtype_name(dtype), shape, tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
+    is_dense = _is_dense(shape, strides)
+    written = strides if is_dense else _contiguous(shape)
+    steps = tuple(stride if size > 1 else 1 for size, stride in zip(shape, written, strict=True))
+    return Layout(dtype_name(dtype), tuple(shape), steps, device), is_dense
 
 
 def facts(tensors: Sequence[torch.Tensor]) -> list[object] | None:
@@ -139,11 +147,7 @@ def facts(tensors: Sequence[torch.Tensor]) -> list[object] | None:
     return [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """See `Adapter.is_sharded`."""
-    return _is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
-
-
+@functools.lru_cache(maxsize=4096)
 def length(layout: Layout) -> int:
     """See `Adapter.length`."""
     if not _is_dense(layout.shape, layout.strides):
@@ -353,6 +357,10 @@ def _is_dtensor(value: object) -> "TypeGuard[DTensor]":
         return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def _is_sharded(tensor: "DTensor") -> bool:
+    return any(not placement.is_replicate() for placement in tensor.placements)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

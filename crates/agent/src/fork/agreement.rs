@@ -33,17 +33,12 @@ pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
     })
 }
 
-/// Of a manifest what is looked at here; `forebay.clone` reads all of it.
+/// Of a manifest the columns that are looked at here; `forebay.clone` reads all of it.
 #[derive(Debug, Deserialize)]
 struct Manifest {
-    entries: Vec<Entry>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Entry {
-    path: String,
-    placement: String,
-    digest: String,
+    paths: Vec<String>,
+    placements: Vec<String>,
+    digests: Vec<String>,
 }
 
 impl Digests {
@@ -52,7 +47,7 @@ impl Digests {
     /// # Errors
     /// Why it is none.
     pub(crate) fn replicated(text: &[u8]) -> Result<Self, String> {
-        Self::of(text, |entry| entry.placement == "replicated")
+        Self::of(text, |placement| placement == "replicated")
     }
 
     /// Those of all entries.
@@ -63,11 +58,20 @@ impl Digests {
         Self::of(text, |_| true)
     }
 
-    fn of(text: &[u8], is_meant: impl Fn(&Entry) -> bool) -> Result<Self, String> {
+    fn of(text: &[u8], is_meant: impl Fn(&str) -> bool) -> Result<Self, String> {
         let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
         let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| error.to_string())?;
-        let meant = manifest.entries.into_iter().filter(is_meant);
-        Ok(Self(meant.map(|entry| (entry.path, entry.digest)).collect()))
+        let Manifest {
+            paths,
+            placements,
+            digests,
+        } = manifest;
+        if paths.len() != placements.len() || paths.len() != digests.len() {
+            return Err("its columns are not of one length".into());
+        }
+        let entries = paths.into_iter().zip(digests).zip(placements);
+        let meant = entries.filter(|(_, placement)| is_meant(placement));
+        Ok(Self(meant.map(|(entry, _)| entry).collect()))
     }
 
     /// The first entry that the two do not hold alike.
@@ -106,10 +110,8 @@ mod tests {
     #[test]
     fn only_what_ranks_hold_alike_is_compared() {
         let text = |weight: &str, buffer: &str| {
-            let entry =
-                |path, placement, digest| format!(r#"{{"path":"{path}","placement":"{placement}","digest":"{digest}","length":4}}"#);
-            let (weight, buffer) = (entry("w", "replicated", weight), entry("b", "per rank", buffer));
-            let text = format!("format\ntag\n{{}}\n{{\"rank\":0,\"entries\":[{weight},{buffer}]}}").into_bytes();
+            let columns = format!(r#""paths":["w","b"],"placements":["replicated","per rank"],"digests":["{weight}","{buffer}"]"#);
+            let text = format!("format\ntag\n{{}}\n{{\"rank\":0,{columns}}}").into_bytes();
             let all = Digests::all(&text).unwrap();
             assert_eq!(all.difference(&Digests::all(&text).unwrap()), None);
             assert_eq!(all.0.len(), 2);
@@ -126,7 +128,8 @@ mod tests {
 
     #[test]
     fn what_is_no_description_is_refused() {
-        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}", "a\nb\nc\n{\"entries\":[1]}"] {
+        let short = "a\nb\nc\n{\"paths\":[\"w\"],\"placements\":[],\"digests\":[\"\"]}";
+        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}", "a\nb\nc\n{\"paths\":[1]}", short] {
             assert!(Digests::replicated(text.as_bytes()).is_err(), "{text}");
         }
     }
