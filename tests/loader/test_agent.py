@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forebay.loader import DirectSource, Extent, LoaderError, Request
-from forebay.loader import _agent as module
+from forebay.loader import _joining as module
 from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept

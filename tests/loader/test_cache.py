@@ -199,7 +199,7 @@ def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
 @pytest.mark.parametrize(
     ("dataset", "cache", "wrong"),
     [
-        (Indices(10), "ram=1M", "cache= is for datasets that are decoded in threads"),
+        (Indices(10), "ram=1M", "cache= is for datasets that say where their samples lie"),
         (None, "/nowhere=1G", "/nowhere does not exist; mkdir -p /nowhere"),
         (None, "ram=plenty", r"cache=\['ram=plenty'\]: 'plenty' is no size"),
         (None, "ram=-1G", "'-1G' is no size"),

@@ -35,7 +35,7 @@ PROGRAM = textwrap.dedent("""
             return index
 
     class Located:
-        keyed = kind != "processes"
+        keyed = "processes" not in kind
 
         def __len__(self):
             return 1000
@@ -47,7 +47,7 @@ PROGRAM = textwrap.dedent("""
         def decode(self, data, i, rng):
             return i
 
-    dataset, cache = Plain() if kind == "plain" else Located(), ("ram=1M",) if kind == "cache" else ()
+    dataset, cache = Plain() if kind == "plain" else Located(), ("ram=1M",) if "cache" in kind else ()
     for batch in DataLoader(dataset, 4, seed=0, num_workers=2, cache=cache):
         print(batch[-1].item(), flush=True)
         while kind == "training":
@@ -107,11 +107,12 @@ def test_ctrl_c_ends_all_of_it(kind: str, tmp_path: Path) -> None:
         assert shared_memory(training.pid) == []
 
 
+@pytest.mark.parametrize("kind", ["cache", "cache for processes"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_with_a_cache_the_agent_ends_too_though_its_source_hangs(
-    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sent: signal.Signals, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with a_node(monkeypatch) as node, program("cache", tmp_path) as training:
+    with a_node(monkeypatch) as node, program(kind, tmp_path) as training:
         agent = node.agent()
         os.killpg(training.pid, sent)
         _, err = training.communicate(timeout=PROGRAM_S)

@@ -14,11 +14,12 @@ use std::{
 use forebay_agent::{
     AgentError,
     loader::{
-        Figures, LoaderConfig,
-        client::{Rank, Registering, Told},
+        Figures, LoaderConfig, Told,
+        client::{Rank, Registering},
         protocol::Variables,
         serve,
         table::Table,
+        worker::{Seat, Worker},
     },
 };
 
@@ -138,6 +139,32 @@ fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
     }
 }
 
+/// A worker sees what its rank was answered, and the rank when the worker is done.
+fn work(rank: &Rank) {
+    let seat = rank.seat().expect("its files are there");
+    let moved = Seat {
+        arena: (seat.arena.0, seat.arena.1 + 1),
+        ..seat
+    };
+    for wrong in [moved, Seat { board: seat.arena, ..seat }, Seat { rank: i32::MAX, ..seat }] {
+        assert!(Worker::new(&wrong).is_err(), "{wrong:?}");
+    }
+    let worker = Worker::new(&seat).expect("it is of the same process");
+    let number = rank.begin_epoch(0);
+    let first = rank.ask(&[1, 2, 3], number, 0).expect("there is room on the board");
+    for (turn, sample) in (first..).zip(1..=3) {
+        let Told::Ready { offset, length } = worker.wait(turn, WAIT) else {
+            panic!("sample {sample}: {:?}", worker.lost());
+        };
+        assert_eq!(worker.arena().bytes(offset, u64::from(length)), Some(&*content(sample)));
+    }
+    assert!(!rank.is_done(first + 1));
+    worker.done(first + 1);
+    assert!(rank.is_done(first + 1) && !rank.is_done(first));
+    rank.release(first..first + 3);
+    assert_eq!(worker.lost(), None);
+}
+
 /// A job of two ranks and three epochs.
 fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
     let ranks: Vec<Registering> = (0..2)
@@ -174,6 +201,7 @@ fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() 
     let figures = train(&node, "memory", 1 << 20);
     assert_eq!(figures.from_source, u64::from(SAMPLES), "{figures:?}");
     assert_eq!((figures.from_memory, figures.lost), (u64::from(2 * SAMPLES), 0), "{figures:?}");
+    work(&registered(node.register(&node.settings("worked for", 0, 1, 0, 1 << 20), true)));
     node.settle();
     let figures = train(&node, "disk", 0);
     assert!(figures.from_source < u64::from(2 * SAMPLES) && figures.from_disk > 0, "{figures:?}");

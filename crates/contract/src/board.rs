@@ -8,6 +8,9 @@
 //! A rank that releases a use before it was answered may see the answer all the same, in a slot that it has written anew: so each answer bears its
 //! turn. The agent looks at `asked` before it looks at `released`: where it sees the new use, it has seen that the old one was released.
 //!
+//! Worker processes of a rank look at answers, too. They ask and release nothing: the rank gives a worker turns, keeps them unreleased, and the worker marks
+//! one of them as *done* when it looks at none of them any more.
+//!
 //! Who waits says so first and then looks once more, so that nobody sleeps through what comes in between: the agent by `sleeping` (wake it by its
 //! doorbell), ranks by `waiting` (wake them by a futex on `answers`).
 
@@ -63,7 +66,8 @@ struct Slot {
     length: AtomicU32,
     /// The turn's low bits, and a code. Written last.
     state: AtomicU32,
-    _unused: AtomicU32,
+    /// The turn's low bits, inverted, once a worker of the rank's is done with what it was given together with this use.
+    done: AtomicU32,
 }
 
 // SAFETY: atomics only.
@@ -213,6 +217,18 @@ impl<'a> Board<'a> {
     /// The rank's threads together take so many nanoseconds to decode a sample, as it has measured lately.
     pub fn set_decoding_ns(&self, ns: u64) {
         self.long(DECODING).store(ns, Relaxed);
+    }
+
+    /// Whether the worker that was given this use is done with it. It was not released yet.
+    pub fn is_done(&self, turn: u64) -> bool {
+        self.slot(turn).done.load(Acquire) == done(turn)
+    }
+
+    // What the rank does, and its workers.
+
+    /// A worker looks no more at the bytes of what it was given together with this use.
+    pub fn set_done(&self, turn: u64) {
+        self.slot(turn).done.store(done(turn), Release);
     }
 
     /// Says that the caller is about to wait; what [`Self::answers`] is now. After that it looks for the answer once more. Ended by
@@ -394,4 +410,9 @@ impl Hearing {
 
 const fn state(turn: u64, code: u32) -> u32 {
     (turn as u32) << CODE_BITS | code
+}
+
+/// Of no turn before the four billionth it is what a new board has there.
+const fn done(turn: u64) -> u32 {
+    !(turn as u32)
 }

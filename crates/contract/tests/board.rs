@@ -55,6 +55,16 @@ fn what_is_asked_is_answered() {
 }
 
 #[test]
+fn a_worker_says_that_it_is_done_with_one_use_and_no_other() {
+    let board = board(4);
+    assert!((0..8).all(|turn| !board.is_done(turn)));
+    for turn in [0, 1, 5, 1 << 32] {
+        board.set_done(turn);
+        assert!(board.is_done(turn) && !board.is_done(turn + 4) && !board.is_done(turn + 1));
+    }
+}
+
+#[test]
 fn passes_through_an_epoch_have_other_names_than_their_neighbours() {
     for epoch in [0, 1, 90, (1 << 31) - 1] {
         let names = [1, 2, 3].map(|nth| Use::pass(epoch, nth));

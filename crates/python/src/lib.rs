@@ -129,7 +129,7 @@ mod _core {
     #[pymodule_export]
     use super::images::{cut_image, image_size};
     #[pymodule_export]
-    use super::loader::{LoaderRank, LoaderRegistering, LoaderTable};
+    use super::loader::{LoaderRank, LoaderRegistering, LoaderTable, LoaderWorker};
     #[pymodule_export]
     use super::mapped::Mapped;
     #[pymodule_export]

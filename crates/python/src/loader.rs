@@ -5,13 +5,10 @@ use std::{
     os::fd::IntoRawFd,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use forebay_agent::loader::{
-    client::{self, Told},
-    protocol::Variables,
-    table::Table,
-};
+use forebay_agent::loader::{Told, client, protocol::Variables, table::Table, worker};
 use pyo3::{
     exceptions::{PyOSError, PyValueError},
     prelude::*,
@@ -174,16 +171,8 @@ impl LoaderRank {
     /// What has become of a use, waited for no longer than this: its offset and length in bytes; `None` while nothing has come; an offset below 0 where the rank is to
     /// read the source itself.
     fn wait(&self, py: Python<'_>, turn: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
-        let mut told = self.0.look(turn);
-        if told == Told::Pending && wait_s > 0.0 {
-            let wait = duration(wait_s)?;
-            told = py.detach(|| self.0.wait(turn, wait));
-        }
-        Ok(match told {
-            Told::Pending => None,
-            Told::Ready { offset, length } => Some((offset as i64, length as usize)),
-            Told::ReadYourself => Some((-1, 0)),
-        })
+        let look = || self.0.look(turn);
+        told(py, wait_s, look, |wait| self.0.wait(turn, wait))
     }
 
     /// Whether it is known of so many uses from the turn `first` on what has become of them, waited for no longer than this in all.
@@ -233,6 +222,17 @@ impl LoaderRank {
         Ok(())
     }
 
+    /// Where worker processes find what this rank looks at: see `LoaderWorker`.
+    fn seat(&self) -> PyResult<Seat> {
+        let worker::Seat { rank, agent, board, arena } = self.0.seat()?;
+        Ok((rank, agent, board, arena))
+    }
+
+    /// Whether the worker process that was given this use, which is not released, is done with it.
+    fn is_done(&self, turn: u64) -> bool {
+        self.0.is_done(turn)
+    }
+
     /// Why the rank reads by itself; `None` as long as there is an agent.
     fn lost(&self) -> Option<String> {
         self.0.lost()
@@ -248,4 +248,69 @@ impl LoaderRank {
         let (figures, of_rank) = py.detach(|| self.0.figures())?;
         Some([&figures.named()[..], &of_rank.named()].concat())
     }
+}
+
+/// A rank's process, its agent's or 0, and of board and arena the rank's descriptor and the file's number.
+type Seat = (i32, i32, (i32, u64), (i32, u64));
+
+/// A worker process of a rank, which sees what the agent answers the rank. The memory is mapped for as long as the object lives.
+#[pyclass(frozen)]
+pub(crate) struct LoaderWorker(worker::Worker);
+
+#[pymethods]
+impl LoaderWorker {
+    /// Of a rank's `seat()`.
+    #[new]
+    fn new(seat: Seat) -> PyResult<Self> {
+        let (rank, agent, board, arena) = seat;
+        worker::Worker::new(&worker::Seat { rank, agent, board, arena })
+            .map(Self)
+            .map_err(to_python)
+    }
+
+    /// Where the memory lies in which extents lie.
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.arena().base().as_ptr() as usize
+    }
+
+    /// Bytes of that memory.
+    #[getter]
+    fn length(&self) -> usize {
+        self.0.arena().len()
+    }
+
+    /// What has become of a use that the rank has given: as `LoaderRank.wait` tells it.
+    fn wait(&self, py: Python<'_>, turn: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
+        told(py, wait_s, || self.0.look(turn), |wait| self.0.wait(turn, wait))
+    }
+
+    /// What was given together with this use is looked at no more.
+    fn done(&self, turn: u64) {
+        self.0.done(turn);
+    }
+
+    /// Why the worker reads by itself; `None` as long as there is an agent.
+    fn lost(&self) -> Option<String> {
+        self.0.lost()
+    }
+}
+
+/// What is told at once, or else after a wait without the interpreter's lock.
+fn told(
+    py: Python<'_>,
+    wait_s: f64,
+    look: impl Fn() -> Told,
+    wait: impl Fn(Duration) -> Told + Sync + Send,
+) -> PyResult<Option<(i64, usize)>> {
+    let mut told = look();
+    if told == Told::Pending && wait_s > 0.0 {
+        let wait_max = duration(wait_s)?;
+        told = py.detach(|| wait(wait_max));
+    }
+    Ok(match told {
+        Told::Pending => None,
+        Told::Ready { offset, length } => Some((offset as i64, length as usize)),
+        Told::ReadYourself => Some((-1, 0)),
+    })
 }

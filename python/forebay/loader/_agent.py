@@ -5,40 +5,29 @@ gives is a view of that, without a copy. Whatever the agent can't do, and all on
 """
 
 import ctypes
-import json
-import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from forebay import _core
 from forebay._say import say
 from forebay.loader._errors import LoaderError
-from forebay.loader._paths import is_object, store_variables
+from forebay.loader._joining import WAIT_S, Joining, placed
 from forebay.loader._place import Place
-from forebay.loader._settings import AgentSettings, Kept, kept
+from forebay.loader._settings import AgentSettings
 from forebay.loader._uses import Direct, Held, Uses
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Request, Source
 
-__all__ = ["PATIENCE_S", "WAIT_S", "Agent", "AgentSource"]
+__all__ = ["PATIENCE_S", "Agent", "AgentSource"]
 
-WAIT_S = 0.5
-"""How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
 PATIENCE_S = 30.0
 """Who has waited for so long for a sample reads it himself, whatever the agent says."""
-GATHER_S = 120.0
-"""For the other ranks of the node to begin their epoch."""
-SILENT_S = 5.0
-"""So long of that nothing is said."""
 LOOK_STEPS = 2
 """Steps beyond what is needed that are asked for at once: asking takes time, and training waits."""
 LEVELS = ("reads_at_once", "hung", "rank_threads_most")
@@ -66,15 +55,11 @@ class Agent:
     def __init__(
         self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str], rows: FixedRows | None = None
     ) -> None:
-        self._name = name
-        self._samples = samples
         self._settings = settings
         self._place = place
-        self._cache = tuple(cache)
-        self._rows = rows
+        self._joining = Joining(name, samples, settings, place, cache, rows)
         self._lock = threading.Lock()
         self._rank: _core.LoaderRank | None = None
-        self._table = _core.LoaderTable()
         self._why: str | None = None  # It does not serve.
         self._was_told = self._was_told_of_size = False
         self._telling = threading.Lock()
@@ -82,6 +67,7 @@ class Agent:
         self._is_joined = self._closed = False
         self._passes = 0
         self._held: set[Held] = set()
+        self._lent: set[Held] = set()  # Of these what worker processes have.
         # Written to by finalizers, which may run anywhere: nothing is locked there.
         self._finished: deque[Held] = deque()
         self._before: dict[str, int] = {}
@@ -138,7 +124,8 @@ class Agent:
         """An epoch begins: what the agent calls it, and its first iteration. The very first waits for all ranks of the node."""
         if not self._is_joined:
             self._is_joined = True
-            self._join(locate)
+            self._rank, why = self._joining.join(locate)
+            self._why = why or None
             for note in self._rank.notes if self._rank is not None else []:
                 say(note)
         self._tell()
@@ -151,6 +138,12 @@ class Agent:
                 first = order.used // (order.batch_size * order.world)
                 number = number if order.is_drawn else order.number
             return (number if self._rank is None else self._rank.begin_epoch(number)), first
+
+    def give_up(self, why: str) -> None:
+        """A worker process has found that the agent does not serve."""
+        if self.lost is None:
+            self._why = why
+        self._tell_lost()
 
     def _tell_lost(self) -> None:
         """Says it as soon as anybody finds that the agent does not serve, and once."""
@@ -176,101 +169,6 @@ class Agent:
                 f"a batch has {rows:,} rows, and the loader agent takes {most:,} at once: such batches are read row by row; "
                 "give smaller ones, or batch_size= in place of a sampler of batches"
             )
-
-    def _join(self, locate: Callable[[int], Extent]) -> None:
-        """Becomes a rank of the loader; or `_why` says why not.
-
-        Raises:
-            LoaderError: ranks disagree, or what they want can't be. All ranks of the node are told the same.
-        """
-        found = kept(self._cache)
-        if found.directory is None:
-            self._why = found.why or "it could not be started"
-            return
-        directory = found.directory
-        if self._rows is not None:
-            path, offset, row_bytes, mark = _placed(self._rows.locate(0))
-            self._table.add_rows(path, offset, row_bytes or 0, len(self._rows), mark)
-        else:
-            for sample in range(self._samples):
-                try:
-                    self._table.add(*_placed(locate(sample)))
-                except Exception:  # noqa: S112  (who reads it is told)
-                    continue
-        if self._table.extents == 0:
-            self._why = "no sample can be located"
-            return
-        descriptor = self._table.seal() if self._place.local_rank == 0 else None
-        try:
-            self._rank = self._registered(directory, found, descriptor)
-        except ConnectionRefusedError as error:
-            raise LoaderError(str(error)) from None
-        except ConnectionError as error:
-            self._why = str(error)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def _registered(self, directory: str, found: Kept, descriptor: int | None) -> _core.LoaderRank | None:
-        described = self._described(found)
-        # An agent that stands may be of another job, with another environment.
-        variables = store_variables() if descriptor is not None and self._table.has_objects else None
-        try:
-            return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
-        except ConnectionRefusedError:
-            raise
-        except ConnectionError:
-            # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
-            if kept(self._cache).directory is None:
-                raise
-        return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
-
-    def _gathered(self, registering: _core.LoaderRegistering) -> _core.LoaderRank | None:
-        begun, was_told = time.monotonic(), False
-        while (rank := registering.wait(WAIT_S)) is None:
-            waited = time.monotonic() - begun
-            if waited >= SILENT_S and not was_told:
-                was_told = True
-                say(self._awaited())
-            if waited >= GATHER_S:
-                self._why = (
-                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
-                    f"opened, within {GATHER_S:.0f} s; all have to make their loaders in the same order"
-                )
-                return None
-        return rank
-
-    def _awaited(self) -> str:
-        others = self._place.local_ranks - 1
-        ranks = "other rank" if others == 1 else f"other {others} ranks"
-        gathering = f"the {ranks} of this node to begin an epoch of this loader, or for " if others else ""
-        return f"waiting for {gathering}a disk of cache=; after {GATHER_S:.0f} s this rank reads by itself"
-
-    def _described(self, found: Kept) -> str:
-        place = self._place
-        settings: dict[str, Any] = asdict(self._settings)
-        uses = settings.pop("uses")
-        sampler_drop_last, drop_last = settings.pop("drop_last")
-        alike = settings | {
-            "samples": uses,
-            "dataset": self._table.digest,
-            "ahead": self._settings.ahead,
-            "extents": self._table.extents,
-            "world": place.world,
-            "sampler_drop_last": sampler_drop_last,
-            "drop_last": drop_last,
-            "memory_bytes": found.memory_bytes,
-            "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
-        }
-        return json.dumps(
-            {
-                "loader": f"{place.name}/{self._name}",
-                "rank": place.rank,
-                "local_rank": place.local_rank,
-                "local_ranks": place.local_ranks,
-                "alike": alike,
-            }
-        )
 
     def _viewed(self, uses: Uses, first: int, told: Sequence[tuple[int, int] | None]) -> list[memoryview | None]:
         """Views of the agent's memory.
@@ -308,13 +206,38 @@ class Agent:
         with self._lock:
             if uses.released:
                 return [None] * len(told)
-            if held:
-                _in_use.add(self)
             for one, memory in held:
-                one.memory = weakref.ref(memory, partial(self._view_is_gone, one))
-                self._held.add(one)
-                uses.held.add(one)
+                self._hold(one, memory)
         return views
+
+    def _hold(self, held: Held, memory: object) -> None:
+        """Bytes stay as long as anything refers to `memory`. With the lock held."""
+        _in_use.add(self)
+        held.memory = weakref.ref(memory, partial(self._view_is_gone, held))
+        self._held.add(held)
+        held.uses.held.add(held)
+
+    def _lend(self, held: Held, lent: object) -> None:
+        """A worker process has a batch, for as long as anything refers to `lent`, or until it is done with it."""
+        with self._lock:
+            self._hold(held, lent)
+            self._lent.add(held)
+
+    def _sweep(self) -> None:
+        """Lets go of what worker processes are done with."""
+        with self._lock:
+            rank, lent = self._rank, list(self._lent)
+        for held in lent:
+            if rank is None or held.mark is None or rank.is_done(held.mark):
+                self._back(held)
+
+    def _back(self, held: Held) -> None:
+        """A worker process looks at a batch no more."""
+        with self._lock:
+            is_lent = held in self._lent
+        if is_lent:
+            self._view_is_gone(held, None)
+            held.uses.release()
 
     def _view_is_gone(self, held: Held, _: object) -> None:
         self._finished.append(held)
@@ -328,6 +251,7 @@ class Agent:
                     held = self._finished.popleft()
                     uses, held.memory = held.uses, None
                     self._held.discard(held)
+                    self._lent.discard(held)
                     uses.held.discard(held)
                     if uses.released:
                         self._give_back(uses, held.places)
@@ -354,7 +278,9 @@ class Agent:
         seen = {place for held in uses.held for place in held.places}
         if over := [turn for place in places if place not in seen and (turn := turns[place]) is not None]:
             rank.release(over)
-        if held := [turn for place in seen if (turn := turns[place]) is not None]:
+        # A worker may wait for answers still: their places are not another's before it is done.
+        viewed = {place for held in uses.held if held.mark is None for place in held.places}
+        if held := [turn for place in viewed if (turn := turns[place]) is not None]:
             rank.hold(held)
 
 
@@ -471,13 +397,13 @@ class AgentSource:
 
     def _extents(self, samples: list[int]) -> list[int | None]:
         """Extents by the agent's numbers, in each epoch perhaps others; None where the rank is to read a sample itself."""
-        locate, find = self._locate, self._agent._table.find
+        locate, find = self._locate, self._agent._joining.table.find
         if locate is None:
             raise LoaderError("nothing was registered")
         extents: list[int | None] = []
         for sample in samples:
             try:
-                extents.append(find(*_placed(locate(sample))))
+                extents.append(find(*placed(locate(sample))))
             except Exception:
                 # Who reads it will be told.
                 extents.append(None)
@@ -555,16 +481,3 @@ class AgentSource:
         self._requested.clear()
         self._foreseen.clear()
         self._order, self._next = None, 0
-
-
-def _placed(extent: Extent) -> tuple[bytes, int, int | None, int]:
-    """As the agent, which is in another directory, has it."""
-    path = os.fspath(extent.path)
-    is_absolute = path.startswith("/") or is_object(path)
-    return _encoded(path if is_absolute else f"{Path.cwd()}/{path}"), extent.offset, extent.length, extent.mark
-
-
-@lru_cache(maxsize=16)
-def _encoded(path: str) -> bytes:
-    """Samples that follow each other often lie in one file."""
-    return os.fsencode(path)

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from forebay.loader._agent import PATIENCE_S, WAIT_S, Agent, AgentSource
+from forebay.loader._agent import PATIENCE_S, Agent, AgentSource
 from forebay.loader._batches import Failure, failure
 from forebay.loader._errors import LoaderError
+from forebay.loader._joining import WAIT_S
 from forebay.loader._threads import Decoding, Pending, Threads
 from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows

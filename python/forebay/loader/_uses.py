@@ -1,6 +1,5 @@
 """Samples of a batch that the loader agent was asked for, and the memory of its that something refers to."""
 
-import ctypes
 import weakref
 from typing import TYPE_CHECKING
 
@@ -67,11 +66,18 @@ class Direct:
 
 
 class Held:
-    """Memory of the agent's that something refers to."""
+    """Memory of the agent's that something refers to.
 
-    __slots__ = ("memory", "places", "uses")
+    Args:
+        uses: a batch's.
+        mark: the turn by which a worker process says that it is done with all of the batch; None where this process looks at it.
+    """
 
-    def __init__(self, uses: Uses) -> None:
+    __slots__ = ("mark", "memory", "places", "uses")
+
+    def __init__(self, uses: Uses, mark: int | None = None) -> None:
         self.uses = uses
-        self.places: list[int] = []  # Those of the samples that lie there.
-        self.memory: weakref.ref[ctypes.Array[ctypes.c_ubyte]] | None = None
+        self.mark = mark
+        # Those of the samples that lie there.
+        self.places: list[int] = [] if mark is None else list(range(len(uses.samples)))
+        self.memory: weakref.ref[object] | None = None  # It is over with this.

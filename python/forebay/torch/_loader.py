@@ -9,16 +9,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DistributedSampler, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay._say import say
 from forebay.loader import _told
 from forebay.loader._agent import Agent
-from forebay.loader._batches import Batch, Fetched, sample_error
+from forebay.loader._batches import sample_error
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._given import check_epoch, check_whole, is_whole
 from forebay.loader._launcher import processors, rank_and_world
@@ -26,6 +25,7 @@ from forebay.loader._report import EpochReport, Meter
 from forebay.loader._rows import RowSource, RowThreads
 from forebay.loader._settings import cache_words, check_choices
 from forebay.loader._threads import Decoding, Threads
+from forebay.loader._workers import Serving
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
@@ -33,10 +33,11 @@ from forebay.torch._arguments import blocks_of, check_flags, check_numbers, chec
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._collate import collated
 from forebay.torch._group import of_group
-from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, on_one_thread, stay_on_one_thread, tell_epoch
+from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, stay_on_one_thread, tell_epoch
 from forebay.torch._order import Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
+from forebay.torch._work import InProcesses, InThreads, Work, to_pinned
 
 __all__ = ["DataLoader"]
 
@@ -87,7 +88,8 @@ class DataLoader:
         blocks_at_once: of a block shuffle.
         cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next: `"DIR=SIZE"` on a
             local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the loader agent, then reads for all of its
-            ranks. For datasets that are decoded in threads. Files must not change while the job runs.
+            ranks, their threads and worker processes. For datasets that have `locate` and `decode`. Files must not change while the job
+            runs.
         policy: which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that look ahead (`nopfs`, `lobster`,
             `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
         schedule: which read comes next, likewise. None: `earliest_deadline`.
@@ -344,12 +346,13 @@ class DataLoader:
             for name in choices:
                 raise ValueError(f"{name}= is about what cache= keeps: give cache=, or leave it out")
             return None
-        if self._processes is not None:
+        if self._located is None or self.num_workers == 0:
             raise ValueError(
-                "cache= is for datasets that are decoded in threads: with locate and a keyed decode, and num_workers above 0; "
+                "cache= is for datasets that say where their samples lie, with locate and decode, and for num_workers above 0; "
                 "or leave it out, and start the program with `forebay run`"
             )
-        return agent_of(self.dataset, self._plan, self.batch_size, Ahead(self._prefetch, self.rank, self.world_size), cache, choices)
+        batches = self._prefetch * (1 if self._processes is None else self.num_workers)
+        return agent_of(self.dataset, self._plan, self.batch_size, Ahead(batches, self.rank, self.world_size), cache, choices)
 
     def _made_processes(
         self,
@@ -383,9 +386,13 @@ class DataLoader:
         generator.set_state(state)
         return drawn
 
-    def _begin(self, begun: Begun) -> "_Work":
+    def _begin(self, begun: Begun) -> Work:
         if self._processes is not None:
-            return _InProcesses(self._processes, begun, is_known=self._plan.is_known)
+            serving = None
+            if self._agent is not None and self._located is not None:
+                tell_epoch(self.dataset, self._place.epoch)
+                serving = Serving(self._agent, begun.order, self._located.locate)
+            return InProcesses(self._processes, begun, serving, is_known=self._plan.is_known)
         if not (self._has_drawn and self.persistent_workers):
             # Torch's loader does, each time that it starts workers.
             _draw(self.generator)
@@ -396,14 +403,14 @@ class DataLoader:
 
         def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
             batch = samples if collate.is_users else collate.function(samples)
-            return batch if device is None or collate.is_users else _pinned(batch, device)
+            return batch if device is None or collate.is_users else to_pinned(batch, device)
 
         # Torch's own function copies whatever it puts together; of the user's nothing is known.
         decoding = Decoding(self._located, _generators, assemble, is_copying=not collate.is_users, skip=self._is_skipping)
         if (rows := self._row_source(begun, collate)) is not None:
             making = RowTensors(rows.dataset.row_bytes, device)
             options: dict[str, Any] = {"ahead": self._prefetch, "timeout_s": self.timeout, "skip": self._is_skipping}
-            return _InThreads(RowThreads(rows, making, threads=self.num_workers, **options), begun, collate, device)
+            return InThreads(RowThreads(rows, making, threads=self.num_workers, **options), begun, collate, device)
         source = connect() if self._agent is None else self._agent.source(connect())
         try:
             source.register(begun.order, self._located.locate)
@@ -411,7 +418,7 @@ class DataLoader:
             source.close()
             raise
         threads = Threads(decoding, source, threads=self.num_workers, ahead=self._prefetch, timeout_s=self.timeout)
-        return _InThreads(threads, begun, collate, device)
+        return InThreads(threads, begun, collate, device)
 
     def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
         """What gives whole batches; None where samples are to be had one by one."""
@@ -423,55 +430,6 @@ class DataLoader:
             return rows
         rows.close()
         return None
-
-
-class _Work(Protocol):
-    """An epoch's batches being made."""
-
-    results: Iterator[tuple[Batch, Fetched]]
-
-    def close(self) -> None:
-        """Ends it."""
-
-
-class _InProcesses:
-    def __init__(self, processes: Processes, begun: Begun, *, is_known: bool) -> None:
-        self._processes = processes
-        self.results = processes.batches(begun.batches(), is_known=is_known)
-
-    def close(self) -> None:
-        # Torch's iterator ends its workers when nobody refers to it.
-        self.results = iter(())
-        self._processes.close()
-
-
-class _InThreads:
-    def __init__(self, threads: Threads, begun: Begun, collate: Collate, device: int | None) -> None:
-        self._threads = threads
-        self._collate = collate
-        self._device = device
-        try:
-            results = threads.batches(begun.batches())
-        except BaseException:
-            # Such as a sampler that does not give what it gave before.
-            threads.close()
-            raise
-        self.results: Iterator[tuple[Batch, Fetched]] = map(self._collated, results) if collate.is_users else results
-
-    def close(self) -> None:
-        self._threads.close()
-
-    def _collated(self, result: tuple[Batch, Fetched]) -> tuple[Batch, Fetched]:
-        """The user's function may draw from the global generators, of which there is one for all threads: it runs in training's."""
-        batch, fetched = result
-        if not fetched.failed:
-            begun = time.perf_counter()
-            with globals_kept(), on_one_thread():
-                fetched.value = self._collate(fetched.value, batch)
-            if self._device is not None:
-                fetched.value = _pinned(fetched.value, self._device)
-            fetched.decoded_s += time.perf_counter() - begun
-        return batch, fetched
 
 
 class _Epoch:
@@ -535,7 +493,7 @@ class _Epoch:
             say(f"{report}{Agent.told(since)}")
 
 
-def _close_in(pid: int, work: _Work) -> None:
+def _close_in(pid: int, work: Work) -> None:
     # In a process that was forked none of its threads are left, and locks may be as they were just then.
     if os.getpid() != pid:
         return
@@ -563,12 +521,6 @@ def _device() -> int | None:
         return torch.cuda.current_device()
     warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=4)
     return None
-
-
-def _pinned(batch: Any, device: int) -> Any:  # noqa: ANN401  (whatever a batch is)
-    # In another thread the first GPU would be meant.
-    torch.cuda.set_device(device)
-    return pinned(batch)
 
 
 def _rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +18,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from forebay import _core
 from forebay.loader._batches import Batch, Fetched, decoded, failure
 from forebay.loader._nodes import stay
+from forebay.loader._threads import READ_AHEAD
+from forebay.loader._uses import Uses
+from forebay.loader._workers import Lent, Seated, Serving, Share
 from forebay.loader.source import Request, Source, connect
 from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
 
@@ -55,15 +57,24 @@ class _Task:
         epoch: that begins with its first task, counted by the process that sends it.
         batch: to be fetched now.
         ahead: samples of what this worker will be sent next, if that is known.
+        share: of what the loader agent gives the rank; None where the worker is to read by itself.
     """
 
     epoch: int
     batch: Batch
     ahead: list[int]
+    share: Share | None
 
 
+@dataclass
 class _Fetched(Fetched):
-    """With what torch's thread for pinned memory asks for."""
+    """With what torch's thread for pinned memory asks for.
+
+    Attributes:
+        lost: why the worker reads by itself, though it was to have a share of the loader agent's.
+    """
+
+    lost: str | None = None
 
     def pin_memory(self) -> "_Fetched":
         self.value = pin_memory(self.value)
@@ -81,12 +92,13 @@ class _Fetcher(Dataset[Any]):
         self._processes = processes
         # Made by the process that uses it.
         self._source: Source | None = None
+        self._seated = Seated()
         self._epoch = self._told = -1
         # Of the task that is worked on, and of the one that is to come, with its samples.
         self._request: Request | None = None
         self._ahead: tuple[list[int], Request] | None = None
 
-    def __getitems__(self, task: _Task) -> Fetched:
+    def __getitems__(self, task: _Task) -> _Fetched:
         """The name by which torch asks for a batch in one call."""
         # Workers have generators of their own, training's thread has not.
         is_worker = get_worker_info() is not None
@@ -130,20 +142,25 @@ class _Fetcher(Dataset[Any]):
         fetched.waited_s = max(0.0, time.perf_counter() - begun - fetched.decoded_s)
         return samples
 
-    def _read(self, task: _Task, fetched: Fetched) -> list[Any]:
+    def _read(self, task: _Task, fetched: _Fetched) -> list[Any]:
         """Samples of a dataset that says where they lie."""
         dataset, batch, generators = self._located, task.batch, Generators()
         source = self._begun(task)
         assert dataset is not None
-        request = self._request = self._requested(source, task)
+        shared = None if task.share is None else self._seated.request(batch, task.share, source)
+        request = self._request = shared or self._requested(source, task)
 
         def rng(key: int) -> torch.Generator:
             # A dataset that is not keyed draws from the global ones.
             reseed(key)
             return generators(key)
 
-        places, are_bytes_kept = range(len(batch.samples)), source.is_lasting or not self._collate.is_users
+        # The agent's are another's as soon as the batch is put together.
+        is_lasting = source.is_lasting and shared is None
+        places, are_bytes_kept = range(len(batch.samples)), is_lasting or not self._collate.is_users
         samples = decoded(dataset, request, batch, places, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
+        if task.share is not None:
+            fetched.lost = self._seated.lost
         return list(samples.values())
 
     def _begun(self, task: _Task) -> Source:
@@ -171,38 +188,62 @@ class _Fetcher(Dataset[Any]):
         return request
 
 
-class _Tasks:
-    """What torch's loader takes for its batch sampler: gives the tasks of the epoch that was set last."""
+class _Sending:
+    """An epoch's tasks, as torch's loader asks for them, and what becomes of them.
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._epoch = 0
-        self._batches: Iterator[Batch] = iter(())
-        self._is_known = False
-        self.sent: deque[Batch] = deque()
+    Torch's iterator refers to it for as long as its workers live, and those that stay until they have heard of the next epoch: so long
+    what they have of the agent's memory stays.
 
-    def begin(self, batches: Iterator[Batch], *, is_known: bool) -> None:
-        self._epoch += 1
+    Args:
+        epoch: counted by this process.
+        batches: of the epoch, from some place on.
+        workers: processes.
+        serving: what the loader agent gives; None where there is none.
+        is_known: batches may be asked for before they are due.
+    """
+
+    def __init__(self, epoch: int, batches: Iterator[Batch], workers: int, serving: Serving | None, *, is_known: bool) -> None:
+        self._epoch = epoch
         self._batches = batches
-        self._is_known = is_known
-        self.sent = deque()
-
-    def __iter__(self) -> Iterator[_Task]:
+        self._serving = serving
         # Torch deals batches to its workers in turn. A sampler of the user's own is not asked before its batch is due: it may draw from
         # generators that training draws from, too.
-        ahead = max(1, self._workers) if self._is_known else 0
-        return _tasks(self._epoch, self._batches, self.sent, ahead)
+        self._next = max(1, workers) if is_known else 0
+        self._ahead = self._next if serving is None or not is_known else max(self._next, READ_AHEAD)
+        self._coming: deque[tuple[Batch, Uses | None]] = deque()
+        self._sent: deque[tuple[Batch, Lent | None]] = deque()
 
+    def __iter__(self) -> "_Sending":
+        return self
 
-def _tasks(epoch: int, batches: Iterator[Batch], sent: deque[Batch], ahead: int) -> Iterator[_Task]:
-    coming: deque[Batch] = deque(islice(batches, ahead))
-    while True:
-        coming.extend(islice(batches, 1))
+    def __next__(self) -> _Task:
+        coming, serving = self._coming, self._serving
+        while len(coming) <= self._ahead and (batch := next(self._batches, None)):
+            coming.append((batch, None if serving is None else serving.request(batch)))
         if not coming:
-            return
-        batch = coming.popleft()
-        sent.append(batch)
-        yield _Task(epoch, batch, coming[ahead - 1].samples if ahead and len(coming) >= ahead else [])
+            raise StopIteration
+        batch, uses = coming.popleft()
+        share, lent = (None, None) if serving is None else serving.lend(uses)
+        self._sent.append((batch, lent))
+        ahead = coming[self._next - 1][0].samples if 0 < self._next <= len(coming) else []
+        return _Task(self._epoch, batch, ahead, share)
+
+    def back(self, fetched: _Fetched) -> Batch:
+        """The next batch has come back: which it is."""
+        batch, lent = self._sent.popleft()
+        if self._serving is not None:
+            self._serving.back(lent, fetched.lost)
+        return batch
+
+
+class _Tasks:
+    """What torch's loader takes for its batch sampler: gives the tasks of the epoch that was begun last."""
+
+    def __init__(self) -> None:
+        self.sending: Iterator[_Task] = iter(())
+
+    def __iter__(self) -> Iterator[_Task]:
+        return self.sending
 
 
 def _end_with_parent() -> None:
@@ -261,25 +302,34 @@ class Processes:
         options: dict[str, Any],
     ) -> None:
         self._fetcher = _Fetcher(dataset, collate, skip=skip, processes=max(1, workers))
-        self._tasks = _Tasks(workers)
+        self._workers = workers
+        self._is_persistent = bool(options["persistent_workers"])
+        self._epochs = 0
+        self._tasks = _Tasks()
         # Tasks take the place of lists of indices.
         tasks: Any = self._tasks
         self._loader: DataLoader[Any] = DataLoader(
             self._fetcher, batch_sampler=tasks, collate_fn=_as_it_is, num_workers=workers, worker_init_fn=_Begin(worker_init_fn), **options
         )
 
-    def batches(self, batches: Iterator[Batch], *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
+    def batches(self, batches: Iterator[Batch], serving: Serving | None, *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
         """Begins, and gives what becomes of each batch, in order.
 
         Args:
             batches: of an epoch, from some place on.
+            serving: what of it the loader agent gives; None where there is none.
             is_known: they may be asked for before they are due.
         """
-        self._tasks.begin(batches, is_known=is_known)
-        sent = self._tasks.sent
+        self._epochs += 1
+        before = self._tasks.sending
+        sending = self._tasks.sending = _Sending(self._epochs, batches, self._workers, serving, is_known=is_known)
         results = iter(self._loader)
-        return ((sent.popleft(), fetched) for fetched in results)
+        # Workers that stay have heard of the new epoch only now.
+        del before
+        return ((sending.back(fetched), fetched) for fetched in results)
 
     def close(self) -> None:
         """Ends what training's own thread had begun. Worker processes end with torch's iterator, or stay for the next epoch."""
+        if not self._is_persistent:
+            self._tasks.sending = iter(())
         self._fetcher.close()

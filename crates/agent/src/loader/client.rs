@@ -12,34 +12,28 @@ use std::{
 
 use forebay_contract::{
     Board, Region,
-    board::{Answer, SLOTS_MAX, Use},
+    board::{SLOTS_MAX, Use},
 };
-use rustix::{
-    io::Errno,
-    process::{Pid, getpid},
-    thread::futex,
-};
+use rustix::process::{Pid, getpid};
 
 use super::{
-    Figures, LoaderConfig, RankFigures,
+    Figures, LoaderConfig, RankFigures, Told,
+    answers::{Answers, Watch},
     doorbell::Doorbell,
     protocol::{Ask, Settings, Tell, VERSION, Variables},
     socket_path,
+    worker::Seat,
 };
 use crate::{
     client::start_until,
-    clock::timespec,
     connection::{CLOSED, Connection},
     error::AgentError,
     limits::LOADER_DEAD_AFTER,
     private_dir::private_dir,
-    shared::SharedFile,
 };
 
 /// How long a rank may wait until the agent's socket takes its packet.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// How long a rank waits for an answer before it looks whether there still is an agent.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Why a process that was forked reads by itself.
 const FORKED: &str = "this process was forked from the one that the agent serves";
 
@@ -64,11 +58,8 @@ pub struct Rank {
     state: Mutex<State>,
     /// Whoever has this locked may wait for the agent; the state is locked by nobody meanwhile, but after it.
     connection: Mutex<Connection>,
-    // Before the page, in whose memory it lies.
-    board: Board<'static>,
-    _page: SharedFile,
+    answers: Answers,
     doorbell: Doorbell,
-    arena: SharedFile,
     notes: Vec<String>,
     /// In which alone all this is of use: what is forked shares the memory, and has a copy of locks that nobody may ever open.
     owner: Pid,
@@ -89,34 +80,6 @@ struct State {
     /// Ranks of this node that are gone.
     gone: Vec<u32>,
     watch: Watch,
-}
-
-/// How often the agent was found standing still. Looks are counted, and not the time: a machine that was suspended, or a job that was frozen together with the agent, has
-/// not looked meanwhile.
-#[derive(Debug, Default)]
-struct Watch {
-    /// When it was last seen to work, by its own account.
-    alive_ns: u64,
-    /// The last look that counted.
-    looked: Option<Instant>,
-    /// Looks in a row, a while apart, that have found it so.
-    in_vain: u32,
-}
-
-/// What a rank is told of a use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// Nothing, within the time that was waited.
-    Pending,
-    /// Its bytes lie in the arena, until it is released.
-    Ready {
-        /// From the arena's beginning.
-        offset: u64,
-        /// In bytes.
-        length: u32,
-    },
-    /// The rank is to read the source itself.
-    ReadYourself,
 }
 
 impl Registering {
@@ -173,14 +136,10 @@ impl Rank {
         doorbell: Doorbell,
         notes: Vec<String>,
     ) -> Result<Self, AgentError> {
-        let unusable = |why: String| AgentError::Protocol(format!("its memory {why}"));
-        let mapped = |error: io::Error| unusable(format!("can't be mapped: {error}"));
-        let page = SharedFile::received(page, Board::bytes(slots.min(SLOTS_MAX))).map_err(mapped)?;
-        let arena = SharedFile::received_for_reading(arena, arena_bytes as usize).map_err(mapped)?;
-        let board = Board::open(page.region_beside()).ok_or_else(|| unusable("is of another version".into()))?;
+        let answers = Answers::new((page, Board::bytes(slots.min(SLOTS_MAX))), (arena, arena_bytes as usize))?;
         let state = State {
             asked: 0,
-            open: vec![false; board.slots() as usize],
+            open: vec![false; answers.board.slots() as usize],
             held: BTreeSet::new(),
             released: 0,
             passes: 0,
@@ -192,10 +151,8 @@ impl Rank {
         Ok(Self {
             state: Mutex::new(state),
             connection: Mutex::new(connection),
-            board,
-            _page: page,
+            answers,
             doorbell,
-            arena,
             notes,
             owner: getpid(),
         })
@@ -212,12 +169,12 @@ impl Rank {
 
     /// The memory in which samples lie. What is there may be looked at from [`Told::Ready`] to [`Self::release`].
     pub fn arena(&self) -> Region<'_> {
-        self.arena.region()
+        self.answers.arena()
     }
 
     /// Uses that can be under way at once: [`Self::ask`] never has room for more.
     pub fn slots(&self) -> u32 {
-        self.board.slots()
+        self.answers.board.slots()
     }
 
     /// What there is to say of the loader, for a person.
@@ -234,18 +191,18 @@ impl Rank {
         let mut state = self.state();
         let first = state.asked;
         let end = first + samples.len() as u64;
-        let is_room = state.lost.is_none() && self.board.may_put_to(end);
+        let is_room = state.lost.is_none() && self.answers.board.may_put_to(end);
         if !is_room || (first..end).any(|turn| state.open[state.slot(turn)]) {
             return None;
         }
         for (turn, &sample) in (first..).zip(samples) {
             let wanted = Use { sample, epoch, iteration };
-            self.board.put(turn, wanted);
+            self.answers.board.put(turn, wanted);
             let slot = state.slot(turn);
             state.open[slot] = true;
         }
         state.asked = end;
-        self.ring_if(self.board.set_asked(end));
+        self.ring_if(self.answers.board.set_asked(end));
         Some(first)
     }
 
@@ -258,12 +215,9 @@ impl Rank {
         if !state.is_open(turn) {
             return Told::ReadYourself;
         }
-        match self.board.answer(turn) {
-            Answer::Pending if state.lost.is_some() => Told::ReadYourself,
-            Answer::Pending => Told::Pending,
-            // Whatever the agent writes, it leads nowhere else.
-            Answer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => Told::Ready { offset, length },
-            Answer::Ready { .. } | Answer::Refused => Told::ReadYourself,
+        match self.answers.look(turn) {
+            Told::Pending if state.lost.is_some() => Told::ReadYourself,
+            told => told,
         }
     }
 
@@ -272,25 +226,23 @@ impl Rank {
         if self.is_forked() {
             return Told::ReadYourself;
         }
-        let deadline = Instant::now() + wait;
-        loop {
-            let seen = self.board.wait_begins();
-            let told = self.look(turn);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if told != Told::Pending || left.is_zero() {
-                self.board.wait_over();
-                return told;
-            }
-            let pause = left.min(LOOK_EVERY);
-            let waited = futex::wait(self.board.answers(), futex::Flags::empty(), seen, Some(&timespec(pause)));
-            self.board.wait_over();
-            match waited {
-                Err(Errno::TIMEDOUT) => self.look_after_agent(),
-                // A signal: its handler is the caller's.
-                Err(Errno::INTR) => return self.look(turn),
-                Ok(()) | Err(_) => {}
-            }
-        }
+        self.answers.wait(wait, || self.look(turn), || self.look_after_agent())
+    }
+
+    /// Where worker processes of this rank find what it looks at.
+    ///
+    /// # Errors
+    /// The files can't be asked what they are.
+    pub fn seat(&self) -> io::Result<Seat> {
+        let [board, arena] = self.answers.places()?;
+        let agent = self.connection.lock().unwrap_or_else(PoisonError::into_inner).pid().unwrap_or(0);
+        let rank = self.owner.as_raw_nonzero().get();
+        Ok(Seat { rank, agent, board, arena })
+    }
+
+    /// Whether the worker that was given this use, which is not released, is done with it.
+    pub fn is_done(&self, turn: u64) -> bool {
+        self.answers.board.is_done(turn)
     }
 
     /// Whether it is known of all these uses what has become of them, waited for no longer than this in all.
@@ -334,9 +286,9 @@ impl Rank {
     fn look_after_agent(&self) {
         self.hear();
         let mut state = self.state();
-        let stands_still = state.watch.look(self.board.alive_ns(), Instant::now());
-        if state.lost.is_none() && stands_still {
-            state.lost = Some(format!("the loader agent stands still since {} s", LOADER_DEAD_AFTER.as_secs()));
+        let stands_still = state.watch.look(&self.answers.board);
+        if state.lost.is_none() {
+            state.lost = stands_still;
         }
     }
 
@@ -385,10 +337,10 @@ impl Rank {
             } else if !state.held.remove(&turn) {
                 continue;
             }
-            self.board.release(state.released, turn);
+            self.answers.board.release(state.released, turn);
             state.released += 1;
         }
-        self.ring_if(self.board.set_released(state.released));
+        self.ring_if(self.answers.board.set_released(state.released));
     }
 
     /// The rank begins an epoch of its order, perhaps the same once more: what [`Self::ask`] and [`Self::begin_step`] are to call it.
@@ -408,13 +360,15 @@ impl Rank {
         }
         let mut state = self.state();
         state.steps += 1;
-        self.ring_if(self.board.begin_step(state.steps, epoch, iteration));
+        self.ring_if(self.answers.board.begin_step(state.steps, epoch, iteration));
     }
 
     /// The rank's threads together take so long to decode a sample.
     pub fn set_decoding(&self, took: Duration) {
         if !self.is_forked() {
-            self.board.set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            self.answers
+                .board
+                .set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         }
     }
 
@@ -482,53 +436,10 @@ impl State {
     }
 }
 
-impl Watch {
-    /// The agent says that it worked then, as is seen now. Whether it has stood still for too long.
-    fn look(&mut self, alive_ns: u64, now: Instant) -> bool {
-        match self.looked {
-            Some(looked) if alive_ns == self.alive_ns => {
-                if now.saturating_duration_since(looked) >= LOOK_EVERY {
-                    self.looked = Some(now);
-                    self.in_vain += 1;
-                }
-            }
-            _ => {
-                let looked = Some(now);
-                let in_vain = 0;
-                *self = Self { alive_ns, looked, in_vain };
-            }
-        }
-        LOOK_EVERY * self.in_vain >= LOADER_DEAD_AFTER
-    }
-}
-
 fn is_gone(error: &AgentError) -> String {
     match error {
         // No answer came, so there was none to read.
         AgentError::Protocol(why) if why == CLOSED => format!("the loader agent is gone: {why}"),
         error => format!("the loader agent is gone: {error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_agent_stands_still_when_it_was_looked_at_for_long_and_not_when_time_has_jumped() {
-        let (mut watch, begun) = (Watch::default(), Instant::now());
-        let mut look = |alive_ns, at_s| watch.look(alive_ns, begun + Duration::from_secs_f64(at_s));
-        let dead_s = LOADER_DEAD_AFTER.as_secs_f64();
-        assert!(!look(5, 0.0));
-        // Both were frozen; several threads look at once.
-        assert!(![1000.0, 1000.1, 1000.2].map(|at_s| look(5, at_s)).contains(&true));
-        for second in 1..LOADER_DEAD_AFTER.as_secs() - 1 {
-            assert!(!look(5, 1000.0 + second as f64));
-        }
-        assert!(!look(6, 1000.0 + dead_s), "it works again");
-        for half in 1..2 * LOADER_DEAD_AFTER.as_secs() {
-            assert!(!look(6, 1000.0 + dead_s + 0.5 * half as f64));
-        }
-        assert!(look(6, 1000.0 + 2.0 * dead_s));
     }
 }

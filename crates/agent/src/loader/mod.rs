@@ -7,9 +7,10 @@
 //! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides
 //! what is read, kept and answered (no I/O), by `policy`. `prepare.rs` has the threads that make a loader, with disks from `disks.rs`; `reading.rs` those that read
 //! and write for it; `arena.rs` its memory. `service.rs` is the one thread that brings these together. [`client`] is the other side, [`table`] what it says of a
-//! dataset.
+//! dataset, [`worker`] a process that works for it; what both of these look at is `answers.rs`.
 
 mod agreement;
+mod answers;
 mod arena;
 mod cast;
 pub mod client;
@@ -22,7 +23,9 @@ mod reading;
 mod run;
 mod service;
 pub mod table;
+pub mod worker;
 
+pub use answers::Told;
 pub use machine::{Figures, RankFigures};
 pub use service::serve;
 

@@ -1,0 +1,165 @@
+"""How a rank comes to the loader agent of its node: it says what it is and wants, and waits until all ranks of the node have."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from forebay import _core
+from forebay._say import say
+from forebay.loader._errors import LoaderError
+from forebay.loader._paths import is_object, store_variables
+from forebay.loader._place import Place
+from forebay.loader._settings import AgentSettings, Kept, kept
+from forebay.loader.dataset import Extent
+from forebay.loader.rows import FixedRows
+
+__all__ = ["WAIT_S", "Joining", "placed"]
+
+WAIT_S = 0.5
+"""How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
+GATHER_S = 120.0
+"""For the other ranks of the node to begin their epoch."""
+SILENT_S = 5.0
+"""So long of that nothing is said."""
+
+
+class Joining:
+    """A rank of a loader that comes to the agent.
+
+    Args:
+        name: of the loader within the job: the same in all of its ranks, and no other's.
+        samples: of the dataset.
+        settings: what all ranks want alike.
+        place: of this rank.
+        cache: where samples are kept: see `kept`.
+        rows: what the dataset is, if its samples are rows.
+
+    Attributes:
+        table: where samples lie, as the agent is told.
+    """
+
+    def __init__(
+        self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str], rows: FixedRows | None = None
+    ) -> None:
+        self._name = name
+        self._samples = samples
+        self._settings = settings
+        self._place = place
+        self._cache = tuple(cache)
+        self._rows = rows
+        self.table = _core.LoaderTable()
+
+    def join(self, locate: Callable[[int], Extent]) -> tuple[_core.LoaderRank | None, str]:
+        """The rank before the agent, which is started if none stands; or why there is none.
+
+        Args:
+            locate: gives the extent of a sample.
+
+        Raises:
+            LoaderError: ranks disagree, or what they want can't be. All ranks of the node are told the same.
+        """
+        found = kept(self._cache)
+        if found.directory is None:
+            return None, found.why or "it could not be started"
+        self._fill(locate)
+        if self.table.extents == 0:
+            return None, "no sample can be located"
+        descriptor = self.table.seal() if self._place.local_rank == 0 else None
+        try:
+            return self._registered(found.directory, found, descriptor)
+        except ConnectionRefusedError as error:
+            raise LoaderError(str(error)) from None
+        except ConnectionError as error:
+            return None, str(error)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _fill(self, locate: Callable[[int], Extent]) -> None:
+        if self._rows is not None:
+            path, offset, row_bytes, mark = placed(self._rows.locate(0))
+            self.table.add_rows(path, offset, row_bytes or 0, len(self._rows), mark)
+            return
+        for sample in range(self._samples):
+            try:
+                self.table.add(*placed(locate(sample)))
+            except Exception:  # noqa: S112  (who reads it is told)
+                continue
+
+    def _registered(self, directory: str, found: Kept, descriptor: int | None) -> tuple[_core.LoaderRank | None, str]:
+        described = self._described(found)
+        # An agent that stands may be of another job, with another environment.
+        variables = store_variables() if descriptor is not None and self.table.has_objects else None
+        try:
+            return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
+        except ConnectionRefusedError:
+            raise
+        except ConnectionError:
+            # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
+            if kept(self._cache).directory is None:
+                raise
+        return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
+
+    def _gathered(self, registering: _core.LoaderRegistering) -> tuple[_core.LoaderRank | None, str]:
+        begun, was_told = time.monotonic(), False
+        while (rank := registering.wait(WAIT_S)) is None:
+            waited = time.monotonic() - begun
+            if waited >= SILENT_S and not was_told:
+                was_told = True
+                say(self._awaited())
+            if waited >= GATHER_S:
+                return None, (
+                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
+                    f"opened, within {GATHER_S:.0f} s; all have to make their loaders in the same order"
+                )
+        return rank, ""
+
+    def _awaited(self) -> str:
+        others = self._place.local_ranks - 1
+        ranks = "other rank" if others == 1 else f"other {others} ranks"
+        gathering = f"the {ranks} of this node to begin an epoch of this loader, or for " if others else ""
+        return f"waiting for {gathering}a disk of cache=; after {GATHER_S:.0f} s this rank reads by itself"
+
+    def _described(self, found: Kept) -> str:
+        place = self._place
+        settings: dict[str, Any] = asdict(self._settings)
+        uses = settings.pop("uses")
+        sampler_drop_last, drop_last = settings.pop("drop_last")
+        alike = settings | {
+            "samples": uses,
+            "dataset": self.table.digest,
+            "ahead": self._settings.ahead,
+            "extents": self.table.extents,
+            "world": place.world,
+            "sampler_drop_last": sampler_drop_last,
+            "drop_last": drop_last,
+            "memory_bytes": found.memory_bytes,
+            "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
+        }
+        return json.dumps(
+            {
+                "loader": f"{place.name}/{self._name}",
+                "rank": place.rank,
+                "local_rank": place.local_rank,
+                "local_ranks": place.local_ranks,
+                "alike": alike,
+            }
+        )
+
+
+def placed(extent: Extent) -> tuple[bytes, int, int | None, int]:
+    """As the agent, which is in another directory, has it."""
+    path = os.fspath(extent.path)
+    is_absolute = path.startswith("/") or is_object(path)
+    return _encoded(path if is_absolute else f"{Path.cwd()}/{path}"), extent.offset, extent.length, extent.mark
+
+
+@lru_cache(maxsize=16)
+def _encoded(path: str) -> bytes:
+    """Samples that follow each other often lie in one file."""
+    return os.fsencode(path)
