@@ -49,11 +49,16 @@ class Node:
 
     def agent(self) -> int:
         """The loader agent's process."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(str(self.root / "run/loaders/loader.sock"))
-            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        assert isinstance(pid, int)
-        return pid
+        return agent_in(self.root / "run")
+
+
+def agent_in(runtime: Path) -> int:
+    """The process of the loader agent that has this runtime directory."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(str(runtime / "loaders/loader.sock"))
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    assert isinstance(pid, int)
+    return pid
 
 
 @contextlib.contextmanager

@@ -153,16 +153,89 @@ def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, c
     assert agent.figures() == {}
     # Not only when the next epoch begins.
     told = capfd.readouterr().err
-    # Later epochs are read ahead by the rank itself, and that is told once.
-    epochs(agent, node, 2)
     assert told.count("the loader agent does not serve rank 0, which reads for itself: the loader agent is gone") == 1
-    assert capfd.readouterr().err == ""
-    # And another loader begins with another agent.
-    other = made(name="1")
-    assert epochs(other, node, 1) == 0
-    assert other.lost is None
-    other.close()
+    # Then there is another agent, as often as it takes.
+    for _ in range(2):
+        assert epochs(agent, node, 2) == 0
+        assert agent.lost is None
+        figures = agent.since()
+        assert (figures["from_source"], figures["from_memory"]) == (SAMPLES, SAMPLES)
+        told = capfd.readouterr().err
+        assert told.count("the loader agent serves rank 0 again") == 1
+        os.kill(node.agent(), signal.SIGKILL)
     agent.close()
+
+
+def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None:
+    largest = max(range(SAMPLES), key=lambda sample: len(node.content(sample)))
+    agent = made(window_bytes=40_000, policy="none")
+    source = begun(agent, node)
+    request, other = source.request([largest], 0), source.request([5], 1)
+    part = request.read(0)
+    os.kill(node.agent(), signal.SIGKILL)
+    # The epoch goes on beside the next, which another agent serves; its samples have other places there.
+    later = begun(agent, node)
+    epoch(later, node, [(sample * 7 + 3) % SAMPLES for sample in range(SAMPLES)])
+    assert later.direct_reads == 0
+    assert bytes(other.read(0)) == node.content(5)
+    assert bytes(part) == node.content(largest)
+    for one in (request, other):
+        one.release()
+    del part
+    for one in (source, later):
+        one.close()
+    assert epochs(agent, node, 2) == 0
+    assert not agent._held
+    agent.close()
+
+
+def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_for_long(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "REJOIN_S", 0.5)
+    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+
+    def both() -> list[AgentSource]:
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda agent: begun(agent, node), agents))
+
+    for source in both():
+        source.close()
+    first = begun(agents[0], node)
+    os.kill(node.agent(), signal.SIGKILL)
+    # As with gradients that are averaged: the one waits in its epoch for what the other computes in that.
+    second = begun(agents[1], node)
+    for source in (second, first):
+        epoch(source, node)
+        source.close()
+    assert all(agent.lost is not None for agent in agents)
+    served = both()
+    assert [agent.lost for agent in agents] == [None, None]
+    for source in served:
+        epoch(source, node)
+        assert source.direct_reads == 0
+        source.close()
+    said = capfd.readouterr().err
+    assert [said.count(f"the loader agent serves rank {rank} again") for rank in range(2)] == [1, 1]
+    for agent in agents:
+        agent.close()
+
+
+def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: Node) -> None:
+    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        sources = list(pool.map(lambda agent: begun(agent, node), agents))
+    for source in sources:
+        source.close()
+    left, stays = agents
+    left.close()
+    rank = stays._rank
+    assert rank is not None
+    wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
+    os.kill(node.agent(), signal.SIGKILL)
+    assert epochs(stays, node, 1) == SAMPLES
+    assert stays.lost is not None
+    stays.close()
 
 
 def test_an_agent_that_stands_still_is_not_waited_for(node: Node) -> None:

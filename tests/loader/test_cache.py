@@ -94,7 +94,12 @@ def test_the_agent_is_killed_and_no_batch_is_another(node: Node, files: Files) -
     other = DataLoader(files, **OPTIONS, report=False)
     same(ours, epoch(other, 0))
     assert figures(loader) == {}
-    same(epoch(loader, 1), epoch(other, 1))
+    # From the next epoch on there is another one.
+    for number in (1, 2):
+        same(epoch(loader, number), epoch(other, number))
+    counted = figures(loader)
+    assert counted["from_source"] - counted["hedged"] <= LENGTH
+    assert counted["from_memory"] + counted["from_source"] >= 2 * LENGTH
 
 
 class Moving(Files):
@@ -272,21 +277,36 @@ def test_off_leaves_the_cache_out(node: Node, files: Files, monkeypatch: pytest.
 
 
 RANK = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 from forebay.loader import LoaderError
 from forebay.torch import DataLoader
-from tests.loader.data import Files
+from tests.loader import data
+from tests.loader.node import agent_in
 
-rank, folder, seed, ends = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+rank, folder, seed, ends, kind = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+
+def together(what):
+    (folder.parent / f"{what}-{rank}").touch()
+    while not (folder.parent / f"{what}-{1 - rank}").exists():
+        time.sleep(0.001)
+
 loader = DataLoader(
-    Files(folder, 120), batch_size=8, shuffle=True, seed=seed, num_workers=2, rank=rank, world_size=2, cache="ram=1M", report=False
+    getattr(data, kind)(folder, 120),
+    batch_size=8, shuffle=True, seed=seed, num_workers=2, rank=rank, world_size=2, cache="ram=1M", report=False,
 )
 seen = []
 try:
     for number in range(3):
         loader.set_epoch(number)
-        seen.append([int(index) for batch in loader for index in batch[0]])
+        batches = iter(loader)
+        had = [next(batches)]
+        if ends == "agent killed":
+            together(f"begun-{number}")
+            if (rank, number) == (0, 0):
+                os.kill(agent_in(Path(os.environ["FOREBAY_RUNTIME_DIR"])), signal.SIGKILL)
+            together(f"going-on-{number}")
+        seen.append([int(index) for batch in [*had, *batches] for index in batch[0]])
         if ends == "killed" and number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     told = loader._agent.figures()
@@ -298,9 +318,9 @@ sys.stdin.read()
 """
 
 
-def started(node: Node, rank: int, *, seed: int = 3, ends: str = "") -> "subprocess.Popen[str]":
+def started(node: Node, rank: int, *, seed: int = 3, ends: str = "", kind: str = "Files") -> "subprocess.Popen[str]":
     launched = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job"}
-    words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), f"{seed}", ends]
+    words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), f"{seed}", ends, kind]
     environment = os.environ | node.environment | launched | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(words, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -312,8 +332,13 @@ def ended(rank: "subprocess.Popen[str]") -> list[Any]:
     return found
 
 
-def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files) -> None:
-    ranks = [started(node, rank) for rank in range(2)]
+IN_BOTH = pytest.mark.parametrize("kind", ["Files", "GlobalFiles"])
+"""In threads, and in worker processes."""
+
+
+@IN_BOTH
+def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files, kind: str) -> None:
+    ranks = [started(node, rank, kind=kind) for rank in range(2)]
     both = [ended(rank) for rank in ranks]
     for rank in ranks:
         rank.communicate("", timeout=LONG_S)
@@ -323,6 +348,21 @@ def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files) -> None:
     # Whoever was asked last: each file was read once, whichever rank has used it.
     assert LENGTH <= max(figures["from_source"] for _, figures, _ in both) <= LENGTH + max(figures["hedged"] for _, figures, _ in both)
     assert [lost for _, _, lost in both] == [None, None]
+
+
+@IN_BOTH
+def test_the_agent_is_killed_and_all_ranks_come_to_another(node: Node, files: Files, kind: str) -> None:
+    ranks = [started(node, rank, ends="agent killed", kind=kind) for rank in range(2)]
+    both = [ended(rank) for rank in ranks]
+    for rank in ranks:
+        rank.communicate("", timeout=LONG_S)
+    for number in range(3):
+        parts = [seen[number] for seen, _, _ in both]
+        assert sorted(parts[0] + parts[1]) == list(range(LENGTH))
+    assert [lost for _, _, lost in both] == [None, None]
+    # Of the last two epochs.
+    figures = max((figures for _, figures, _ in both), key=lambda figures: figures["from_memory"])
+    assert LENGTH <= figures["from_source"] <= LENGTH + figures["hedged"]
 
 
 def test_a_rank_is_killed_and_the_other_goes_on(node: Node, files: Files) -> None:

@@ -13,10 +13,15 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from forebay import _core
-from forebay.loader import SampleError
+from forebay.loader import DirectSource, SampleError
+from forebay.loader._agent import Agent
+from forebay.loader._batches import Batch
+from forebay.loader._place import Place
+from forebay.loader._settings import AgentSettings
+from forebay.loader._workers import Seated, Serving
 from forebay.torch import DataLoader, Keyed
 from tests.loader.data import GlobalFiles, Views, same
-from tests.loader.node import Node, a_node
+from tests.loader.node import SAMPLES, Node, a_node
 from tests.support import LONG_S, wait_until
 
 LENGTH = 120
@@ -232,13 +237,45 @@ def test_the_agent_is_killed_and_no_batch_is_another(
     ours = []
     for number, batch in enumerate(loader):
         ours.append(batch)
-        if number == 3:
+        if number == 0:
             os.kill(node.agent(), signal.SIGKILL)
     other = DataLoader(files, **OPTIONS)
     same(ours, epoch(other, 0))
     assert figures(loader) == {}
-    same(epoch(loader, 1), epoch(other, 1))
-    assert capfd.readouterr().err.count("the loader agent does not serve rank 0, which reads for itself: the loader agent is gone") == 1
+    # From the next epoch on there is another one, for workers that have seen the first, too.
+    for number in (1, 2):
+        same(epoch(loader, number), epoch(other, number))
+    assert read(loader) == (LENGTH, 0)
+    assert figures(loader)["from_memory"] == LENGTH
+    said = capfd.readouterr().err
+    assert said.count("the loader agent does not serve rank 0, which reads for itself: the loader agent is gone") == 1
+    assert said.count("the loader agent serves rank 0 again") == 1
+
+
+def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
+    agent = Agent("0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), Place("job", 0, 1, 0, 1), ("ram=1M",))
+    serving = Serving(agent, None, node.locate)
+    pid = node.agent()
+    os.kill(pid, signal.SIGSTOP)
+    batch = Batch(0, [5, 7], seed=0, epoch=0)
+    share, lent = serving.lend(serving.request(batch))
+    assert share is not None
+    seated, fallback = Seated(), DirectSource()
+    fallback.register(None, node.locate)
+    request = seated.request(batch, share, fallback)
+    assert request is not None
+    assert request.at_hand(range(2)) == [None, None]
+    os.kill(pid, signal.SIGKILL)
+    for place, sample in enumerate(batch.samples):
+        assert bytes(request.read(place)) == node.content(sample)
+    assert seated.lost == "the loader agent is gone: its process has ended"
+    assert seated.request(batch, share, fallback) is None
+    request.release()
+    serving.back(lent, seated.lost)
+    assert agent.lost is not None
+    assert not agent._held
+    for one in (serving, fallback, agent):
+        one.close()
 
 
 def test_an_agent_that_stands_still_is_not_waited_for(node: Node, files: GlobalFiles, capfd: pytest.CaptureFixture[str]) -> None:

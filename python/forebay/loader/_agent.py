@@ -5,6 +5,7 @@ gives is a view of that, without a copy. Whatever the agent can't do, and all on
 """
 
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -61,10 +62,11 @@ class Agent:
         self._lock = threading.Lock()
         self._rank: _core.LoaderRank | None = None
         self._why: str | None = None  # It does not serve.
+        self._pid: int | None = None  # Of the process that has joined.
         self._was_told = self._was_told_of_size = False
         self._telling = threading.Lock()
         self._gone_told = 0  # Ranks.
-        self._is_joined = self._closed = False
+        self._is_joined = self._has_lost = self._closed = False
         self._passes = 0
         self._held: set[Held] = set()
         self._lent: set[Held] = set()  # Of these what worker processes have.
@@ -124,10 +126,14 @@ class Agent:
         """An epoch begins: what the agent calls it, and its first iteration. The very first waits for all ranks of the node."""
         if not self._is_joined:
             self._is_joined = True
-            self._rank, why = self._joining.join(locate)
-            self._why = why or None
-            for note in self._rank.notes if self._rank is not None else []:
-                say(note)
+            rank, why = self._joining.join(locate)
+            self._come(rank, why)
+        elif self._has_lost_it():
+            self._tell_lost()
+            if (again := self._joining.rejoin()) is not None:
+                self._has_lost, self._before, self._gone_told, self._was_told = False, {}, 0, False
+                self._come(again, "")
+                say(f"the loader agent serves rank {self._place.rank} again")
         self._tell()
         with self._lock:
             number, first = self._passes, 0
@@ -138,6 +144,27 @@ class Agent:
                 first = order.used // (order.batch_size * order.world)
                 number = number if order.is_drawn else order.number
             return (number if self._rank is None else self._rank.begin_epoch(number)), first
+
+    def _come(self, rank: _core.LoaderRank | None, why: str) -> None:
+        self._rank, self._why, self._pid = rank, why or None, os.getpid()
+        for note in rank.notes if rank is not None else []:
+            say(note)
+
+    def _has_lost_it(self) -> bool:
+        """Whether the agent that served is gone, so that there is to be another."""
+        rank = self._rank
+        # What was forked is no rank.
+        if os.getpid() != self._pid:
+            return False
+        # Where one has left the loader, ranks will not be all again.
+        if rank is not None and rank.lost() is not None and not rank.gone():
+            with self._lock:
+                # What was asked of it is no business of another's.
+                if (source := self._serving) is not None:
+                    source._is_served = False
+                    source._forget_all()
+                self._why, self._rank, self._has_lost = rank.lost(), None, True
+        return self._has_lost
 
     def give_up(self, why: str) -> None:
         """A worker process has found that the agent does not serve."""
@@ -181,7 +208,7 @@ class Agent:
         Returns:
             One of each sample; None where there is nothing, and of all if they were let go meanwhile.
         """
-        rank = self._rank
+        rank = uses.rank
         views: list[memoryview | None] = [None] * len(told)
         if rank is None:
             return views
@@ -217,17 +244,21 @@ class Agent:
         self._held.add(held)
         held.uses.held.add(held)
 
-    def _lend(self, held: Held, lent: object) -> None:
-        """A worker process has a batch, for as long as anything refers to `lent`, or until it is done with it."""
+    def _lend(self, held: Held, lent: object) -> bool:
+        """A worker process has a batch, for as long as anything refers to `lent`, or until it is done; if it was not let go meanwhile."""
         with self._lock:
+            if held.uses.released:
+                return False
             self._hold(held, lent)
             self._lent.add(held)
+            return True
 
     def _sweep(self) -> None:
         """Lets go of what worker processes are done with."""
         with self._lock:
-            rank, lent = self._rank, list(self._lent)
+            lent = list(self._lent)
         for held in lent:
+            rank = held.uses.rank
             if rank is None or held.mark is None or rank.is_done(held.mark):
                 self._back(held)
 
@@ -271,10 +302,9 @@ class Agent:
 
     def _give_back(self, uses: Uses, places: Iterable[int]) -> None:
         """Tells the agent of uses that are over; of which something is looked at still, they hold nothing else up. With the lock held."""
-        rank = self._rank
+        rank, turns = uses.rank, uses.turns
         if rank is None:
             return
-        turns = uses.turns
         seen = {place for held in uses.held for place in held.places}
         if over := [turn for place in places if place not in seen and (turn := turns[place]) is not None]:
             rank.release(over)
@@ -361,7 +391,7 @@ class AgentSource:
     def _at_hand(self, uses: Uses, places: range) -> list[memoryview | None]:
         with self._lock:
             self._ask()
-            rank, turns = self._agent._rank, uses.turns[places.start : places.stop]
+            rank, turns = uses.rank, uses.turns[places.start : places.stop]
         if rank is None or self._closed:
             return [None] * len(places)
         told = [None if turn is None else rank.wait(turn, 0.0) for turn in turns]
@@ -411,7 +441,7 @@ class AgentSource:
 
     def _served(self, uses: Uses, place: int) -> memoryview | None:
         """What the agent has; None where the rank is to read it itself."""
-        rank, turn, begun = self._agent._rank, uses.turns[place], time.monotonic()
+        rank, turn, begun = uses.rank, uses.turns[place], time.monotonic()
         while rank is not None and turn is not None and not self._closed:
             told = rank.wait(turn, WAIT_S)
             if told is not None:
@@ -459,6 +489,7 @@ class AgentSource:
             first = rank.ask([extent for _, extent in wanted], self._pass, self._first + uses.iteration)
             if first is None:
                 return
+            uses.rank = rank
             for turn, (place, _) in enumerate(wanted, first):
                 uses.turns[place] = turn
             uses.unasked = left[most:]

@@ -26,6 +26,8 @@ GATHER_S = 120.0
 """For the other ranks of the node to begin their epoch."""
 SILENT_S = 5.0
 """So long of that nothing is said."""
+REJOIN_S = 5.0
+"""For the same at a later epoch, where a rank can read by itself meanwhile."""
 
 
 class Joining:
@@ -52,6 +54,7 @@ class Joining:
         self._place = place
         self._cache = tuple(cache)
         self._rows = rows
+        self._registering: _core.LoaderRegistering | None = None  # Anew; it waits for the others.
         self.table = _core.LoaderTable()
 
     def join(self, locate: Callable[[int], Extent]) -> tuple[_core.LoaderRank | None, str]:
@@ -69,16 +72,43 @@ class Joining:
         self._fill(locate)
         if self.table.extents == 0:
             return None, "no sample can be located"
-        descriptor = self.table.seal() if self._place.local_rank == 0 else None
         try:
-            return self._registered(found.directory, found, descriptor)
+            try:
+                return self._gathered(self._registered(found))
+            except ConnectionRefusedError:
+                raise
+            except ConnectionError:
+                # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
+                if kept(self._cache).directory is None:
+                    raise
+            return self._gathered(self._registered(found))
         except ConnectionRefusedError as error:
             raise LoaderError(str(error)) from None
         except ConnectionError as error:
             return None, str(error)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+
+    def rejoin(self) -> _core.LoaderRank | None:
+        """As `join`, once the agent that was joined is gone; None if that comes to nothing for now: it is to be asked again later.
+
+        The other ranks may see only when their next epoch begins that the agent is gone, and in this one wait for what this rank computes.
+        So they are not waited for long; what was said to the new agent stays said.
+        """
+        until = time.monotonic()
+        try:
+            if self._registering is None:
+                found = kept(self._cache)
+                if found.directory is None:
+                    return None
+                self._registering = self._registered(found)
+                until += REJOIN_S
+            while (rank := self._registering.wait(WAIT_S)) is None and time.monotonic() < until:
+                pass
+        except (OSError, ValueError):
+            # Also where a disk is not there any more: training goes on without.
+            rank = self._registering = None
+        if rank is not None:
+            self._registering = None
+        return rank
 
     def _fill(self, locate: Callable[[int], Extent]) -> None:
         if self._rows is not None:
@@ -91,19 +121,16 @@ class Joining:
             except Exception:  # noqa: S112  (who reads it is told)
                 continue
 
-    def _registered(self, directory: str, found: Kept, descriptor: int | None) -> tuple[_core.LoaderRank | None, str]:
-        described = self._described(found)
+    def _registered(self, found: Kept) -> _core.LoaderRegistering:
+        assert found.directory is not None
+        descriptor = self.table.seal() if self._place.local_rank == 0 else None
         # An agent that stands may be of another job, with another environment.
         variables = store_variables() if descriptor is not None and self.table.has_objects else None
         try:
-            return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
-        except ConnectionRefusedError:
-            raise
-        except ConnectionError:
-            # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
-            if kept(self._cache).directory is None:
-                raise
-        return self._gathered(_core.LoaderRegistering(directory, described, descriptor, variables))
+            return _core.LoaderRegistering(found.directory, self._described(found), descriptor, variables)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _gathered(self, registering: _core.LoaderRegistering) -> tuple[_core.LoaderRank | None, str]:
         begun, was_told = time.monotonic(), False

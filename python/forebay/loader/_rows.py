@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from forebay import _core
 from forebay.loader._agent import PATIENCE_S, Agent, AgentSource
 from forebay.loader._batches import Failure, failure
 from forebay.loader._errors import LoaderError
@@ -34,13 +35,14 @@ class Making(Protocol):
 class RowRequest:
     """A batch of rows, requested of the agent as a whole: see `Request`. What is read row by row the rank reads itself."""
 
-    __slots__ = ("_source", "direct", "first", "iteration", "samples")
+    __slots__ = ("_source", "direct", "first", "iteration", "rank", "samples")
 
     def __init__(self, source: "RowSource", samples: list[int], iteration: int) -> None:
         self._source = source
         self.samples = samples
         self.iteration = iteration
         self.first: int | None = None  # The turn of its first row, from when the agent is asked until it is told that it is over.
+        self.rank: _core.LoaderRank | None = None  # By which it was asked.
         self.direct: list[Request] = []
 
     def at_hand(self, places: range) -> list[memoryview | None]:
@@ -108,7 +110,7 @@ class RowSource(AgentSource):
         """
         with self._lock:
             self._ask()
-            first, rank = request.first, self._agent._rank
+            first, rank = request.first, request.rank
         begun = time.monotonic()
         while first is not None and rank is not None and not rank.wait_all(first, len(request.samples), WAIT_S):
             if time.monotonic() - begun >= PATIENCE_S:
@@ -129,7 +131,7 @@ class RowSource(AgentSource):
         Returns:
             Places in the batch of rows that are to be read one by one.
         """
-        first, rank = request.first, self._agent._rank
+        first, rank = request.first, request.rank
         rows, row_bytes = len(request.samples), self.dataset.row_bytes
         if first is None or rank is None:
             return list(range(rows))
@@ -161,7 +163,7 @@ class RowSource(AgentSource):
     def _let_go_of(self, request: RowRequest) -> None:
         """The agent is told that a batch is over. With the lock held."""
         first, request.first = request.first, None
-        if first is not None and (rank := self._agent._rank) is not None:
+        if first is not None and (rank := request.rank) is not None:
             rank.release_all(first, len(request.samples))
 
     def _is_waiting(self) -> bool:
@@ -186,6 +188,7 @@ class RowSource(AgentSource):
             request.first = rank.ask(request.samples, self._pass, self._first + request.iteration)
             if request.first is None:
                 return
+            request.rank = rank
             self._asked.add(self._coming.popleft())
             if self._began is None:
                 self._step(request.iteration)

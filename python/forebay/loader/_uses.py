@@ -3,6 +3,7 @@
 import weakref
 from typing import TYPE_CHECKING
 
+from forebay import _core
 from forebay.loader.source import Request
 
 if TYPE_CHECKING:
@@ -14,13 +15,14 @@ __all__ = ["Direct", "Held", "Uses"]
 class Uses:
     """The samples of a batch, requested of the agent: see `Request`."""
 
-    __slots__ = ("_source", "direct", "held", "iteration", "released", "samples", "turns", "unasked")
+    __slots__ = ("_source", "direct", "held", "iteration", "rank", "released", "samples", "turns", "unasked")
 
     def __init__(self, source: "AgentSource", samples: list[int], iteration: int, extents: list[int | None]) -> None:
         self._source = source
         self.samples = samples
         self.iteration = iteration
         self.turns: list[int | None] = [None] * len(samples)  # None until the agent was asked.
+        self.rank: _core.LoaderRank | None = None  # By which it was asked.
         # What it is still to be asked for: places, and extents by its numbers. Those that it does not know the rank is to read itself.
         self.unasked = [(place, extent) for place, extent in enumerate(extents) if extent is not None]
         self.held: set[Held] = set()

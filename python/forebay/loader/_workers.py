@@ -88,17 +88,16 @@ class Serving:
     def lend(self, uses: Uses | None) -> tuple[Share | None, Lent | None]:
         """A worker is sent the batch now: what with it, and what to keep until the batch comes back, or the worker has ended."""
         self._agent._sweep()
-        # Of one that was asked for before another epoch has begun all was let go.
-        if uses is None or uses.released or self._seat is None:
+        if uses is None or self._seat is None:
             return None, None
         self._ask_all(uses)
         mark = next((turn for turn in uses.turns if turn is not None), None)
-        if mark is None:
-            uses.release()
-            return None, None
-        lent = Lent(Held(uses, mark))
-        self._agent._lend(lent.held, lent)
-        return Share(self._seat, list(uses.turns), mark), lent
+        if mark is not None:
+            lent = Lent(Held(uses, mark))
+            if self._agent._lend(lent.held, lent):
+                return Share(self._seat, list(uses.turns), mark), lent
+        uses.release()
+        return None, None
 
     def _ask_all(self, uses: Uses) -> None:
         """Asks for what was not asked for yet, as far as the board has room. Room that was waited for in vain is waited for no more."""
@@ -122,9 +121,11 @@ class Serving:
             lent: as `lend` gave it.
             lost: why the worker reads by itself.
         """
-        if lent is not None:
-            self._agent._back(lent.held)
-        if lost is not None:
+        if lent is None:
+            return
+        self._agent._back(lent.held)
+        # There may be another agent by now.
+        if lost is not None and lent.held.uses.rank is self._agent._rank:
             self._agent.give_up(lost)
 
     def close(self) -> None:

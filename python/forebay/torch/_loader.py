@@ -422,7 +422,7 @@ class DataLoader:
 
     def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
         """What gives whole batches; None where samples are to be had one by one."""
-        if self._agent is None or self._agent.lost is not None or collate.is_users or not isinstance(self._located, FixedRows):
+        if self._agent is None or collate.is_users or not isinstance(self._located, FixedRows):
             return None
         rows = RowSource(self._agent, connect(), self._located)
         rows.begin(begun.order)

@@ -1,7 +1,8 @@
 //! A worker process of a rank: sees what the agent answers the rank, in the rank's memory, and tells the rank when it is done.
 //!
 //! It asks for nothing itself and holds nothing: what it looks at are uses of the rank's, which the rank does not release before the worker is done with them, or has
-//! ended. So the agent knows of ranks only, and a worker that dies leaves nothing behind that anybody would have to find out.
+//! ended. So the agent knows of ranks only, and a worker that dies leaves nothing behind that anybody would have to find out. (One that dies while it waits is counted
+//! on among those that wait: the agent then makes a system call too many with its answers.)
 //!
 //! It comes to the memory by the rank's descriptors in `/proc`: the same way for a process that was forked, spawned, or has lived since before the rank came to this
 //! agent.
