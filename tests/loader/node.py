@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -15,7 +16,7 @@ from forebay.loader import DirectSource, Extent
 from forebay.loader._agent import Agent, AgentSource
 from forebay.loader._place import Place
 from forebay.loader._settings import AgentSettings
-from tests.support import remove_tree
+from tests.support import LONG_S, remove_tree
 
 SAMPLES = 60
 
@@ -50,6 +51,13 @@ class Node:
     def agent(self) -> int:
         """The loader agent's process."""
         return agent_in(self.root / "run")
+
+    def kill_agent(self) -> None:
+        """Kills it, and waits until nothing of it is there."""
+        agent = os.pidfd_open(self.agent())
+        signal.pidfd_send_signal(agent, signal.SIGKILL)
+        assert select.select([agent], [], [], LONG_S)[0]
+        os.close(agent)
 
 
 def agent_in(runtime: Path) -> int:

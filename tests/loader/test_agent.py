@@ -162,17 +162,17 @@ def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, c
         assert (figures["from_source"], figures["from_memory"]) == (SAMPLES, SAMPLES)
         told = capfd.readouterr().err
         assert told.count("the loader agent serves rank 0 again") == 1
-        os.kill(node.agent(), signal.SIGKILL)
+        node.kill_agent()
     agent.close()
 
 
 def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None:
     largest = max(range(SAMPLES), key=lambda sample: len(node.content(sample)))
-    agent = made(window_bytes=40_000, policy="none")
+    agent = made(policy="none")
     source = begun(agent, node)
     request, other = source.request([largest], 0), source.request([5], 1)
     part = request.read(0)
-    os.kill(node.agent(), signal.SIGKILL)
+    node.kill_agent()
     # The epoch goes on beside the next, which another agent serves; its samples have other places there.
     later = begun(agent, node)
     epoch(later, node, [(sample * 7 + 3) % SAMPLES for sample in range(SAMPLES)])
@@ -202,7 +202,7 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
     for source in both():
         source.close()
     first = begun(agents[0], node)
-    os.kill(node.agent(), signal.SIGKILL)
+    node.kill_agent()
     # As with gradients that are averaged: the one waits in its epoch for what the other computes in that.
     second = begun(agents[1], node)
     for source in (second, first):
@@ -232,7 +232,7 @@ def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: Node) -> N
     rank = stays._rank
     assert rank is not None
     wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
-    os.kill(node.agent(), signal.SIGKILL)
+    node.kill_agent()
     assert epochs(stays, node, 1) == SAMPLES
     assert stays.lost is not None
     stays.close()
