@@ -34,6 +34,16 @@ def test_passing_faults_are_got_over(views: Views, fault: str) -> None:
     assert views.bucket.gets() == ["p/a", "p/a", "p/a", "p/b"]
 
 
+def test_f04_what_comes_bit_by_bit_is_not_given_up(views: Views) -> None:
+    content = bytes(range(250)) * 4
+    views.put({"a": content})
+    views.bucket.behave = lambda asked, forward: replace(forward(), sent=100) if asked.key else forward()
+    views.fetch()
+    assert views.held() == {"a": content}
+    asked = [one.range for one in views.bucket.asked if one.key]
+    assert asked == [None, *(f"bytes={at}-999" for at in range(100, 1000, 100))], "more often than it is tried in vain"
+
+
 def test_a_listing_is_asked_for_again_too(views: Views) -> None:
     views.put({"a": b"1"})
     left = [2]
@@ -47,11 +57,15 @@ def test_a_listing_is_asked_for_again_too(views: Views) -> None:
     assert views.held() == {"a": b"1"}
 
 
-@pytest.mark.parametrize("fault", PASSING)
+# One that comes in part is nearer to its end each time.
+LASTING = PASSING | {"truncated": lambda answer: replace(answer, sent=0)}
+
+
+@pytest.mark.parametrize("fault", LASTING)
 def test_lasting_faults_end_it_and_it_goes_on_from_there(views: Views, fault: str) -> None:
     objects = {f"{number:03}": bytes(100) for number in range(40)} | {"zz": b"2" * 1000}
     views.put(objects)
-    views.bucket.behave = first_times(1000, "p/zz", PASSING[fault])
+    views.bucket.behave = first_times(1000, "p/zz", LASTING[fault])
     line = views.refuse(status=1)
     assert line.startswith(f"s3://{BUCKET}/p/zz: ")
     assert line.endswith("; what was fetched is kept: the same command goes on from there")

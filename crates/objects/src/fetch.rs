@@ -23,8 +23,10 @@ use crate::{
     Error,
     disk::{self, Dir},
     limits,
+    read::{NotGot, Sink},
     record::{Journal, Record},
-    store::{NotGot, Object, Store},
+    stop::Stop,
+    store::{Object, Store},
 };
 
 /// A version to be fetched.
@@ -65,7 +67,7 @@ pub(crate) fn fetch(
             tasks: tasks.iter(),
             open: None,
         }),
-        stop: AtomicBool::new(false),
+        stop: Stop::default(),
         done: Mutex::new(Ok(Fetched::default())),
     };
     let parts: u64 = tasks.iter().map(|task| parts_of(task.object.size)).sum();
@@ -89,7 +91,7 @@ struct Fetching<'a> {
     tell: &'a (dyn Fn(u64) + Sync),
     queue: Mutex<Queue<'a>>,
     /// Set with the first error.
-    stop: AtomicBool,
+    stop: Stop,
     done: Mutex<Result<Fetched, Error>>,
 }
 
@@ -117,7 +119,7 @@ struct Staging<'a> {
 impl Fetching<'_> {
     fn work(&self) {
         let mut piece = vec![0; limits::PIECE_BYTES];
-        while !self.stop.load(Relaxed) {
+        while !self.stop.is_set() {
             let (staging, range) = match self.next() {
                 Ok(Some(next)) => next,
                 Ok(None) => return,
@@ -136,7 +138,7 @@ impl Fetching<'_> {
     }
 
     fn fail(&self, error: Error) {
-        self.stop.store(true, Relaxed);
+        self.stop.set();
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         if done.is_ok() {
             *done = Err(error);
@@ -173,8 +175,10 @@ impl Fetching<'_> {
                 Errno::NOSPC.into(),
             ));
         }
-        let mut put = |at, bytes: &[u8]| staging.file.write_all_at(bytes, at);
-        match self.store.get(staging.task.object, range, piece, &self.stop, &mut put) {
+        match self
+            .store
+            .get(staging.task.object, range, &self.stop, &mut Pieces(&staging.file, piece))
+        {
             Ok(()) => (self.tell)(range.end - range.start),
             Err(NotGot::Changed) => staging.changed.store(true, Relaxed),
             Err(NotGot::Store(error)) => return Err(error),
@@ -250,6 +254,19 @@ impl<'a> Staging<'a> {
 
     fn failed(&self, staged: &Dir, operation: &'static str, error: io::Error) -> Error {
         Error::disk(&staged.path.join(&self.partial), operation, error)
+    }
+}
+
+/// A file that is written piece by piece, and room for one.
+struct Pieces<'a>(&'a File, &'a mut [u8]);
+
+impl Sink for Pieces<'_> {
+    fn room(&mut self, _: u64) -> &mut [u8] {
+        self.1
+    }
+
+    fn keep(&mut self, at: u64, count: usize) -> io::Result<()> {
+        self.0.write_all_at(&self.1[..count], at)
     }
 }
 

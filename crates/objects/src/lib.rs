@@ -21,6 +21,7 @@ mod names;
 mod plan;
 mod read;
 mod record;
+mod stop;
 mod store;
 mod stores;
 mod view;

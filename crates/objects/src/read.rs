@@ -1,4 +1,4 @@
-//! Objects as a loader reads them: ranges of one version, received straight into the caller's memory.
+//! Ranges of objects, each of one version: received straight into a loader's memory, or piece by piece into a view's files.
 
 use std::{fmt, io, io::Read, ops::Range, sync::Arc};
 
@@ -9,9 +9,43 @@ use ureq::{
 };
 
 use crate::{
-    Error, Store, Version, limits,
+    Error, Object, Store, Version, limits,
+    stop::Stop,
     store::{Fault, bare, header, is_encoded},
 };
+
+/// Where the bytes of a range go, one after the other.
+pub(crate) trait Sink {
+    /// Room for those from this offset of the object on; never none.
+    fn room(&mut self, at: u64) -> &mut [u8];
+
+    /// So many from this offset on lie there now.
+    fn keep(&mut self, at: u64, count: usize) -> io::Result<()>;
+}
+
+/// Memory for all of a range, which begins there.
+struct Whole<'a>(&'a mut [u8], u64);
+
+impl Sink for Whole<'_> {
+    fn room(&mut self, at: u64) -> &mut [u8] {
+        &mut self.0[(at - self.1) as usize..]
+    }
+
+    fn keep(&mut self, _: u64, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why bytes were not got.
+#[derive(Debug)]
+pub(crate) enum NotGot {
+    /// The object is not, or no longer, the version that was listed.
+    Changed,
+    /// The store's fault.
+    Store(Error),
+    /// What was received could not be kept.
+    Disk(io::Error),
+}
 
 /// A range of an object: its beginning is on its way, and its length and version are known.
 pub struct Opened {
@@ -110,6 +144,49 @@ impl Store {
         answer.map_err(|fault| self.failed_read(key, range.end, fault))
     }
 
+    /// Gets the bytes `range` of an object, all of them of the version that was listed.
+    pub(crate) fn get(&self, object: &Object, range: &Range<u64>, stop: &Stop, sink: &mut dyn Sink) -> Result<(), NotGot> {
+        let Ok(key) = &object.key else { return Err(NotGot::Changed) };
+        let version = self.version_of(&object.etag, object.size);
+        let got = self.receive(key, &version, range, None, stop, sink);
+        got.map_err(|fault| match fault {
+            Fault::Missing | Fault::Changed => NotGot::Changed,
+            Fault::Disk(error) => NotGot::Disk(error),
+            fault => NotGot::Store(fault.of(self.address().object(&object.shown()))),
+        })
+    }
+
+    /// Receives a range of this version. What has come before an attempt failed is not asked for again. `first` is the answer to a first request, of which nothing
+    /// was taken yet.
+    fn receive(
+        &self,
+        key: &str,
+        version: &Version,
+        range: &Range<u64>,
+        mut first: Option<Response<Body>>,
+        stop: &Stop,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Fault> {
+        let mut at = range.start;
+        loop {
+            let end = range.end.min(at + limits::READ_BYTES);
+            self.again(stop, |credentials| {
+                let wanted = at..end;
+                let response = match first.take() {
+                    Some(first) => first,
+                    None => self.request(key, Some(&wanted), Some(version), credentials)?.response,
+                };
+                take(response, &mut at, end, sink).map_err(|fault| match fault {
+                    Fault::Passing(why) if at > wanted.start => Fault::Partly(why),
+                    fault => fault,
+                })
+            })?;
+            if at == range.end {
+                return Ok(());
+            }
+        }
+    }
+
     /// One attempt to get a part of an object, or with no range all of it; of this version, or of whichever is there.
     fn request(
         &self,
@@ -119,12 +196,17 @@ impl Store {
         credentials: Option<&Credentials>,
     ) -> Result<Answer, Fault> {
         let url = GetObject::new(self.bucket(), credentials, key).sign(limits::SIGNATURE_LIFE);
-        let range_header = range.map(|range| ("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
+        let asked = range.filter(|range| version.is_none_or(|version| **range != (0..version.size)));
+        let range_header = asked.map(|range| ("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
         let version_header = version.map(|version| ("if-match", format!("\"{}\"", version.etag)));
         let headers: Vec<_> = range_header.into_iter().chain(version_header).collect();
         let mut response = self.get_signed(url.as_str(), &headers)?;
         if !response.status().is_success() {
-            return Err(self.refusal(&mut response, credentials.is_some()));
+            return Err(match self.refusal(&mut response, credentials.is_some()) {
+                // This version has these bytes.
+                Fault::Short if version.is_some() => Fault::Changed,
+                fault => fault,
+            });
         }
         let (sent, size) = sent(response.status(), response.headers()).ok_or_else(|| {
             let status = response.status().as_u16();
@@ -132,17 +214,23 @@ impl Store {
                 "was answered with status {status}, and not with the bytes that were asked for"
             ))
         })?;
+        let etag = header(response.headers(), "etag").map(bare).filter(|etag| !etag.is_empty());
+        let etag = etag.ok_or_else(|| Fault::Lasting("was answered without its version (ETag)".into()))?;
+        let found = self.version_of(etag, size);
+        if let Some(version) = version {
+            // Stores that know no `If-Match` send what they have.
+            if version.etag != found.etag {
+                return Err(Fault::Changed);
+            }
+            if version.size != found.size {
+                let what = if found.size > version.size { "more" } else { "fewer" };
+                return Err(Fault::Lasting(format!("was sent with {what} bytes than it has")));
+            }
+        }
         // A store may know no ranges, which is no harm where all was meant.
         let is_right = range.is_none_or(|range| sent == (range.start..range.end.min(size)));
         if !is_right {
             return Err(Fault::Lasting("was answered with other bytes than were asked for".into()));
-        }
-        let etag = header(response.headers(), "etag").map(bare).filter(|etag| !etag.is_empty());
-        let etag = etag.ok_or_else(|| Fault::Lasting("was answered without its version (ETag)".into()))?;
-        let found = self.version_of(etag, size);
-        // Stores that know no `If-Match` send what they have.
-        if version.is_some_and(|version| *version != found) {
-            return Err(Fault::Changed);
         }
         Ok(Answer { response, version: found })
     }
@@ -189,40 +277,34 @@ impl Opened {
             let (has, room) = (range.end - range.start, into.len());
             return Err(Error::Input(format!("{has} bytes of an object don't fit into {room}")));
         }
-        let (mut filled, mut first) = (0, first);
-        while filled < into.len() {
-            let end = into.len().min(filled + limits::READ_BYTES as usize);
-            let part = store.again(&store.stop, |credentials| {
-                let from = range.start + filled as u64;
-                let wanted = from..range.start + end as u64;
-                let response = match first.take() {
-                    Some(first) => first,
-                    None => store.request(&key, Some(&wanted), Some(&version), credentials)?.response,
-                };
-                receive(response, &mut into[..end], &mut filled)
-            });
-            part.map_err(|fault| store.failed_read(&key, range.end, fault))?;
+        if into.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let received = store.receive(&key, &version, &range, first, &store.stop, &mut Whole(into, range.start));
+        received.map_err(|fault| store.failed_read(&key, range.end, fault))
     }
 }
 
-/// Fills the rest of `into` with a body that has exactly as many bytes.
-fn receive(response: Response<Body>, into: &mut [u8], filled: &mut usize) -> Result<(), Fault> {
+/// Takes the bytes from `at` to `end`, which are all that the body has.
+fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -> Result<(), Fault> {
     let mut body = response.into_body().into_reader();
     let mut beyond = [0];
     loop {
-        let is_whole = *filled == into.len();
-        let place = if is_whole { &mut beyond[..] } else { &mut into[*filled..] };
-        match body.read(place) {
+        let left = end - *at;
+        let room = if left == 0 { &mut beyond[..] } else { sink.room(*at) };
+        let most = room.len().min(usize::try_from(left.max(1)).unwrap_or(usize::MAX));
+        match body.read(&mut room[..most]) {
             // Read to its end, the connection serves the next request, too.
-            Ok(0) if is_whole => return Ok(()),
-            Ok(_) if is_whole => return Err(Fault::Lasting("was sent with more bytes than it has".into())),
-            Ok(0) => return Err(Fault::Passing(format!("ended {} bytes early", into.len() - *filled))),
-            Ok(count) => *filled += count,
+            Ok(0) if left == 0 => return Ok(()),
+            Ok(_) if left == 0 => return Err(Fault::Lasting("was sent with more bytes than it has".into())),
+            Ok(0) => return Err(Fault::Passing(format!("ended {left} bytes early"))),
+            Ok(count) => {
+                sink.keep(*at, count).map_err(Fault::Disk)?;
+                *at += count as u64;
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // All that was said to come has come.
-            Err(_) if is_whole => return Ok(()),
+            Err(_) if left == 0 => return Ok(()),
             Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
         }
     }

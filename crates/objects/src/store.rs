@@ -6,13 +6,7 @@
 
 use std::{
     fmt, io,
-    io::Read,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    thread,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,11 +17,11 @@ use serde::Deserialize;
 use twox_hash::XxHash3_64;
 use ureq::{
     Agent, Body,
-    http::{HeaderMap, Response, StatusCode},
+    http::{HeaderMap, Response},
     tls::{RootCerts, TlsConfig},
 };
 
-use crate::{Address, Error, access::Access, limits};
+use crate::{Address, Error, access::Access, limits, stop::Stop};
 
 /// An object as a listing has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,8 +65,8 @@ pub struct Store {
     access: Arc<Access>,
     bucket: Bucket,
     agent: Agent,
-    /// Once it is true nothing is tried again.
-    pub(crate) stop: Arc<AtomicBool>,
+    /// Set once nothing is to be tried again.
+    pub(crate) stop: Arc<Stop>,
 }
 
 /// Why an attempt failed.
@@ -80,6 +74,8 @@ pub struct Store {
 pub(crate) enum Fault {
     /// Another attempt may succeed.
     Passing(String),
+    /// The same, and some of the bytes have come.
+    Partly(String),
     /// No other will.
     Lasting(String),
     /// Who asks may not have it.
@@ -98,7 +94,7 @@ impl Fault {
     /// What it comes to, of an object or of a bucket.
     pub(crate) fn of(self, object: String) -> Error {
         match self {
-            Self::Passing(why) | Self::Lasting(why) => Error::Store { object, why },
+            Self::Passing(why) | Self::Partly(why) | Self::Lasting(why) => Error::Store { object, why },
             Self::Denied(why) => Error::Denied { object, why },
             Self::Missing => Error::Missing { object },
             Self::Changed => Error::Changed { object },
@@ -112,17 +108,6 @@ impl Fault {
             },
         }
     }
-}
-
-/// Why bytes were not got.
-#[derive(Debug)]
-pub(crate) enum NotGot {
-    /// The object is not, or no longer, the version that was listed.
-    Changed,
-    /// The store's fault.
-    Store(Error),
-    /// What was received could not be kept.
-    Disk(io::Error),
 }
 
 #[derive(Deserialize)]
@@ -213,6 +198,12 @@ impl Store {
             agent: self.agent.clone(),
             stop: Arc::clone(&self.stop),
         }
+    }
+
+    /// From now on nothing is tried again, and what is being asked for fails at once. A connection that is only being made does when its deadline is over.
+    pub(crate) fn end(&self) {
+        self.stop.set();
+        self.agent.clone().shutdown();
     }
 
     pub(crate) fn bucket(&self) -> &Bucket {
@@ -350,48 +341,6 @@ impl Store {
         })
     }
 
-    /// Gets the bytes `range` of an object, all of them of the version that was listed; `put` is given an offset and the bytes that lie there,
-    /// some of them more than once where an attempt failed. `stop` ends attempts early.
-    pub(crate) fn get(
-        &self,
-        object: &Object,
-        range: &Range<u64>,
-        piece: &mut [u8],
-        stop: &AtomicBool,
-        put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> Result<(), NotGot> {
-        let Ok(key) = &object.key else { return Err(NotGot::Changed) };
-        let got = self.again(stop, |credentials| {
-            let request = GetObject::new(&self.bucket, credentials, key);
-            let url = request.sign(limits::SIGNATURE_LIFE);
-            let mut headers = vec![("if-match", format!("\"{}\"", object.etag))];
-            let is_part = *range != (0..object.size);
-            if is_part {
-                headers.push(("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
-            }
-            let mut answer = self.get_signed(url.as_str(), &headers)?;
-            let expected = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-            if answer.status() != expected {
-                return Err(if answer.status().is_success() {
-                    Fault::Lasting(format!(
-                        "was answered with status {}, not {}",
-                        answer.status().as_u16(),
-                        expected.as_u16()
-                    ))
-                } else {
-                    self.refusal(&mut answer, credentials.is_some())
-                });
-            }
-            check(answer.headers(), object, range, is_part)?;
-            receive(answer, range, piece, put)
-        });
-        got.map_err(|fault| match fault {
-            Fault::Missing | Fault::Changed => NotGot::Changed,
-            Fault::Disk(error) => NotGot::Disk(error),
-            fault => NotGot::Store(fault.of(self.address.object(&object.shown()))),
-        })
-    }
-
     pub(crate) fn get_signed(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Body>, Fault> {
         let request = headers
             .iter()
@@ -403,12 +352,8 @@ impl Store {
         })
     }
 
-    /// Tries until it succeeds, can't succeed, or was tried often enough; longer and longer pauses lie between.
-    pub(crate) fn again<T>(
-        &self,
-        stop: &AtomicBool,
-        mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
+    /// Tries until it succeeds, can't succeed, or was tried often enough without any progress; longer and longer pauses lie between.
+    pub(crate) fn again<T>(&self, stop: &Stop, mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>) -> Result<T, Fault> {
         let mut pause = limits::PAUSE_FIRST;
         let mut left = self.access.attempts;
         loop {
@@ -418,10 +363,14 @@ impl Store {
                 .map_err(Fault::Passing)
                 .and_then(|credentials| attempt(credentials.as_ref()));
             match answer {
-                Err(Fault::Passing(_)) if left > 0 && !stop.load(Relaxed) => {}
+                Err(Fault::Passing(_)) if left > 0 => {}
+                // What has come is not asked for again, so each attempt is nearer to the end.
+                Err(Fault::Partly(_)) => (left, pause) = (self.access.attempts, limits::PAUSE_FIRST),
                 answer => return answer,
             }
-            thread::sleep(uneven(pause));
+            if stop.pause(uneven(pause)) {
+                return Err(Fault::Lasting("was ended before it had been answered".into()));
+            }
             pause = (2 * pause).min(limits::PAUSE_MAX);
         }
     }
@@ -474,24 +423,6 @@ impl Store {
     }
 }
 
-/// Whether an answer is of the version and the range that were asked for.
-fn check(headers: &HeaderMap, object: &Object, range: &Range<u64>, is_part: bool) -> Result<(), Fault> {
-    // Stores that know no `If-Match` send what they have.
-    match header(headers, "etag") {
-        Some(etag) if bare(etag) == object.etag => {}
-        Some(_) => return Err(Fault::Changed),
-        None => return Err(Fault::Lasting("was answered without its version (ETag)".into())),
-    }
-    let whole = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), object.size);
-    if is_part && header(headers, "content-range") != Some(&whole) {
-        return Err(Fault::Changed);
-    }
-    if is_encoded(headers) {
-        return Err(Fault::Lasting("was sent in another encoding".into()));
-    }
-    Ok(())
-}
-
 /// Whether something has encoded what was put there, on the way. What was put there encoded is what it is, and its length is said.
 pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
     header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") && header(headers, "content-length").is_none()
@@ -499,36 +430,6 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
 
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
-}
-
-/// Takes exactly the bytes of a range.
-fn receive(
-    answer: Response<Body>,
-    range: &Range<u64>,
-    piece: &mut [u8],
-    put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
-) -> Result<(), Fault> {
-    let mut body = answer.into_body().into_reader();
-    let mut at = range.start;
-    loop {
-        let count = match body.read(piece) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
-        };
-        if count == 0 {
-            break;
-        }
-        if count as u64 > range.end - at {
-            return Err(Fault::Lasting("was sent with more bytes than it has".into()));
-        }
-        put(at, &piece[..count]).map_err(Fault::Disk)?;
-        at += count as u64;
-    }
-    if at < range.end {
-        return Err(Fault::Passing(format!("ended {} bytes early", range.end - at)));
-    }
-    Ok(())
 }
 
 /// Never with the address, which is signed.

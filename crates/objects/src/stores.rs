@@ -3,20 +3,17 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{Access, Address, Error, Object, Opened, Store, Version};
+use crate::{Access, Address, Error, Object, Opened, Store, Version, stop::Stop};
 
 /// Stores, each of which is made when one of its objects is first asked for, and keeps its connections from then on.
 pub struct Stores {
     /// The environment of whoever asks.
     variables: BTreeMap<String, String>,
     known: Mutex<HashMap<String, Arc<Store>>>,
-    stop: Arc<AtomicBool>,
+    stop: Arc<Stop>,
 }
 
 impl fmt::Debug for Stores {
@@ -37,9 +34,19 @@ impl Stores {
         }
     }
 
-    /// From now on nothing is tried again: what is being asked for comes, or fails, within the deadlines of one attempt.
+    /// From now on nothing is asked for, and what is being asked for fails at once. Does not wait: see [`Store::end`].
     pub fn end(&self) {
-        self.stop.store(true, Relaxed);
+        self.stop.set();
+        self.known().values().for_each(|store| store.end());
+    }
+
+    /// Whether it was ended.
+    pub fn is_ended(&self) -> bool {
+        self.stop.is_set()
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Arc<Store>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The version of an object, of `s3://BUCKET/KEY`, that is there now.
@@ -86,16 +93,18 @@ impl Stores {
 
     /// The store of a bucket, for all who ask for its objects.
     fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
-        let mut stores = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(store) = stores.get(bucket.bucket()) {
+        if let Some(store) = self.known().get(bucket.bucket()) {
             return Ok(Arc::clone(store));
         }
-        // Nothing is asked for this.
-        let mut store = Store::new(bucket.clone(), self.access(bucket)?)?;
-        store.stop = Arc::clone(&self.stop);
-        let store = Arc::new(store);
-        stores.insert(bucket.bucket().to_owned(), Arc::clone(&store));
-        Ok(store)
+        // Files may be read for this, which lie on a file system that hangs: nobody else is to wait.
+        let mut made = Store::new(bucket.clone(), self.access(bucket)?)?;
+        made.stop = Arc::clone(&self.stop);
+        let mut known = self.known();
+        let store = known.entry(bucket.bucket().to_owned()).or_insert_with(|| Arc::new(made));
+        if self.stop.is_set() {
+            store.end();
+        }
+        Ok(Arc::clone(store))
     }
 
     /// A store for what lies below a prefix: it shares connections and lent credentials with that of its bucket.
@@ -111,9 +120,14 @@ impl Stores {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{
+        net::TcpListener,
+        thread,
+        time::{Duration, Instant},
+    };
 
     use super::*;
+    use crate::limits;
 
     fn stores<const N: usize>(variables: [(&str, &str); N]) -> Stores {
         Stores::new(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into())
@@ -140,6 +154,30 @@ mod tests {
         stores.version("s3://data/x").unwrap_err();
         // The pauses of a hundred attempts take a quarter of an hour.
         assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn what_is_being_asked_for_ends_at_once() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", silent.local_addr().unwrap());
+        let stores = stores([
+            ("AWS_ENDPOINT_URL", &endpoint),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ]);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| stores.version("s3://data/x").unwrap_err().to_string());
+            // It is never answered.
+            let _connection = silent.accept().unwrap();
+            stores.end();
+            let line = asked.join().unwrap();
+            assert_eq!(line, "s3://data/x: was ended before it had been answered");
+        });
+        assert!(begun.elapsed() < limits::ANSWER_DEADLINE);
+        assert!(stores.is_ended());
+        let line = stores.version("s3://other/x").unwrap_err().to_string();
+        assert!(line.contains("was ended"), "{line}");
     }
 
     #[test]

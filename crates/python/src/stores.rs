@@ -2,16 +2,24 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
 };
 
 use forebay_objects::{Error, Opened, Stores};
 use pyo3::{
-    exceptions::{PyEOFError, PyOSError, PyValueError},
+    exceptions::{PyEOFError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
     types::PyBytes,
 };
-use rustix::io::Errno;
+use rustix::{io::Errno, process::getpid, thread::gettid};
+
+/// Between two looks of the main thread for signals, while it waits for a store.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Variables of the environment that lead to stores.
 #[pyfunction]
@@ -21,30 +29,42 @@ pub(crate) fn store_variables() -> Vec<&'static str> {
 
 /// All stores that are reached by one environment. Connections are kept: a process that was forked needs one of its own.
 #[pyclass(frozen)]
-pub(crate) struct ObjectStores(Stores);
+pub(crate) struct ObjectStores(Arc<Stores>);
 
 #[pymethods]
 impl ObjectStores {
     /// `variables`: of the environment, those of `store_variables()` that are set.
     #[new]
     fn new(variables: BTreeMap<String, String>) -> Self {
-        Self(Stores::new(variables))
+        Self(Arc::new(Stores::new(variables)))
+    }
+
+    /// From now on nothing is asked for, and what is being asked for fails at once.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| self.0.end());
+    }
+
+    /// Whether it was ended, by that or by a signal.
+    #[getter]
+    fn is_ended(&self) -> bool {
+        self.0.is_ended()
     }
 
     /// Bytes of the object at `s3://BUCKET/KEY`, and the mark of its version.
-    fn version(&self, py: Python<'_>, object: &str) -> PyResult<(u64, u64)> {
-        let version = py.detach(|| self.0.version(object)).map_err(to_python)?;
+    fn version(&self, py: Python<'_>, object: String) -> PyResult<(u64, u64)> {
+        let version = done(py, &self.0, move |stores| stores.version(&object))?;
         Ok((version.size, version.mark))
     }
 
     /// Names, in no particular order, of what lies directly below `s3://BUCKET/PREFIX` and has objects below it.
-    fn folders(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<String>> {
-        py.detach(|| self.0.folders(prefix)).map_err(to_python)
+    fn folders(&self, py: Python<'_>, prefix: String) -> PyResult<Vec<String>> {
+        done(py, &self.0, move |stores| stores.folders(&prefix))
     }
 
     /// All objects below `s3://BUCKET/PREFIX`, in no particular order: key, bytes, and mark of the version.
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<(String, u64, u64)>> {
-        let objects = py.detach(|| self.0.list(prefix)).map_err(to_python)?;
+        let below = prefix.to_owned();
+        let objects = done(py, &self.0, move |stores| stores.list(&below))?;
         let told = objects.into_iter().map(|(object, version)| {
             let shown = object.shown();
             let key = object
@@ -57,12 +77,13 @@ impl ObjectStores {
 
     /// Asks for `length` bytes from `offset` on of the object at `s3://BUCKET/KEY`, or for all up to its end, of the version with this mark; with 0 of the one that is there.
     #[pyo3(signature = (object, offset, length=None, mark=0))]
-    fn open(&self, py: Python<'_>, object: &str, offset: u64, length: Option<u64>, mark: u64) -> PyResult<ObjectRange> {
-        let opened = py.detach(|| self.0.open(object, offset, length, (mark != 0).then_some(mark)));
-        let opened = opened.map_err(to_python)?;
+    fn open(&self, py: Python<'_>, object: String, offset: u64, length: Option<u64>, mark: u64) -> PyResult<ObjectRange> {
+        let mark = (mark != 0).then_some(mark);
+        let opened = done(py, &self.0, move |stores| stores.open(&object, offset, length, mark))?;
         let length = opened.bytes();
         Ok(ObjectRange {
             length,
+            stores: Arc::clone(&self.0),
             opened: Mutex::new(Some(opened)),
         })
     }
@@ -73,6 +94,7 @@ impl ObjectStores {
 pub(crate) struct ObjectRange {
     #[pyo3(get)]
     length: u64,
+    stores: Arc<Stores>,
     opened: Mutex<Option<Opened>>,
 }
 
@@ -83,8 +105,55 @@ impl ObjectRange {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
         let opened = opened.ok_or_else(|| PyValueError::new_err("this range was read already"))?;
         let length = usize::try_from(self.length).map_err(|_| PyOSError::new_err(Errno::FBIG.raw_os_error()))?;
-        PyBytes::new_with(py, length, |bytes| py.detach(|| opened.read(bytes)).map_err(to_python))
+        if !is_main_thread() {
+            return PyBytes::new_with(py, length, |bytes| py.detach(|| opened.read(bytes)).map_err(to_python));
+        }
+        // Memory that another thread can have for as long as it likes.
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(length)
+            .map_err(|error| PyMemoryError::new_err(error.to_string()))?;
+        let read = move |_: &Stores| {
+            bytes.resize(length, 0);
+            opened.read(&mut bytes).map(|()| bytes)
+        };
+        Ok(PyBytes::new(py, &done(py, &self.stores, read)?))
     }
+}
+
+/// Does this, and waits for it. The main thread, which alone hears of signals, has another one do it, for a store may be silent for minutes: where the handler of a signal raises (Ctrl-C),
+/// all that is being asked for ends, and the error is the handler's.
+fn done<T: Send + 'static>(
+    py: Python<'_>,
+    stores: &Arc<Stores>,
+    work: impl FnOnce(&Stores) -> Result<T, Error> + Send + 'static,
+) -> PyResult<T> {
+    if !is_main_thread() {
+        return py.detach(|| work(stores)).map_err(to_python);
+    }
+    let (tell, told) = mpsc::sync_channel(1);
+    let theirs = Arc::clone(stores);
+    let work = move || {
+        // Nobody may be waiting any more.
+        let _ = tell.send(work(&theirs));
+    };
+    thread::Builder::new().name("forebay-object".into()).spawn(work)?;
+    let told = Mutex::new(told);
+    loop {
+        let told = || told.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK_EVERY);
+        match py.detach(told) {
+            Ok(done) => return done.map_err(to_python),
+            Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| stores.end())?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("reading an object has failed: this is a bug of Forebay's"));
+            }
+        }
+    }
+}
+
+/// As a rule also Python's.
+fn is_main_thread() -> bool {
+    gettid() == getpid()
 }
 
 /// As a file system would have it, where it could.

@@ -3,10 +3,10 @@
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
 
+from forebay.loader._at_once import at_once
 from forebay.loader._paths import folders_below, is_object, objects_below, spelled
 
 __all__ = ["IMAGES", "Listing", "listed"]
@@ -121,13 +121,9 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
     return classes, found
 
 
-def _all_folders(root: str, tops: list[str]) -> Iterator[list[_Folder]]:
+def _all_folders(root: str, tops: list[str]) -> Iterable[list[_Folder]]:
     """What lies below each of these, sorted by path."""
-    if not is_object(root):
-        yield from map(_folders, tops)
-        return
-    with ThreadPoolExecutor(LISTINGS_AT_ONCE, "forebay-list") as pool:
-        yield from pool.map(_folders_of_objects, tops)
+    return at_once("forebay-list", LISTINGS_AT_ONCE, _folders_of_objects, tops) if is_object(root) else map(_folders, tops)
 
 
 def _folders(top: str) -> list[_Folder]:

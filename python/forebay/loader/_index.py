@@ -13,12 +13,12 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
 from forebay._say import say
+from forebay.loader._at_once import at_once
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import Found, is_object, look_up
 
@@ -117,8 +117,7 @@ def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
         LoaderError: it is damaged, or of another kind.
     """
     directory = directory or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "shards"
-    with ThreadPoolExecutor(AT_ONCE, "forebay-index") as pool:
-        return Indices(list(pool.map(lambda path: _kept_or_read(look_up(path), read, directory), paths)))
+    return Indices(at_once("forebay-index", AT_ONCE, lambda path: _kept_or_read(look_up(path), read, directory), paths))
 
 
 def _kept_or_read(found: Found, read: Reader, directory: Path) -> tuple[Found, Index]:

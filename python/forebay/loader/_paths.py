@@ -1,9 +1,9 @@
 """What a path leads to: a file, or an object of a store, `s3://BUCKET/KEY`. Whatever the loader reads by a path it reads here."""
 
-import functools
 import io
 import os
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,6 +14,8 @@ from forebay.loader._errors import LoaderError
 __all__ = [
     "Found",
     "Seekable",
+    "Stores",
+    "end_look_ups",
     "folders_below",
     "is_object",
     "look_up",
@@ -142,16 +144,56 @@ def store_variables() -> dict[str, str]:
     return {name: value for name in _core.store_variables() if (value := os.environ.get(name))}
 
 
+class Stores:
+    """Of whatever process uses it, and its environment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: tuple[int, dict[str, str]] | None = None
+        self._stores: _core.ObjectStores | None = None
+        self._closed = False
+
+    def get(self) -> _core.ObjectStores:
+        """To be used at once: they may be others the next time, as after Ctrl-C.
+
+        Raises:
+            LoaderError: it is closed.
+        """
+        # Connections that a process was forked with are its parent's.
+        of = (os.getpid(), store_variables())
+        with self._lock:
+            if self._closed:
+                raise LoaderError("the source is closed")
+            if self._stores is None or self._of != of or self._stores.is_ended:
+                self._of, self._stores = of, _core.ObjectStores(of[1])
+            return self._stores
+
+    def end(self, *, close: bool = False) -> None:
+        """What is being asked for fails at once.
+
+        Args:
+            close: and so does whatever would be asked for from now on.
+        """
+        with self._lock:
+            self._closed = self._closed or close
+            ended, self._stores = self._stores, None
+            # Nor are they to be ended: their sockets are the parent's.
+            is_ours = self._of is not None and self._of[0] == os.getpid()
+        if ended is not None and is_ours:
+            ended.end()
+
+
+_look_ups = Stores()
+
+
 def stores() -> _core.ObjectStores:
-    """Of this process and its environment."""
-    # Connections that a process was forked with are its parent's.
-    return _stores(os.getpid(), tuple(store_variables().items()))
+    """Those that datasets are looked up and through in. What is read for training comes from a source's own."""
+    return _look_ups.get()
 
 
-@functools.lru_cache(maxsize=1)
-def _stores(pid: int, variables: tuple[tuple[str, str], ...]) -> _core.ObjectStores:
-    del pid
-    return _core.ObjectStores(dict(variables))
+def end_look_ups() -> None:
+    """What is being asked for by `stores` fails at once; what is asked for later does not."""
+    _look_ups.end()
 
 
 class Seekable(io.RawIOBase):

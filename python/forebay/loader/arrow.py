@@ -1,12 +1,12 @@
 """Rows of Arrow files. Rows lie in record batches, and one is read as a whole, so its rows share an extent."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from forebay.loader._at_once import at_once
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, columns_of, paths_of
 from forebay.loader._groups import RowGroups
@@ -60,8 +60,7 @@ class ArrowRows(RowGroups):
         found = paths_of(paths)
         if objects := [path for path in found if is_object(path)]:
             raise ValueError(f"{objects[0]}: an Arrow file is looked through in memory; give files, such as those of a view (forebay view)")
-        with ThreadPoolExecutor(FILES_AT_ONCE, "forebay-index") as pool:
-            files = list(pool.map(_read, found))
+        files = at_once("forebay-index", FILES_AT_ONCE, _read, found)
         for file in files:
             if missing := [name for name in self._columns or () if name not in file.schema.names]:
                 raise LoaderError(f"{file.path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")

@@ -3,10 +3,11 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from forebay.loader._at_once import at_once
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import RowGroups
@@ -57,9 +58,8 @@ class ParquetRows(RowGroups):
         self._columns = columns_of(columns)
         self._decode = decode
         self.keyed = keyed
-        with ThreadPoolExecutor(FOOTERS_AT_ONCE, "forebay-index") as pool:
-            self._files = list(pool.map(look_up, paths_of(paths)))
-            self._footers = list(pool.map(_footer, self._files))
+        self._files = at_once("forebay-index", FOOTERS_AT_ONCE, look_up, paths_of(paths))
+        self._footers = at_once("forebay-index", FOOTERS_AT_ONCE, _footer, self._files)
         # Which file's which group each is.
         groups = [(file, group) for file, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
         rows = [self._footers[file].row_group(group).num_rows for file, group in groups]

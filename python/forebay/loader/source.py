@@ -15,7 +15,7 @@ from typing import Protocol
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._nodes import stay
-from forebay.loader._paths import is_object, stores
+from forebay.loader._paths import Stores, is_object, stores
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 
@@ -91,8 +91,8 @@ class Source(Protocol):
     def close(self) -> None:
         """Ends it: forgets all requests and wakes who waits in `read`. Does not wait for longer than a second.
 
-        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel, or of a store that does not answer,
-        which ends with its last attempt.
+        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel. Reads of objects end at once,
+        however silent their store is; one that has no connection yet may take ten seconds longer.
         """
 
 
@@ -200,6 +200,7 @@ class DirectSource:
         self._held_bytes = 0
         self._locate: Callable[[int], Extent] | None = None
         self._files = _Files()
+        self._stores = Stores()
         self._closed = False
 
     @property
@@ -291,6 +292,7 @@ class DirectSource:
             self._closed = True
             self._forget_all("the source is closed")
             self._changed.notify_all()
+        self._stores.end(close=True)
         until = time.monotonic() + CLOSE_WAIT_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -329,7 +331,7 @@ class DirectSource:
     def _load(self, entry: _Entry) -> bytes:
         extent = entry.extent
         if is_object(extent.path):
-            part = stores().open(*extent)
+            part = self._stores.get().open(*extent)
             self._hold(entry, part.length)
             return part.read()
         if extent.offset == 0 and extent.length is None:
@@ -384,7 +386,8 @@ class DirectSource:
 
 def read_sample(locate: Callable[[int], Extent], sample: int) -> memoryview:
     """The bytes of a sample's extent, read by the calling thread: see `Request.read`."""
-    return memoryview(DirectSource()._load(_Entry(_located(locate, sample))))
+    extent = _located(locate, sample)
+    return memoryview(stores().open(*extent).read() if is_object(extent.path) else DirectSource()._load(_Entry(extent)))
 
 
 def _located(locate: Callable[[int], Extent], sample: int) -> Extent:
