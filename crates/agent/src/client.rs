@@ -289,6 +289,10 @@ fn spawn(settings: &str, command: &Path, log: &Path) -> Result<std::process::Chi
         .stdin(reader)
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+    // What leads to stores it is told by whoever has it read: nothing of this job's is to apply to another's.
+    for name in forebay_objects::VARIABLES.into_iter().filter(|name| *name != "HOME") {
+        agent.env_remove(name);
+    }
     let child = agent.spawn().map_err(io_error("start", command))?;
     drop(agent);
     writer.write_all(settings.as_bytes()).map_err(io_error("write to", command))?;

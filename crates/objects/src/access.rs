@@ -1,10 +1,7 @@
 //! How a store is reached: region, endpoint and credentials, by the variables and files that all tools for S3 read.
 
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Mutex, PoisonError},
     time::SystemTime,
 };
@@ -13,16 +10,21 @@ use jiff::Timestamp;
 use rusty_s3::{Credentials, UrlStyle};
 use serde::Deserialize;
 use url::Url;
-use zeroize::Zeroize;
 
-use crate::{Error, limits};
+use crate::{
+    Error, limits,
+    network::Network,
+    profile::{Profile, Secret, read_small},
+};
 
 /// Looks a variable of the environment up; one that is empty counts as unset.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// All that are looked up: what another process needs to reach the same stores.
-pub const VARIABLES: [&str; 19] = [
+pub const VARIABLES: [&str; 30] = [
+    "ALL_PROXY",
     "AWS_ACCESS_KEY_ID",
+    "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
@@ -41,6 +43,15 @@ pub const VARIABLES: [&str; 19] = [
     "AWS_SESSION_TOKEN",
     "AWS_SHARED_CREDENTIALS_FILE",
     "HOME",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
 ];
 
 /// Where a store is, and who asks.
@@ -50,6 +61,7 @@ pub struct Access {
     pub(crate) style: UrlStyle,
     pub(crate) region: String,
     pub(crate) attempts: u32,
+    pub(crate) network: Network,
     keys: Keys,
 }
 
@@ -80,21 +92,6 @@ enum Token {
     File(PathBuf),
 }
 
-/// Never printed.
-struct Secret(String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Secret")
-    }
-}
-
-impl Drop for Secret {
-    fn drop(&mut self) {
-        self.0.zeroize();
-    }
-}
-
 #[derive(Clone, Debug)]
 struct Lent {
     /// `None`: there are none, and the bucket may be public.
@@ -118,7 +115,7 @@ impl Access {
     /// Reads variables and profile.
     ///
     /// # Errors
-    /// [`Error::Input`]: a profile that is not there or can't be used, an endpoint that is no URL.
+    /// [`Error::Input`]: a profile that is not there or can't be used, an endpoint that is no URL, a proxy or certificates that are none.
     pub fn find(bucket: &str, variables: Variables<'_>) -> Result<Self, Error> {
         let profile = Profile::read(variables)?;
         let first = |names: &[&str]| names.iter().find_map(|name| variables(name));
@@ -140,8 +137,14 @@ impl Access {
             };
             format!("https://s3.{region}.{domain}")
         });
+        let endpoint = endpoint(&text)?;
+        let host = match (style, endpoint.host_str().unwrap_or_default()) {
+            (UrlStyle::VirtualHost, host) => format!("{bucket}.{host}"),
+            (UrlStyle::Path, host) => host.to_owned(),
+        };
         Ok(Self {
-            endpoint: endpoint(&text)?,
+            network: Network::find(&endpoint, &host, profile.get("ca_bundle"), variables)?,
+            endpoint,
             style,
             attempts: attempts(variables)?,
             keys: keys(&profile, variables)?,
@@ -342,104 +345,9 @@ fn ask(agent: &ureq::Agent, is_put: bool, url: &str, header: Option<(&str, &str)
     body.map(Secret).map_err(|error| failed(&error))
 }
 
-/// The keys of the profile that counts, of `~/.aws/credentials` before `~/.aws/config`.
-struct Profile {
-    name: String,
-    keys: BTreeMap<String, String>,
-}
-
-impl Profile {
-    fn read(variables: Variables<'_>) -> Result<Self, Error> {
-        let named = variables("AWS_PROFILE").or_else(|| variables("AWS_DEFAULT_PROFILE"));
-        let name = named.clone().unwrap_or_else(|| "default".into());
-        let home = variables("HOME").map(PathBuf::from);
-        let path = |variable: &str, file: &str| {
-            let named = variables(variable).map(PathBuf::from);
-            named.or_else(|| Some(home.as_ref()?.join(".aws").join(file)))
-        };
-        let mut keys = BTreeMap::new();
-        let mut is_there = false;
-        // In `config` all but the default profile have a word before their name.
-        let in_config = if name == "default" {
-            name.clone()
-        } else {
-            format!("profile {name}")
-        };
-        let files = [
-            (path("AWS_CONFIG_FILE", "config"), &in_config),
-            (path("AWS_SHARED_CREDENTIALS_FILE", "credentials"), &name),
-        ];
-        for (path, head) in files {
-            let Some(path) = path else { continue };
-            let text = match read_small(&path) {
-                Ok(text) => Secret(text),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(Error::disk(&path, "read", error)),
-            };
-            is_there |= collect(&text.0, head, &mut keys);
-        }
-        if named.is_some() && !is_there {
-            return Err(Error::Input(format!(
-                "$AWS_PROFILE: there is no profile '{name}' in ~/.aws/credentials or ~/.aws/config; name one that is there"
-            )));
-        }
-        Ok(Self { name, keys })
-    }
-
-    fn get(&self, key: &str) -> Option<String> {
-        self.keys.get(key).cloned()
-    }
-
-    /// What would name other credentials must not be passed over in silence.
-    fn refuse_what_is_not_read(&self) -> Result<(), Error> {
-        for key in ["credential_process", "role_arn", "sso_session", "sso_start_url", "login_session"] {
-            if self.keys.contains_key(key) {
-                return Err(Error::Input(format!(
-                    "the profile '{}' has {key}, which is not supported; write eval \"$(aws configure export-credentials --format env)\" before this",
-                    self.name
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Profile {
-    fn drop(&mut self) {
-        self.keys.values_mut().for_each(Zeroize::zeroize);
-    }
-}
-
-/// Collects the keys of the section that bears this name; whether there was one. What is indented belongs to the key before it, and is
-/// none of the section's own.
-fn collect(text: &str, section: &str, keys: &mut BTreeMap<String, String>) -> bool {
-    let (mut is_inside, mut is_there) = (false, false);
-    for line in text.lines() {
-        let bare = line.trim();
-        if let Some(head) = bare.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
-            is_inside = head.split_whitespace().collect::<Vec<_>>().join(" ") == section;
-            is_there |= is_inside;
-        } else if is_inside
-            && !line.starts_with([' ', '\t'])
-            && !bare.starts_with(['#', ';'])
-            && let Some((key, value)) = bare.split_once('=')
-            && !value.trim().is_empty()
-        {
-            keys.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
-        }
-    }
-    is_there
-}
-
-fn read_small(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(limits::PROFILE_BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeMap, time::Duration};
 
     use super::*;
 

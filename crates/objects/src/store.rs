@@ -18,7 +18,7 @@ use twox_hash::XxHash3_64;
 use ureq::{
     Agent, Body,
     http::{HeaderMap, Response},
-    tls::{RootCerts, TlsConfig},
+    tls::TlsConfig,
 };
 
 use crate::{Address, Error, access::Access, limits, stop::Stop};
@@ -164,12 +164,13 @@ impl Store {
         let bucket = Bucket::new(access.endpoint.clone(), access.style, name, access.region.clone())
             .map_err(|error| Error::Input(format!("{address}: {error}; check the bucket's name and the endpoint")))?;
         let tls = TlsConfig::builder()
-            // Those of the system: sites have authorities of their own.
-            .root_certs(RootCerts::PlatformVerifier)
+            .root_certs(access.network.roots.clone())
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .build();
         let config = Agent::config_builder()
             .tls_config(tls)
+            // Never that of this process, which may ask for another.
+            .proxy(access.network.proxy.clone())
             .http_status_as_error(false)
             // A redirection is an answer of its own: a signature is good for one host.
             .max_redirects(0)
@@ -347,7 +348,7 @@ impl Store {
             .fold(self.agent.get(url), |request, (name, value)| request.header(*name, value));
         request.call().map_err(|error| match fault_of(&error) {
             // Nobody has answered: is this the one that is meant?
-            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}", self.access.place())),
+            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}{}", self.access.place(), self.access.network)),
             fault => fault,
         })
     }

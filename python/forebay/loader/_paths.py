@@ -141,7 +141,16 @@ def _check_readable(path: str, key: str) -> None:
 
 def store_variables() -> dict[str, str]:
     """What of the environment leads to stores. Some of it is secret: it is never written anywhere."""
-    return {name: value for name in _core.store_variables() if (value := os.environ.get(name))}
+    return {name: _from_here(name, value) for name in _core.store_variables() if (value := os.environ.get(name))}
+
+
+def _from_here(name: str, value: str) -> str:
+    """A variable's value as another process can use it, which has another directory."""
+    if name.endswith(("_FILE", "_BUNDLE")):
+        return os.path.abspath(value)  # noqa: PTH100  (links are to be followed when it is read)
+    if name.endswith("_DIR"):
+        return ":".join(map(os.path.abspath, value.split(":")))
+    return value
 
 
 class Stores:
