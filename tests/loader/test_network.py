@@ -100,7 +100,7 @@ def an_agent(both: Both, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str
     """A loader agent, started by a job with another environment. It stays as long as this loader."""
     with monkeypatch.context() as patch:
         surroundings(patch, variables)
-        loader = DataLoader(Objects([Extent(str(both.node.path(number))) for number in range(1, 5)]), **OPTIONS, cache="ram=1M")
+        loader = DataLoader(Objects([Extent(str(both.node.path(1)))] * 4), **OPTIONS, cache="ram=1M")
         list(loader)
     return loader
 
@@ -160,7 +160,9 @@ def test_the_agent_of_another_job_forgets_that_jobs_network(both: Both, proxy: P
     ],
     ids=["another kind", "no port", "nobody there", "wrong password"],
 )
-def test_a_bad_proxy_is_named(said: str, kind: type[Exception], words: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s07_a_bad_proxy_is_named_without_its_password(
+    said: str, kind: type[Exception], words: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy.wants = "user:right"
     surroundings(monkeypatch, {"HTTP_PROXY": said.format(port=proxy.port), "AWS_ENDPOINT_URL": NOWHERE, "AWS_MAX_ATTEMPTS": "1"})
     with pytest.raises(kind) as caught:

@@ -32,7 +32,7 @@ from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same, write_records
 from tests.loader.node import Node, Served, a_node
 from tests.views.conftest import bucket, moto  # noqa: F401 # fixtures of these tests, too
-from tests.views.store import BUCKET, KEY, SECRET, Answer, Asked, Store, first_times, refusal, truncated
+from tests.views.store import BUCKET, KEY, SECRET, Store
 
 ROOT = f"s3://{BUCKET}/p"
 MIB = 1 << 20
@@ -147,31 +147,6 @@ def test_a_long_range_is_asked_for_in_parts(both: Both) -> None:
     assert asked == [f"bytes=5-{5 + 64 * MIB - 1}", f"bytes={5 + 64 * MIB}-{65 * MIB - 1}"]
 
 
-def test_what_came_before_a_connection_broke_is_not_asked_for_again(both: Both) -> None:
-    content = os.urandom(1000)
-    both.bucket.put("p/a", content)
-    both.bucket.behave = first_times(1, "p/a", truncated)
-    assert read(DirectSource(), [Extent(f"{ROOT}/a")]) == [content]
-    assert [one.range for one in both.bucket.asked] == [f"bytes=0-{64 * MIB - 1}", "bytes=500-999"]
-
-
-@pytest.mark.parametrize("forgets", [False, True], ids=["conditions", "no conditions"])
-def test_bytes_are_never_of_two_versions(both: Both, forgets: bool) -> None:
-    both.put({"a": b"1" * 1000})
-    both.bucket.forgets_conditions = forgets
-
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
-        if asked.range != "bytes=500-999":
-            return truncated(forward())
-        both.bucket.put("p/a", b"2" * 1000)
-        return forward()
-
-    both.bucket.behave = behave
-    with pytest.raises(OSError, match="it has changed") as caught:
-        read(DirectSource(), [Extent(f"{ROOT}/a")])
-    assert caught.value.errno == errno.ESTALE
-
-
 def test_a_folder_is_what_its_copy_is(both: Both) -> None:
     both.put(FOLDER | {"b/notes.txt": b"no image", "loose.png": b"no class"})
     both.bucket.put("p/a/", b"")
@@ -258,7 +233,7 @@ def test_each_kind_of_dataset_is_what_its_copy_is(both: Both, kind: str) -> None
 
 
 @pytest.mark.parametrize("cache", [None, "ram=1M", "{node}/cache=64M"])
-def test_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(both: Both, cache: str | None) -> None:
+def test_f05_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(both: Both, cache: str | None) -> None:
     both.put(FOLDER)
     theirs = list(DataLoader(ImageFolder(both.dir, as_tensor), **OPTIONS))
     ours = ImageFolder(ROOT, as_tensor)
@@ -305,7 +280,7 @@ def test_what_lies_on_a_disk_serves_the_next_job_without_a_question(both: Both) 
     assert set(both.bucket.gets()) == {"p/a/Y.png"}, "only what has changed is read again"
 
 
-def test_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_it(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_it(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     both.put(FOLDER)
     with monkeypatch.context() as patch:
         for name in both.bucket.environment:
@@ -328,7 +303,7 @@ def test_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_it(bo
             assert KEY.encode() not in content, path
 
 
-def test_a_store_that_knows_no_conditions_is_found_out(both: Both) -> None:
+def test_f05_a_store_that_knows_no_conditions_is_found_out(both: Both) -> None:
     both.bucket.forgets_conditions = True
     both.put({"a": b"1" * 100})
     mark = look_up(f"{ROOT}/a").mark
@@ -388,12 +363,6 @@ def test_an_object_that_ends_early_is_named(both: Both, source: Source) -> None:
     for extent in (Extent(f"{ROOT}/a", 90, 20), Extent(f"{ROOT}/a", 200, 20), Extent(f"{ROOT}/a", 101)):
         with pytest.raises(EOFError, match=f"{ROOT}/a ends before byte"):
             read(source, [extent])
-
-
-def test_passing_faults_are_got_over(both: Both, source: Source) -> None:
-    both.put({"a": b"1" * 100})
-    both.bucket.behave = first_times(1, "p/a", lambda _: refusal(503, "SlowDown"))
-    assert read(source, [Extent(f"{ROOT}/a")]) == [b"1" * 100]
 
 
 def test_what_is_no_folder_is_refused(both: Both) -> None:

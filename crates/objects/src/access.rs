@@ -166,25 +166,26 @@ impl Access {
             Keys::Fixed(credentials) => return Ok(Some(credentials.clone())),
             Keys::Lent { service, last } => (service, last),
         };
-        // Held while the service is asked: one thread asks for all.
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = SystemTime::now();
-        if let Some(lent) = last.as_ref().filter(|lent| lent.is_fresh(now)) {
-            return Ok(lent.credentials.clone());
-        }
-        match (service.ask(agent), &mut *last) {
-            // A service that does not answer just now has taken nothing back.
-            (Err(_) | Ok(Lent { credentials: None, .. }), Some(lent)) if lent.ends.is_some_and(|ends| ends > now) => {
+        match known.as_mut() {
+            Some(lent) if lent.is_fresh(now) => Ok(lent.credentials.clone()),
+            // For the others what is known holds on while this thread asks.
+            Some(lent) if lent.holds(now) => {
                 lent.asked = now;
-                Ok(lent.credentials.clone())
+                let held = lent.credentials.clone();
+                drop(known);
+                match service.ask(agent) {
+                    // A service that does not answer just now has taken nothing back.
+                    Err(_) | Ok(Lent { credentials: None, .. }) => Ok(held),
+                    Ok(lent) => Ok(lent.kept(&mut last.lock().unwrap_or_else(PoisonError::into_inner))),
+                }
             }
-            (Ok(Lent { credentials: None, .. }), Some(_)) => Err("no credentials are lent any more".into()),
-            (Err(why), _) => Err(why),
-            (Ok(lent), last) => {
-                let credentials = lent.credentials.clone();
-                *last = Some(lent);
-                Ok(credentials)
-            }
+            // Nobody can do without an answer: one thread asks for all.
+            had => match (service.ask(agent)?, had.is_some()) {
+                (Lent { credentials: None, .. }, true) => Err("no credentials are lent any more".into()),
+                (lent, _) => Ok(lent.kept(&mut known)),
+            },
         }
     }
 }
@@ -302,8 +303,21 @@ impl Service {
 impl Lent {
     /// Whether new ones need not be asked for yet.
     fn is_fresh(&self, now: SystemTime) -> bool {
-        self.ends
-            .is_none_or(|ends| ends > now + limits::RENEW_AHEAD || (ends > now && self.asked + limits::RENEW_PAUSE > now))
+        // Where there are none there may be some later.
+        let is_lasting = self.credentials.is_some() && self.ends.is_none_or(|ends| ends > now + limits::RENEW_AHEAD);
+        is_lasting || (self.holds(now) && self.asked + limits::RENEW_PAUSE > now)
+    }
+
+    /// Keeps it for whoever asks next.
+    fn kept(self, known: &mut Option<Self>) -> Option<Credentials> {
+        let credentials = self.credentials.clone();
+        *known = Some(self);
+        credentials
+    }
+
+    /// Whether it may be gone by still.
+    fn holds(&self, now: SystemTime) -> bool {
+        self.ends.is_none_or(|ends| ends > now)
     }
 
     fn parse(text: &Secret) -> Result<Self, &'static str> {
@@ -474,6 +488,27 @@ mod tests {
         assert!(held(Some(now - second)).unwrap_err().contains("no credentials"));
         *last.lock().unwrap() = None;
         assert_eq!(access.credentials(&agent), Ok(None), "there never were any");
+    }
+
+    #[test]
+    fn that_there_are_none_is_asked_again_after_a_while() {
+        let access = find("b", &[("AWS_EC2_METADATA_DISABLED", "true")]).unwrap();
+        let Keys::Lent { last, .. } = &access.keys else {
+            panic!("there are none that are fixed")
+        };
+        let agent = ureq::Agent::new_with_defaults();
+        let is_asked_again = |asked: SystemTime| {
+            *last.lock().unwrap() = Some(Lent {
+                credentials: None,
+                ends: None,
+                asked,
+            });
+            assert_eq!(access.credentials(&agent), Ok(None));
+            last.lock().unwrap().as_ref().unwrap().asked > asked
+        };
+        let now = SystemTime::now();
+        assert!(!is_asked_again(now + Duration::from_secs(3600)));
+        assert!(is_asked_again(now - limits::RENEW_PAUSE));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use thiserror::Error;
 
 /// What went wrong, where. No variant holds a signed address, a key or a token.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// What was asked for can't be: the line says what, and the mend.
@@ -58,7 +59,7 @@ pub enum Error {
         /// What was tried.
         operation: &'static str,
         /// The system's answer.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// The view was being fetched when this happened.
     #[error("{0}; what was fetched is kept: the same command goes on from there")]
@@ -70,7 +71,7 @@ impl Error {
         Self::Disk {
             path: path.to_owned(),
             operation,
-            source: source.into(),
+            source: Arc::new(source.into()),
         }
     }
 

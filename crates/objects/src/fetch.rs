@@ -138,11 +138,13 @@ impl Fetching<'_> {
     }
 
     fn fail(&self, error: Error) {
-        self.stop.set();
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         if done.is_ok() {
             *done = Err(error);
         }
+        drop(done);
+        // Not before: whoever is ended by this fails, too, and with less to say.
+        self.stop.set();
     }
 
     fn next(&self) -> Result<Option<Part<'_>>, Error> {

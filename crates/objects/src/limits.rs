@@ -35,8 +35,11 @@ pub const METADATA_DEADLINE: Duration = Duration::from_secs(2);
 pub const SIGNATURE_LIFE: Duration = Duration::from_secs(900);
 /// Credentials that end sooner are renewed.
 pub const RENEW_AHEAD: Duration = Duration::from_secs(300);
-/// Between two questions for new ones, as long as those that are there hold.
+/// Between two questions for new ones, as long as those that are there hold; and for any, where there are none.
 pub const RENEW_PAUSE: Duration = Duration::from_secs(30);
+
+/// For so long it is known why a store can't be reached, as of a profile that is not there: a million samples don't read its file each.
+pub const FAILURE_KEPT: Duration = Duration::from_secs(5);
 
 /// A page of a listing is not longer: a thousand names of at most 1 KiB, each byte of which may be escaped.
 pub const PAGE_BYTES_MAX: u64 = 16 << 20;

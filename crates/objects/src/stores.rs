@@ -4,15 +4,20 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
-use crate::{Access, Address, Error, Object, Opened, Store, Version, stop::Stop};
+use crate::{Access, Address, Error, Object, Opened, Store, Version, limits, stop::Stop};
+
+/// A store; or since when it is known why it can't be reached.
+type Found = Result<Arc<Store>, (Instant, Error)>;
 
 /// Stores, each of which is made when one of its objects is first asked for, and keeps its connections from then on.
 pub struct Stores {
     /// The environment of whoever asks.
     variables: BTreeMap<String, String>,
-    known: Mutex<HashMap<String, Arc<Store>>>,
+    /// By its bucket.
+    known: Mutex<HashMap<String, Found>>,
     stop: Arc<Stop>,
 }
 
@@ -37,7 +42,7 @@ impl Stores {
     /// From now on nothing is asked for, and what is being asked for fails at once. Does not wait: see [`Store::end`].
     pub fn end(&self) {
         self.stop.set();
-        self.known().values().for_each(|store| store.end());
+        self.known().values().flatten().for_each(|store| store.end());
     }
 
     /// Whether it was ended.
@@ -45,7 +50,7 @@ impl Stores {
         self.stop.is_set()
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Arc<Store>>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Found>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -93,18 +98,30 @@ impl Stores {
 
     /// The store of a bucket, for all who ask for its objects.
     fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
-        if let Some(store) = self.known().get(bucket.bucket()) {
-            return Ok(Arc::clone(store));
+        match self.known().get(bucket.bucket()) {
+            Some(Ok(store)) => return Ok(Arc::clone(store)),
+            Some(Err((since, error))) if since.elapsed() < limits::FAILURE_KEPT => return Err(error.clone()),
+            _ => {}
         }
         // Files may be read for this, which lie on a file system that hangs: nobody else is to wait.
-        let mut made = Store::new(bucket.clone(), self.access(bucket)?)?;
-        made.stop = Arc::clone(&self.stop);
+        let made = self.access(bucket).and_then(|access| Store::new(bucket.clone(), access));
         let mut known = self.known();
-        let store = known.entry(bucket.bucket().to_owned()).or_insert_with(|| Arc::new(made));
-        if self.stop.is_set() {
-            store.end();
+        // Another thread may have been faster.
+        if let Some(Ok(store)) = known.get(bucket.bucket()) {
+            return Ok(Arc::clone(store));
         }
-        Ok(Arc::clone(store))
+        let found = match made {
+            Ok(mut store) => {
+                store.stop = Arc::clone(&self.stop);
+                if self.stop.is_set() {
+                    store.end();
+                }
+                Ok(Arc::new(store))
+            }
+            Err(error) => Err((Instant::now(), error)),
+        };
+        known.insert(bucket.bucket().to_owned(), found.clone());
+        found.map_err(|(_, error)| error)
     }
 
     /// A store for what lies below a prefix: it shares connections and lent credentials with that of its bucket.
@@ -127,7 +144,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::limits;
 
     fn stores<const N: usize>(variables: [(&str, &str); N]) -> Stores {
         Stores::new(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into())
@@ -178,6 +194,29 @@ mod tests {
         assert!(stores.is_ended());
         let line = stores.version("s3://other/x").unwrap_err().to_string();
         assert!(line.contains("was ended"), "{line}");
+    }
+
+    #[test]
+    fn why_a_store_can_not_be_reached_is_known_for_a_while_only() {
+        let home = tempfile::tempdir().unwrap();
+        let stores = stores([("HOME", home.path().to_str().unwrap()), ("AWS_PROFILE", "mine")]);
+        let bucket: Address = "s3://data".parse().unwrap();
+        let line = || stores.store(&bucket).unwrap_err().to_string();
+        assert!(line().contains("there is no profile 'mine'"), "{}", line());
+        std::fs::create_dir(home.path().join(".aws")).unwrap();
+        std::fs::write(
+            home.path().join(".aws/credentials"),
+            "[mine]\naws_access_key_id = K\naws_secret_access_key = S\n",
+        )
+        .unwrap();
+        let (since, error) = stores.known().remove("data").unwrap().unwrap_err();
+        for (since, is_known) in [
+            (since + Duration::from_secs(3600), true),
+            (since.checked_sub(limits::FAILURE_KEPT).unwrap(), false),
+        ] {
+            stores.known().insert("data".into(), Err((since, error.clone())));
+            assert_eq!(stores.store(&bucket).is_err(), is_known, "{since:?}");
+        }
     }
 
     #[test]

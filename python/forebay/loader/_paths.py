@@ -191,8 +191,13 @@ class Stores:
         if ended is not None and is_ours:
             ended.end()
 
+    def forked(self) -> None:
+        """For a process that has just been forked: another thread of its parent's may have had the lock."""
+        self._lock = threading.Lock()
+
 
 _look_ups = Stores()
+os.register_at_fork(after_in_child=_look_ups.forked)
 
 
 def stores() -> _core.ObjectStores:
