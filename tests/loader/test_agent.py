@@ -182,8 +182,8 @@ def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None
     for one in (request, other):
         one.release()
     del part
-    for one in (source, later):
-        one.close()
+    for each in (source, later):
+        each.close()
     assert epochs(agent, node, 2) == 0
     assert not agent._held
     agent.close()
