@@ -193,7 +193,7 @@ class Parent:
 def become(set_rank: SetRank, asked: str, rank: int, ranks: int) -> tuple[clone.Inventory, Resumed]:
     set_rank(rank, ranks)
     inventory = Small(9).inventory()
-    return inventory, resume(Asked.from_json(asked), inventory, None, float(support.PROGRAM_S))
+    return inventory, resume(Asked.from_json(asked), inventory, float(support.PROGRAM_S))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3), (3, 2)])

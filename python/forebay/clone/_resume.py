@@ -16,14 +16,13 @@ from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._inventory import Inventory, Survey
-from forebay.clone._later import uncollected
 from forebay.clone._manifest import Manifest
 from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
 from forebay.clone._told import Course
 from forebay.clone._window import Remote
 
-__all__ = ["Asked", "Lineage", "Resumed", "resume", "waited"]
+__all__ = ["Asked", "Lineage", "Resumed", "resume", "waited", "warm_up"]
 
 # Interrupts are looked for so often.
 SLICE_S = 0.5
@@ -120,17 +119,23 @@ class _Loaded:
     remote: Remote | None
 
 
-def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None, wait_s: float) -> Resumed:
+def warm_up(inventory: Inventory, warm: Callable[[], object] | None) -> None:
+    """Makes the discarded passes, if there are to be any.
+
+    The gradients are freed now, while nobody waits: of a large model that takes a good part of the time in which its state is loaded.
+    """
+    if warm is not None:
+        with inventory.gradients_kept():
+            for _ in range(WARM_PASSES):
+                warm()
+
+
+def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
     """Loads the parent's state, and makes the changes, unless there is a probation first.
 
     Raises:
         CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
     """
-    if warm is not None:
-        # Freed now, while nobody waits: of a large model that takes a good part of the time in which its state is loaded.
-        with inventory.gradients_kept():
-            for _ in range(WARM_PASSES):
-                warm()
     rank, ranks = inventory.rank
     asked_at = time.time()
     try:
@@ -142,8 +147,7 @@ def resume(asked: Asked, inventory: Inventory, warm: Callable[[], object] | None
             name, _, _, of_ranks = taken
             state_at = time.time()
             try:
-                with uncollected():
-                    loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
+                loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
                 changes = {} if asked.shadow else asked.changes
                 for changed, value in changes.items():
                     inventory.change(changed, value)

@@ -14,8 +14,9 @@ from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._given import check_given
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
+from forebay.clone._later import uncollected
 from forebay.clone._probation import Probation, steps_of
-from forebay.clone._resume import Asked, Lineage, Resumed, resume
+from forebay.clone._resume import Asked, Lineage, Resumed, resume, warm_up
 from forebay.clone._shared import Arena
 from forebay.clone._source import Fork, Limits, Source
 from forebay.clone._told import Telling, tell
@@ -363,14 +364,16 @@ def _check_group(described: Inventory) -> None:
 
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
-    resumed = resume(asked, described, warm, wait_s)
-    state.arenas, state.agent = resumed.arenas, asked.directory
-    if resumed.taking is not None:
-        probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
-        return Session(resumed.name, described, state, resumed.lineage, probation)
-    made = Session(resumed.name, described, state, resumed.lineage)
-    announce(resumed, described.rank)
-    return made
+    warm_up(described, warm)
+    with uncollected():
+        resumed = resume(asked, described, wait_s)
+        state.arenas, state.agent = resumed.arenas, asked.directory
+        if resumed.taking is not None:
+            probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
+            return Session(resumed.name, described, state, resumed.lineage, probation)
+        made = Session(resumed.name, described, state, resumed.lineage)
+        announce(resumed, described.rank)
+        return made
 
 
 def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:

@@ -159,7 +159,11 @@ class Source:
         due, is_near, is_awaited = self._rank.due(self._points, step)
         # Where no clone waits yet, nobody would read in the window.
         storage = self._storage if is_awaited else None
-        fork = self._offer([number for number, _ in due], epoch, step, storage) if due else None
+        fork = None
+        if due:
+            # Until what was made for it is gone: by its mere number it would have all objects looked through.
+            with uncollected():
+                fork = self._offer([number for number, _ in due], epoch, step, storage)
         for number, steps in due:
             if steps > 0:
                 self._repeats.setdefault(self._points + steps, []).append((number, step))
@@ -287,7 +291,7 @@ class Source:
         watching = None
         try:
             made = self._ahead.wait() if self._ahead else None
-            with uncollected(), self._inventory.capture(self._memory(made), storage) as capture:
+            with self._inventory.capture(self._memory(made), storage) as capture:
                 header = Header(self._job, self._inventory.rank[0], epoch, step)
                 # From here on it is closed before anything changes, whatever becomes of the offer.
                 self._window = window = self._open(capture, storage, forks, step)
