@@ -1,7 +1,9 @@
 """A store that accepts and never answers (F11): who waits for it can be interrupted, and closing ends what is being asked for."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -47,7 +49,6 @@ PROGRAM = textwrap.dedent("""
         def decode(self, data, i, rng):
             return i
 
-    print("begun", flush=True)
     if kind == "object":
         TokenFile(f"{root}/silent", 1)
     if kind == "shards":
@@ -99,25 +100,58 @@ def interrupted_once(asked: Callable[[], None], work: Callable[[], Any]) -> None
         work()
 
 
-@pytest.mark.parametrize("kind", ["object", "shards", "rows", "folder", "alone", "threads", "processes", "cache"])
-def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: Both, silent: Callable[[], None]) -> None:
+@contextlib.contextmanager
+def interrupted(kind: str, waits: Callable[[], object]) -> Iterator[None]:
+    """A training that waits in vain, and then is sent Ctrl-C: it has ended when this goes on, but for what was left in its session."""
     command = [sys.executable, "-c", PROGRAM, kind, ROOT]
     with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as training:
         try:
-            silent()
-            agent = both.node.agent() if kind == "cache" else None
+            waits()
+            yield
             os.killpg(training.pid, signal.SIGINT)
             _, err = training.communicate(timeout=LONG_S)
             assert training.returncode == -signal.SIGINT, err
             assert "KeyboardInterrupt" in err
             wait_until(lambda: processes(training.pid) == [], "its processes to end")
             assert shared_memory(training.pid) == []
-            if agent is not None:
-                wait_until(lambda: not lives(agent), "the agent to see that nobody is there")
         finally:
             training.kill()
+
+
+KINDS = ["object", "shards", "rows", "folder", "alone", "threads", "processes", "cache"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: Both, silent: Callable[[], None]) -> None:
+    agent = None
+    with interrupted(kind, silent):
+        agent = both.node.agent() if kind == "cache" else None
+    if agent is not None:
+        wait_until(lambda: not lives(agent), "the agent to see that nobody is there")
+
+
+@pytest.fixture
+def deaf(both: Both, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+    """An endpoint that takes no connection, as of a host that is gone. Gives what waits until somebody tries to make one."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port = listening.getsockname()[1]
+        # Its queue has room for one.
+        with socket.create_connection(("127.0.0.1", port)):
+            for name, value in {**PATIENCE, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+                monkeypatch.setenv(name, value)
+            # In the kernel's table: whom it is to be with, and that it is being made.
+            asked = f":{port:04X} 02 "
+            yield lambda: wait_until(lambda: asked in Path("/proc/net/tcp").read_text(), "somebody to connect")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "cache"])
+def test_f11_ctrl_c_ends_whoever_waits_for_a_store_that_is_gone(kind: str, deaf: Callable[[], object]) -> None:
+    with interrupted(kind, deaf):
+        pass
 
 
 @pytest.mark.parametrize(
