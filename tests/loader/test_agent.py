@@ -173,15 +173,17 @@ def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None
     request, other = source.request([largest], 0), source.request([5], 1)
     part = request.read(0)
     node.kill_agent()
-    # The epoch goes on beside the next, which another agent serves; its samples have other places there.
+    # The epoch goes on beside the next, which another agent serves: its turns have the same numbers.
     later = begun(agent, node)
-    epoch(later, node, [(sample * 7 + 3) % SAMPLES for sample in range(SAMPLES)])
-    assert later.direct_reads == 0
+    asked = later.request([7, 9], 0)
     assert bytes(other.read(0)) == node.content(5)
     assert bytes(part) == node.content(largest)
     for one in (request, other):
         one.release()
     del part
+    assert [bytes(asked.read(place)) for place in range(2)] == [node.content(7), node.content(9)]
+    assert later.direct_reads == 0
+    asked.release()
     for each in (source, later):
         each.close()
     assert epochs(agent, node, 2) == 0
