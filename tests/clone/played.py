@@ -45,7 +45,7 @@ def clone() -> None:
     digests = {}
     for entry in manifest.in_place:
         buffer = ctypes.create_string_buffer(entry.length)
-        digests[entry.path] = remote.read(entry, Memory(ctypes.addressof(buffer), entry.length, buffer))
+        (digests[entry.path],) = remote.read([(entry, Memory(ctypes.addressof(buffer), entry.length, buffer))])
         arrive("part")
     arrive("read")
     remote.confirm(time.sleep)

@@ -1,5 +1,6 @@
 """What is as it was at the last look is not described again (P14): whatever a program does in between, the description is a fresh one's."""
 
+import collections
 import gc
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from forebay import clone
+from forebay import _core, clone
 from forebay.clone._adapter import Described
 from forebay.clone._values import Path
 
@@ -135,6 +136,45 @@ def a_list(job: Job) -> None:
     job.ema["mean"] = [job.ema["mean"]]
 
 
+def evaluated(job: Job) -> None:
+    job.model.eval()
+
+
+def a_child_evaluated(job: Job) -> None:
+    job.last.eval()
+
+
+def other_buffer(job: Job) -> None:
+    job.model[1].running_mean = torch.rand(4)  # type: ignore[index, operator]
+
+
+def a_buffer_more(job: Job) -> None:
+    job.last.register_buffer("scale", torch.rand(2))
+
+
+def a_way_of_its_own(job: Job) -> None:
+    named = job.last.named_parameters
+    job.model.named_parameters = lambda *_, **__: named()  # type: ignore[method-assign]
+
+
+class Remembering(nn.Linear):
+    """A layer with a state of its own."""
+
+    seen = 0
+
+    def get_extra_state(self) -> int:
+        return self.seen
+
+
+def extra_state(job: Job) -> None:
+    job.model.add_module("more", Remembering(6, 2))
+
+
+def other_group(job: Job) -> None:
+    first = job.optimizer.param_groups[0]["params"]
+    job.optimizer.add_param_group({"params": [first.pop()]})
+
+
 def other_rate(job: Job) -> None:
     job.optimizer.param_groups[0]["lr"] = 0.2
 
@@ -161,6 +201,13 @@ CHANGES: list[Callable[[Job], None]] = [
     other_text,
     other_nesting,
     a_list,
+    evaluated,
+    a_child_evaluated,
+    other_buffer,
+    a_buffer_more,
+    a_way_of_its_own,
+    extra_state,
+    other_group,
     other_rate,
 ]
 
@@ -177,6 +224,57 @@ def test_p14_what_has_changed_since_the_last_look_is_described_as_it_is(change: 
     assert after != before
     with known.capture() as capture:
         assert capture.manifest == after
+
+
+def test_p14_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_is() -> None:
+    """A look at only some of the parts must not make the others seem to be known."""
+    job = Job()
+    known = job.inventory()
+    known.manifest()
+    another_layer(job)
+    job.last.register_buffer("scale", torch.rand(2))
+    known.steady()
+    assert known.manifest() == job.inventory().manifest()
+
+
+def test_p14_an_extra_state_is_asked_for_each_time() -> None:
+    job = Job()
+    extra_state(job)
+    known = job.inventory()
+    known.manifest()
+    before = known.manifest()
+    job.model.more.seen = 1  # type: ignore[union-attr]
+    assert known.manifest() == job.inventory().manifest()
+    assert known.manifest() != before
+
+
+@pytest.mark.parametrize("way", ["DLPack", "each"])
+def test_p14_places_are_seen_to_change_with_and_without_dlpack(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "each":
+        monkeypatch.setattr("forebay.torch._state._EXCHANGE", None)
+    facts = Job().inventory().adapter.facts
+    memory = torch.zeros(64)
+    one = nn.Parameter(memory[:12])
+    seen = facts([one])
+    assert seen is not None
+    assert facts([one]) == seen
+    for other in (memory[1:13], memory[:12].view(3, 4), memory[:24:2], memory[:12].view(torch.int32).view(torch.float32)[:11]):
+        one.data = other
+        assert facts([one]) != seen
+    one.data = memory[:12]
+    assert facts([one]) == seen
+    whole = torch.zeros(4, dtype=torch.complex64)
+    assert facts([whole]) == facts([whole])
+    assert facts([whole]) is not None
+
+
+def test_modules_in_a_circle_are_described_each_time() -> None:
+    job = Job()
+    job.last.add_module("back", job.model)
+    known = job.inventory()
+    known.manifest()
+    other_data(job)
+    assert known.manifest() == job.inventory().manifest()
 
 
 def test_what_has_not_changed_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +305,67 @@ def test_nothing_is_kept_of_what_the_program_has_let_go() -> None:
     del job.ema["mean"]
     gc.collect()
     assert [one() for one in alive] == [None] * len(alive)
+
+
+def looked_at(root: object) -> _core.Look | None:
+    return _core.Look.at(root, (torch.Tensor,), ("requires_grad",), ("inside",))
+
+
+class Object:
+    """Something with an attribute."""
+
+    def __init__(self, inside: object) -> None:
+        self.inside = inside
+        self.outside = 0
+
+
+def test_a_look_finds_what_was_exchanged() -> None:
+    kept = {"a": 1.5, "of": [torch.zeros(2), (None, "text")], "object": Object({"b": torch.ones(1)})}
+    look = looked_at(kept)
+    assert look
+    assert look.is_same(kept)
+    assert look.is_same({**kept, "of": [*kept["of"]]}), "another container with the same in it"  # type: ignore[misc]
+    assert look.is_same({"".join(["o", "f"]) if key == "of" else key: value for key, value in kept.items()}), "equal text"
+    kept["object"].outside = 1  # type: ignore[attr-defined]
+    assert look.is_same(kept)
+    tensor = kept["of"][0]  # type: ignore[index]
+    for other in (
+        {**kept, "a": 2.5},
+        {**kept, "a": True},
+        {**kept, "c": 0},
+        {**kept, "of": (*kept["of"],)},  # type: ignore[misc]
+        {**kept, "of": [torch.zeros(2), (None, "text")]},
+        {**kept, "of": [tensor, (None, "tex")]},
+        {**kept, "of": [tensor, (None, "text", None)]},
+        {**kept, "of": [tensor]},
+        {**kept, "object": Object({"b": torch.ones(1)})},
+        {**kept, "object": Object([])},
+        {"of": kept["of"], "a": 1.5, "object": kept["object"]},
+        [kept],
+        None,
+    ):
+        assert not look.is_same(other)
+    tensor.requires_grad_()
+    assert not look.is_same(kept)
+
+
+def test_a_look_knows_a_tensor_from_another_at_the_same_address() -> None:
+    """What is freed leaves its identity to what is made next, as often as not."""
+    for _ in range(100):
+        tensors = [torch.zeros(1)]
+        look = looked_at(tensors)
+        assert look
+        tensors.clear()
+        tensors.append(torch.zeros(1))
+        assert not look.is_same(tensors)
+
+
+@pytest.mark.parametrize("root", [object(), {1: {2, 3}}, collections.OrderedDict(), [len], nn.Parameter(torch.zeros(1))])
+def test_what_can_not_be_looked_at_is_not(root: object) -> None:
+    assert looked_at([root]) is None
+
+
+def test_what_has_no_end_can_not_be_looked_at() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    assert looked_at(endless) is None

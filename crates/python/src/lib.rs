@@ -8,6 +8,7 @@
 mod fork;
 mod images;
 mod loader;
+mod look;
 mod mapped;
 mod memory;
 mod one_pass;
@@ -15,6 +16,7 @@ mod order;
 mod pending;
 mod shared;
 mod stores;
+mod tensors;
 mod window;
 
 use std::io;
@@ -66,6 +68,15 @@ impl Memory {
 fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
     let memory = Memory::new(address, length)?;
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
+}
+
+/// The digests of memory at so many addresses and of such lengths. The interpreter's lock is let go of once for all.
+#[pyfunction]
+fn digests(py: Python<'_>, memory: Vec<(usize, usize)>) -> PyResult<Vec<String>> {
+    let memory = memory.into_iter().map(|(address, length)| Memory::new(address, length));
+    let memory: Vec<_> = memory.collect::<PyResult<_>>()?;
+    let found: Vec<_> = py.detach(|| memory.into_iter().map(one_pass::of).collect());
+    Ok(found.into_iter().map(hexadecimal).collect())
 }
 
 /// Copies memory into the `length` bytes at `target`: parts of an address, a length, and an offset to which they go. Gives the digest of what then stands there of
@@ -131,6 +142,8 @@ mod _core {
     #[pymodule_export]
     use super::loader::{LoaderRank, LoaderRegistering, LoaderTable, LoaderWorker};
     #[pymodule_export]
+    use super::look::Look;
+    #[pymodule_export]
     use super::mapped::Mapped;
     #[pymodule_export]
     use super::memory::Reserved;
@@ -143,7 +156,9 @@ mod _core {
     #[pymodule_export]
     use super::stores::{ObjectRange, ObjectStores, store_variables};
     #[pymodule_export]
+    use super::tensors::tensor_facts;
+    #[pymodule_export]
     use super::window::{Reading, Window};
     #[pymodule_export]
-    use super::{digest, memory_left, pack, read_and_digest};
+    use super::{digest, digests, memory_left, pack, read_and_digest};
 }

@@ -192,27 +192,29 @@ impl Reading {
         }
     }
 
-    /// Reads a tensor to `target`, from a file and an offset, its place, or from `aside` what was copied there; gives its digest. If that file is `mapped`, from
-    /// there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
-    #[pyo3(signature = (tensor, place, aside, target, wait_s, mapped=None))]
-    #[expect(clippy::too_many_arguments, reason = "a tensor, where it lies and where it goes")]
-    fn read(
-        &self,
-        py: Python<'_>,
-        tensor: usize,
-        place: (i32, u64),
-        aside: i32,
-        target: usize,
-        wait_s: f64,
-        mapped: Option<&Bound<'_, Mapped>>,
-    ) -> PyResult<String> {
+    /// Reads tensors, each to an address, from a file and an offset, its place, or from `aside` what was copied there; gives their digests. Where that file is
+    /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
+    fn read(&self, py: Python<'_>, tensors: Vec<Wanted<'_>>, aside: i32, wait_s: f64) -> PyResult<Vec<String>> {
+        let (aside, deadline) = (borrowed(aside)?, Instant::now() + duration(wait_s)?);
+        tensors
+            .into_iter()
+            .map(|wanted| self.read_tensor(py, wanted, aside, deadline))
+            .collect()
+    }
+}
+
+/// A tensor's number, the file and the offset where it lies, to which address it goes, and that file, if it is mapped.
+type Wanted<'py> = (usize, (i32, u64), usize, Option<Bound<'py, Mapped>>);
+
+impl Reading {
+    fn read_tensor(&self, py: Python<'_>, wanted: Wanted<'_>, aside: BorrowedFd<'_>, deadline: Instant) -> PyResult<String> {
+        let (tensor, place, target, mapped) = wanted;
         let (first, length) = *self
             .tensors
             .get(tensor)
             .ok_or_else(|| PyValueError::new_err(format!("there is no tensor {tensor}")))?;
-        let (file, aside) = (borrowed(place.0)?, borrowed(aside)?);
+        let file = borrowed(place.0)?;
         let target = Memory::new(target, length)?;
-        let deadline = Instant::now() + duration(wait_s)?;
         let mapped = mapped.and_then(|mapped| mapped.get().file());
         let mapped = mapped.as_deref().and_then(|file| mapped::part(file, place.1, length));
         let mut hash = XxHash3_128::new();
@@ -229,9 +231,7 @@ impl Reading {
         }
         Ok(hexadecimal(hash.finish_128()))
     }
-}
 
-impl Reading {
     fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, hash: &mut XxHash3_128) -> PyResult<()> {
         let mut reader = Reader::new(self.reader, index);
         loop {

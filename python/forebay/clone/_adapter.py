@@ -12,10 +12,27 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Described", "Memory", "adapter_of"]
+__all__ = ["Adapter", "Component", "Described", "Memory", "Watch", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """All that components are read from: as long as the very same is reached from there, they give the same.
+
+    Attributes:
+        root: gives what is looked at: containers, objects, tensors.
+        of_tensors: attributes of the tensors there that are read.
+        of_objects: what is read of objects, by its names in their `__dict__`.
+        is_plain: asked when something was exchanged: whether no object there reads more than that.
+    """
+
+    root: Callable[[], object]
+    of_tensors: tuple[str, ...] = ()
+    of_objects: tuple[str, ...] = ()
+    is_plain: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class Component:
         steady: its tensors are the state's own, and stay as they are from a point to the next step of an optimizer, unless the program
             does something unusual.
         portable: where all ranks hold it alike it is good for any number of ranks.
+        watch: what `get` reads, apart from where tensors lie and of what type and sizes they are; None where that can't be told beforehand.
     """
 
     path: Path
@@ -39,6 +57,7 @@ class Component:
     put: Callable[[Any], object] | None = None
     steady: bool = False
     portable: bool = True
+    watch: Watch | None = None
 
 
 class Memory(NamedTuple):
@@ -101,7 +120,10 @@ class Adapter(Ranks, Protocol):
             UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
         """
 
-    def facts(self, tensors: Sequence[Any]) -> list[object] | None:
+    def plain(self) -> Sequence[type]:
+        """The types of tensors that are what they are by their elements, layout and place."""
+
+    def facts(self, tensors: list[Any]) -> object:
         """What layouts and addresses come of, quickly: of the same tensors, equal as long as those are. None if that can't be told."""
 
     def length(self, layout: Layout) -> int:

@@ -1,17 +1,15 @@
 """The inventory: every part of a training job's state, described once, without framework and without pickle."""
 
 import contextlib
-import ctypes
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
-from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
+from forebay.clone._errors import DamagedError, DifferenceError, MissingError
+from forebay.clone._filling import Fill, Filled, fill, memory_of, text_of
 from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
 from forebay.clone._parts import Part, Parts
 from forebay.clone._ranks import Ranks, ranks_of
@@ -116,13 +114,46 @@ def _by_name(kind: str, value: object) -> dict[str, object]:
     return {"": value}
 
 
-class _Item(NamedTuple):
-    """One entry, and what its bytes are: a text, or a tensor's, at an address if they lie there."""
+class _Form(NamedTuple):
+    """A part as a capture has it, as long as neither the part nor the shared storage is another.
 
-    entry: Entry
-    content: Any
-    address: int | None
-    is_steady: bool
+    Attributes:
+        of: the part's entries.
+        version: the storage's.
+        entries: the same, those that stay where they are with their places.
+        copied: how many bytes of each are copied.
+        known: of the tensors that are copied and lie somewhere, the entry's number, address and length.
+        asked: the numbers of others that are copied.
+        in_place: the numbers of those that are not.
+    """
+
+    of: Sequence[Entry]
+    version: int
+    entries: list[Entry]
+    copied: list[int]
+    known: list[tuple[int, int, int]]
+    asked: list[int]
+    in_place: list[int]
+
+    @classmethod
+    def made(cls, part: Part, storage: Storage | None) -> "_Form":
+        """Of a part as it is now."""
+        found = cls(part.entries, storage.version if storage else -1, [part.entries[0]], [part.entries[0].length], [], [], [])
+        for number, (entry, address) in enumerate(zip(part.entries[1:], part.addresses, strict=True), 1):
+            if storage is not None and part.component.steady and (place := storage.stays(entry.path, address, entry.length)):
+                entry = Entry(*entry[:5], place)
+                found.in_place.append(number)
+            elif address is not None:
+                found.known.append((number, address, entry.length))
+            else:
+                found.asked.append(number)
+            found.entries.append(entry)
+            found.copied.append(entry.copied)
+        return found
+
+    def is_of(self, part: Part, storage: Storage | None) -> bool:
+        """Whether it still holds."""
+        return self.of is part.entries and self.version == (storage.version if storage else -1)
 
 
 Survey = dict[str, Part]
@@ -145,6 +176,7 @@ class Inventory:
         self._objects = objects
         self._components = components
         self._described = Parts(adapter)
+        self._forms: dict[Path, _Form] = {}
         self._absent = absent
 
     def manifest(self, only: Placement | None = None) -> Manifest:
@@ -156,8 +188,7 @@ class Inventory:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        items = [item for item in _items(self._parts()) if only in (None, item.entry.placement)]
-        return self._manifest([(item.entry, self._digest(item)) for item in items])
+        return self._digested(self._parts(), only)
 
     def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.
@@ -170,12 +201,14 @@ class Inventory:
             UndescribableError: the state holds a value of a type that is not known.
             CloneError: there is no memory for the copy.
         """
-        items = _items(self._parts(), storage)
-        *starts, end = offsets([item.entry.copied for item in items])
+        parts = self._parts()
+        forms = [self._form(part, storage) for part in parts]
+        *starts, end = offsets([length for form in forms for length in form.copied])
         reserved = memory(end)
-        digests = self._pack(items, starts, reserved)
-        manifest = self._manifest([(item.entry, digest) for item, digest in zip(items, digests, strict=True)])
-        return Capture(manifest, reserved.seal(end), tuple(item.content for item in items if item.entry.place))
+        digests = self._pack(parts, forms, starts, reserved)
+        entries = [entry for form in forms for entry in form.entries]
+        in_place = tuple(part.tensors[number - 1] for part, form in zip(parts, forms, strict=True) for number in form.in_place)
+        return Capture(self._manifest(entries, digests), reserved.seal(end), in_place)
 
     def survey(self) -> Survey:
         """What there is to load a state to. Made while the state is waited for, it need not be made when it has come."""
@@ -223,17 +256,19 @@ class Inventory:
             left = left_out([capture.manifest, *others], self.rank[1], portable, is_seeded=is_seeded)
             found = {name: entries for name, entries in found.items() if name not in left}
         offsets_by_path = {entry.path: offset for entry, offset in capture.manifest.offsets()}
-        texts = {name: _text(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
+        texts = {name: text_of(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
         for name, entries in found.items():
             self._check_layouts(entries, texts[name], parts[name])
         received = [self._received(texts[name], entries, parts[name], empty or self._adapter.empty) for name, entries in found.items()]
-        digests, filled = self._fill([fill for _, fills in received for fill in fills], capture, offsets_by_path, remote)
-        for tree, name in zip((tree for tree, _ in received), found, strict=True):
-            put = parts[name].component.put
-            if put is not None:
-                put(tree)
+        digests, filled = fill(self._adapter, [one for _, fills in received for one in fills], capture, offsets_by_path, remote)
+        for (tree, fills), name in zip(received, found, strict=True):
+            component = parts[name].component
+            if component.put is not None:
+                if component.steady:
+                    self._expect(component, texts[name], tree, fills)
+                component.put(tree)
         manifest = capture.manifest.read(digests)
-        after = self._manifest_after(filled)
+        after = self._digested(self._parts(), filled=filled)
         if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
             raise DamagedError(f"not as it was captured after loading: {_named(wrong)}: does its load_state_dict set all of it?")
         return manifest
@@ -264,10 +299,21 @@ class Inventory:
             UndescribableError: the state holds a value of a type that is not known.
         """
         found: dict[int, tuple[str, Any]] = {}
-        for part in self._described.of(component for component in self._components if component.steady):
+        for part in self._steady_parts():
             for entry, tensor in zip(part.entries[1:], part.tensors, strict=True):
                 found.setdefault(id(tensor), (entry.path, tensor))
         return dict(found.values())
+
+    def steady_entries(self) -> list[Sequence[Entry]]:
+        """The entries of these tensors by component: the very same objects as long as no tensor is another or lies elsewhere.
+
+        Raises:
+            UndescribableError: as `steady`.
+        """
+        return [part.entries for part in self._steady_parts()]
+
+    def _steady_parts(self) -> list[Part]:
+        return self._described.of(component for component in self._components if component.steady)
 
     def on_step(self, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
         """Has functions called before and after each update by an optimizer; gives what ends that."""
@@ -310,58 +356,71 @@ class Inventory:
     def _parts(self) -> list[Part]:
         return self._described.of(self._components)
 
-    def _manifest_after(self, filled: "Mapping[int, _Filled]") -> Manifest:
-        """Every entry with its digest. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
-        items = _items(self._parts())
-        return self._manifest([(item.entry, self._digest(item, filled.get(id(item.content)))) for item in items])
+    def _form(self, part: Part, storage: Storage | None) -> _Form:
+        form = self._forms.get(part.component.path)
+        if form is None or not form.is_of(part, storage):
+            form = self._forms[part.component.path] = _Form.made(part, storage)
+        return form
 
-    def _digest(self, item: _Item, filled: "_Filled | None" = None) -> str:
-        if filled is not None and item.is_steady and filled.tensor is item.content:
-            is_same = (item.address, self._adapter.version(item.content)) == (filled.address, filled.version)
-            if is_same:
-                return filled.digest
-        memory = self._memory(item)
-        return _core.digest(memory.address, memory.length)
+    def _digested(self, parts: list[Part], only: Placement | None = None, filled: "Mapping[int, Filled] | None" = None) -> Manifest:
+        """A manifest of parts as they are. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
+        entries: list[Entry] = []
+        digests: list[str] = []
+        asked: list[tuple[int, Memory]] = []
+        for part in parts:
+            contents = zip(part.entries, (part.text, *part.tensors), (None, *part.addresses), strict=True)
+            for entry, content, address in contents:
+                if only not in (None, entry.placement):
+                    continue
+                known = filled.get(id(content)) if filled and part.component.steady else None
+                entries.append(entry)
+                if known is not None and known.is_still(content, address, self._adapter):
+                    digests.append(known.digest)
+                    continue
+                digests.append("")
+                if address is None and content is not part.text:
+                    # Of tensors of accelerators there are copies, one at a time.
+                    memory = self._adapter.memory(content)
+                    digests[-1] = _core.digest(memory.address, memory.length)
+                else:
+                    asked.append((len(digests) - 1, memory_of(content) if address is None else Memory(address, entry.length, content)))
+        found = _core.digests([(memory.address, memory.length) for _, memory in asked])
+        for (number, _), digest in zip(asked, found, strict=True):
+            digests[number] = digest
+        return self._manifest(entries, digests)
 
-    def _memory(self, item: _Item) -> Memory:
-        if isinstance(item.content, bytes):
-            return _memory(item.content)
-        if item.address is not None:
-            return Memory(item.address, item.entry.length, item.content)
-        return self._adapter.memory(item.content)
-
-    def _pack(self, items: list[_Item], starts: list[int], reserved: _core.Reserved) -> list[str]:
-        """Copies items to where they are to be, and gives their digests; of those that have a place no copy, and nothing."""
-        digests = [""] * len(items)
-        numbers: list[int] = []
-        batch: list[tuple[int, int, int]] = []
-        owners: list[object] = []
-        left = PACK_BYTES
+    def _pack(self, parts: list[Part], forms: list[_Form], starts: list[int], reserved: _core.Reserved) -> list[str]:
+        """Copies what is copied to where it is to be, and gives its digests; of what has a place no copy, and nothing."""
+        digests = [""] * len(starts)
+        # With what it belongs to, which has to live as long as its address is used.
+        batch: list[tuple[int, Memory]] = []
 
         def flush() -> None:
-            for number, digest in zip(numbers, _core.pack(reserved.address, reserved.length, batch), strict=True):
+            copies = [(memory.address, memory.length, starts[number]) for number, memory in batch]
+            for (number, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, copies), strict=True):
                 digests[number] = digest
-            for one in (numbers, batch, owners):
-                one.clear()
+            batch.clear()
 
-        for number, item in enumerate(items):
-            if item.entry.place is not None:
-                continue
-            memory = self._memory(item)
-            numbers.append(number)
-            batch.append((memory.address, memory.length, starts[number]))
-            owners.append(memory.owner)
-            left -= memory.length
-            if left <= 0:
-                flush()
-                left = PACK_BYTES
+        first = 0
+        left = PACK_BYTES
+        for part, form in zip(parts, forms, strict=True):
+            batch.append((first, memory_of(part.text)))
+            batch += [(first + number, Memory(address, length, part.tensors)) for number, address, length in form.known]
+            for number in form.asked:
+                memory = self._adapter.memory(part.tensors[number - 1])
+                batch.append((first + number, memory))
+                left -= memory.length
+                if left <= 0:
+                    flush()
+                    left = PACK_BYTES
+            first += len(form.entries)
         flush()
         return digests
 
-    def _manifest(self, digested: list[tuple[Entry, str]]) -> Manifest:
-        entries = tuple([entry if entry.place else Entry(*entry[:4], digest) for entry, digest in digested])
+    def _manifest(self, entries: list[Entry], digests: list[str]) -> Manifest:
+        digested = [entry if entry.place else Entry(*entry[:4], digest) for entry, digest in zip(entries, digests, strict=True)]
         rank, ranks = self.rank
-        return Manifest(self._adapter.framework(), rank, ranks, self._absent, entries)
+        return Manifest(self._adapter.framework(), rank, ranks, self._absent, tuple(digested))
 
     def _check_job(self, manifest: Manifest, *, is_dealt: bool) -> None:
         """Framework, ranks (if it is not dealt to others) and kinds are the same."""
@@ -395,52 +454,34 @@ class Inventory:
             there, here = _shortened(text), _shortened(part.text)
             raise DifferenceError(f"{entries[0].path} differs: {there} where the state was captured, {here} here")
 
-    def _fill(
-        self, fills: list[tuple[Any, Entry]], capture: Capture, starts: Mapping[str, int], remote: Remote | None
-    ) -> tuple[dict[str, str], "dict[int, _Filled]"]:
-        """Fills tensors; gives the digests of their entries by path, and what is known of tensors that were filled where they lie."""
-        digests: dict[str, str] = {}
-        filled: dict[int, _Filled] = {}
+    def _expect(self, component: Component, text: bytes, tree: object, fills: "list[Fill]") -> None:
+        """What it will give when it is set to a tree. Then it is only compared with that: to describe thousands of tensors takes long."""
+        entries = [Entry(fill.entry.path, fill.entry.placement, fill.entry.layout, fill.entry.length, "") for fill in fills]
+        if any(entry.placement is not component.placement for entry in entries):
+            return
+        values = Entry(spelled(component.path), component.placement, Layout(VALUE, (len(text),), (1,), "cpu"), len(text), "")
+        tensors, addresses = [fill.tensor for fill in fills], [fill.address for fill in fills]
+        self._described.expect(Part(component, text, (values, *entries), tensors, addresses), tree)
 
-        def note(tensor: Any, entry: Entry, address: int | None, digest: str) -> None:  # noqa: ANN401
-            digests[entry.path] = digest
-            if address is not None:
-                filled[id(tensor)] = _Filled(tensor, address, self._adapter.version(tensor), digest)
-
-        batch: list[tuple[Any, Entry, Memory]] = []
-        # Those that lie where they lay come first: the parent's next step comes.
-        for tensor, entry in sorted(fills, key=lambda fill: fill[1].place is None):
-            lies = self._adapter.lying(tensor) if entry.place is None else None
-            if lies is not None:
-                batch.append((tensor, entry, lies))
-                continue
-            reading = _Reading(capture, entry, starts[entry.path], remote)
-            in_place = self._adapter.fill(tensor, entry.layout, reading)
-            note(tensor, entry, reading.address if in_place else None, reading.digest)
-        # At once: the interpreter's lock is let go of each time, and there are thousands.
-        read = _read(capture, [(starts[entry.path], lies.address, lies.length) for _, entry, lies in batch])
-        for (tensor, entry, lies), digest in zip(batch, read, strict=True):
-            _verify(entry, digest)
-            note(tensor, entry, lies.address, digest)
-        return digests, filled
-
-    def _received(
-        self, text: bytes, entries: list[Entry], part: Part, empty: Callable[[Layout], Any]
-    ) -> tuple[object, list[tuple[Any, Entry]]]:
+    def _received(self, text: bytes, entries: list[Entry], part: Part, empty: Callable[[Layout], Any]) -> "tuple[object, list[Fill]]":
         """A component's containers, and the tensors in them that are to be filled: its own where they are alike, else new ones."""
-        own = {entry.path: (tensor, entry.layout) for entry, tensor in zip(part.entries[1:], part.tensors, strict=True)}
+        mine = zip(part.entries[1:], part.tensors, part.addresses, strict=True)
+        own = {entry.path: (entry.layout, tensor, address) for entry, tensor, address in mine}
         if part.component.put is None:
             # They are alike.
-            return None, [(own[entry.path][0], entry) for entry in entries[1:]]
+            return None, [Fill(*own[entry.path][1:], entry) for entry in entries[1:]]
         by_path = {entry.path: entry for entry in entries[1:]}
-        fills: list[tuple[Any, Entry]] = []
+        fills: list[Fill] = []
 
         def tensor(path: Path) -> object:
             entry = by_path.pop(spelled(path))
-            mine, layout = own.get(entry.path, (None, None))
-            made = empty if entry.place else self._adapter.empty
-            fills.append((mine if layout == entry.layout else made(entry.layout), entry))
-            return fills[-1][0]
+            layout, found, address = own.get(entry.path, (None, None, None))
+            if layout != entry.layout:
+                found = (empty if entry.place else self._adapter.empty)(entry.layout)
+                lies = self._adapter.lying(found)
+                address = lies.address if lies else None
+            fills.append(Fill(found, address, entry))
+            return found
 
         tree = decode(text, part.component.path, tensor)
         if by_path:
@@ -448,62 +489,15 @@ class Inventory:
         return tree, fills
 
 
-class _Reading:
-    """Fills memory with an entry's bytes.
-
-    Attributes:
-        address: of the memory.
-        digest: of what was written there, as it was written.
-    """
-
-    def __init__(self, capture: Capture, entry: Entry, offset: int, remote: Remote | None) -> None:
-        self.address, self.digest = 0, ""
-        self._capture, self._entry, self._offset, self._remote = capture, entry, offset, remote
-
-    def __call__(self, memory: Memory) -> None:
-        self.address = memory.address
-        if self._entry.place is None:
-            (self.digest,) = _read(self._capture, [(self._offset, memory.address, memory.length)])
-            _verify(self._entry, self.digest)
-        elif self._remote is None:
-            raise CloneError(f"{self._entry.path} was not copied, and its job is not there to be read from")
-        else:
-            self.digest = self._remote.read(self._entry, memory)
-
-
-@dataclass(frozen=True)
-class _Filled:
-    """A tensor whose bytes were digested as they were written to where it lies."""
-
-    tensor: Any
-    address: int
-    version: int
-    digest: str
-
-
-def _items(parts: list[Part], storage: Storage | None = None) -> list[_Item]:
-    """All entries, those with a place that can be read in shared storage."""
-    items = []
-    for part in parts:
-        values, *others = part.entries
-        is_steady = part.component.steady
-        items.append(_Item(values, part.text, None, is_steady))
-        for entry, tensor, address in zip(others, part.tensors, part.addresses, strict=True):
-            if storage is not None and is_steady and (place := storage.stays(entry.path, address, entry.length)):
-                entry = Entry(*entry[:5], place)
-            items.append(_Item(entry, tensor, address, is_steady))
-    return items
-
-
 def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, list[Entry]]:
     """The entries of each component; the first of each are its values."""
     found: dict[str, list[Entry]] = {}
-    name = ""
+    name = inside = ""
     for entry in manifest.entries:
         if entry.path in parts:
-            name = entry.path
+            name, inside = entry.path, f"{entry.path}/"
             found[name] = []
-        if not name or not f"{entry.path}/".startswith(f"{name}/"):
+        elif not name or not entry.path.startswith(inside):
             raise DifferenceError(f"the captured state has {entry.path}, for which there is no place here")
         if (entry.layout.dtype == VALUE) != (entry.path == name):
             raise DamagedError(f"{entry.path}: values and tensors have changed places")
@@ -511,30 +505,6 @@ def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, 
     if lacking := [name for name in parts if name not in found]:
         raise DifferenceError(f"the captured state lacks {_named(lacking)}")
     return found
-
-
-def _read(capture: Capture, parts: list[tuple[int, int, int]]) -> list[str]:
-    """Reads parts of a copy (an offset, an address, a length) to where they belong; gives their digests."""
-    try:
-        return _core.read_and_digest(capture.descriptor, parts)
-    except OSError as error:
-        raise DamagedError(f"the copy of a state can't be read: {error}") from error
-
-
-def _text(capture: Capture, entry: Entry, offset: int) -> bytes:
-    text = os.pread(capture.descriptor, entry.length, offset)
-    memory = _memory(text)
-    _verify(entry, _core.digest(memory.address, memory.length))
-    return text
-
-
-def _memory(text: bytes) -> Memory:
-    return Memory(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0, len(text), text)
-
-
-def _verify(entry: Entry, digest: str) -> None:
-    if digest != entry.digest:
-        raise DamagedError(f"{entry.path}: what arrived has the digest {digest}; sent was {entry.digest}")
 
 
 def _named(paths: list[str]) -> str:

@@ -1,20 +1,16 @@
 """The parts of a state as they are at one moment. What is as it was at the last look is not described again, for training stands still."""
 
-import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from forebay.clone._adapter import Adapter, Component
+from forebay import _core
+from forebay.clone._adapter import Adapter, Component, Watch
 from forebay.clone._manifest import VALUE, Entry, Layout, Placement
-from forebay.clone._values import DEPTH_MAX, Path, encode, spelled
+from forebay.clone._values import Path, encode, spelled
 
 __all__ = ["Part", "Parts"]
-
-# What stands in a state and can't be another value and still be the same object.
-_UNCHANGING = frozenset((type(None), bool, int, float, str, bytes, type))
-_TEXT = frozenset((str,))
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class Part:
     Attributes:
         component: see there.
         text: its values, written down.
-        entries: first the values', then one a tensor; without digests and places.
+        entries: first the values', then one a tensor; without digests and places. The same object as long as nothing else is described.
         tensors: of the entries but the first.
         addresses: of each tensor's bytes, where they lie in the processor's memory in the order of the layout; else None.
     """
@@ -42,6 +38,9 @@ class Parts:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._last: dict[Path, _Last] = {}
+        # Which look of what it is read from a part was last found under.
+        self._under: dict[Path, _core.Look] = {}
+        self._looks: dict[Watch, _core.Look] = {}
 
     def of(self, components: Iterable[Component]) -> list[Part]:
         """Components as they are now.
@@ -49,19 +48,52 @@ class Parts:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        return [self._part(component) for component in components]
+        components = list(components)
+        watches = {component.watch for component in components if component.watch is not None}
+        # What is not among them now has been exchanged, or was never looked at.
+        same = {watch: look for watch in watches if (look := self._looks.get(watch)) is not None and look.is_same(watch.root())}
+        parts = [self._part(component, same.get(component.watch) if component.watch else None) for component in components]
+        for watch in watches - same.keys():
+            self._look_at(watch)
+        for component in components:
+            if component.watch is not None and (look := self._looks.get(component.watch)) is not None:
+                self._under[component.path] = look
+        return parts
 
-    def _part(self, component: Component) -> Part:
+    def expect(self, part: Part, value: object) -> None:
+        """Notes what a component has been set to: if it then gives just that, it is not described.
+
+        Args:
+            part: as it will be described.
+            value: what its `get` will give.
+        """
+        self._remember(part, value)
+
+    def _look_at(self, watch: Watch) -> None:
+        look = _core.Look.at(watch.root(), self._adapter.plain(), watch.of_tensors, watch.of_objects) if watch.is_plain() else None
+        if look is None:
+            self._looks.pop(watch, None)
+        else:
+            self._looks[watch] = look
+
+    def _part(self, component: Component, look: "_core.Look | None") -> Part:
+        last = self._last.get(component.path)
+        is_read = last is None or look is None or self._under.get(component.path) is not look
+        if last is not None and not is_read and (part := last.again(self._adapter)) is not None:
+            return part
         value = component.get()
-        last = self._last.pop(component.path, None)
-        found = _Leaves.of(value)
-        if last is not None and found is not None and (tensors := last.tensors(found, self._adapter)) is not None:
-            self._last[component.path] = last
-            return replace(last.part, tensors=tensors)
+        if last is not None and last.look is not None and last.look.is_same(value) and (part := last.again(self._adapter)) is not None:
+            return part
         part = self._described(component, value)
-        if found is not None and (last := _Last.of(part, found, self._adapter)):
-            self._last[component.path] = last
+        self._remember(part, value)
         return part
+
+    def _remember(self, part: Part, value: object) -> None:
+        path = part.component.path
+        if last := _Last.of(part, value, self._adapter):
+            self._last[path] = last
+        else:
+            self._last.pop(path, None)
 
     def _described(self, component: Component, value: object) -> Part:
         entries: list[Entry] = []
@@ -83,82 +115,35 @@ class Parts:
         return Part(component, text, (values, *entries), tensors, addresses)
 
 
-class _Leaves(NamedTuple):
-    """What stands in nested dictionaries.
-
-    Attributes:
-        keys: of all of them; before each one's, how many.
-        values: those that are no dictionaries, and where one was, its type.
-    """
-
-    keys: list[object]
-    values: list[object]
-
-    @classmethod
-    def of(cls, value: object) -> "_Leaves | None":
-        """None where there is another container, or no dictionary, or a key is no text, or there is no end of them."""
-        found = cls([], [])
-        return found if type(value) is dict and found.add(value, 0) else None
-
-    def add(self, value: dict[object, object], depth: int) -> bool:
-        """Whether it could be added."""
-        if depth > DEPTH_MAX or not _TEXT.issuperset(map(type, value)):
-            return False
-        self.keys.append(len(value))
-        self.keys.extend(value)
-        if dict not in map(type, value.values()):
-            self.values.extend(value.values())
-            return True
-        for item in value.values():
-            if type(item) is dict:
-                self.values.append(dict)
-                if not self.add(item, depth + 1):
-                    return False
-            else:
-                self.values.append(item)
-        return True
-
-
 class _Last(NamedTuple):
     """A part as it was when it was last looked at; it keeps no tensor.
 
     Attributes:
         part: without its tensors.
-        keys: see `_Leaves`.
-        identities: of `_Leaves.values`.
-        kept: those of them that are no tensors: nothing else can have their identities meanwhile.
-        alive: those that are.
-        numbers: where those stand.
+        look: at the value that it was described from; None where that holds what can't be looked at.
+        alive: its tensors.
         facts: see `Adapter.facts`.
     """
 
     part: Part
-    keys: list[object]
-    identities: list[int]
-    kept: list[object]
+    look: _core.Look | None
     alive: "list[weakref.ref[Any]]"
-    numbers: list[int]
-    facts: list[object]
+    facts: object
 
     @classmethod
-    def of(cls, part: Part, leaves: _Leaves, adapter: Adapter) -> "_Last | None":
+    def of(cls, part: Part, value: object, adapter: Adapter) -> "_Last | None":
         """None where what stands there could be another value the next time, and nobody would see."""
-        kept = [leaf for leaf in leaves.values if type(leaf) in _UNCHANGING]
-        numbers = [number for number, leaf in enumerate(leaves.values) if type(leaf) not in _UNCHANGING]
-        others = [leaves.values[number] for number in numbers]
-        if len(others) != len(part.tensors) or not all(map(operator.is_, others, part.tensors)):
+        look = _core.Look.at(value, adapter.plain(), (), ())
+        if look is None and part.component.watch is None:
             return None
-        if (facts := adapter.facts(part.tensors)) is None:
+        tensors = list(part.tensors)
+        if (facts := adapter.facts(tensors)) is None:
             return None
-        alive = [weakref.ref(tensor) for tensor in part.tensors]
-        return cls(replace(part, tensors=()), leaves.keys, list(map(id, leaves.values)), kept, alive, numbers, facts)
+        return cls(replace(part, tensors=()), look, [weakref.ref(tensor) for tensor in tensors], facts)
 
-    def tensors(self, leaves: _Leaves, adapter: Adapter) -> list[Any] | None:
-        """The tensors among these leaves, if all is as it was."""
-        if leaves.keys != self.keys or list(map(id, leaves.values)) != self.identities:
+    def again(self, adapter: Adapter) -> Part | None:
+        """The same part, if the tensors that it had are still there and lie as they lay."""
+        tensors = [alive() for alive in self.alive]
+        if any(tensor is None for tensor in tensors) or adapter.facts(tensors) != self.facts:
             return None
-        tensors = [leaves.values[number] for number in self.numbers]
-        # With `in`, or by comparing the lists, tensors would be compared by their elements.
-        if not all(map(operator.is_, tensors, [alive() for alive in self.alive])):
-            return None
-        return tensors if adapter.facts(tensors) == self.facts else None
+        return replace(self.part, tensors=tensors)

@@ -91,13 +91,14 @@ class Storage:
     Attributes:
         arenas: in which tensors lie, or lay when `share` was last called.
         lying: bytes of the tensors that lay in them then.
-        unsteady: paths of tensors that were seen to change between a point and a step; they are copied at the point.
+        version: another number whenever what `stays` says may have become another.
     """
 
     def __init__(self, adapter: Adapter, arenas: Iterable[Arena] = ()) -> None:
         self.arenas = list(arenas)
         self.lying = 0
-        self.unsteady: set[str] = set()
+        self.version = 0
+        self._unsteady: set[str] = set()
         self._adapter = adapter
         self._moves: Counter[str] = Counter()
 
@@ -106,6 +107,11 @@ class Storage:
         """Bytes of all of it."""
         return sum(arena.memory.length for arena in self.arenas)
 
+    def change(self, paths: Iterable[str]) -> None:
+        """These were seen to change between a point and a step: from now on they are copied at the point."""
+        self._unsteady.update(paths)
+        self.version += 1
+
     def place(self, tensor: object) -> tuple[int, int] | None:
         """In which arena a tensor's bytes lie, and from which offset on; None if in none."""
         memory = self._adapter.lying(tensor)
@@ -113,7 +119,7 @@ class Storage:
 
     def stays(self, path: str, address: int | None, length: int) -> tuple[int, int] | None:
         """Where a steady tensor lies, if clones can read it there until the next step; None if it has to be copied at the point."""
-        if length < FROM_BYTES or address is None or path in self.unsteady:
+        if length < FROM_BYTES or address is None or path in self._unsteady:
             return None
         return self._place(address, length)
 
@@ -143,6 +149,7 @@ class Storage:
         large = {path: tensor for path, tensor in tensors.items() if length(tensor) >= FROM_BYTES}
         places = {path: self.place(tensor) for path, tensor in large.items()}
         used = {place[0] for place in places.values() if place}
+        self.version += 1
         # One in which nothing lies any more goes when the last tensor that the program may have kept goes.
         self.arenas = [arena for number, arena in enumerate(self.arenas) if number in used]
         missing = {path: tensor for path, tensor in large.items() if places[path] is None}
@@ -156,7 +163,7 @@ class Storage:
                 self._adapter.move(tensor, arena.buffer, start)
                 self._moves[path] += 1
             self.arenas.append(arena)
-        self.lying = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self.unsteady)
+        self.lying = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self._unsteady)
         return left
 
     def _why_not(self, path: str, tensor: object) -> str:

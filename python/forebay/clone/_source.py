@@ -1,6 +1,7 @@
 """A rank of a job that can be forked: what it does at a point, which is a look into shared memory as long as nobody wants a fork."""
 
 import contextlib
+import operator
 import os
 import subprocess
 import time
@@ -16,7 +17,7 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later, uncollected
-from forebay.clone._manifest import Placement
+from forebay.clone._manifest import Entry, Placement
 from forebay.clone._offer import Header, described
 from forebay.clone._shared import Arena, Storage, shared
 from forebay.clone._window import Window, aside_length
@@ -123,6 +124,7 @@ class Source:
         # By the number of the point at which they are due: forks, each with its step.
         self._repeats: dict[int, list[tuple[int, int]]] = {}
         self._storage = Storage(inventory.adapter, arenas if limits.prepare != "never" else ())
+        self._shared: tuple[list[Sequence[Entry]], int] | None = None
         self._lying: list[weakref.ref[_core.Shared]] = []
         self._told: set[str] = set()
         self._process = os.getpid()
@@ -214,7 +216,8 @@ class Source:
         began = time.perf_counter()
         window, self._window = self._window, None
         copied, dropped, why = window.close(self._limits.stall_s)
-        self._storage.unsteady.update(window.changed)
+        if window.changed:
+            self._storage.change(window.changed)
         if dropped:
             with contextlib.suppress(ConnectionError):
                 self._rank.withhold(dropped, why)
@@ -241,8 +244,13 @@ class Source:
         """Has large tensors lie in shared memory. Which of them can't is said once."""
         if self._limits.prepare == "never":
             return
+        entries = self._inventory.steady_entries()
+        if self._is_shared(entries):
+            return
         try:
             left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
+            # What was moved lies elsewhere now.
+            self._shared = (self._inventory.steady_entries(), self._storage.version)
         except CloneError as error:
             left = {"all that are not there yet": str(error)}
         if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):
@@ -251,6 +259,13 @@ class Source:
             say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}{more}")
         self._told |= left.keys()
         self._tell_lying()
+
+    def _is_shared(self, entries: Sequence[Sequence[Entry]]) -> bool:
+        """Whether all is as it was when it was last moved. By identity: these lists are long, and compared while training stands still."""
+        if self._shared is None:
+            return False
+        last, version = self._shared
+        return version == self._storage.version and len(last) == len(entries) and all(map(operator.is_, last, entries))
 
     def _tell_lying(self) -> None:
         """Has clones that will wait know where they will read, if that is news. Without the agent there are none."""

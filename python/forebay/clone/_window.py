@@ -210,24 +210,25 @@ class Remote:
         except (OSError, ValueError, OverflowError) as error:
             raise DamagedError(f"the window of the state can't be used: {error}") from error
 
-    def read(self, entry: Entry, memory: Memory) -> str:
-        """Reads an entry to memory of the same length; gives the digest of what was read.
+    def read(self, wanted: Sequence[tuple[Entry, Memory]]) -> list[str]:
+        """Reads entries, each to memory of the same length; gives the digests of what was read.
 
         Raises:
-            CloneError: the parent went on before it was read, or ended.
+            CloneError: the parent went on before all was read, or ended.
             DamagedError: there is no such entry.
         """
-        arena, offset = entry.place or (len(self._arenas), 0)
-        if arena >= len(self._arenas) or memory.length != entry.length:
-            raise DamagedError(f"{entry.path}: there is no such place as it is said to lie in")
+        tensors = []
+        for entry, memory in wanted:
+            arena, offset = entry.place or (len(self._arenas), 0)
+            if arena >= len(self._arenas) or memory.length != entry.length:
+                raise DamagedError(f"{entry.path}: there is no such place as it is said to lie in")
+            tensors.append((self._numbers[entry.path], (self._arenas[arena], offset), memory.address, self._mapped[arena]))
         try:
-            place = (self._arenas[arena], offset)
-            mapped = self._mapped[arena]
-            return self._reading.read(self._numbers[entry.path], place, self._aside, memory.address, self._wait_s, mapped)
+            return self._reading.read(tensors, self._aside, self._wait_s)
         except (ConnectionAbortedError, TimeoutError) as error:
-            raise CloneError(f"{entry.path}: {error}") from error
+            raise CloneError(str(error)) from error
         except OSError as error:
-            raise DamagedError(f"{entry.path}: can't be read: {error}") from error
+            raise DamagedError(f"the memory in which the state lies can't be read: {error}") from error
 
     def is_confirmed(self) -> bool:
         """Whether the parent has said, of itself or by closing the window, that nothing had changed while all was read.

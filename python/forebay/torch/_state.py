@@ -1,5 +1,6 @@
 """What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch."""
 
+import contextlib
 import functools
 import importlib
 import math
@@ -14,12 +15,14 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from forebay.clone._adapter import Component, Described, Memory
+from forebay import _core
+from forebay.clone._adapter import Component, Described, Memory, Watch
 from forebay.clone._errors import DamagedError, DifferenceError, MissingError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
 from forebay.torch._group import of_group
+from forebay.torch._modules import kinds, watches
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
 # All but those of subclasses, of which each has its own meaning.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
+# From torch 2.10 on: where tensors lie, without a call of Python's for each.
+_EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 # By which a function of torch's writes to what it was given.
 _WRITES = frozenset(("inplace", "out", "running_mean"))
 
@@ -140,10 +145,19 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     return Layout(dtype_name(dtype), tuple(shape), steps, device), is_dense
 
 
-def facts(tensors: Sequence[torch.Tensor]) -> list[object] | None:
+def plain() -> Sequence[type]:
+    """See `Adapter.plain`."""
+    return tuple(_PLAIN)
+
+
+def facts(tensors: list[torch.Tensor]) -> object:
     """See `Adapter.facts`. What has another device, or bits for conjugates and signs, has another address."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return None
+    if _EXCHANGE is not None:
+        # Complex numbers, and what else DLPack has no words for, are asked one by one.
+        with contextlib.suppress(BufferError, RuntimeError):
+            return _core.tensor_facts(_EXCHANGE, tensors)
     return [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
@@ -391,8 +405,8 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
-def _fixed(path: Path, get: Callable[[], object], placement: Placement = Placement.REPLICATED) -> Component:
-    return Component(path, placement, get)
+def _fixed(path: Path, get: Callable[[], object], placement: Placement = Placement.REPLICATED, watch: Watch | None = None) -> Component:
+    return Component(path, placement, get, watch=watch)
 
 
 def _broadcasts(module: nn.Module) -> bool:
@@ -420,26 +434,39 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
             child.training = name not in evaluated
 
     def extra() -> Iterator[tuple[str, nn.Module]]:
-        return ((name, child) for name, child in module.named_modules() if type(child).get_extra_state is not nn.Module.get_extra_state)
+        if any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds(module)):
+            yield from (
+                (name, child) for name, child in module.named_modules() if type(child).get_extra_state is not nn.Module.get_extra_state
+            )
 
     def set_extra(states: Mapping[str, object]) -> None:
         for name, child in extra():
             child.set_extra_state(states[name])
 
+    structure, of_gradients = watches(module)
     return [
         _fixed((*path, "type"), lambda: _type(module)),
-        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True),
-        _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad]),
+        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True, watch=structure),
+        _fixed(
+            (*path, "trainable"),
+            lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad],
+            watch=structure,
+        ),
         # Under DDP running statistics differ between ranks.
-        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), of_buffers),
+        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), of_buffers, watch=structure),
         Component(
             (*path, "gradients"),
             Placement.PER_RANK,
             lambda: {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None},
             set_gradients,
+            watch=of_gradients,
         ),
         Component(
-            (*path, "eval"), Placement.REPLICATED, lambda: [name for name, child in module.named_modules() if not child.training], set_eval
+            (*path, "eval"),
+            Placement.REPLICATED,
+            lambda: [name for name, child in module.named_modules() if not child.training],
+            set_eval,
+            watch=structure,
         ),
         Component((*path, "extra"), Placement.PER_RANK, lambda: {name: child.get_extra_state() for name, child in extra()}, set_extra),
     ]
@@ -471,6 +498,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
                 del group[key]
             group.update(values)
 
+    watch = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
     return [
         _fixed((*path, "type"), lambda: _type(optimizer)),
         _fixed((*path, "parameters"), lambda: {name: _sort(p.dtype, p.shape) for name, p in parameters().items()}),
@@ -480,7 +508,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
             lambda: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
             set_groups,
         ),
-        Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True),
+        Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True, watch=watch),
     ]
 
 

@@ -1,0 +1,122 @@
+//! Where tensors lie and of which type and sizes they are, of many at once, by the C interface that frameworks offer for that (DLPack 1.2, `DLPackExchangeAPI`).
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr, slice,
+};
+
+use pyo3::{
+    exceptions::PyBufferError,
+    prelude::*,
+    types::{PyBytes, PyCapsule, PyList},
+};
+
+const NAME: &std::ffi::CStr = c"dlpack_exchange_api";
+/// Within a major version what is known of the structures below stays.
+const MAJOR: u32 = 1;
+/// Of element types: complex numbers, whose sign may stand in a bit of which DLPack says nothing.
+const COMPLEX: u8 = 5;
+const DIMENSIONS_MAX: usize = 64;
+
+/// As dlpack.h has it.
+#[repr(C)]
+struct Header {
+    major: u32,
+    minor: u32,
+    previous: *const Header,
+}
+
+/// As dlpack.h has it, up to the one function that is called.
+#[repr(C)]
+struct Exchange {
+    header: Header,
+    _allocate: *const c_void,
+    _managed_from_object: *const c_void,
+    _managed_to_object: *const c_void,
+    tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: [i32; 2],
+    dimensions: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    offset: u64,
+}
+
+/// What layouts and addresses of these tensors come of: as long as it is the same, so are those. All are of the type that `exchange` is of.
+///
+/// # Errors
+///
+/// `BufferError`: of one of them nothing can be told; or whatever the framework raises.
+#[pyfunction]
+pub(crate) fn tensor_facts<'py>(exchange: &Bound<'py, PyCapsule>, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyBytes>> {
+    let py = exchange.py();
+    let look_up = look_up(exchange)?;
+    let mut facts: Vec<u8> = Vec::with_capacity(tensors.len() * 64);
+    for tensor in tensors.iter() {
+        let found = look_up(&tensor)?;
+        let dimensions = usize::try_from(found.dimensions).ok().filter(|count| *count <= DIMENSIONS_MAX);
+        let (Some(dimensions), false) = (dimensions, found.code == COMPLEX) else {
+            return Err(PyBufferError::new_err("nothing can be told of where such a tensor lies"));
+        };
+        facts.extend(
+            (found.data as usize)
+                .wrapping_add(usize::try_from(found.offset).unwrap_or(0))
+                .to_ne_bytes(),
+        );
+        facts.extend(found.device.into_iter().flat_map(i32::to_ne_bytes));
+        facts.extend([found.code, found.bits]);
+        facts.extend(found.lanes.to_ne_bytes());
+        facts.extend(found.dimensions.to_ne_bytes());
+        for sizes in [found.shape, found.strides] {
+            if dimensions > 0 && sizes.is_null() {
+                return Err(PyBufferError::new_err("a tensor without strides"));
+            }
+            let sizes = match dimensions {
+                0 => &[],
+                // SAFETY: as many numbers as there are dimensions, which belong to the tensor, and it is held here.
+                _ => unsafe { slice::from_raw_parts(sizes, dimensions) },
+            };
+            facts.extend(sizes.iter().flat_map(|size| size.to_ne_bytes()));
+        }
+    }
+    Ok(PyBytes::new(py, &facts))
+}
+
+/// The framework's function.
+fn look_up<'a>(exchange: &'a Bound<'_, PyCapsule>) -> PyResult<impl Fn(&Bound<'_, PyAny>) -> PyResult<Tensor> + 'a> {
+    let mut header = exchange.pointer_checked(Some(NAME))?.as_ptr().cast_const().cast::<Header>();
+    // SAFETY: a capsule of this name holds such a structure, which stays as long as the framework does; one of an older version may follow it.
+    while let Some(known) = unsafe { header.as_ref() }.filter(|known| known.major != MAJOR) {
+        header = known.previous;
+    }
+    // SAFETY: as above; of this major version it begins so.
+    let function = unsafe { header.cast::<Exchange>().as_ref() }.and_then(|exchange| exchange.tensor_from_object);
+    let function = function.ok_or_else(|| PyBufferError::new_err("the framework offers no DLPack of a version that is known"))?;
+    Ok(move |object: &Bound<'_, PyAny>| {
+        let mut tensor = Tensor {
+            data: ptr::null_mut(),
+            device: [0, 0],
+            dimensions: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: ptr::null(),
+            strides: ptr::null(),
+            offset: 0,
+        };
+        // SAFETY: the interpreter's lock is held, the object is one of the framework's tensors, and there is room for what is written.
+        let failed = unsafe { function(object.as_ptr().cast::<c_void>(), &raw mut tensor) } != 0;
+        if failed {
+            return Err(PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("the framework tells nothing of a tensor")));
+        }
+        Ok(tensor)
+    })
+}
