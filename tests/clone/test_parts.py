@@ -145,7 +145,7 @@ def a_child_evaluated(job: Job) -> None:
 
 
 def other_buffer(job: Job) -> None:
-    job.model[1].running_mean = torch.rand(4)  # type: ignore[index, operator]
+    job.model[1].running_mean = torch.rand(4)  # type: ignore[index]
 
 
 def a_buffer_more(job: Job) -> None:

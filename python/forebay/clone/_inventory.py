@@ -392,23 +392,27 @@ class Inventory:
     def _pack(self, parts: list[Part], forms: list[_Form], starts: list[int], reserved: _core.Reserved) -> list[str]:
         """Copies what is copied to where it is to be, and gives its digests; of what has a place no copy, and nothing."""
         digests = [""] * len(starts)
-        # With what it belongs to, which has to live as long as its address is used.
-        batch: list[tuple[int, Memory]] = []
+        # An entry's number, address and length; and what has to live as long as the address is used.
+        batch: list[tuple[int, int, int]] = []
+        owners: list[object] = [parts]
 
         def flush() -> None:
-            copies = [(memory.address, memory.length, starts[number]) for number, memory in batch]
-            for (number, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, copies), strict=True):
+            copies = [(address, length, starts[number]) for number, address, length in batch]
+            for (number, _, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, copies), strict=True):
                 digests[number] = digest
             batch.clear()
+            del owners[1:]
 
         first = 0
         left = PACK_BYTES
         for part, form in zip(parts, forms, strict=True):
-            batch.append((first, memory_of(part.text)))
-            batch += [(first + number, Memory(address, length, part.tensors)) for number, address, length in form.known]
+            text = memory_of(part.text)
+            batch.append((first, text.address, text.length))
+            batch += [(first + number, address, length) for number, address, length in form.known]
             for number in form.asked:
                 memory = self._adapter.memory(part.tensors[number - 1])
-                batch.append((first + number, memory))
+                batch.append((first + number, memory.address, memory.length))
+                owners.append(memory.owner)
                 left -= memory.length
                 if left <= 0:
                     flush()

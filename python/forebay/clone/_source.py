@@ -32,8 +32,11 @@ ASIDE_KEPT_S = 60.0
 
 LOOK_EVERY_S = 5.0
 """How often a rank looks whether the fork agent still stands."""
-LENGTH_SPARE_BYTES = 1 << 20
-"""By so much a state may grow before a new measure: counters become longer, a scheduler remembers more."""
+LENGTH_SPARE_BYTES, LENGTH_SPARE_PART = 64 << 10, 16
+"""By so many bytes, and one in so many, what is copied may grow before a new measure: counters become longer, a scheduler remembers more.
+
+What is made ready and not used is given back while training stands still.
+"""
 REASON_MAX = 2000
 """Characters of a reason that is sent to others."""
 START_TRIES = 3
@@ -173,7 +176,8 @@ class Source:
             self._use_ahead()
         elif self._ahead is None:
             self._share()
-            length = max(self._length - (storage.lying if storage else 0), 0) + LENGTH_SPARE_BYTES
+            copied = max(self._length - (storage.lying if storage else 0), 0)
+            length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
             self._ahead = Later(lambda: self._room(length, storage), goes_on=True)
         return fork
 
