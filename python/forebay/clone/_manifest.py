@@ -156,7 +156,7 @@ class Manifest:
         for entry in self.entries:
             if id(entry.layout) not in numbers:
                 numbers[id(entry.layout)] = layouts.setdefault(entry.layout, len(layouts))
-        fields = {
+        fields: dict[str, object] = {
             "format": FORMAT,
             "framework": self.framework,
             "rank": self.rank,
@@ -170,7 +170,7 @@ class Manifest:
             "places": [[number, *entry.place] for number, entry in enumerate(self.entries) if entry.place],
             "layouts": list(layouts),
         }
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return f"{{{','.join([f'{json.dumps(name)}:{_as_json(name, values)}' for name, values in fields.items()])}}}".encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
@@ -191,6 +191,18 @@ class Manifest:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise DamagedError(f"not a manifest: {error}") from error
         return cls(framework, rank, ranks, absent, entries)
+
+
+_LAST: dict[str, tuple[object, str]] = {}
+
+
+def _as_json(name: str, values: object) -> str:
+    """A field's values as JSON. Most are those of the manifest before, the very same objects, and to find that out takes microseconds."""
+    last, text = _LAST.get(name, (None, ""))
+    if values != last:
+        text = json.dumps(values, separators=(",", ":"))
+        _LAST[name] = (values, text)
+    return text
 
 
 def offsets(lengths: list[int]) -> Iterator[int]:
