@@ -13,9 +13,10 @@ from bench.session import program
 
 RANKS = 4
 SLOWER = 4
-STEP_MS = 100
+# A twentieth of it makes a step imbalanced: more than what a program waits for a processor now and then.
+STEP_MS = 200
 # What a read of a rank that is not slow costs, as slowfs is told: lookup, open, read.
-READ = {"meta_us": 2000.0, "open_ms": 4.0, "read_us": 4000.0}
+READ = {"meta_us": 4000.0, "open_ms": 8.0, "read_us": 8000.0}
 STATIC, FIRST_COME, OURS = "static", "first_come", "earliest_deadline"
 # One for each rank where shares are static. The slow rank needs more, all together less: see `busy`.
 READS = RANKS
