@@ -76,7 +76,7 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 	$(PY) -m bench.plan
 
 .PHONY: bench-loader
-bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 90 minutes); writes bench/out/loader.json
+bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 100 minutes); writes bench/out/loader.json
 	$(PY) -m bench.loader
 
 .PHONY: sbom

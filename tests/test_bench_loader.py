@@ -1,5 +1,6 @@
 """What `make bench-loader` makes of its figures: bounds, bars, imbalance, noise; and that its programs give what they say."""
 
+import contextlib
 import json
 import math
 import random
@@ -20,6 +21,8 @@ from bench.loader_world import BANDWIDTH, QUICK, World
 from bench.report import Report, scenario_of
 from bench.session import Epoch, ProgramError, program
 from bench.world import Traffic
+from forebay.loader._settings import Kept
+from forebay.torch import DataLoader
 
 PROGRAM_S = 300
 S = 1_000_000
@@ -200,6 +203,18 @@ def test_imbalanced_steps_of_all_runs_are_held_against_the_others(monkeypatch: p
     assert found["earliest_deadline: imbalanced steps"] == (60, 75, "yes")
 
 
+def test_the_first_step_of_a_run_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = [[0.3, 0.0, 0.0], [0.0, 0.02, 0.0]]
+    monkeypatch.setattr(loader_imbalance, "lines", lambda _words, _variables: [{"waits_s": waits}, {"waits_s": waits}])
+    monkeypatch.setattr(loader_imbalance, "node", lambda: contextlib.nullcontext(loader_world.Node(Path("/nowhere"))))
+    slow = contextlib.nullcontext(loader_world.Source(Path("/nowhere")))
+    monkeypatch.setattr(Known, "source", lambda *_, **__: slow)
+    monkeypatch.setattr(loader_world.Source, "drop_caches", lambda _: None)
+    found = loader_imbalance.run(Known(Path("/nowhere"), QUICK), "first_come", fill=True)
+    assert [imbalanced(epoch, 0.1) for epoch in found] == [1, 2]
+    assert [len(epoch[0]) for epoch in found] == [2, 3]
+
+
 def test_losses_are_compared_by_their_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def answer(words: list[str]) -> list[dict[str, Any]]:
         ours = option(words, "--loader") == "forebay"
@@ -235,6 +250,28 @@ def test_an_epoch_reads_each_file_once_in_an_order_that_the_epoch_decides(tmp_pa
     assert first["files"] == 23
     assert [(each["files"], each["batches"], each["bytes"]) for each in epochs] == [(23, 6, 23 * 24 // 2)] * 3
     assert epochs[0]["digest"] == epochs[2]["digest"] != epochs[1]["digest"]
+
+
+def test_the_agent_is_told_what_a_scenario_wants_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(program("loader_ours")[1]).parent))
+    import loader_data
+    import loader_ours
+
+    (tmp_path / "one").write_bytes(b"1")
+    wanted = {"memory_bytes": 5000, "window_bytes": 777, "reads_max": 3, "policy": "lru", "schedule": "first_come"}
+    made: list[Any] = []
+
+    def make(*words: Any, **options: Any) -> Any:  # noqa: ANN401 # whatever a loader is given
+        made.append(DataLoader(*words, **options))
+        return made[0]
+
+    monkeypatch.setattr(loader_ours, "DataLoader", make)
+    loader_ours.data_loader(loader_data.Files([str(tmp_path)]), 1, wanted, seed=0, shuffle=True, rank=0, world_size=1)
+    agent = made[0]._agent
+    joining = agent._joining
+    told = json.loads(joining._described(Kept(5000, (), "/nowhere", None)))["alike"]
+    assert {name: told[name] for name in wanted} == wanted
+    assert agent._settings == joining._settings, "who asks for samples knows of it, too"
 
 
 def test_parts_of_images_lie_within_them(monkeypatch: pytest.MonkeyPatch) -> None:

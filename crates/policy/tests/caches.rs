@@ -3,12 +3,14 @@
 
 mod drawn;
 
+use std::collections::BTreeSet;
+
 use forebay_policy::ids::{Cluster, Node, Sample};
 use forebay_policy::order::{Deal, Epoch, Order, Permutation};
 use forebay_policy::residency::future::{Future, Use};
 use forebay_policy::residency::nopfs::Uses;
 use forebay_policy::residency::replay::Traffic;
-use forebay_policy::residency::{Belady, Lobster, Lru, Nopfs, Pinned, Replay, Residency};
+use forebay_policy::residency::{Access, Belady, Fetch, Forebay, Lobster, Lru, Nopfs, Pinned, Replay, Residency};
 use proptest::prelude::*;
 
 const SAMPLES: u32 = 20_000;
@@ -346,4 +348,64 @@ fn peers_serve_what_they_hold() {
     let (traffic, found) = last_epoch(&mut Lru::new(cluster, SAMPLES, 0), cluster, order(cluster, 5), 6);
     assert!(found[PEER] > 0.4, "{found:?}");
     assert_eq!(traffic.bytes[PEER], traffic.samples[PEER] * u64::from(BYTES));
+}
+
+/// Samples of sizes that differ, of which a node has room for a part: what it held before a use and does not after it was told, and nothing else is.
+#[test]
+fn what_a_policy_gives_up_it_tells() {
+    let samples = 200;
+    let bytes = |sample: Sample| 500 + sample * 37 % 1_000;
+    let cluster = Cluster {
+        nodes: 1,
+        gpus: 1,
+        cache_bytes: 80_000,
+    };
+    let order = Order {
+        permutation: Permutation::Torch,
+        seed: 2,
+        deal: Deal::new(samples, 1, 4).expect("a deal"),
+    };
+    let policies: [Box<dyn Residency>; 4] = [
+        Box::new(Forebay::new(cluster, samples, 2)),
+        Box::new(Lru::new(cluster, samples, 2)),
+        Box::new(Belady::new(cluster, samples, 2)),
+        Box::new(Lobster::corrected(cluster, samples, 2)),
+    ];
+    for mut policy in policies {
+        let held = |policy: &dyn Residency| -> BTreeSet<Sample> { (0..samples).filter(|&sample| policy.holds(0, sample)).collect() };
+        let mut told_in_all = 0;
+        for epoch in 0..3 {
+            let orders: Vec<Epoch> = (epoch..epoch + policy.horizon()).map(|epoch| order.epoch(epoch)).collect();
+            policy.begin(epoch, &orders);
+            let uses =
+                (0..orders[0].iterations()).flat_map(|iteration| orders[0].step(iteration).map(move |(_, sample)| (iteration, sample)));
+            for (iteration, sample) in uses.collect::<Vec<_>>() {
+                let access = Access {
+                    node: 0,
+                    sample,
+                    iteration,
+                    epoch,
+                };
+                let before = held(&*policy);
+                assert!(matches!(policy.fetch(access), Fetch::From(_)), "a use at a time is due");
+                policy.arrived(access, bytes(sample));
+                policy.consumed(access);
+                let after = held(&*policy);
+                let told: BTreeSet<Sample> = std::iter::from_fn(|| policy.given_up()).map(|(_, sample)| sample).collect();
+                told_in_all += told.len();
+                assert!(
+                    before.difference(&after).all(|gone| told.contains(gone)),
+                    "{} told all",
+                    policy.name()
+                );
+                // What was used may have gone, and no less what came in its place.
+                assert!(
+                    told.iter().all(|sample| !after.contains(sample)),
+                    "{} told of nothing else",
+                    policy.name()
+                );
+            }
+        }
+        assert!(told_in_all > 20, "{} gives up some for others: {told_in_all}", policy.name());
+    }
 }

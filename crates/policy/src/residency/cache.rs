@@ -257,6 +257,10 @@ impl<P: Preference> Residency for Cache<P> {
         self.make_room(node, None, |copies| copies.excess_bytes(node));
     }
 
+    fn given_up(&mut self) -> Option<(Node, Sample)> {
+        self.copies.given_up()
+    }
+
     fn holds(&self, node: Node, sample: Sample) -> bool {
         self.copies.find(node, sample).is_some_and(|slot| self.copies.is_kept(slot))
     }

@@ -3,6 +3,7 @@
 //! Memory: twelve bytes a sample and 24 a copy; nothing for each pair of sample and node, of which there are billions.
 
 use super::Access;
+use super::given_up::GivenUp;
 use super::queue::{Link, Links, NONE, Slot};
 use crate::ids::{Cluster, Node, Sample};
 
@@ -55,6 +56,7 @@ pub(super) struct Copies {
     held: Vec<Held>,
     known: u64,
     known_bytes: u64,
+    given_up: GivenUp,
 }
 
 impl Copies {
@@ -75,6 +77,7 @@ impl Copies {
             held: vec![Held::default(); usize::from(cluster.nodes)],
             known: 0,
             known_bytes: 0,
+            given_up: GivenUp::default(),
         }
     }
 
@@ -259,11 +262,17 @@ impl Copies {
         }
     }
 
+    /// A copy that was given up: see [`super::Residency::given_up`].
+    pub(super) fn given_up(&mut self) -> Option<(Node, Sample)> {
+        self.given_up.take()
+    }
+
     /// A copy is given up.
     pub(super) fn give_up(&mut self, slot: Slot) {
         let Copy {
             sample, next, node, flags, ..
         } = self.slab[slot as usize];
+        self.given_up.note(node, sample);
         let known = &mut self.samples[sample as usize];
         if known.first == slot {
             known.first = next;

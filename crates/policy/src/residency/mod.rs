@@ -11,6 +11,8 @@
 //!    is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
+//! Whoever has copies lying about asks [`Residency::given_up`] after each of these which of them go.
+//!
 //! What a step needs is *due* on a node when the node has consumed something of that step or of the one before it. What is due is never told to
 //! wait, so nothing stands still, though a memory smaller than two steps' batches is exceeded then.
 
@@ -20,6 +22,7 @@ mod copies;
 pub mod fill_first;
 pub mod forebay;
 pub mod future;
+mod given_up;
 mod kept;
 pub mod lobster;
 pub mod lru;
@@ -120,6 +123,13 @@ pub trait Residency: Send {
     /// A sample that was just consumed by a node without room for it, and that a node with room is to keep. It counts as held there from now
     /// on, so it is sent before the memory that it lies in is used again.
     fn handover(&mut self) -> Option<Handover> {
+        None
+    }
+
+    /// A copy that a node gave up since this was asked last, where the policy gives some up for others: it told what it decided, and what comes in its
+    /// place finds no room before it is gone. The node may hold it again by now. A few are remembered; what was given up is for certain only what the
+    /// node does not [hold](Self::holds).
+    fn given_up(&mut self) -> Option<(Node, Sample)> {
         None
     }
 

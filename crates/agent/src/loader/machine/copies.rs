@@ -269,8 +269,16 @@ impl Core {
         }
     }
 
-    /// Gives up residents that the policy does not hold any more, until so many bytes are free. It does not say which these are: residents
-    /// are gone through in turn. Whether that went.
+    /// What the policy has given up goes at once. Were it found when room is needed only, others would be refused till then, and in the next epoch it
+    /// would go shortly before its use.
+    pub(super) fn free_given_up(&mut self, now_s: f64, actions: &mut Actions) {
+        while let Some((_, sample)) = self.residency.given_up() {
+            self.settle(sample, now_s, actions);
+        }
+    }
+
+    /// Gives up residents that the policy does not hold any more, until so many bytes are free. Of many at once it does not say which these are:
+    /// residents are gone through in turn. Whether that went.
     fn sweep(&mut self, bytes: u64, actions: &mut Actions) -> bool {
         if self.sweep_pause > 0 {
             self.sweep_pause -= 1;

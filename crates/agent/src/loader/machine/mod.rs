@@ -429,6 +429,8 @@ impl Core {
         // Of one node there is nobody to hand anything over to.
         while self.residency.handover().is_some() {}
         (self.full, self.full_beyond) = (false, false);
+        // First: what is kept now lies where they do.
+        self.free_given_up(now_s, actions);
         self.settle(access.sample, now_s, actions);
     }
 }

@@ -44,6 +44,11 @@ const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
 /// Durations of steps that are remembered.
 const STEPS: usize = 16;
 
+/// As long as no step was measured, all that is asked for counts as late since then, and its steps as so long apart: reads go in the order of steps,
+/// whatever they are predicted to take and whichever rank asked first. What is asked for later is of later steps, and comes after them.
+const UNMEASURED_S: f64 = -1e9;
+const UNMEASURED_STEP_S: f64 = 1000.0;
+
 /// A rank.
 #[derive(Debug, Default)]
 pub(super) struct Rank {
@@ -250,6 +255,9 @@ impl Rank {
     /// When a step is predicted to begin: nobody is late from now on.
     pub(super) fn deadline_s(&self, step: u64, now_s: f64) -> f64 {
         let step_s = self.step_s();
+        if step_s <= 0.0 {
+            return UNMEASURED_S + step as f64 * UNMEASURED_STEP_S;
+        }
         let ends_s = self.began_s.map_or(now_s, |began_s| began_s + step_s);
         ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
     }

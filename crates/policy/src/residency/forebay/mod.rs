@@ -19,6 +19,7 @@ mod spare;
 use self::outlook::{Outlook, Part};
 use self::replicas::Replicas;
 use self::spare::{Spare, class_of};
+use super::given_up::GivenUp;
 use super::window::{NOBODY, Share, Window};
 use super::{Access, Fetch, Handover, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -43,6 +44,7 @@ pub struct Forebay {
     /// Uses to come in this epoch of samples that had no owner when it began.
     misses_left: u32,
     handover: Option<Handover>,
+    given_up: GivenUp,
     /// The node that was last asked to take a sample over, and how many more samples nobody will be asked to.
     taker: Node,
     refusals: Node,
@@ -65,6 +67,7 @@ impl Forebay {
             epoch: 0,
             misses_left: 0,
             handover: None,
+            given_up: GivenUp::default(),
             taker: 0,
             refusals: 0,
             hand: 0,
@@ -127,6 +130,7 @@ impl Forebay {
         let node = self.window.set_owner(sample, NOBODY);
         self.owned_bytes[usize::from(node)] -= u64::from(bytes);
         self.owned -= 1;
+        self.given_up.note(node, sample);
         if let Some(heir) = self.replicas.holder(sample) {
             self.replicas.remove(heir, sample, bytes, &self.outlook);
             self.own(heir, sample);
@@ -135,6 +139,7 @@ impl Forebay {
 
     fn drop_replica(&mut self, node: Node, sample: Sample) {
         self.replicas.remove(node, sample, self.window.size(sample), &self.outlook);
+        self.given_up.note(node, sample);
     }
 
     /// Gives up replicas of the node until that many bytes fit beside what it keeps; with a part of the next epoch only such as are used
@@ -371,6 +376,10 @@ impl Residency for Forebay {
 
     fn handover(&mut self) -> Option<Handover> {
         self.handover.take()
+    }
+
+    fn given_up(&mut self) -> Option<(Node, Sample)> {
+        self.given_up.take()
     }
 
     fn holds(&self, node: Node, sample: Sample) -> bool {

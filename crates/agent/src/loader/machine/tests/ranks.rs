@@ -78,3 +78,20 @@ fn what_a_rank_refers_to_for_long_stays_and_holds_nothing_up() {
     play.let_go(0, 0);
     assert_eq!(play.core.copies.lent(), 0, "then nothing is lent any more");
 }
+
+#[test]
+fn before_a_step_was_measured_reads_go_in_the_order_of_steps() {
+    let mut rank = Rank::default();
+    let due_s = |rank: &Rank, step, now_s| rank.deadline_s(step, now_s);
+    // Whoever asks first, and however long reads take.
+    let first_steps = [(0, 7.0), (1, 0.0), (2, 3600.0), (11, 0.0)].map(|(step, now_s)| due_s(&rank, step, now_s));
+    assert!(first_steps.windows(2).all(|two| two[0] + 60.0 < two[1]), "{first_steps:?}");
+    rank.stepped(1, 10.0);
+    rank.stepped(2, 10.5);
+    let later = due_s(&rank, 3, 10.5);
+    assert!((later - 12.5).abs() < 1e-9, "a step ends at 11, and three come before: {later}");
+    assert!(
+        first_steps.iter().all(|first| *first < later),
+        "what was asked for before is of earlier steps"
+    );
+}
