@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forebay import _core
 from forebay.loader import DirectSource, Extent, LoaderError, Request
 from forebay.loader import _joining as module
 from forebay.loader._agent import Agent, AgentSource
@@ -137,6 +138,58 @@ def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: Node) -> N
     agent.close()
     assert bytes(part) == node.content(largest)[10:]
     assert part.readonly
+
+
+def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.loader._agent.VIEWED_BYTES", 1)
+    agent = made()
+    source = begun(agent, node)
+    samples = [sample for sample in range(SAMPLES) if node.content(sample)][:4]
+    request, other = source.request(samples[:3], 0), source.request(samples[3:], 1)
+    views = [request.read(place) for place in range(3)]
+    request.release()
+    del views[1:]
+    assert bytes(other.read(0)) == node.content(samples[3])
+    other.release()
+    # With the next batch, where some of it stays; at once, where nothing does.
+    assert len(agent._held) == 1
+    assert bytes(views[0]) == node.content(samples[0])
+    views.clear()
+    assert not agent._held
+    source.close()
+    agent.close()
+
+
+def test_samples_are_found_where_they_lie_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places: list[Any] = [
+        Extent(f"{tmp_path}/a", 0, 10),
+        Extent("a", 0, 10),
+        Extent("b"),
+        Extent("a", 10, 10),
+        (Path("b"), 0, None, 0),
+        Extent("c"),
+        Extent("a", -1, 10),
+        Extent("a", 0, 10, mark=1),
+        Extent("\udcff"),
+        None,
+    ]
+    table = _core.LoaderTable()
+    for place in (places[0], places[2], places[3], places[8]):
+        table.add(module.encoded(place[0]), *place[1:])
+
+    def locate(i: int) -> Any:  # noqa: ANN401
+        if i == len(places):
+            raise KeyboardInterrupt
+        return places[i]
+
+    found = [0, 0, 1, 2, 1, None, None, None, 3, None, None]
+    samples = [*range(len(places)), -99]
+    assert table.find_all(samples, locate, module.encoded) == found
+    assert table.find_all([3, 3, 2, 3], locate, module.encoded) == [2, 2, 1, 2]
+    # What is not a sample's fault is raised.
+    with pytest.raises(KeyboardInterrupt):
+        table.find_all([0, len(places)], locate, module.encoded)
 
 
 def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, capfd: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ mod _core {
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]
-    use super::order::{Blocks, Deal, Epoch, counter_at, sample_key};
+    use super::order::{Blocks, Deal, Epoch, counter_at, sample_key, sample_keys};
     #[pymodule_export]
     use super::pending::between_instructions;
     #[pymodule_export]

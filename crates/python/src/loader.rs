@@ -10,8 +10,9 @@ use std::{
 
 use forebay_agent::loader::{Told, client, protocol::Variables, table::Table, worker};
 use pyo3::{
-    exceptions::{PyOSError, PyValueError},
+    exceptions::{PyException, PyOSError, PyValueError},
     prelude::*,
+    types::PyBytes,
 };
 
 use crate::{
@@ -53,10 +54,29 @@ impl LoaderTable {
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// The number of the extent at a place; `None` if no sample lies there.
-    #[pyo3(signature = (path, offset, length=None, mark=0))]
-    fn find(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> Option<u32> {
-        self.table().find(path, offset, length, mark)
+    /// The numbers of the extents of these samples, each where `locate` says that it lies now; `None` where no sample lies, or that can't be said. `encoded` makes bytes of
+    /// a path: of those that follow each other and are one object, once.
+    #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's list is ours")]
+    fn find_all<'py>(
+        &self,
+        samples: Vec<Bound<'py, PyAny>>,
+        locate: &Bound<'py, PyAny>,
+        encoded: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Option<u32>>> {
+        let mut paths: Vec<(Bound<'py, PyAny>, Bound<'py, PyBytes>)> = Vec::new();
+        let mut located = |sample: &Bound<'py, PyAny>| -> PyResult<(usize, u64, Option<u64>, u64)> {
+            let (path, offset, length, mark): (Bound<'py, PyAny>, u64, Option<u64>, u64) = locate.call1((sample,))?.extract()?;
+            if !paths.last().is_some_and(|(last, _)| last.is(&path)) {
+                let bytes = encoded.call1((&path,))?.cast_into::<PyBytes>()?;
+                paths.push((path, bytes));
+            }
+            Ok((paths.len() - 1, offset, length, mark))
+        };
+        let places = samples.iter().map(|sample| none_if_wrong(sample.py(), located(sample)));
+        let places = places.collect::<PyResult<Vec<_>>>()?;
+        let borrowed = |(path, offset, length, mark): (usize, _, _, _)| (paths[path].1.as_bytes(), offset, length, mark);
+        // Only now: with the table locked nothing of Python's may run, for another thread may wait for the table there.
+        Ok(self.table().find_all(places.into_iter().map(|place| place.map(borrowed))))
     }
 
     /// Whether some of the files are objects of stores.
@@ -173,6 +193,16 @@ impl LoaderRank {
     fn wait(&self, py: Python<'_>, turn: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
         let look = || self.0.look(turn);
         told(py, wait_s, look, |wait| self.0.wait(turn, wait))
+    }
+
+    /// What there is of uses now: offset and length of each in bytes; `None` where nothing has come, or will, and where there is no use.
+    fn look_all(&self, turns: Vec<Option<u64>>) -> Vec<Option<(u64, u32)>> {
+        let mut told = self.0.look_all(turns.iter().copied().flatten()).into_iter();
+        let mut of_next = || match told.next() {
+            Some(Told::Ready { offset, length }) => Some((offset, length)),
+            _ => None,
+        };
+        turns.into_iter().map(|turn| turn.and_then(|_| of_next())).collect()
     }
 
     /// Whether it is known of so many uses from the turn `first` on what has become of them, waited for no longer than this in all.
@@ -293,6 +323,14 @@ impl LoaderWorker {
     /// Why the worker reads by itself; `None` as long as there is an agent.
     fn lost(&self) -> Option<String> {
         self.0.lost()
+    }
+}
+
+/// `None` where Python has raised what a user's value may raise; anything else, such as an interrupt, is raised on.
+fn none_if_wrong<T>(py: Python<'_>, found: PyResult<T>) -> PyResult<Option<T>> {
+    match found {
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+        found => found.map(Some),
     }
 }
 

@@ -90,6 +90,17 @@ pub(crate) fn sample_key(seed: u64, epoch: u32, sample: u32) -> u64 {
     order::sample_key(seed, epoch, sample)
 }
 
+/// The same of many samples, each counted modulo 2^32.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's list is ours")]
+#[expect(clippy::cast_sign_loss, reason = "the low bits are meant")]
+pub(crate) fn sample_keys(seed: u64, epoch: u32, samples: Vec<i64>) -> Vec<u64> {
+    samples
+        .iter()
+        .map(|&sample| order::sample_key(seed, epoch, sample as u32))
+        .collect()
+}
+
 /// The value at an index below `len` of the permutation that `seed` keys.
 #[pyfunction]
 pub(crate) fn counter_at(len: u32, seed: u64, index: u32) -> PyResult<u32> {

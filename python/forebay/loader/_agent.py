@@ -16,7 +16,7 @@ from functools import partial
 from forebay import _core
 from forebay._say import say
 from forebay.loader._errors import LoaderError
-from forebay.loader._joining import WAIT_S, Joining, placed
+from forebay.loader._joining import WAIT_S, Joining, encoded
 from forebay.loader._place import Place
 from forebay.loader._settings import AgentSettings
 from forebay.loader._uses import Direct, Held, Uses
@@ -203,7 +203,7 @@ class Agent:
         Args:
             uses: a batch's.
             first: place in it of the first sample.
-            told: offset and length of each sample's bytes; None, or an offset below 0, where there is nothing.
+            told: offset and length of each sample's bytes; None where there is nothing.
 
         Returns:
             One of each sample; None where there is nothing, and of all if they were let go meanwhile.
@@ -215,20 +215,21 @@ class Agent:
         held: list[tuple[Held, ctypes.Array[ctypes.c_ubyte]]] = []
         room = 0
         for nth, lies in enumerate(told):
-            if lies is None or lies[0] < 0:
+            if lies is None:
                 continue
             offset, length = lies
-            if length == 0:
-                views[nth] = memoryview(b"")
-                continue
             if length > room:
                 # An object of its own for each that is held: it is what views of views refer to in the end.
                 memory = (ctypes.c_ubyte * rank.length).from_address(rank.address)
                 whole = memoryview(memory).cast("B").toreadonly()
-                held.append((Held(uses), memory))
+                one = Held(uses)
+                held.append((one, memory))
                 room = VIEWED_BYTES
+            elif length == 0:
+                views[nth] = memoryview(b"")
+                continue
             room -= length
-            held[-1][0].places.append(first + nth)
+            one.places.append(first + nth)
             views[nth] = whole[offset : offset + length]
         with self._lock:
             if uses.released:
@@ -243,6 +244,7 @@ class Agent:
         held.memory = weakref.ref(memory, partial(self._view_is_gone, held))
         self._held.add(held)
         held.uses.held.add(held)
+        held.uses.holds += 1
 
     def _lend(self, held: Held, lent: object) -> bool:
         """A worker process has a batch, for as long as anything refers to `lent`, or until it is done; if it was not let go meanwhile."""
@@ -272,20 +274,17 @@ class Agent:
 
     def _view_is_gone(self, held: Held, _: object) -> None:
         self._finished.append(held)
-        self._drain()
+        uses = held.uses
+        # Before its batch is over, nothing is given back; then the views of a batch often end one after the other, and the agent need be
+        # told only once. Those of a batch of which some stay are given back when another one is over.
+        if next(uses.finished) >= uses.holds and uses.released:
+            self._drain()
 
     def _drain(self) -> None:
         """Gives back what finalizers have seen the end of. Whoever holds the lock does it before long."""
         while self._lock.acquire(blocking=False):
             try:
-                while self._finished:
-                    held = self._finished.popleft()
-                    uses, held.memory = held.uses, None
-                    self._held.discard(held)
-                    self._lent.discard(held)
-                    uses.held.discard(held)
-                    if uses.released:
-                        self._give_back(uses, held.places)
+                self._collect()
                 if not self._held:
                     _in_use.discard(self)
                     if self._closed:
@@ -295,23 +294,36 @@ class Agent:
             if not self._finished:
                 return
 
+    def _collect(self) -> None:
+        """The same, with the lock held."""
+        over: dict[Uses, list[int]] = {}
+        while self._finished:
+            held = self._finished.popleft()
+            uses, held.memory = held.uses, None
+            self._held.discard(held)
+            self._lent.discard(held)
+            uses.held.discard(held)
+            if uses.released:
+                over.setdefault(uses, []).extend(held.places)
+        for uses, places in over.items():
+            self._give_back(uses, places)
+
     def _let_go(self, uses: Uses) -> None:
-        """A batch is over. With the lock held."""
+        """A batch is over. With the lock held. What a finalizer sees the end of at this very time is given back by `_drain`."""
+        self._collect()
         uses.released = True
         self._give_back(uses, range(len(uses.samples)))
+        # What is looked at still holds nothing else up. A worker may wait for answers: their places are not another's before it is done.
+        viewed = {place for held in uses.held if held.mark is None for place in held.places}
+        if uses.rank is not None and (held := [turn for place in viewed if (turn := uses.turns[place]) is not None]):
+            uses.rank.hold(held)
 
     def _give_back(self, uses: Uses, places: Iterable[int]) -> None:
-        """Tells the agent of uses that are over; of which something is looked at still, they hold nothing else up. With the lock held."""
+        """Tells the agent of uses that are over and that nobody looks at. With the lock held."""
         rank, turns = uses.rank, uses.turns
-        if rank is None:
-            return
         seen = {place for held in uses.held for place in held.places}
-        if over := [turn for place in places if place not in seen and (turn := turns[place]) is not None]:
+        if rank is not None and (over := [turn for place in places if place not in seen and (turn := turns[place]) is not None]):
             rank.release(over)
-        # A worker may wait for answers still: their places are not another's before it is done.
-        viewed = {place for held in uses.held if held.mark is None for place in held.places}
-        if held := [turn for place in viewed if (turn := turns[place]) is not None]:
-            rank.hold(held)
 
 
 class AgentSource:
@@ -394,8 +406,7 @@ class AgentSource:
             rank, turns = uses.rank, uses.turns[places.start : places.stop]
         if rank is None or self._closed:
             return [None] * len(places)
-        told = [None if turn is None else rank.wait(turn, 0.0) for turn in turns]
-        return self._agent._viewed(uses, places.start, told)
+        return self._agent._viewed(uses, places.start, rank.look_all(turns))
 
     def _read(self, uses: Uses, place: int) -> memoryview:
         with self._lock:
@@ -427,17 +438,11 @@ class AgentSource:
 
     def _extents(self, samples: list[int]) -> list[int | None]:
         """Extents by the agent's numbers, in each epoch perhaps others; None where the rank is to read a sample itself."""
-        locate, find = self._locate, self._agent._joining.table.find
+        locate = self._locate
         if locate is None:
             raise LoaderError("nothing was registered")
-        extents: list[int | None] = []
-        for sample in samples:
-            try:
-                extents.append(find(*placed(locate(sample))))
-            except Exception:
-                # Who reads it will be told.
-                extents.append(None)
-        return extents
+        # Where something is wrong with a sample, who reads it will be told.
+        return self._agent._joining.table.find_all(samples, locate, encoded)
 
     def _served(self, uses: Uses, place: int) -> memoryview | None:
         """What the agent has; None where the rank is to read it itself."""
@@ -481,16 +486,17 @@ class AgentSource:
         rank, most = self._agent._rank, self._agent._settings.batch
         while rank is not None and self._unasked:
             uses = self._unasked[0]
-            left = [one for one in uses.unasked if one[0] not in uses.direct]
+            left = [place for place in uses.unasked if place not in uses.direct] if uses.direct else uses.unasked
             wanted, uses.unasked = left[:most], left
             if uses.released or not wanted:
                 self._unasked.popleft()
                 continue
-            first = rank.ask([extent for _, extent in wanted], self._pass, self._first + uses.iteration)
+            extents = [extent for place in wanted if (extent := uses.extents[place]) is not None]
+            first = rank.ask(extents, self._pass, self._first + uses.iteration)
             if first is None:
                 return
             uses.rank = rank
-            for turn, (place, _) in enumerate(wanted, first):
+            for turn, place in enumerate(wanted, first):
                 uses.turns[place] = turn
             uses.unasked = left[most:]
             if self._began is None:

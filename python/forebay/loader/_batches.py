@@ -2,8 +2,9 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from forebay import _core
@@ -11,10 +12,13 @@ from forebay.loader._errors import SampleError
 from forebay.loader.dataset import Located, is_located
 from forebay.loader.source import Request
 
-__all__ = ["Batch", "Failure", "Fetched", "decoded", "failure", "sample_error"]
+__all__ = ["FAILED", "Batch", "Failure", "Fetched", "Part", "decoded", "failure", "sample_error"]
 
 LOOKED_AT = 32
 """Samples of which it is looked at once whether they are at hand: more may come while these are decoded."""
+
+FAILED = object()
+"""In the place of a sample that could not be had."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,14 @@ class Batch:
         """What that sample's generators are seeded with."""
         # A sampler of the user's own may count beyond what the key has room for, or from the end.
         return _core.sample_key(self.seed, self.epoch, sample % 2**32)
+
+    def keys(self, places: range) -> list[int]:
+        """The same of the samples at these places."""
+        samples = self.samples[places.start : places.stop]
+        try:
+            return _core.sample_keys(self.seed, self.epoch, samples)
+        except OverflowError:
+            return [self.key(sample) for sample in samples]
 
 
 @dataclass(frozen=True)
@@ -96,74 +108,96 @@ class Fetched:
         self.failed = bool(self.failures) and not (skip and samples)
 
 
+class Part:
+    """Samples of a batch that are read and decoded one after another.
+
+    Args:
+        places: of the samples in the batch.
+
+    Attributes:
+        places: the same.
+        samples: those that were gone through, `FAILED` where one could not be had. So the next one is what goes on now: who looks at it
+            from another thread is told without a word for each sample.
+        is_waiting: for the bytes of the next one.
+        is_over: nobody wants any more of them.
+    """
+
+    __slots__ = ("is_over", "is_waiting", "places", "samples")
+
+    def __init__(self, places: range) -> None:
+        self.places = places
+        self.samples: list[Any] = []
+        self.is_waiting = True
+        self.is_over = False
+
+
 def decoded(
     dataset: Located,
     request: Request,
     batch: Batch,
-    places: range,
+    part: Part,
     rng: Callable[[int], Any],
     fetched: Fetched,
     *,
     are_bytes_kept: bool,
     skip: bool,
-    told: Callable[[int, bool], None] = lambda _index, _has_bytes: None,
-    is_over: Callable[[], bool] = lambda: False,
-) -> dict[int, Any]:
-    """Samples of a batch, read and decoded one after another.
+) -> None:
+    """Reads and decodes a part of a batch.
 
     Args:
         dataset: decodes them.
         request: of the batch's samples.
-        batch: whose samples they are.
-        places: in the batch, of the samples that are wanted.
+        batch: the same.
+        part: gets its samples; those after one that fails only if that may be skipped, and none once it is over.
         rng: gives a generator that is seeded with a key.
         fetched: counts time, bytes and failures.
         are_bytes_kept: bytes stay as long as anything refers to them, or what is made of the samples is no view of them. Else each sample
             gets a copy of its own.
         skip: whether to go on after a sample that fails.
-        told: called with a sample's index and False before it is waited for, and with True once its bytes are there.
-        is_over: says before each sample whether nobody wants it any more.
-
-    Returns:
-        Those that could be had, by their places, in the order of these.
 
     Raises:
         MemoryError: there is too little for a sample, which is no fault of the sample's.
     """
-    samples: dict[int, Any] = {}
-    begun, waited_s = time.perf_counter(), 0.0
-    for nth, data in _looked_at(request, places):
-        if is_over() or (fetched.failures and not skip):
+    samples, failures, decode = part.samples, fetched.failures, dataset.decode
+    begun, waited_s, read_bytes = time.perf_counter(), 0.0, 0
+    # Of small samples many millions go through here: what can be done once for several of them is.
+    for nth, index, key, data in chain.from_iterable(_looked_at(request, batch, part)):
+        if part.is_over or (failures and not skip):
             break
-        index = batch.samples[nth]
         try:
             if data is None:
-                told(index, False)
+                part.is_waiting = True
                 asked = time.perf_counter()
                 try:
                     data = request.read(nth)
                 finally:
                     waited_s += time.perf_counter() - asked
-            told(index, True)
-            fetched.read_bytes += len(data)
+                    part.is_waiting = False
+            read_bytes += len(data)
             if not are_bytes_kept:
                 # The batch may be made of views of them, and outlive their release.
                 data = memoryview(bytes(data))
-            samples[nth] = dataset.decode(data, index, rng(batch.key(index)))
+            sample = decode(data, index, rng(key))
         except MemoryError:
             raise
         except Exception as error:
-            fetched.failures.append(failure(dataset, index, error))
+            failures.append(failure(dataset, index, error))
+            sample = FAILED
+        samples.append(sample)
+    fetched.read_bytes += read_bytes
     fetched.waited_s += waited_s
     fetched.decoded_s += time.perf_counter() - begun - waited_s
-    return samples
 
 
-def _looked_at(request: Request, places: range) -> Iterator[tuple[int, memoryview | None]]:
-    """Places, and what is at hand of each as it is come to, or a little before."""
+def _looked_at(request: Request, batch: Batch, part: Part) -> Iterator[Iterable[tuple[int, int, int, memoryview | None]]]:
+    """Place, index and key of samples, and what is at hand of each as it is come to, or a little before."""
+    places = part.places
     for start in places[::LOOKED_AT]:
-        part = range(start, min(start + LOOKED_AT, places.stop))
-        yield from zip(part, request.at_hand(part), strict=True)
+        look = range(start, min(start + LOOKED_AT, places.stop))
+        part.is_waiting = True
+        found = request.at_hand(look)
+        part.is_waiting = False
+        yield zip(look, batch.samples[look.start : look.stop], batch.keys(look), found, strict=True)
 
 
 def failure(dataset: object, index: int, error: Exception) -> Failure:

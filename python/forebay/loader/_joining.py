@@ -18,7 +18,7 @@ from forebay.loader._settings import AgentSettings, Kept, kept
 from forebay.loader.dataset import Extent
 from forebay.loader.rows import FixedRows
 
-__all__ = ["WAIT_S", "Joining", "placed"]
+__all__ = ["WAIT_S", "Joining", "encoded"]
 
 WAIT_S = 0.5
 """How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
@@ -112,12 +112,13 @@ class Joining:
 
     def _fill(self, locate: Callable[[int], Extent]) -> None:
         if self._rows is not None:
-            path, offset, row_bytes, mark = placed(self._rows.locate(0))
-            self.table.add_rows(path, offset, row_bytes or 0, len(self._rows), mark)
+            path, offset, row_bytes, mark = self._rows.locate(0)
+            self.table.add_rows(encoded(path), offset, row_bytes or 0, len(self._rows), mark)
             return
         for sample in range(self._samples):
             try:
-                self.table.add(*placed(locate(sample)))
+                extent = locate(sample)
+                self.table.add(encoded(extent.path), extent.offset, extent.length, extent.mark)
             except Exception:  # noqa: S112  (who reads it is told)
                 continue
 
@@ -179,14 +180,14 @@ class Joining:
         )
 
 
-def placed(extent: Extent) -> tuple[bytes, int, int | None, int]:
-    """As the agent, which is in another directory, has it."""
-    path = os.fspath(extent.path)
+def encoded(path: str) -> bytes:
+    """A path as the agent, which is in another directory, has it."""
+    path = os.fspath(path)
     is_absolute = path.startswith("/") or is_object(path)
-    return _encoded(path if is_absolute else f"{Path.cwd()}/{path}"), extent.offset, extent.length, extent.mark
+    return _bytes_of(path if is_absolute else f"{Path.cwd()}/{path}")
 
 
 @lru_cache(maxsize=16)
-def _encoded(path: str) -> bytes:
+def _bytes_of(path: str) -> bytes:
     """Samples that follow each other often lie in one file."""
     return os.fsencode(path)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from forebay import _core
 from forebay.loader._agent import PATIENCE_S, Agent, AgentSource
-from forebay.loader._batches import Failure, failure
+from forebay.loader._batches import Failure, Part, failure
 from forebay.loader._errors import LoaderError
 from forebay.loader._joining import WAIT_S
 from forebay.loader._threads import Decoding, Pending, Threads
@@ -224,12 +224,12 @@ class RowThreads(Threads):
     def _parts(self, samples: int) -> list[range]:
         return [range(samples)] if samples else []
 
-    def _decode(self, pending: Pending, part: range, generator: Callable[[int], Any]) -> None:
+    def _decode(self, pending: Pending, places: range, generator: Callable[[int], Any]) -> None:
         del generator
-        request, fetched, count = pending.request, pending.fetched, len(part)
+        request, fetched, count = pending.request, pending.fetched, len(places)
         assert isinstance(request, RowRequest)
         begun = time.perf_counter()
-        pending.doing[part.start] = (request.samples[0], False)
+        pending.doing[0] = Part(places)
         self._rows_source.wait_for(request)
         between = time.perf_counter()
         made, address = self._making.allocate(count)
@@ -238,10 +238,10 @@ class RowThreads(Threads):
         failures = self._read(pending, missing, address) if missing else {}
         ended = time.perf_counter()
         if failures and self._skip:
-            made = self._making.only(made, [nth for nth in part if nth not in failures])
+            made = self._making.only(made, [nth for nth in places if nth not in failures])
         # The rows are one thing from here on; none where none is left.
         pending.samples[:] = [made] if len(failures) < count else []
-        pending.doing.pop(part.start, None)
+        pending.doing.pop(0, None)
         fetched.waited_s += between - begun + ended - gathered
         fetched.decoded_s += gathered - between
         fetched.read_bytes += (count - len(failures)) * self._rows.row_bytes
@@ -255,7 +255,7 @@ class RowThreads(Threads):
             if self._closing or (failures and not self._skip):
                 break
             sample = pending.batch.samples[nth]
-            pending.doing[0] = (sample, False)
+            pending.doing[0] = Part(range(nth, nth + 1))
             try:
                 data = pending.request.read(nth)
                 ctypes.memmove(address + nth * row_bytes, bytes(data), row_bytes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay._say import say
-from forebay.loader._batches import Batch, Fetched, decoded
+from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
 from forebay.loader._errors import LoaderError
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Request, Source
@@ -22,8 +22,6 @@ PARTS = 2
 """Pieces for each thread that a batch is cut into: few, for each costs a turn of the queue; not one, for samples take times that differ."""
 STALL_S = 30.0
 """A batch that takes longer is told of, and again after twice the time."""
-
-_FAILED = object()
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,11 @@ class Pending:
     def __init__(self, batch: Batch, request: Request, parts: int) -> None:
         self.batch = batch
         self.request = request
-        self.samples: list[Any] = [_FAILED] * len(batch.samples)
+        self.samples: list[Any] = [FAILED] * len(batch.samples)
         self.fetched = Fetched()
         self.parts = parts
-        # What each part that a thread works on is at: a sample, and whether its bytes are there.
-        self.doing: dict[int, tuple[int, bool]] = {}
+        # Parts that threads work on, by their first place.
+        self.doing: dict[int, Part] = {}
         self.error: BaseException | None = None
         self.done = threading.Event()
         self.lock = threading.Lock()
@@ -105,6 +103,9 @@ class Threads:
     def close(self) -> None:
         """Ends threads and source; waits no longer than a second for what can't be ended."""
         self._closing = True
+        for pending in list(self._pending):
+            for part in list(pending.doing.values()):
+                part.is_over = True
         for _ in self._threads:
             self._tasks.put(None)
         self._source.close()
@@ -126,12 +127,16 @@ class Threads:
 
     def _stalled_at(self, pending: Pending) -> str:
         """What a batch waits for, in words."""
-        for index, has_bytes in list(pending.doing.values()):
+        for part in list(pending.doing.values()):
+            if (done := len(part.samples)) == len(part.places):
+                continue
+            index = pending.batch.samples[part.places[done]]
             try:
                 path = self._decoding.dataset.locate(index).path
             except Exception:
                 path = "that can't be located"
-            return f": decoding sample {index} ({path}) goes on" if has_bytes else f": the source does not give sample {index} ({path})"
+            what = "the source does not give" if part.is_waiting else "decoding"
+            return f": {what} sample {index} ({path}){'' if part.is_waiting else ' goes on'}"
         return ""
 
     def _top_up(self, batches: Iterator[Batch]) -> None:
@@ -172,36 +177,26 @@ class Threads:
             # A thread that waits would keep the batch's memory.
             del task, pending
 
-    def _decode(self, pending: Pending, part: range, generator: Callable[[int], Any]) -> None:
+    def _decode(self, pending: Pending, places: range, generator: Callable[[int], Any]) -> None:
         decoding = self._decoding
         # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must not hang on time.
         fetched = Fetched()
-
-        def told(index: int, has_bytes: bool) -> None:
-            pending.doing[part.start] = (index, has_bytes)
-
-        samples = decoded(
-            decoding.dataset,
-            pending.request,
-            pending.batch,
-            part,
-            generator,
-            fetched,
-            are_bytes_kept=decoding.is_copying or self._source.is_lasting,
-            skip=decoding.skip,
-            told=told,
-            is_over=lambda: self._closing,
-        )
-        for nth, sample in samples.items():
-            pending.samples[nth] = sample
-        pending.doing.pop(part.start, None)
+        part = pending.doing[places.start] = Part(places)
+        # Who closes looks at what is being done after it has said so.
+        if self._closing:
+            part.is_over = True
+        are_bytes_kept = decoding.is_copying or self._source.is_lasting
+        batch, request = pending.batch, pending.request
+        decoded(decoding.dataset, request, batch, part, generator, fetched, are_bytes_kept=are_bytes_kept, skip=decoding.skip)
+        pending.samples[places.start : places.start + len(part.samples)] = part.samples
+        pending.doing.pop(places.start, None)
         with pending.lock:
             pending.fetched.add(fetched)
 
     def _finish(self, pending: Pending) -> None:
         fetched = pending.fetched
         fetched.failures.sort(key=lambda failed: pending.batch.samples.index(failed.index))
-        samples = [sample for sample in pending.samples if sample is not _FAILED]
+        samples = [sample for sample in pending.samples if sample is not FAILED]
         pending.samples.clear()
         fetched.settle(samples, skip=self._decoding.skip)
         try:

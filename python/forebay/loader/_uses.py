@@ -1,5 +1,6 @@
 """Samples of a batch that the loader agent was asked for, and the memory of its that something refers to."""
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,20 @@ __all__ = ["Direct", "Held", "Uses"]
 class Uses:
     """The samples of a batch, requested of the agent: see `Request`."""
 
-    __slots__ = ("_source", "direct", "held", "iteration", "rank", "released", "samples", "turns", "unasked")
+    __slots__ = (
+        "_source",
+        "direct",
+        "extents",
+        "finished",
+        "held",
+        "holds",
+        "iteration",
+        "rank",
+        "released",
+        "samples",
+        "turns",
+        "unasked",
+    )
 
     def __init__(self, source: "AgentSource", samples: list[int], iteration: int, extents: list[int | None]) -> None:
         self._source = source
@@ -23,9 +37,11 @@ class Uses:
         self.iteration = iteration
         self.turns: list[int | None] = [None] * len(samples)  # None until the agent was asked.
         self.rank: _core.LoaderRank | None = None  # By which it was asked.
-        # What it is still to be asked for: places, and extents by its numbers. Those that it does not know the rank is to read itself.
-        self.unasked = [(place, extent) for place, extent in enumerate(extents) if extent is not None]
+        self.extents = extents  # By its numbers; None of those that it does not know, which the rank is to read itself.
+        self.unasked = [place for place, extent in enumerate(extents) if extent is not None]
         self.held: set[Held] = set()
+        self.holds = 0  # That there ever were,
+        self.finished = itertools.count(1)  # and those that have ended: counted where nothing may be locked.
         self.direct: dict[int, Request] = {}  # What the rank reads itself, by place.
         self.released = False
 

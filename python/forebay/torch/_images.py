@@ -13,7 +13,7 @@ from forebay.loader._folders import Listing, listed
 from forebay.loader._given import check_function
 from forebay.loader._paths import read_whole
 from forebay.loader.dataset import Extent
-from forebay.torch._keyed import Generators
+from forebay.torch._keyed import generators
 from forebay.torch._transforms import EvalCrop, TrainCrop, opened
 
 __all__ = ["ImageFolder"]
@@ -122,7 +122,7 @@ class ImageFolder(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (what the transform gives)
         """An image and its class, without a loader. A transform that takes `rng` is given one seeded from torch's global generator."""
-        rng = Generators()(int(torch.empty((), dtype=torch.int64).random_().item())) if self._takes_rng else torch.Generator()
+        rng = generators()(int(torch.empty((), dtype=torch.int64).random_().item())) if self._takes_rng else torch.Generator()
         return self.decode(memoryview(read_whole(self._listing.path(index), self._listing.mark(index))), index, rng)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-__all__ = ["Generators", "Keyed", "check_dataset", "globals_kept", "located", "on_one_thread", "reseed", "stay_on_one_thread", "tell_epoch"]
+__all__ = ["Keyed", "check_dataset", "generators", "globals_kept", "located", "on_one_thread", "reseed", "stay_on_one_thread", "tell_epoch"]
 
 _staying = threading.Lock()
 
@@ -73,14 +73,9 @@ def stay_on_one_thread() -> None:
         other.join()
 
 
-class Generators:
+def generators() -> Callable[[int], torch.Generator]:
     """From a key to a generator that is seeded with it: always the same one, for to make one takes longer than many a sample does."""
-
-    def __init__(self) -> None:
-        self._generator = torch.Generator()
-
-    def __call__(self, key: int) -> torch.Generator:
-        return self._generator.manual_seed(key)
+    return torch.Generator().manual_seed
 
 
 class _LocatedSubset:
@@ -177,4 +172,4 @@ class Keyed(Dataset[Any]):
                 return self.dataset[index]
             # What is made of a copy may be written to, as of any dataset of torch's.
             data = memoryview(bytearray(read_sample(self._located.locate, index)))
-            return self._located.decode(data, index, Generators()(key))
+            return self._located.decode(data, index, generators()(key))

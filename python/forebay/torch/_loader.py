@@ -33,7 +33,7 @@ from forebay.torch._arguments import blocks_of, check_flags, check_numbers, chec
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._collate import collated
 from forebay.torch._group import of_group
-from forebay.torch._keyed import Generators, check_dataset, globals_kept, located, stay_on_one_thread, tell_epoch
+from forebay.torch._keyed import check_dataset, generators, globals_kept, located, stay_on_one_thread, tell_epoch
 from forebay.torch._order import Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
@@ -504,10 +504,10 @@ def _close_in(pid: int, work: Work) -> None:
         work.close()
 
 
-def _generators() -> Generators:
+def _generators() -> Callable[[int], torch.Generator]:
     """Those of a thread that decodes."""
     stay_on_one_thread()
-    return Generators()
+    return generators()
 
 
 def _draw(generator: torch.Generator | None) -> int:

@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
-from forebay.loader._batches import Batch, Fetched, decoded, failure
+from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded, failure
 from forebay.loader._nodes import stay
 from forebay.loader._threads import READ_AHEAD
 from forebay.loader._uses import Uses
 from forebay.loader._workers import Lent, Seated, Serving, Share
 from forebay.loader.source import Request, Source, connect
-from forebay.torch._keyed import Generators, globals_kept, located, on_one_thread, reseed, tell_epoch
+from forebay.torch._keyed import generators, globals_kept, located, on_one_thread, reseed, tell_epoch
 
 __all__ = ["Collate", "Processes"]
 
@@ -144,7 +144,7 @@ class _Fetcher(Dataset[Any]):
 
     def _read(self, task: _Task, fetched: _Fetched) -> list[Any]:
         """Samples of a dataset that says where they lie."""
-        dataset, batch, generators = self._located, task.batch, Generators()
+        dataset, batch, generator = self._located, task.batch, generators()
         source = self._begun(task)
         assert dataset is not None
         shared = None if task.share is None else self._seated.request(batch, task.share, source)
@@ -153,15 +153,15 @@ class _Fetcher(Dataset[Any]):
         def rng(key: int) -> torch.Generator:
             # A dataset that is not keyed draws from the global ones.
             reseed(key)
-            return generators(key)
+            return generator(key)
 
         # The agent's are another's as soon as the batch is put together.
         is_lasting = source.is_lasting and shared is None
-        places, are_bytes_kept = range(len(batch.samples)), is_lasting or not self._collate.is_users
-        samples = decoded(dataset, request, batch, places, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
+        part, are_bytes_kept = Part(range(len(batch.samples))), is_lasting or not self._collate.is_users
+        decoded(dataset, request, batch, part, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
         if task.share is not None:
             fetched.lost = self._seated.lost
-        return list(samples.values())
+        return [sample for sample in part.samples if sample is not FAILED]
 
     def _begun(self, task: _Task) -> Source:
         """The source, in the task's epoch."""

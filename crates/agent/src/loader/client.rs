@@ -211,7 +211,19 @@ impl Rank {
         if self.is_forked() {
             return Told::ReadYourself;
         }
+        self.look_in(&self.state(), turn)
+    }
+
+    /// The same of many, at once.
+    pub fn look_all(&self, turns: impl IntoIterator<Item = u64>) -> Vec<Told> {
+        if self.is_forked() {
+            return turns.into_iter().map(|_| Told::ReadYourself).collect();
+        }
         let state = self.state();
+        turns.into_iter().map(|turn| self.look_in(&state, turn)).collect()
+    }
+
+    fn look_in(&self, state: &State, turn: u64) -> Told {
         if !state.is_open(turn) {
             return Told::ReadYourself;
         }
@@ -248,10 +260,22 @@ impl Rank {
     /// Whether it is known of all these uses what has become of them, waited for no longer than this in all.
     pub fn wait_all(&self, mut turns: Range<u64>, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
-        turns.all(|turn| {
-            let is_known = || self.wait(turn, deadline.saturating_duration_since(Instant::now())) != Told::Pending;
-            self.look(turn) != Told::Pending || is_known()
-        })
+        // Who has waited for one finds most of the others answered, too.
+        while let Some(turn) = self.first_pending(turns.clone()) {
+            if self.wait(turn, deadline.saturating_duration_since(Instant::now())) == Told::Pending {
+                return false;
+            }
+            turns.start = turn + 1;
+        }
+        true
+    }
+
+    fn first_pending(&self, mut turns: Range<u64>) -> Option<u64> {
+        if self.is_forked() {
+            return None;
+        }
+        let state = self.state();
+        turns.find(|turn| self.look_in(&state, *turn) == Told::Pending)
     }
 
     /// Copies the bytes of uses, `row_bytes` of each, one after the other. Gives the places of those, counted from 0, that the rank is to read itself, for there is
@@ -261,24 +285,23 @@ impl Rank {
             return (0..).zip(turns).map(|(nth, _)| nth).collect();
         }
         let arena = self.arena();
-        let copied = |turn: u64, row: &mut [u8]| {
-            let Told::Ready { offset, length } = self.look(turn) else {
-                return false;
-            };
+        let copied = |told: Told, row: &mut [u8]| {
+            let Told::Ready { offset, length } = told else { return false };
             let found = arena.bytes(offset, u64::from(length)).filter(|bytes| bytes.len() == row.len());
             found.is_some_and(|bytes| {
                 row.copy_from_slice(bytes);
                 true
             })
         };
-        let rows = turns.zip(rows.chunks_exact_mut(row_bytes));
-        let copied: Vec<(u64, bool)> = rows.map(|(turn, row)| (turn, copied(turn, row))).collect();
+        let told = self.look_all(turns.clone());
+        let rows = told.into_iter().zip(rows.chunks_exact_mut(row_bytes));
+        let copied: Vec<bool> = rows.map(|(told, row)| copied(told, row)).collect();
         // Another thread may have let some of them go meanwhile, and their memory be another's by now. What is open still was open all the time.
         let state = self.state();
-        let is_right = |(turn, is_copied): (u64, bool)| is_copied && state.is_open(turn);
+        let is_right = |turn: u64, is_copied: bool| is_copied && state.is_open(turn);
         (0..)
-            .zip(copied)
-            .filter_map(|(nth, copied)| (!is_right(copied)).then_some(nth))
+            .zip(turns.zip(copied))
+            .filter_map(|(nth, (turn, is_copied))| (!is_right(turn, is_copied)).then_some(nth))
             .collect()
     }
 

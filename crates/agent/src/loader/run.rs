@@ -127,6 +127,7 @@ impl Run {
             board.board.set_alive(boot_ns());
             board.collect(rank, &mut events);
         }
+        self.machine.expect(&events);
         for event in events {
             self.machine.take(event, now_s, &mut self.actions);
         }

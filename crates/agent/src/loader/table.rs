@@ -18,6 +18,9 @@ use twox_hash::XxHash3_128;
 /// In the place of an extent's number where there is none.
 const NONE: u32 = u32::MAX;
 
+/// Where a sample lies: path, offset, length or up to the file's end, and mark.
+pub type Place<'a> = (&'a [u8], u64, Option<u64>, u64);
+
 /// Where the samples of a dataset lie.
 pub struct Table {
     paths: Vec<u8>,
@@ -105,13 +108,28 @@ impl Table {
         Ok(*known)
     }
 
-    /// The number of the extent at a place, if a sample was told of that lies there, in this version of the file.
-    pub fn find(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> Option<u32> {
+    /// The numbers of the extents at these places, in their order: of each, if a sample was told of that lies there, in this version of the file.
+    pub fn find_all<'a>(&self, places: impl IntoIterator<Item = Option<Place<'a>>>) -> Vec<Option<u32>> {
+        // Samples that follow each other often lie in one file.
+        let mut last: Option<(&[u8], u64, Option<u32>)> = None;
+        let mut find = |(path, offset, length, mark): Place<'a>| {
+            let file = match last {
+                Some((last_path, last_mark, file)) if last_path == path && last_mark == mark => file,
+                _ => self.find_file(path, mark),
+            };
+            last = Some((path, mark, file));
+            self.find_in(file?, offset, length)
+        };
+        places.into_iter().map(|place| find(place?)).collect()
+    }
+
+    fn find_file(&self, path: &[u8], mark: u64) -> Option<u32> {
         let hash = self.hasher.hash_one(path);
         let file = *self.files.find(hash, |file| path_of(&self.paths, &self.ends, *file) == path)?;
-        if self.mark(file) != mark {
-            return None;
-        }
+        (self.mark(file) == mark).then_some(file)
+    }
+
+    fn find_in(&self, file: u32, offset: u64, length: Option<u64>) -> Option<u32> {
         let length = length.unwrap_or(TO_THE_END);
         let found = if offset == 0 && length == TO_THE_END {
             self.whole[file as usize]
@@ -240,15 +258,21 @@ mod tests {
         ];
         let extents = parts.map(|(path, offset, length)| table.add(path, offset, length, 0).unwrap());
         assert_eq!((extents, table.extents()), ([0, 1, 2, 0, 3, 1], 4));
-        for (extent, (path, offset, length)) in extents.into_iter().zip(parts) {
-            assert_eq!(table.find(path, offset, length, 0), Some(extent));
-        }
-        let others = [(b"/b".as_slice(), 0, None), (b"/a", 0, Some(11)), (b"/c", 0, None)];
-        assert!(
-            others
-                .iter()
-                .all(|(path, offset, length)| table.find(path, *offset, *length, 0).is_none())
-        );
+        let found = |parts: &[(&[u8], u64, Option<u64>)]| {
+            table.find_all(
+                parts
+                    .iter()
+                    .flat_map(|&(path, offset, length)| [Some((path, offset, length, 0)), None]),
+            )
+        };
+        assert_eq!(found(&parts), extents.map(|extent| [Some(extent), None]).concat());
+        let others = [
+            (b"/b".as_slice(), 0, None),
+            (b"/a", 0, Some(11)),
+            (b"/c", 0, None),
+            (b"/c", 5, None),
+        ];
+        assert_eq!(found(&others), [None; 8]);
         let (a, b) = (b"/a".to_vec(), b"/b".to_vec());
         let expected = [(a.clone(), 0, 10), (b, 5, TO_THE_END), (a.clone(), 10, 10), (a, 0, TO_THE_END)];
         assert_eq!(located(&table), expected);
@@ -294,7 +318,7 @@ mod tests {
         let refused = table.add(b"s3://data/b", 5, Some(1), 8).unwrap_err().to_string();
         assert!(refused.contains("two versions"), "{refused}");
         assert_eq!(
-            [7, 8, 0].map(|mark| table.find(b"s3://data/b", 0, None, mark)),
+            table.find_all([7, 8, 0].map(|mark| Some((b"s3://data/b".as_slice(), 0, None, mark)))),
             [Some(1), None, None]
         );
         let marks = |table: &Table| {

@@ -75,6 +75,17 @@ impl Copies {
         self.slots.get(self.known[sample as usize].slot as usize).copied()
     }
 
+    /// What is known of these samples is read: see [`Core::glance`].
+    pub(super) fn expect(&self, samples: impl Iterator<Item = Sample> + Clone) {
+        let slots = samples.map(|sample| self.known[sample as usize].slot);
+        // First where all of them are, then what is there.
+        let seen = slots.clone().fold(0, |seen, slot| seen ^ slot);
+        let lent = slots
+            .filter_map(|slot| self.slots.get(slot as usize))
+            .fold(seen, |seen, copy| seen ^ copy.lent ^ u32::from(copy.resident.is_some()));
+        std::hint::black_box(lent);
+    }
+
     /// The copy of a sample, to be changed; an empty one where there is none.
     pub(super) fn of(&mut self, sample: Sample) -> &mut Copy {
         let known = &mut self.known[sample as usize];

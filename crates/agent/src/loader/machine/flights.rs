@@ -481,7 +481,9 @@ impl Core {
         self.ranks[rank].stepped(step.steps, now_s);
         // As uses are counted.
         let iteration = step.iteration.min(self.iterations.saturating_sub(1));
-        while let Some(turn) = self.ranks[rank].overtake(step.epoch, iteration) {
+        let overtaken = self.ranks[rank].overtake(step.epoch, iteration);
+        self.glance(overtaken.iter().map(|turn| self.ranks[rank].used(*turn).sample));
+        for turn in overtaken {
             let access = self.access(rank, turn);
             self.ranks[rank].set_stage(turn, Stage::Over);
             self.consume(access, now_s, actions);

@@ -270,6 +270,32 @@ impl Core {
         }
     }
 
+    /// These events are taken next. It changes nothing: see [`Self::glance`].
+    pub(crate) fn expect(&self, events: &[Event]) {
+        let sample_of = |event: &Event| match *event {
+            Event::Asked { wanted, .. } => Some(wanted.sample),
+            Event::Released { rank, turn } => self.ranks[rank].sample_of(turn),
+            _ => None,
+        };
+        self.glance(events.iter().filter_map(sample_of));
+    }
+
+    /// Reads what is known of samples that come next, of all of them at once: it does not fit the processor's caches, and memory gives many answers in the time of
+    /// one.
+    fn glance(&self, samples: impl Iterator<Item = Sample>) {
+        // Before the first pass policies know nothing.
+        let Some(epoch) = self.pass else { return };
+        let access = |sample| Access {
+            node: HERE,
+            sample,
+            iteration: 0,
+            epoch,
+        };
+        let accesses: Vec<Access> = samples.filter(|sample| *sample < self.extents).map(access).collect();
+        self.copies.expect(accesses.iter().map(|access| access.sample));
+        self.residency.expect(&accesses);
+    }
+
     /// Takes one event. After the last of several that came together, [`Self::go_on`] says what else follows.
     pub(crate) fn take(&mut self, event: Event, now_s: f64, actions: &mut Actions) {
         match event {

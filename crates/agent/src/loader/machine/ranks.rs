@@ -106,22 +106,38 @@ impl Rank {
     }
 
     /// A rank that has begun a step has done with those before it, but may refer to some of their bytes for as long as it likes. Such uses hold it up no more;
-    /// they are *held*. Gives the first of them, once for each.
-    pub(super) fn overtake(&mut self, epoch: u32, iteration: Iteration) -> Option<u64> {
-        let now = self
-            .uses
-            .iter()
-            .position(|used| (used.epoch, used.iteration) == (epoch, iteration))?;
-        let ready = self.uses.iter().take(now).position(|used| used.stage == Stage::Ready)?;
-        let turn = self.first + ready as u64;
-        self.held.insert(turn, self.uses[ready].sample);
-        Some(turn)
+    /// they are *held*. Gives their turns.
+    pub(super) fn overtake(&mut self, epoch: u32, iteration: Iteration) -> Vec<u64> {
+        let is_now = |used: &Used| (used.epoch, used.iteration) == (epoch, iteration);
+        let Some(now) = self.uses.iter().position(is_now) else {
+            return Vec::new();
+        };
+        let before = (self.first..).zip(&self.uses).take(now);
+        let ready: Vec<(u64, Sample)> = before
+            .filter(|(_, used)| used.stage == Stage::Ready)
+            .map(|(turn, used)| (turn, used.sample))
+            .collect();
+        self.held.extend(ready.iter().copied());
+        ready.into_iter().map(|(turn, _)| turn).collect()
     }
 
     /// Lets a held use go; its sample.
     pub(super) fn let_held_go(&mut self, low: u32) -> Option<Sample> {
-        let turn = self.held.keys().copied().find(|turn| *turn as u32 == low)?;
+        let turn = self.held_turn(low)?;
         self.held.remove(&turn)
+    }
+
+    /// The turn with this low half, if it is one of those that are held. There may be thousands, and hardly ever two of the same half.
+    fn held_turn(&self, low: u32) -> Option<u64> {
+        let (&oldest, &newest) = (self.held.first_key_value()?.0, self.held.last_key_value()?.0);
+        let mut turns = (oldest >> u32::BITS..=newest >> u32::BITS).map(|high| high << u32::BITS | u64::from(low));
+        turns.find(|turn| self.held.contains_key(turn))
+    }
+
+    /// What is used at the turn with this low half, if that is not over, or held.
+    pub(super) fn sample_of(&self, low: u32) -> Option<Sample> {
+        let held = || self.held.get(&self.held_turn(low)?).copied();
+        self.turn(low).map(|turn| self.used(turn).sample).or_else(held)
     }
 
     /// Lets all held uses go; their samples.
@@ -260,5 +276,47 @@ impl Rank {
         }
         let ends_s = self.began_s.map_or(now_s, |began_s| began_s + step_s);
         ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_step_overtakes_is_held_until_it_is_let_go_by_the_low_half_of_its_turn() {
+        let first = u64::from(u32::MAX) - 1;
+        let mut rank = Rank {
+            first,
+            fetch_from: first,
+            ..Rank::default()
+        };
+        for (sample, iteration) in [(10, 0), (11, 0), (12, 0), (13, 1)] {
+            let (turn, _) = rank.ask(
+                Use {
+                    sample,
+                    epoch: 0,
+                    iteration,
+                },
+                2,
+                true,
+            );
+            rank.fetched(turn);
+            rank.set_stage(turn, Stage::Ready);
+        }
+        let low = |nth: u64| (first + nth) as u32;
+        rank.set_stage(first + 1, Stage::Over);
+        assert_eq!(rank.overtake(0, 1), [first, first + 2]);
+        for turn in [first, first + 2] {
+            rank.set_stage(turn, Stage::Over);
+        }
+        assert!(rank.overtake(0, 1).is_empty());
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|nth| rank.sample_of(low(nth))),
+            [Some(10), None, Some(12), Some(13), None]
+        );
+        assert_eq!([2, 2, 1, 3].map(|nth| rank.let_held_go(low(nth))), [Some(12), None, None, None]);
+        assert_eq!(rank.let_all_held_go(), [10]);
+        assert_eq!(rank.let_held_go(low(0)), None);
     }
 }

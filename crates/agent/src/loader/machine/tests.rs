@@ -188,6 +188,7 @@ impl Play {
     fn happen(&mut self, events: &[Event]) {
         self.now_s += 0.001;
         let mut actions = Vec::new();
+        self.core.expect(events);
         for event in events {
             self.core.take(*event, self.now_s, &mut actions);
         }
