@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,20 @@ def with_scheduler(name: str) -> Callable[[int], Job]:
 MAKERS = {optimizer.__name__: with_optimizer(optimizer) for optimizer in OPTIMIZERS} | {
     f"full-{name}": with_scheduler(name) for name in jobs.SCHEDULERS
 }
+
+
+def test_p14_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a component was set to is what it is expected to give: it is asked all the same."""
+    original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
+    original.step()
+    loaded = other.inventory()
+    kept = [replace(one, put=lambda _: None) if one.path == ("optimizer", "state") else one for one in loaded._components]
+    monkeypatch.setattr(loaded, "_components", kept)
+    with (
+        original.inventory().capture() as capture,
+        pytest.raises(clone.DamagedError, match="not as it was captured after loading: optimizer/state"),
+    ):
+        loaded.load(capture)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

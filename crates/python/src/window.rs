@@ -196,10 +196,11 @@ impl Reading {
     /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
     fn read(&self, py: Python<'_>, tensors: Vec<Wanted<'_>>, aside: i32, wait_s: f64) -> PyResult<Vec<String>> {
         let (aside, deadline) = (borrowed(aside)?, Instant::now() + duration(wait_s)?);
-        tensors
-            .into_iter()
-            .map(|wanted| self.read_tensor(py, wanted, aside, deadline))
-            .collect()
+        let read = |wanted| {
+            py.check_signals()?;
+            self.read_tensor(py, wanted, aside, deadline)
+        };
+        tensors.into_iter().map(read).collect()
     }
 }
 

@@ -68,6 +68,8 @@ class Parts:
             value: what its `get` will give.
         """
         self._remember(part, value)
+        # Whether it does is not known before it was asked.
+        self._under.pop(part.component.path, None)
 
     def _look_at(self, watch: Watch) -> None:
         look = _core.Look.at(watch.root(), self._adapter.plain(), watch.of_tensors, watch.of_objects) if watch.is_plain() else None

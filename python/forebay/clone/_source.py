@@ -250,6 +250,7 @@ class Source:
             return
         entries = self._inventory.steady_entries()
         if self._is_shared(entries):
+            self._tell_lying()
             return
         try:
             left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
