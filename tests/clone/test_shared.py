@@ -41,6 +41,31 @@ def memories() -> set[int]:
     return {one.stat().st_ino for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and "forebay-shared" in str(one.readlink())}
 
 
+def test_p14_where_tensors_lie_by_now_the_next_capture_says() -> None:
+    made = job(jobs.adamw, 1, WIDE)
+    made.step()
+    known, there = made.inventory(), storage()
+
+    def placed() -> set[str]:
+        with known.capture(storage=there) as capture:
+            whole = {entry.path: entry for entry in made.inventory().manifest().entries}
+            assert list(whole) == [entry.path for entry in capture.manifest.entries]
+            assert all(entry.place or entry == whole[entry.path] for entry in capture.manifest.entries)
+            return {entry.path for entry in capture.manifest.in_place}
+
+    assert placed() == set()
+    there.share(known.steady())
+    assert placed() == places(there, made).keys()
+    assert WEIGHT in placed()
+    there.change([WEIGHT])
+    assert placed() == places(there, made).keys() - {WEIGHT}
+    made.model.get_parameter("head.weight").data = made.model.get_parameter("head.weight").data.clone()
+    there.change([])
+    assert WEIGHT not in placed()
+    with known.capture() as capture:
+        assert capture.manifest.in_place == []
+
+
 @pytest.mark.parametrize("optimizer", [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs], ids=lambda one: one.__name__)
 def test_a_job_trains_the_same_in_shared_memory(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     made, plain = (job(optimizer, 1, WIDE) for _ in range(2))

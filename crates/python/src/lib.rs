@@ -25,6 +25,9 @@ use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+/// After so many bytes, or one piece of work, it is looked whether a signal has come: a hundredth of a second.
+const SIGNALS_EVERY_BYTES: usize = 64 << 20;
+
 /// Memory of the caller: it is readable, or writable where a function says so, until the call returns.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
@@ -70,17 +73,35 @@ fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
 }
 
-/// The digests of memory at so many addresses and of such lengths. The interpreter's lock is let go of once for all.
+/// The digests of memory at so many addresses and of such lengths. The interpreter's lock is let go of seldom.
 #[pyfunction]
 fn digests(py: Python<'_>, memory: Vec<(usize, usize)>) -> PyResult<Vec<String>> {
     let memory = memory.into_iter().map(|(address, length)| Memory::new(address, length));
     let memory: Vec<_> = memory.collect::<PyResult<_>>()?;
-    let found: Vec<_> = py.detach(|| memory.into_iter().map(one_pass::of).collect());
+    digested(py, &memory, |memory| memory.length, |memory| one_pass::of(*memory))
+}
+
+/// The digests that `one` gives of pieces of work of so many bytes. In between, what signals ask for is done.
+fn digested<T: Sync>(py: Python<'_>, work: &[T], bytes: impl Fn(&T) -> usize, one: impl Fn(&T) -> u128 + Sync) -> PyResult<Vec<String>> {
+    let mut found = Vec::with_capacity(work.len());
+    let mut left = work;
+    while !left.is_empty() {
+        let mut room = SIGNALS_EVERY_BYTES;
+        let fits = |piece: &&T| {
+            let was_room = room > 0;
+            room = room.saturating_sub(bytes(piece));
+            was_room
+        };
+        let (now, later) = left.split_at(left.iter().take_while(fits).count());
+        found.extend(py.detach(|| now.iter().map(&one).collect::<Vec<_>>()));
+        py.check_signals()?;
+        left = later;
+    }
     Ok(found.into_iter().map(hexadecimal).collect())
 }
 
 /// Copies memory into the `length` bytes at `target`: parts of an address, a length, and an offset to which they go. Gives the digest of what then stands there of
-/// each part, in one pass over memory. The interpreter's lock is let go of once for all: each time it may be long in coming back.
+/// each part, in one pass over memory. The interpreter's lock is let go of seldom: each time it may be long in coming back.
 #[pyfunction]
 fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, usize)>) -> PyResult<Vec<String>> {
     let target = Memory::new(target, length)?;
@@ -93,13 +114,12 @@ fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, 
         Ok((source, part))
     });
     let copies: Vec<_> = copies.collect::<PyResult<_>>()?;
-    let digests = py.detach(|| {
-        copies
-            .into_iter()
-            .map(|(source, part)| one_pass::of_copy(source, part))
-            .collect::<Vec<_>>()
-    });
-    Ok(digests.into_iter().map(hexadecimal).collect())
+    digested(
+        py,
+        &copies,
+        |(_, part)| part.length,
+        |(source, part)| one_pass::of_copy(*source, *part),
+    )
 }
 
 /// Reads parts of the open file `descriptor`, each from an offset to an address, so many bytes. Gives the digest of what then stands there of each part, in one

@@ -1,16 +1,16 @@
 //! A look at a program's objects: of which other objects they consist, by their identities. Whether anything was exchanged since is told in microseconds, where to
 //! describe a state anew takes milliseconds in which training stands still.
 
-use std::ptr;
-
 use pyo3::{
-    ffi,
+    PyTraverseError, PyVisit,
     prelude::*,
     types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference},
 };
 
 /// Containers in containers, at most: what goes deeper, or round in a circle, can't be looked at.
 const DEPTH_MAX: usize = 64;
+/// Identities and lengths, at most: a list of so many numbers is sooner written down than kept.
+const SEEN_MAX: usize = 1 << 20;
 
 /// What was reached from an object, in an order of its own. It keeps no tensor and no container.
 #[pyclass(frozen)]
@@ -33,15 +33,10 @@ struct Rules {
     /// Of any other object: what stands under these names in its `__dict__`.
     of_objects: Vec<Py<PyString>>,
     /// Types of values that can't become others and still be the same object.
-    unchanging: Vec<*mut ffi::PyTypeObject>,
+    unchanging: Vec<usize>,
     /// A dictionary whose order is that of a plain one.
     default_dict: Py<PyAny>,
 }
-
-// SAFETY: the addresses of types that are the interpreter's own, and are never freed; nothing is read there.
-unsafe impl Send for Rules {}
-// SAFETY: as above.
-unsafe impl Sync for Rules {}
 
 #[pymethods]
 impl Look {
@@ -66,6 +61,22 @@ impl Look {
         Ok(is_known.then_some(look))
     }
 
+    /// What it keeps may keep it: a class that was made in a function whose variables have it, say.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Rules {
+            tensors,
+            of_tensors,
+            of_objects,
+            default_dict,
+            unchanging: _,
+        } = &self.rules;
+        self.kept.iter().try_for_each(|kept| visit.call(kept))?;
+        self.alive.iter().try_for_each(|(_, weak)| visit.call(weak))?;
+        tensors.iter().try_for_each(|kind| visit.call(kind))?;
+        of_tensors.iter().chain(of_objects).try_for_each(|name| visit.call(name))?;
+        visit.call(default_dict)
+    }
+
     /// Whether the same is reached from `root`: the very same leaves, text that is equal, in containers that are alike.
     fn is_same(&self, root: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut again = Again {
@@ -87,13 +98,13 @@ impl Look {
 impl Rules {
     fn new(py: Python<'_>, tensors: Vec<Py<PyType>>, of_tensors: Vec<Py<PyString>>, of_objects: Vec<Py<PyString>>) -> PyResult<Self> {
         let unchanging = vec![
-            py.None().bind(py).get_type_ptr(),
-            py.get_type::<PyBool>().as_type_ptr(),
-            py.get_type::<PyInt>().as_type_ptr(),
-            py.get_type::<PyFloat>().as_type_ptr(),
-            py.get_type::<PyString>().as_type_ptr(),
-            py.get_type::<PyBytes>().as_type_ptr(),
-            py.get_type::<PyType>().as_type_ptr(),
+            identity(&py.None().bind(py).get_type()),
+            identity(&py.get_type::<PyBool>()),
+            identity(&py.get_type::<PyInt>()),
+            identity(&py.get_type::<PyFloat>()),
+            identity(&py.get_type::<PyString>()),
+            identity(&py.get_type::<PyBytes>()),
+            identity(&py.get_type::<PyType>()),
         ];
         Ok(Self {
             tensors,
@@ -104,13 +115,13 @@ impl Rules {
         })
     }
 
-    fn is_tensor(&self, kind: *mut ffi::PyTypeObject) -> bool {
-        self.tensors.iter().any(|one| ptr::eq(one.as_ptr(), kind.cast()))
+    fn is_tensor(&self, kind: usize) -> bool {
+        self.tensors.iter().any(|one| one.as_ptr() as usize == kind)
     }
 
     /// Whether all that is reached could be looked at, and is as `eye` would have it.
     fn visit(&self, object: &Bound<'_, PyAny>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
-        let kind = object.get_type_ptr();
+        let kind = object.get_type_ptr() as usize;
         if self.unchanging.contains(&kind) {
             return eye.stays(object);
         }
@@ -121,7 +132,7 @@ impl Rules {
             return Ok(eye.may_go(object)? && self.visit_attributes(object, depth, eye)?);
         }
         // Whatever is a subclass may have an order, or items, of its own.
-        if object.is_exact_instance_of::<PyDict>() || ptr::eq(kind.cast(), self.default_dict.as_ptr()) {
+        if object.is_exact_instance_of::<PyDict>() || kind == self.default_dict.as_ptr() as usize {
             let items = object.cast::<PyDict>()?;
             return Ok(begins(object, items.len(), eye)? && self.visit_items(items, depth, eye)?);
         }
@@ -136,7 +147,14 @@ impl Rules {
 
     fn visit_attributes(&self, tensor: &Bound<'_, PyAny>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
         for name in &self.of_tensors {
-            if !self.visit(&tensor.getattr(name.bind(tensor.py()))?, depth + 1, eye)? {
+            let value = tensor.getattr(name.bind(tensor.py()))?;
+            // Of a gradient it is not asked what its own one is.
+            let is_tensor = self.is_tensor(value.get_type_ptr() as usize);
+            if !(if is_tensor {
+                eye.may_go(&value)?
+            } else {
+                self.visit(&value, depth + 1, eye)?
+            }) {
                 return Ok(false);
             }
         }
@@ -144,7 +162,8 @@ impl Rules {
     }
 
     fn visit_items(&self, items: &Bound<'_, PyDict>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
-        for (key, value) in items.iter() {
+        // Of copies: what looks at a value may run Python, which may change the dictionary.
+        for (key, value) in items.keys().iter().zip(items.values().iter()) {
             if !self.visit(&key, depth + 1, eye)? || !self.visit(&value, depth + 1, eye)? {
                 return Ok(false);
             }
@@ -173,7 +192,8 @@ impl Rules {
             return Ok(false);
         };
         let mut named = 0;
-        if !begins(object, 0, eye)? {
+        // Two of a kind with the same in them are two all the same.
+        if !begins(object, 0, eye)? || !eye.may_go(object)? {
             return Ok(false);
         }
         for (number, name) in self.of_objects.iter().enumerate() {
@@ -193,7 +213,7 @@ impl Rules {
 trait Eye {
     /// Something that can be kept.
     fn stays(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool>;
-    /// A tensor.
+    /// A tensor, or an object.
     fn may_go(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool>;
     /// A number.
     fn counts(&mut self, number: usize) -> bool;
@@ -211,13 +231,17 @@ impl Eye for Found {
     fn stays(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.seen.push(identity(object));
         self.kept.push(object.clone().unbind());
-        Ok(true)
+        Ok(self.seen.len() <= SEEN_MAX)
     }
 
     fn may_go(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.alive.push((self.seen.len(), PyWeakrefReference::new(object)?.unbind()));
+        // Some objects can't be referred to so.
+        let Ok(weak) = PyWeakrefReference::new(object) else {
+            return Ok(false);
+        };
+        self.alive.push((self.seen.len(), weak.unbind()));
         self.seen.push(identity(object));
-        Ok(true)
+        Ok(self.seen.len() <= SEEN_MAX)
     }
 
     fn counts(&mut self, number: usize) -> bool {

@@ -195,10 +195,10 @@ impl Reading {
     /// Reads tensors, each to an address, from a file and an offset, its place, or from `aside` what was copied there; gives their digests. Where that file is
     /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
     fn read(&self, py: Python<'_>, tensors: Vec<Wanted<'_>>, aside: i32, wait_s: f64) -> PyResult<Vec<String>> {
-        let (aside, deadline) = (borrowed(aside)?, Instant::now() + duration(wait_s)?);
+        let (aside, wait) = (borrowed(aside)?, duration(wait_s)?);
         let read = |wanted| {
             py.check_signals()?;
-            self.read_tensor(py, wanted, aside, deadline)
+            self.read_tensor(py, wanted, aside, Instant::now() + wait)
         };
         tensors.into_iter().map(read).collect()
     }

@@ -30,7 +30,7 @@ GRADIENTS = "gradients"
 NAMED_MAX = 5
 """Entries that one message names."""
 PACK_BYTES = 64 << 20
-"""So many are copied in one call, or one entry: of tensors of accelerators there are copies meanwhile."""
+"""Of tensors of accelerators there are copies of so many bytes at a time, or one, while they are packed."""
 
 
 class _NotGiven:
@@ -231,7 +231,7 @@ class Inventory:
         Args:
             capture: a state of a job with the same model and the same kinds.
             remote: reads what the capture does not hold.
-            survey: made before; nothing has changed since.
+            survey: made before.
             others: where the state was taken of another number of ranks, and the captured one is rank 0's: the manifests of the others.
                 What all held alike is loaded, and what can't be dealt is refused.
             is_seeded: the generators are seeded afterwards.
@@ -246,7 +246,8 @@ class Inventory:
             DamagedError: an entry is not what its digest says, or an object did not take its state back. The objects of this inventory
                 are in no defined state: end the process.
         """
-        parts = self.survey() if survey is None else survey
+        # They may have been moved while the state was waited for, and are filled by their addresses.
+        parts = survey if survey is not None and all(map(self._described.stands, survey.values())) else self.survey()
         is_dealt = capture.manifest.ranks != self.rank[1] and len(others) + 1 == capture.manifest.ranks
         self._check_job(capture.manifest, is_dealt=is_dealt)
         found = _by_component(capture.manifest, parts)

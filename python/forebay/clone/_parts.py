@@ -39,8 +39,8 @@ class Parts:
         self._adapter = adapter
         self._last: dict[Path, _Last] = {}
         # Which look of what it is read from a part was last found under.
-        self._under: dict[Path, _core.Look] = {}
-        self._looks: dict[Watch, _core.Look] = {}
+        self._under: dict[Path, _core.Look | None] = {}
+        self._looks: dict[Watch, _core.Look | None] = {}
 
     def of(self, components: Iterable[Component]) -> list[Part]:
         """Components as they are now.
@@ -49,16 +49,9 @@ class Parts:
             UndescribableError: the state holds a value of a type that is not known.
         """
         components = list(components)
-        watches = {component.watch for component in components if component.watch is not None}
-        # What is not among them now has been exchanged, or was never looked at.
-        same = {watch: look for watch in watches if (look := self._looks.get(watch)) is not None and look.is_same(watch.root())}
-        parts = [self._part(component, same.get(component.watch) if component.watch else None) for component in components]
-        for watch in watches - same.keys():
-            self._look_at(watch)
-        for component in components:
-            if component.watch is not None and (look := self._looks.get(component.watch)) is not None:
-                self._under[component.path] = look
-        return parts
+        # Before anything is read: what changes meanwhile is then seen the next time.
+        looks = {watch: self._looked_at(watch) for watch in {component.watch for component in components} if watch is not None}
+        return [self._part(component, looks[component.watch] if component.watch else None) for component in components]
 
     def expect(self, part: Part, value: object) -> None:
         """Notes what a component has been set to: if it then gives just that, it is not described.
@@ -68,30 +61,40 @@ class Parts:
             value: what its `get` will give.
         """
         self._remember(part, value)
-        # Whether it does is not known before it was asked.
-        self._under.pop(part.component.path, None)
 
-    def _look_at(self, watch: Watch) -> None:
-        look = _core.Look.at(watch.root(), self._adapter.plain(), watch.of_tensors, watch.of_objects) if watch.is_plain() else None
-        if look is None:
-            self._looks.pop(watch, None)
-        else:
+    def stands(self, part: Part) -> bool:
+        """Whether the tensors of a part that was described before, the state's own, still lie where they lay."""
+        if not part.tensors or (part.component.put is not None and not part.component.steady):
+            return True
+        last = self._last.get(part.component.path)
+        return last is not None and last.part.entries is part.entries and self._adapter.facts(list(part.tensors)) == last.facts
+
+    def _looked_at(self, watch: Watch) -> "_core.Look | None":
+        """The last look, if nothing has been exchanged since, or a new one; None where there is something that can't be looked at."""
+        look = self._looks.get(watch)
+        if look is None or not look.is_same(watch.root()):
+            look = _core.Look.at(watch.root(), self._adapter.plain(), watch.of_tensors, watch.of_objects) if watch.is_plain() else None
             self._looks[watch] = look
+        return look
 
     def _part(self, component: Component, look: "_core.Look | None") -> Part:
-        last = self._last.get(component.path)
-        is_read = last is None or look is None or self._under.get(component.path) is not look
-        if last is not None and not is_read and (part := last.again(self._adapter)) is not None:
+        path = component.path
+        last = self._last.get(path)
+        is_known = last is not None and look is not None and self._under.get(path) is look
+        if last is not None and is_known and (part := last.again(self._adapter)) is not None:
             return part
         value = component.get()
-        if last is not None and last.look is not None and last.look.is_same(value) and (part := last.again(self._adapter)) is not None:
-            return part
-        part = self._described(component, value)
-        self._remember(part, value)
-        return part
+        same = last.again(self._adapter) if last is not None and last.look is not None and last.look.is_same(value) else None
+        if same is None:
+            same = self._described(component, value)
+            self._remember(same, value)
+        self._under[path] = look
+        return same
 
     def _remember(self, part: Part, value: object) -> None:
         path = part.component.path
+        # Which look it is found under is known when it has been read.
+        self._under.pop(path, None)
         if last := _Last.of(part, value, self._adapter):
             self._last[path] = last
         else:

@@ -248,14 +248,13 @@ class Source:
         """Has large tensors lie in shared memory. Which of them can't is said once."""
         if self._limits.prepare == "never":
             return
-        entries = self._inventory.steady_entries()
-        if self._is_shared(entries):
-            self._tell_lying()
-            return
         try:
+            if self._is_shared(self._inventory.steady_entries()):
+                self._tell_lying()
+                return
             left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
-            # What was moved lies elsewhere now.
-            self._shared = (self._inventory.steady_entries(), self._storage.version)
+            # What was moved lies elsewhere now; what could not be is tried again.
+            self._shared = None if left else (self._inventory.steady_entries(), self._storage.version)
         except CloneError as error:
             left = {"all that are not there yet": str(error)}
         if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):

@@ -218,6 +218,9 @@ class Agent:
             if lies is None:
                 continue
             offset, length = lies
+            if length == 0:
+                views[nth] = memoryview(b"")
+                continue
             if length > room:
                 # An object of its own for each that is held: it is what views of views refer to in the end.
                 memory = (ctypes.c_ubyte * rank.length).from_address(rank.address)
@@ -225,9 +228,6 @@ class Agent:
                 one = Held(uses)
                 held.append((one, memory))
                 room = VIEWED_BYTES
-            elif length == 0:
-                views[nth] = memoryview(b"")
-                continue
             room -= length
             one.places.append(first + nth)
             views[nth] = whole[offset : offset + length]
@@ -370,6 +370,8 @@ class AgentSource:
             if self._is_served and settings.ahead > settings.window:
                 self._order = order
                 self._look_ahead(0)
+        # What the program still had of the epoch before, and has let go since.
+        self._agent._drain()
 
     def request(self, samples: list[int], iteration: int) -> Request:
         """See `Source.request`. Where the order is known, what an iteration uses is what the order says."""

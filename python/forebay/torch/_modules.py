@@ -4,7 +4,7 @@ from torch import nn
 
 from forebay.clone._adapter import Watch
 
-__all__ = ["kinds", "watches"]
+__all__ = ["plain_kinds", "watches"]
 
 # Ways through a module that a class may have changed; and what would stand in the `__dict__` of one that was given its own.
 _WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
@@ -15,17 +15,21 @@ def watches(module: nn.Module) -> tuple[Watch, Watch]:
     """Of a module's names, parameters, buffers, and which of its children evaluate; and of its gradients, which are others each step."""
 
     def is_plain() -> bool:
-        return all(getattr(kind, walk) is getattr(nn.Module, walk) for kind in kinds(module) for walk in _WALKS)
+        return plain_kinds(module) is not None
 
     structure = Watch(lambda: module, ("requires_grad",), (*_PARTS, "_buffers", "training"), is_plain)
     return structure, Watch(lambda: module, ("grad",), _PARTS, is_plain)
 
 
-def kinds(module: nn.Module) -> set[type[nn.Module]]:
-    """The classes of a module and of all in it. Not by `modules`, which takes several times as long."""
+def plain_kinds(module: nn.Module) -> set[type[nn.Module]] | None:
+    """The classes of a module and of all in it; None if one of them has another way of naming what is in it.
+
+    Not by `modules`, which takes several times as long.
+    """
     found, left = {module}, [module]
     while left:
         inner = {child for child in left.pop()._modules.values() if child is not None} - found
         found |= inner
         left.extend(inner)
-    return {type(child) for child in found}
+    kinds = {type(child) for child in found}
+    return kinds if all(getattr(kind, walk) is getattr(nn.Module, walk) for kind in kinds for walk in _WALKS) else None

@@ -22,7 +22,7 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
 from forebay.torch._group import of_group
-from forebay.torch._modules import kinds, watches
+from forebay.torch._modules import plain_kinds, watches
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
 # All but those of subclasses, of which each has its own meaning.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
-# From torch 2.10 on: where tensors lie, without a call of Python's for each.
-_EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 # By which a function of torch's writes to what it was given.
 _WRITES = frozenset(("inplace", "out", "running_mean"))
 
@@ -54,6 +52,18 @@ def _reading() -> Iterator[CodeType]:
 
 
 _READING = frozenset(_reading())
+
+
+def _exchange() -> object | None:
+    """From torch 2.10 on: tells where tensors lie, without a call of Python's for each. None where it does not, or not as is known here."""
+    found: object | None = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    with contextlib.suppress(Exception):
+        _core.tensor_facts(found, [torch.empty(1)])
+        return found
+    return None
+
+
+_EXCHANGE = _exchange()
 # Of torch's own modules those in which an operation may be under way while Python runs.
 _INSIDE = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch._library.", "torch._ops.", "torch.utils._python_dispatch.")
 
@@ -151,14 +161,14 @@ def plain() -> Sequence[type]:
 
 
 def facts(tensors: list[torch.Tensor]) -> object:
-    """See `Adapter.facts`. What has another device, or bits for conjugates and signs, has another address."""
+    """See `Adapter.facts`. What has another device has another address."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return None
     if _EXCHANGE is not None:
         # Complex numbers, and what else DLPack has no words for, are asked one by one.
         with contextlib.suppress(BufferError, RuntimeError):
             return _core.tensor_facts(_EXCHANGE, tensors)
-    return [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
+    return [(one.data_ptr(), one.dtype, one.shape, one.stride(), one.is_conj(), one.is_neg()) for one in tensors]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -434,10 +444,10 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
             child.training = name not in evaluated
 
     def extra() -> Iterator[tuple[str, nn.Module]]:
-        if any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds(module)):
-            yield from (
-                (name, child) for name, child in module.named_modules() if type(child).get_extra_state is not nn.Module.get_extra_state
-            )
+        kinds = plain_kinds(module)
+        if kinds is None or any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds):
+            children = module.named_modules()
+            yield from ((name, child) for name, child in children if type(child).get_extra_state is not nn.Module.get_extra_state)
 
     def set_extra(states: Mapping[str, object]) -> None:
         for name, child in extra():

@@ -11,7 +11,8 @@
 //!    is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
-//! Whoever has copies lying about asks [`Residency::given_up`] after each of these which of them go.
+//! Whoever has copies lying about asks [`Residency::given_up`] after [`Residency::consumed`] which of them go. It remembers the last few only, so who fetches
+//! much at once finds the others by asking what the node [holds](Residency::holds).
 //!
 //! What a step needs is *due* on a node when the node has consumed something of that step or of the one before it. What is due is never told to
 //! wait, so nothing stands still, though a memory smaller than two steps' batches is exceeded then.
@@ -126,8 +127,8 @@ pub trait Residency: Send {
         None
     }
 
-    /// A copy that a node gave up since this was asked last, where the policy gives some up for others: it told what it decided, and what comes in its
-    /// place finds no room before it is gone. The node may hold it again by now. A few are remembered; what was given up is for certain only what the
+    /// A copy that a node gave up since this was asked last, of policies that exchange some for others: what comes in its place finds no room before it is
+    /// gone. The node may hold it again by now. A few are remembered; what was given up is for certain only what the
     /// node does not [hold](Self::holds).
     fn given_up(&mut self) -> Option<(Node, Sample)> {
         None

@@ -44,9 +44,10 @@ const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
 /// Durations of steps that are remembered.
 const STEPS: usize = 16;
 
-/// As long as no step was measured, all that is asked for counts as late since then, and its steps as so long apart: reads go in the order of steps,
-/// whatever they are predicted to take and whichever rank asked first. What is asked for later is of later steps, and comes after them.
-const UNMEASURED_S: f64 = -1e9;
+/// As long as a rank has measured no step, all that it asks for counts as late since long ago, and its steps as so long apart: such reads go in the
+/// order of steps, whatever they are predicted to take and whichever rank asked first, and before those of ranks that have. An epoch has 2^32 steps
+/// at most, so that none of them is due in times to come.
+const UNMEASURED_S: f64 = -1e13;
 const UNMEASURED_STEP_S: f64 = 1000.0;
 
 /// A rank.
