@@ -73,13 +73,44 @@ def bar_line(metric: str, bar: float, found: Sequence[Row]) -> str:
     return f"| {metric} | {number(worst['value'])}{spread}{unit} | {worst['scenario']} | {number(bar)} | {holds} of {len(found)} |"
 
 
+# As clone_forks.py names them, by the words at the head of a column.
+JOB_COLUMNS = {
+    "stall, of its bar": "stall over the larger of 1 % of a step and 2 ms",
+    "CPU, s a GiB": "the training process's CPU, less 0.1 s a GiB copied aside",
+    "agent, s a GiB": "the agent's CPU",
+    "readiness, in memcpys": "readiness, verification included, over a memcpy",
+    "readiness, s": "readiness",
+    "dropped": "forks dropped, since the next step came before the state was read",
+}
+
+
+def jobs(rows: Iterable[Row]) -> list[str]:
+    """In Markdown: what was measured of each job that was forked. What misses its bar is bold; what may miss it has its interval."""
+    by_job: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["metric"] in JOB_COLUMNS.values() and row["scenario"].split(":")[0] not in ("small", "ordinary", "ablation", "peers", "paper"):
+            by_job.setdefault(row["scenario"], {})[row["metric"]] = row
+    head = [f"| job | {' | '.join(JOB_COLUMNS)} |", f"| --- |{' --- |' * len(JOB_COLUMNS)}"]
+    return [*head, *(f"| {job} | {' | '.join(map(figure, map(found.get, JOB_COLUMNS.values())))} |" for job, found in by_job.items())]
+
+
+def figure(row: Row | None) -> str:
+    """In a cell."""
+    if row is None:
+        return ""
+    value = number(row["value"])
+    if row["holds"] == "no":
+        return f"**{value}**"
+    return value if row["holds"] in ("yes", None) else f"{value} ({number(row['interval'][0])} to {number(row['interval'][1])})"
+
+
 def main() -> int:
     """Exit code 0; 2 if there is nothing to read, or nothing that proves anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=OUT / "clone.json", help="what was measured (default: %(default)s)")
     args = parser.parse_args()
     rows = proven(parser, args.figures, "bench-clone")
-    print("\n".join([*bars(rows), "", *beside_the_paper(rows)]))
+    print("\n".join([*bars(rows), "", *jobs(rows), "", *beside_the_paper(rows)]))
     return 0
 
 

@@ -62,6 +62,7 @@ impl Look {
     }
 
     /// What it keeps may keep it: a class that was made in a function whose variables have it, say.
+    #[expect(clippy::needless_pass_by_value, reason = "the signature is the interpreter's")]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Rules {
             tensors,

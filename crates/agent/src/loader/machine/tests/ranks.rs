@@ -84,7 +84,15 @@ fn before_a_step_was_measured_reads_go_in_the_order_of_steps() {
     let mut rank = Rank::default();
     let due_s = |rank: &Rank, step, now_s| rank.deadline_s(step, now_s);
     // Whoever asks first, and however long reads take.
-    let first_steps = [(0, 7.0), (1, 0.0), (2, 3600.0), (11, 0.0), (3_000_000, 0.0), (u64::from(u32::MAX), 0.0)].map(|(step, now_s)| due_s(&rank, step, now_s));
+    let first_steps = [
+        (0, 7.0),
+        (1, 0.0),
+        (2, 3600.0),
+        (11, 0.0),
+        (3_000_000, 0.0),
+        (u64::from(u32::MAX), 0.0),
+    ]
+    .map(|(step, now_s)| due_s(&rank, step, now_s));
     assert!(first_steps.windows(2).all(|two| two[0] + 60.0 < two[1]), "{first_steps:?}");
     rank.stepped(1, 10.0);
     rank.stepped(2, 10.5);
