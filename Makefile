@@ -8,6 +8,9 @@ export CARGO_NET_RETRY ?= 10
 # Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
 export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
+# Two files of tests at a time: many tests wait for what they have provoked. The long ones come in the order of their names, not last.
+AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh
 PY := .venv/bin/python
@@ -41,7 +44,7 @@ forks: build .venv/.plots ## four experiments by forks of a small training job, 
 .PHONY: test
 test: .test-tools build ## run every test that CI runs
 	cargo test --locked --quiet
-	$(PY) -m pytest
+	$(PY) -m pytest $(AT_ONCE)
 
 .PHONY: test-long
 test-long: .test-tools .venv/.mpi build ## run the tests that are too long for CI

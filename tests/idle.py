@@ -1,6 +1,7 @@
 """Waits until the agent of this environment has nothing to do: every file that was opened before has its copy, or is refused one.
 
-A script; or text to put before that of a program, which then calls `wait_until_idle()`.
+A script; or text to put before that of a program, which then calls `wait_until_idle()`. Where it is known how many files were handed over,
+that number says so: what is on its way to a busy agent is not yet counted there.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 IDLE_S_MAX = 120
 
 
-def wait_until_idle() -> None:
+def wait_until_idle(handed_over: int = 0) -> None:
     """Opens nothing under the source."""
     (agent,) = Path(os.environ["FOREBAY_RUNTIME_DIR"]).glob("*/control.sock")
     deadline = time.monotonic() + IDLE_S_MAX
@@ -24,11 +25,11 @@ def wait_until_idle() -> None:
                 lines.write('{"op": "status"}\n')
                 lines.flush()
                 status = json.loads(lines.readline())
-                if not status["in_flight"] and not status["adopting"]:
+                if status["handed_over"] >= handed_over and not status["in_flight"] and not status["adopting"]:
                     return
                 time.sleep(0.02)
     sys.exit(f"the agent is at work after {IDLE_S_MAX} s: {status}")
 
 
 if __name__ == "__main__":
-    wait_until_idle()
+    wait_until_idle(*map(int, sys.argv[1:]))

@@ -120,7 +120,7 @@ def test_data_loaders(images: tuple[list[Place], list[str]], method: str) -> Non
     """However its workers are started."""
     places, expected = images
     place = places.pop()
-    ran = place.run(sys.executable, HERE / "loads.py", place.source, method, *COPIES_MADE, freshness="ttl=600")
+    ran = place.run(sys.executable, HERE / "loads.py", place.source, method, *COPIES_MADE, str(IMAGES), freshness="ttl=600")
     assert ran.out.decode().splitlines() == expected
     assert len(set(expected)) == 2
     assert ran.record["agent"]["files_copied"] == IMAGES
