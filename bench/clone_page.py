@@ -73,7 +73,8 @@ def bar_line(metric: str, bar: float, found: Sequence[Row]) -> str:
     return f"| {metric} | {number(worst['value'])}{spread}{unit} | {worst['scenario']} | {number(bar)} | {holds} of {len(found)} |"
 
 
-# As clone_forks.py names them, by the words at the head of a column.
+# Scenarios that fork jobs, and what clone_forks.py calls their figures, by the words at the head of a column.
+JOBS = ("nt3", "resnet50", "resnet152", "densenet121", "four")
 JOB_COLUMNS = {
     "stall, of its bar": "stall over the larger of 1 % of a step and 2 ms",
     "CPU, s a GiB": "the training process's CPU, less 0.1 s a GiB copied aside",
@@ -88,7 +89,7 @@ def jobs(rows: Iterable[Row]) -> list[str]:
     """In Markdown: what was measured of each job that was forked. What misses its bar is bold; what may miss it has its interval."""
     by_job: dict[str, dict[str, Row]] = {}
     for row in rows:
-        if row["metric"] in JOB_COLUMNS.values() and row["scenario"].split(":")[0] not in ("small", "ordinary", "ablation", "peers", "paper"):
+        if row["metric"] in JOB_COLUMNS.values() and row["scenario"].split(":")[0] in JOBS:
             by_job.setdefault(row["scenario"], {})[row["metric"]] = row
     head = [f"| job | {' | '.join(JOB_COLUMNS)} |", f"| --- |{' --- |' * len(JOB_COLUMNS)}"]
     return [*head, *(f"| {job} | {' | '.join(map(figure, map(found.get, JOB_COLUMNS.values())))} |" for job, found in by_job.items())]

@@ -240,6 +240,9 @@ def test_the_tables_have_the_worst_of_each_bar_and_the_paper_s_factors(report: R
     report.save()
     printed = tables(report)
     assert "| readiness, verification included, over a memcpy | 1.6 | nt3: sgd, 2 + 2 ranks | 1.5 | 1 of 2 |" in printed
+    assert "| nt3: sgd, 2 + 2 ranks |" in printed
+    assert "| **1.6** |" in printed
+    assert "| paper: nt3" not in printed
     assert "| NT3: readiness | 14x to 35x | 30x (HDF5), 30x (mpi4py pickled) |" in printed
     assert f"| ResNet-50: overhead | more than 20x (HDF5), 10x (mpi4py) | {clone_page.NOT_MEASURED} |" in printed
 
@@ -251,7 +254,7 @@ def test_the_docs_have_every_line_of_the_table_beside_the_paper_s() -> None:
 
 def tables(report: Report) -> str:
     rows = json.loads(report.path.read_text())["rows"]
-    return "\n".join([*clone_page.bars(rows), *clone_page.beside_the_paper(rows)])
+    return "\n".join([*clone_page.bars(rows), *clone_page.jobs(rows), *clone_page.beside_the_paper(rows)])
 
 
 def test_jobs_are_forked_and_compared(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
