@@ -53,15 +53,6 @@ class Parts:
         looks = {watch: self._looked_at(watch) for watch in {component.watch for component in components} if watch is not None}
         return [self._part(component, looks[component.watch] if component.watch else None) for component in components]
 
-    def expect(self, part: Part, value: object) -> None:
-        """Notes what a component has been set to: if it then gives just that, it is not described.
-
-        Args:
-            part: as it will be described.
-            value: what its `get` will give.
-        """
-        self._remember(part, value)
-
     def stands(self, part: Part) -> bool:
         """Whether the tensors of a part that was described before, the state's own, still lie where they lay."""
         if not part.tensors or (part.component.put is not None and not part.component.steady):
@@ -87,11 +78,17 @@ class Parts:
         same = last.again(self._adapter) if last is not None and last.look is not None and last.look.is_same(value) else None
         if same is None:
             same = self._described(component, value)
-            self._remember(same, value)
+            self.expect(same, value)
         self._under[path] = look
         return same
 
-    def _remember(self, part: Part, value: object) -> None:
+    def expect(self, part: Part, value: object) -> None:
+        """Notes what a component has been described as, or set to: if it then gives just that, it is not described again.
+
+        Args:
+            part: as it is, or will be, described.
+            value: what its `get` gives.
+        """
         path = part.component.path
         # Which look it is found under is known when it has been read.
         self._under.pop(path, None)
