@@ -62,8 +62,8 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["preload"] == {"contract"}
     assert allowed["agent"] == {"policy", "contract", "store", "objects"}
     assert allowed["sim"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "store", "agent", "objects", "images"}
-    assert allowed["objects"] == allowed["images"] == set()
+    assert allowed["python"] == {"policy", "contract", "store", "agent", "objects", "images", "digest"}
+    assert allowed["objects"] == allowed["images"] == allowed["digest"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim", "objects"}
 
 

@@ -1,36 +1,28 @@
-//! Digests in one pass: a piece is hashed while it is still in the processor's cache from being copied or read.
+//! Digests in one pass: of what is copied in registers, of what is read while it is still in the processor's cache.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
+use forebay_digest::{Digest, STRETCH_BYTES};
 use rustix::io::{Errno, pread};
-use twox_hash::XxHash3_128;
 
 use crate::Memory;
 
 /// Fits the second-level cache of the processors that we know of, beside its source.
 const PIECE_BYTES: usize = 128 * 1024;
+const _: () = assert!(PIECE_BYTES.is_multiple_of(STRETCH_BYTES));
 
 /// The digest of `memory`.
 pub(crate) fn of(memory: Memory) -> u128 {
-    XxHash3_128::oneshot(bytes(memory))
+    forebay_digest::of(bytes(memory))
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it; the digest is that of the copy.
 pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
-    let mut hash = XxHash3_128::new();
-    for at in (0..target.length).step_by(PIECE_BYTES) {
-        let piece = piece(target, at);
-        let from = Memory {
-            address: source.address + at,
-            length: piece.length,
-        };
-        copy(from, piece);
-        // Of the copy, not of the source: if another thread writes to the source meanwhile, what is vouched for is what was taken.
-        hash.write(bytes(piece));
-    }
-    hash.finish_128()
+    let mut digest = Digest::new(target.length);
+    copy_next(&mut digest, source, target);
+    digest.finish(bytes(target))
 }
 
 /// Fills `target` from `offset` of a file, and digests what was read.
@@ -39,13 +31,13 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
 ///
 /// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
 pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<u128> {
-    let mut hash = XxHash3_128::new();
+    let mut digest = Digest::new(target.length);
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
         fill(file, offset.saturating_add(at as u64), piece)?;
-        hash.write(bytes(piece));
+        digest.see(bytes(piece));
     }
-    Ok(hash.finish_128())
+    Ok(digest.finish(bytes(target)))
 }
 
 /// Fills `target` from `offset` of a file.
@@ -66,6 +58,12 @@ pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Res
         }
     }
     Ok(())
+}
+
+/// Copies the next stretch of what is digested.
+pub(crate) fn copy_next(digest: &mut Digest, source: Memory, target: Memory) {
+    // SAFETY: both lie in memory that the caller vouches for, and the two do not overlap.
+    unsafe { digest.copy(source.address as *const u8, target.address as *mut u8, target.length) };
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it.

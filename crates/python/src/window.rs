@@ -8,11 +8,11 @@ use std::{
 };
 
 use forebay_agent::fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words};
+use forebay_digest::{Digest, STRETCH_BYTES};
 use pyo3::{
     exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
     prelude::*,
 };
-use twox_hash::XxHash3_128;
 
 use crate::{
     Memory,
@@ -24,6 +24,8 @@ use crate::{
 
 /// Where pieces begin that are copied aside.
 const ALIGNMENT_BYTES: usize = 64;
+/// Pieces but the last are digested whole.
+const _: () = assert!(PIECE_BYTES.is_multiple_of(STRETCH_BYTES));
 /// How often a reader looks whether a piece was copied aside by now.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -218,7 +220,7 @@ impl Reading {
         let target = Memory::new(target, length)?;
         let mapped = mapped.and_then(|mapped| mapped.get().file());
         let mapped = mapped.as_deref().and_then(|file| mapped::part(file, place.1, length));
-        let mut hash = XxHash3_128::new();
+        let mut digest = Digest::new(length);
         for (index, piece) in pieces_of(target).enumerate() {
             let lies = Stretches {
                 file,
@@ -228,15 +230,15 @@ impl Reading {
                 piece,
                 had: 0,
             };
-            self.read_piece(py, first + index, lies, deadline, &mut hash)?;
+            self.read_piece(py, first + index, lies, deadline, &mut digest)?;
         }
-        Ok(hexadecimal(hash.finish_128()))
+        Ok(hexadecimal(digest.finish(one_pass::bytes(target))))
     }
 
-    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, hash: &mut XxHash3_128) -> PyResult<()> {
+    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, digest: &mut Digest) -> PyResult<()> {
         let mut reader = Reader::new(self.reader, index);
         loop {
-            match py.detach(|| lies.read(&mut reader, &self.window, hash))? {
+            match py.detach(|| lies.read(&mut reader, &self.window, digest))? {
                 Progress::Whole => return Ok(()),
                 Progress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
                 Progress::Waits if Instant::now() > deadline => {
@@ -272,18 +274,23 @@ enum Progress {
 
 impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
-    fn read(&mut self, reader: &mut Reader, words: &impl Words, hash: &mut XxHash3_128) -> io::Result<Progress> {
+    fn read(&mut self, reader: &mut Reader, words: &impl Words, digest: &mut Digest) -> io::Result<Progress> {
         while self.had < self.piece.length {
             let stretch = one_pass::piece(self.piece, self.had);
+            // One that does not count is read once more.
+            let mut with_it = *digest;
             match reader.next(words) {
-                Read::InPlace => self.read_in_place(stretch)?,
-                Read::Aside(at) => one_pass::fill(self.aside, at.saturating_add(self.had as u64), stretch)?,
+                Read::InPlace => self.read_in_place(stretch, &mut with_it)?,
+                Read::Aside(at) => {
+                    one_pass::fill(self.aside, at.saturating_add(self.had as u64), stretch)?;
+                    with_it.see(one_pass::bytes(stretch));
+                }
                 Read::Again => continue,
                 Read::Wait => return Ok(Progress::Waits),
                 Read::Lost(outcome) => return Ok(Progress::Lost(outcome)),
             }
             if reader.counts(words) {
-                hash.write(one_pass::bytes(stretch));
+                *digest = with_it;
                 self.had += stretch.length;
             }
         }
@@ -292,15 +299,17 @@ impl Stretches<'_> {
     }
 
     /// Reads the next stretch where it lies. Whether it was of the step while it was read, the reader knows afterwards.
-    fn read_in_place(&self, stretch: Memory) -> io::Result<()> {
+    fn read_in_place(&self, stretch: Memory, digest: &mut Digest) -> io::Result<()> {
         let Some(mapped) = self.mapped else {
-            return one_pass::fill(self.file, self.offset.saturating_add(self.had as u64), stretch);
+            one_pass::fill(self.file, self.offset.saturating_add(self.had as u64), stretch)?;
+            digest.see(one_pass::bytes(stretch));
+            return Ok(());
         };
         let from = Memory {
             address: mapped.address + self.had,
             length: stretch.length,
         };
-        one_pass::copy(from, stretch);
+        one_pass::copy_next(digest, from, stretch);
         Ok(())
     }
 }
