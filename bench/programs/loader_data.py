@@ -69,4 +69,5 @@ class Rows(Dataset[memoryview]):
 
 def joined(rows: list[memoryview]) -> torch.Tensor:
     """A batch of rows."""
-    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), ROW_BYTES)
+    # Copied once: what was joined first and copied then took half of all that a sample cost.
+    return torch.frombuffer(bytearray().join(rows), dtype=torch.uint8).view(len(rows), ROW_BYTES)

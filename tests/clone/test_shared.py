@@ -265,6 +265,23 @@ def test_f54_what_there_is_no_shared_memory_for_stays_until_there_is(here: Node,
     assert capfd.readouterr().err == ""
 
 
+def test_what_could_not_be_shared_is_tried_again(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+    made = full(1, width=WIDE)
+    weight = made.model.get_parameter("head.weight")
+    alias = weight.detach()
+    session = opened(made)
+    # Twice, so that the second finds all as the first has left it.
+    train(made, session, 2)
+    assert session._source
+    assert session._source._storage.place(weight) is None
+    assert capfd.readouterr().err.count(f"{WEIGHT}: another tensor uses its memory") == 1
+    del alias
+    with here.cloning("trunk", "--at", "4"):
+        train(made, session, 3, 3)
+    assert session._source._storage.place(weight) is not None
+    assert capfd.readouterr().err == ""
+
+
 def test_a_program_may_keep_its_tensors_where_they_are(here: Node, opened: Opened) -> None:
     made = full(1, width=WIDE)
     addresses = [parameter.data_ptr() for parameter in made.model.parameters()]

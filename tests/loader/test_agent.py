@@ -140,26 +140,6 @@ def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: Node) -> N
     assert part.readonly
 
 
-def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.loader._agent.VIEWED_BYTES", 1)
-    agent = made()
-    source = begun(agent, node)
-    samples = [sample for sample in range(SAMPLES) if node.content(sample)][:4]
-    request, other = source.request(samples[:3], 0), source.request(samples[3:], 1)
-    views = [request.read(place) for place in range(3)]
-    request.release()
-    del views[1:]
-    assert bytes(other.read(0)) == node.content(samples[3])
-    other.release()
-    # With the next batch, where some of it stays; at once, where nothing does.
-    assert len(agent._held) == 1
-    assert bytes(views[0]) == node.content(samples[0])
-    views.clear()
-    assert not agent._held
-    source.close()
-    agent.close()
-
-
 def test_samples_are_found_where_they_lie_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     places: list[Any] = [

@@ -296,6 +296,49 @@ def test_a_batch_that_takes_too_long_is_an_error_if_that_was_asked_for(tmp_path:
     Stuck.gate.set()
 
 
+class Slow(Files):
+    """Decoding of sample 2 waits for a gate."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 8)
+        self.gate = threading.Event()
+        self.is_waiting = threading.Event()
+        self.decoded: list[int] = []
+
+    def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> tuple[object, ...]:
+        self.decoded.append(i)
+        if i == 2:
+            self.is_waiting.set()
+            assert self.gate.wait(LONG_S)
+        return (i,)
+
+
+def test_a_sample_that_takes_long_to_decode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Slow(tmp_path)
+
+    def say(line: str) -> None:
+        if f": decoding sample 2 ({dataset.paths[2]}) goes on" in line:
+            dataset.gate.set()
+
+    monkeypatch.setattr("forebay.loader._threads.say", say)
+    monkeypatch.setattr("forebay.loader._threads.STALL_S", 0.05)
+    assert len(list(DataLoader(dataset, 8, num_workers=1, report=False))) == 1
+
+
+def test_an_epoch_that_is_left_while_a_sample_is_decoded_decodes_no_other(tmp_path: Path) -> None:
+    dataset = Slow(tmp_path)
+    before = set(threading.enumerate())
+    epoch = iter(DataLoader(dataset, 8, num_workers=1, report=False))
+    assert dataset.is_waiting.wait(LONG_S)
+    # Does not wait for it.
+    del epoch
+    assert not dataset.gate.is_set()
+    assert set(threading.enumerate()) - before
+    dataset.gate.set()
+    wait_until(lambda: set(threading.enumerate()) <= before, "the thread that decodes to end")
+    assert dataset.decoded == [0, 1, 2]
+
+
 class Hung(Files):
     """The last sample is in a pipe that nobody writes to: its file system hangs."""
 
