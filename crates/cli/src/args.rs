@@ -384,8 +384,8 @@ pub struct WarmArgs {
     args_conflicts_with_subcommands = true,
     override_usage = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]\n       forebay clone ls [--json]",
     after_help = "\
-PROGRAM is the job's own, started with as many ranks; both call forebay.clone.session(...). The job goes on training, its results unchanged. The exit status \
-is the program's own. docs/fork.md has an example."
+PROGRAM is the job's own; both call forebay.clone.session(...). With as many ranks it goes on bit for bit, with another number from the exact state. The job \
+goes on training, its results unchanged. The exit status is the program's own. docs/fork.md has an example."
 )]
 pub struct CloneArgs {
     /// What else there is to do with clones.

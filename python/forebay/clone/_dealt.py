@@ -74,6 +74,4 @@ def _mend(name: str) -> str:
         return "a forebay.torch.DataLoader's place is good for any number of ranks; or start the clone with as many"
     if (kind, rest) == ("others", PLACE):
         return "fork it between epochs, or give session() a forebay.torch.DataLoader"
-    if kind == "others":
-        return "what all ranks hold alike belongs in counters; or start the clone with as many"
     return "start the clone with as many"
