@@ -12,8 +12,8 @@
     $ forebay clone JOB --set lr=0.01 -- torchrun --nproc-per-node 2 train.py       # while JOB trains
 
 Below that, `inventory(...)` describes a state; its `capture()` copies it into sealed memory, and its `load()` sets another process's state
-to it, every entry checked by its digest. No state is pickled, and loading one runs no code of the other process. Experimental: names may change until
-forks are whole.
+to it, every entry checked by its digest. No state is pickled, and loading one runs no code of the other process. Experimental: names may
+change until forks are whole.
 """
 
 from forebay.clone._capture import Capture
