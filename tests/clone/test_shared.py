@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,31 @@ def test_what_a_forked_child_writes_is_its_own() -> None:
         finally:
             os._exit(status)
     assert os.waitpid(child, 0) == (child, 0)
+    assert torch.equal(weight, value)
+    assert there.place(weight) is not None
+
+
+def test_a_forked_child_that_has_no_memory_of_its_own_can_not_write_to_its_parent_s() -> None:
+    made = job(jobs.sgd, 1, WIDE)
+    there, _ = shared(made)
+    weight = made.model.get_parameter("head.weight")
+    value = weight.detach().clone()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 12, hard))
+    try:
+        child = os.fork()
+    finally:
+        # In the child, too.
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    if child == 0:
+        try:
+            with torch.no_grad():
+                weight.fill_(3)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGSEGV
     assert torch.equal(weight, value)
     assert there.place(weight) is not None
 

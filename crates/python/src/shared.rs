@@ -11,7 +11,7 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use rustix::{
     fs::{Mode, OFlags, SealFlags, fcntl_add_seals, open},
     io::Errno,
-    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+    mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap},
 };
 
 use crate::memory::{fresh, to_python, touch};
@@ -61,8 +61,13 @@ impl Shared {
         };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: takes the place of this object's own mapping, with the same content; nobody else runs in a process that has just been forked.
-        unsafe { mmap(self.address as *mut _, self.length, protection, flags, &file, 0) }.map_err(to_python)?;
-        Ok(())
+        let parted = unsafe { mmap(self.address as *mut _, self.length, protection, flags, &file, 0) };
+        if parted.is_err() {
+            // Where there is no memory for that it can't write at all: what it wrote would be its parent's.
+            // SAFETY: of this object's own mapping.
+            unsafe { mprotect(self.address as *mut _, self.length, MprotectFlags::READ) }.map_err(to_python)?;
+        }
+        parted.map(drop).map_err(to_python)
     }
 }
 

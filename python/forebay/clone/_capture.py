@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -74,6 +75,10 @@ def _let_go() -> None:
         reserved.close()
 
 
+# A process is not forked while memory is being made, in whatever thread, for it would hold what nobody knows of yet. What interrupts the
+# thread that makes it may fork.
+_making = threading.RLock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 os.register_at_fork(after_in_child=_let_go)
 
 
@@ -88,12 +93,10 @@ def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved
     Raises:
         CloneError: there is not as much memory.
     """
-    reserved = take(_core.Reserved, "a copy", length, ranks, left_before)
-    _living.add(reserved)
-    return reserved
+    return take(_core.Reserved, "a copy", length, ranks, left_before, _living)
 
 
-def take(kind: Callable[[int], T], what: str, length: int, ranks: int, left_before: int) -> T:
+def take(kind: Callable[[int], T], what: str, length: int, ranks: int, left_before: int, living: "weakref.WeakSet[T]") -> T:
     """New shared memory of so many bytes, all of it there and touched.
 
     Args:
@@ -102,13 +105,17 @@ def take(kind: Callable[[int], T], what: str, length: int, ranks: int, left_befo
         length: bytes.
         ranks: so many processes of this host take as much at the same moment, out of the same memory.
         left_before: what was left a little earlier, when none of them had taken its share yet; some may have by now.
+        living: what there is of that kind, for who is forked.
 
     Raises:
         CloneError: there is not as much memory.
     """
     _check_room(what, length, ranks, left_before)
     try:
-        return kind(length)
+        with _making:
+            made = kind(length)
+            living.add(made)
+            return made
     except OSError as error:
         raise CloneError(f"no memory for {what} of {length:,} bytes of state: {os.strerror(error.errno or 0)}") from error
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from forebay.clone._dealt import PLACE
+
 __all__ = ["check_given"]
 
 WAIT_MAX_S = 1e6
@@ -12,6 +14,8 @@ def check_given(*, job: object, warm: object, wait_s: object, generators: object
     for name, value in (("generators", generators), ("others", others)):
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f'{name}={value!r}: give a dictionary of objects by name, such as {name}={{"mine": ...}}')
+    if isinstance(others, Mapping) and PLACE in others:
+        raise ValueError(f"others={{{PLACE!r}: ...}}: under that name the session keeps its own place: take another")
     if job is not None and not isinstance(job, str):
         raise ValueError(f"job={job!r}: write a name, such as job='trunk'")
     if warm is not None and not callable(warm):

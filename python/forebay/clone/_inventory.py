@@ -75,7 +75,7 @@ def inventory(
 
     Raises:
         ValueError: `ranks` makes no sense.
-        MissingError: a kind is not given; or none is declared, but there is one.
+        MissingError: a kind is not given; or none is declared, but there is one; or an optimizer trains what no given module has.
         UndescribableError: of an object nothing is known.
         CloneError: the ranks are to be MPI's, and the program does not use it.
 

@@ -13,6 +13,7 @@ from forebay._say import say
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._given import check_given
+from forebay.clone._handlers import is_of_handler
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._later import uncollected
 from forebay.clone._probation import Probation, steps_of
@@ -71,6 +72,7 @@ class Session:
         self._loader_has_place = state.loader_has_place
         self._is_resuming = lineage is not None
         self._stepped = False
+        self._process = os.getpid()
         self._source: Source | None = None
         self._telling = Telling(job, *described.rank)
         self._remove_hook: Callable[[], None] | None = None
@@ -109,7 +111,8 @@ class Session:
         epoch, step = operator.index(epoch), operator.index(step)
         if epoch < 0 or step < 0:
             raise ValueError(f"point(epoch={epoch}, step={step}): count both from 0 on")
-        if not self._stepped:
+        # A process that was forked from the program has a model of its own, and is no rank.
+        if not self._stepped or os.getpid() != self._process:
             return
         self._stepped = False
         self._counters.update(epoch=epoch, step=step)
@@ -122,6 +125,8 @@ class Session:
             self._take(self._source, epoch, step)
             self._repeat(self._source, epoch, step)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             self.close()
             say(f"this job can't be forked any more: {error}")
 
@@ -249,10 +254,15 @@ class Session:
         try:
             if self._source is not None and (closed := self._source.before_step()):
                 stall_s, aside = closed
-                last = self.forks[-1]
-                self.forks = [*self.forks[:-1], replace(last, stall_s=last.stall_s + stall_s, aside=aside)]
+                # It is not there if something has come between a fork and its note.
+                self.forks = [
+                    *self.forks[:-1],
+                    *(replace(last, stall_s=last.stall_s + stall_s, aside=aside) for last in self.forks[-1:]),
+                ]
                 self._telling.closed(stall_s, aside)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             # The optimizer goes through its hooks: one that is removed meanwhile would break off its step. They do nothing from now on.
             self._end()
             say(f"this job can't be forked any more: {error}")
@@ -371,7 +381,12 @@ def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[],
         if resumed.taking is not None:
             probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
             return Session(resumed.name, described, state, resumed.lineage, probation)
-        made = Session(resumed.name, described, state, resumed.lineage)
+        try:
+            made = Session(resumed.name, described, state, resumed.lineage)
+        except CloneError as error:
+            # The others know already that it exists.
+            say(f"this clone can't be forked: {error}")
+            made = Session(resumed.name, described, state, resumed.lineage, forkable=False)
         announce(resumed, described.rank)
         return made
 

@@ -30,8 +30,14 @@ _living: "weakref.WeakSet[_core.Shared]" = weakref.WeakSet()
 
 def _part() -> None:
     """In a process that was forked, as a loader's workers are: what it writes must not be its parent's."""
+    failed: OSError | None = None
     for memory in list(_living):
-        memory.part()
+        try:
+            memory.part()
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 os.register_at_fork(after_in_child=_part)
@@ -49,9 +55,7 @@ def shared(length: int, ranks: int, left_before: int, what: str) -> _core.Shared
     Raises:
         CloneError: there is not as much memory.
     """
-    memory = take(_core.Shared, what, length, ranks, left_before)
-    _living.add(memory)
-    return memory
+    return take(_core.Shared, what, length, ranks, left_before, _living)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from forebay import _core
 from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
+from forebay.clone._handlers import is_of_handler
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later, uncollected
 from forebay.clone._manifest import Entry, Placement
@@ -203,8 +204,10 @@ class Source:
                     self._rank.repeated(forks, text)
             except ConnectionError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 self._rank.withhold(forks, str(error)[:REASON_MAX])
+                if not isinstance(error, Exception) or is_of_handler(error):
+                    raise
                 raise CloneError(f"nothing to compare clones with: {error}") from error
         return {forked for _, forked in due}, time.perf_counter() - began
 
@@ -318,13 +321,18 @@ class Source:
                     self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
                 watching = window.watching() if window else None
                 copied, self._length = capture.manifest.length, capture.manifest.state_length
-        except Exception as error:
-            # Nobody has it, so nobody reads.
-            self._window = None
+        except BaseException as error:
+            window, self._window = self._window, None
+            if window is not None:
+                # Most often nobody has it.
+                window.tear()
             # Without the agent there is no clone: `_look` finds the next one.
             if not isinstance(error, ConnectionError):
                 with contextlib.suppress(ConnectionError):
-                    self._rank.withhold(forks, str(error)[:REASON_MAX])
+                    self._rank.withhold(forks, (str(error) or type(error).__name__)[:REASON_MAX])
+            # Ctrl-C, and what a handler raises, are the program's.
+            if not isinstance(error, Exception) or is_of_handler(error):
+                raise
             raise CloneError(str(error)) from error
         finally:
             self._use_ahead(watching)

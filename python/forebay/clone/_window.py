@@ -153,6 +153,12 @@ class Window:
         finally:
             self._was_asked.put(None)
 
+    def tear(self) -> None:
+        """Closes it for good: who reads gets nothing."""
+        self._is_silent = True
+        self._shared.tear()
+        self._was_asked.put(None)
+
     def _close(self, stall_s: float) -> tuple[int, list[int], str]:
         self.changed = self._found_changed()
         if self.changed:

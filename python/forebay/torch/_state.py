@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 
 from forebay import _core
 from forebay.clone._adapter import Component, Described, Memory, Watch
-from forebay.clone._errors import DamagedError, DifferenceError, MissingError, UndescribableError
+from forebay.clone._errors import DamagedError, DifferenceError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
+from forebay.torch._given import check_given, check_kind, check_optimizer, path_of, type_of
 from forebay.torch._group import of_group
 from forebay.torch._modules import plain_kinds, watches
 
@@ -79,20 +80,16 @@ def rank() -> tuple[int, int]:
 
 
 def check(given: Mapping[str, Mapping[str, object]]) -> None:
-    """See `Adapter.check`. A scheduler leaves its mark on the optimizer's `step`."""
-    if given["scheduler"]:
-        return
-    for name, optimizer in given["optimizer"].items():
-        if hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched"):
-            raise MissingError(f"scheduler=None, but a scheduler drives {spelled(_path('optimizer', name))}: pass it")
+    """See `Adapter.check`."""
+    check_given(given)
 
 
 def components(kind: str, given: Mapping[str, object]) -> list[Component]:
     """See `Adapter.components`."""
     found = []
     for name, value in given.items():
-        path = _path(kind, name)
-        _check_kind(kind, path, value)
+        path = path_of(kind, name)
+        check_kind(kind, path, value)
         if isinstance(value, nn.Module):
             found += _module(_unwrapped(value), path, Placement.LEADING if _broadcasts(value) else Placement.PER_RANK)
         elif isinstance(value, Optimizer):
@@ -100,16 +97,6 @@ def components(kind: str, given: Mapping[str, object]) -> list[Component]:
         else:
             found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK), portable=kind != "loader" or _is_dealt(value))
     return found
-
-
-def _check_kind(kind: str, path: Path, value: object) -> None:
-    """Refuses what stands in another's place: with `state_dict` and `load_state_dict` it would be taken for it."""
-    if kind == "model" and not isinstance(value, nn.Module):
-        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no module of torch")
-    if kind == "optimizer" and not isinstance(value, Optimizer):
-        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no optimizer of torch")
-    if kind in ("scheduler", "scaler", "loader") and isinstance(value, nn.Module | Optimizer):
-        raise UndescribableError(f"{spelled(path)}: a {_type(value)} is no {kind}: give it as what it is")
 
 
 def process(generators: Mapping[str, object]) -> list[Component]:
@@ -130,7 +117,7 @@ def describe(value: object, path: Path) -> Described | None:
     known = is_distributed or type(value) in _PLAIN
     if not known or value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UndescribableError(
-            f"{spelled(path)}: a {_type(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
+            f"{spelled(path)}: a {type_of(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
         )
     local = _local(value) if is_distributed else value
     found = _layout(local.dtype, local.shape, local.stride(), local.device.type)
@@ -224,7 +211,7 @@ def lying(tensor: torch.Tensor) -> Memory | None:
 def why_fixed(tensor: torch.Tensor) -> str:
     """See `Adapter.why_fixed`."""
     if lying(tensor) is None:
-        return f"a {_type(tensor)} on {tensor.device.type}, or one whose elements don't lie in a row"
+        return f"a {type_of(tensor)} on {tensor.device.type}, or one whose elements don't lie in a row"
     uses = getattr(torch._C, "_storage_Use_Count", None)
     if uses is None:
         return f"torch {torch.__version__} does not tell who uses a tensor's memory"
@@ -298,6 +285,10 @@ def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, r
         numbers = {(key, isinstance(old, bool)) for group in groups for key, old in group.items() if _is_number(old)}
         known = ", ".join(f"{key} (0 or 1)" if is_truth else key for key, is_truth in sorted(numbers | {("seed", False)}))
         raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {known}")
+    # As OneCycleLR has them.
+    if any(f"max_{name}" in group for group in groups):
+        bounds = " and ".join(bound for bound in (f"max_{name}", f"min_{name}", f"base_{name}") if bound in groups[0])
+        raise DifferenceError(f"{name} can't be set: with each step a schedule makes it anew of {bounds}: set these")
     if value not in (0, 1) and any(isinstance(group.get(name), bool) for group in groups):
         raise DifferenceError(f"{name} can't be set to {value:g}: it is a truth value, 0 or 1")
     for group in groups:
@@ -346,14 +337,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)
-
-
-def _path(kind: str, name: str) -> Path:
-    return (kind, name) if name else (kind,)
-
-
-def _type(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _dtype(layout: Layout) -> torch.dtype:
@@ -455,7 +438,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
 
     structure, of_gradients = watches(module)
     return [
-        _fixed((*path, "type"), lambda: _type(module)),
+        _fixed((*path, "type"), lambda: type_of(module)),
         Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True, watch=structure),
         _fixed(
             (*path, "trainable"),
@@ -484,8 +467,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
 
 def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
     """Parameters are named by group and place: `0.3` is the fourth of the first group."""
-    if type(optimizer).state_dict is not Optimizer.state_dict:
-        raise UndescribableError(f"{spelled(path)}: {_type(optimizer)} has a state_dict of its own, of which nothing is known")
+    check_optimizer(optimizer, path)
 
     def parameters() -> dict[str, torch.Tensor]:
         return {f"{g}.{p}": parameter for g, group in enumerate(optimizer.param_groups) for p, parameter in enumerate(group["params"])}
@@ -510,7 +492,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
 
     watch = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
     return [
-        _fixed((*path, "type"), lambda: _type(optimizer)),
+        _fixed((*path, "type"), lambda: type_of(optimizer)),
         _fixed((*path, "parameters"), lambda: {name: _sort(p.dtype, p.shape) for name, p in parameters().items()}),
         Component(
             (*path, "groups"),
@@ -549,11 +531,11 @@ def _other(value: Any, path: Path, placement: Placement, *, portable: bool) -> l
         return [Component(path, placement, lambda: value, update, portable=portable)]
     if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
         raise UndescribableError(
-            f"{spelled(path)}: a {_type(value)} has no state_dict and load_state_dict: give it both, or declare it absent "
+            f"{spelled(path)}: a {type_of(value)} has no state_dict and load_state_dict: give it both, or declare it absent "
             f"({path[0]}=None) and restore it from the counters"
         )
     return [
-        _fixed((*path, "type"), lambda: _type(value)),
+        _fixed((*path, "type"), lambda: type_of(value)),
         Component((*path, "state"), placement, value.state_dict, value.load_state_dict, portable=portable),
     ]
 
@@ -593,5 +575,5 @@ def _generator(generator: Any, path: Path) -> Component:  # noqa: ANN401  (one o
         bits = generator.bit_generator
         get, put = lambda: bits.state, lambda state: setattr(bits, "state", state)
     else:
-        raise UndescribableError(f"{spelled(path)}: a {_type(generator)} is no generator of torch, NumPy or Python")
+        raise UndescribableError(f"{spelled(path)}: a {type_of(generator)} is no generator of torch, NumPy or Python")
     return Component(path, Placement.PER_RANK, lambda: {"state": get()}, lambda states: put(states["state"]))
