@@ -1,13 +1,15 @@
-"""What a handler of a signal raises is the program's, wherever in our code the signal has come."""
+"""Ctrl-C, and what a handler of a signal raises, are the program's, wherever in our code the signal has come."""
 
 import signal
 from types import CodeType
 
-__all__ = ["is_of_handler"]
+__all__ = ["is_the_program_s"]
 
 
-def is_of_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it, or what that has called."""
+def is_the_program_s(error: BaseException) -> bool:
+    """Whether it ends more than our work; or a handler of a signal has raised it, or what that has called."""
+    if not isinstance(error, Exception):
+        return True
     handlers = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
     trace = error.__traceback__
     while trace is not None:

@@ -13,7 +13,7 @@ from forebay._say import say
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._given import check_given
-from forebay.clone._handlers import is_of_handler
+from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._later import uncollected
 from forebay.clone._probation import Probation, steps_of
@@ -125,7 +125,7 @@ class Session:
             self._take(self._source, epoch, step)
             self._repeat(self._source, epoch, step)
         except Exception as error:
-            if is_of_handler(error):
+            if is_the_program_s(error):
                 raise
             self.close()
             say(f"this job can't be forked any more: {error}")
@@ -261,7 +261,7 @@ class Session:
                 ]
                 self._telling.closed(stall_s, aside)
         except Exception as error:
-            if is_of_handler(error):
+            if is_the_program_s(error):
                 raise
             # The optimizer goes through its hooks: one that is removed meanwhile would break off its step. They do nothing from now on.
             self._end()

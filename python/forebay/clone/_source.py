@@ -15,7 +15,7 @@ from forebay import _core
 from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
-from forebay.clone._handlers import is_of_handler
+from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import NAMED_MAX, Inventory
 from forebay.clone._later import Later, uncollected
 from forebay.clone._manifest import Entry, Placement
@@ -205,8 +205,8 @@ class Source:
             except ConnectionError:
                 raise
             except BaseException as error:
-                self._rank.withhold(forks, str(error)[:REASON_MAX])
-                if not isinstance(error, Exception) or is_of_handler(error):
+                self._withhold(forks, error)
+                if is_the_program_s(error):
                     raise
                 raise CloneError(f"nothing to compare clones with: {error}") from error
         return {forked for _, forked in due}, time.perf_counter() - began
@@ -328,15 +328,17 @@ class Source:
                 window.tear()
             # Without the agent there is no clone: `_look` finds the next one.
             if not isinstance(error, ConnectionError):
-                with contextlib.suppress(ConnectionError):
-                    self._rank.withhold(forks, (str(error) or type(error).__name__)[:REASON_MAX])
-            # Ctrl-C, and what a handler raises, are the program's.
-            if not isinstance(error, Exception) or is_of_handler(error):
+                self._withhold(forks, error)
+            if is_the_program_s(error):
                 raise
             raise CloneError(str(error)) from error
         finally:
             self._use_ahead(watching)
         return Fork(step, self._length, time.perf_counter() - began, copied)
+
+    def _withhold(self, forks: list[int], error: BaseException) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._rank.withhold(forks, (str(error) or type(error).__name__)[:REASON_MAX])
 
     def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
         """What was made ready was used, or will not be; its thread, or another, does this now."""

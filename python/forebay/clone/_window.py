@@ -16,6 +16,7 @@ from forebay.clone._adapter import Adapter, Memory
 from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
+from forebay.clone._handlers import is_the_program_s
 from forebay.clone._manifest import Entry, Manifest
 from forebay.clone._shared import Storage
 
@@ -104,7 +105,7 @@ class Window:
         try:
             self._say(self._adapter.is_at_rest)
         except Exception as error:
-            if not _is_ours(error):
+            if is_the_program_s(error):
                 raise
             # The next step meets it, too, and says so.
             self._is_silent = True
@@ -178,14 +179,6 @@ class Window:
             "raise session(aside=..., stall_s=...), or ask again"
         )
         return copied, dropped, why
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether this package has raised it, and no handler of a signal that came meanwhile: what such a one raises is the program's."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("forebay.")
 
 
 class Remote:
