@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from bench.loader_bounds import growth
-from bench.loader_small import InMemory
-from bench.loader_world import World, epochs, start
+from bench.loader_world import InMemory, World, epochs, start
 from bench.report import Report, What
 
 CACHED = 0.3

@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 
 from bench.loader_bounds import quantile
-from bench.loader_world import WINDOW, World, start
+from bench.loader_world import WINDOW, InMemory, World, start
 from bench.report import Report, What
-from bench.session import Watched, program
-from bench.world import Traffic
+from bench.session import program
 
 ROW_BYTES = 4096
 BATCH = 256
@@ -19,17 +18,6 @@ THREADS = 1
 # Samples a core-second, of rank and agent together.
 WANTED = {"rows": 500_000, "decode": 200_000}
 HOW = {"rows": "fixed rows, put together natively", "decode": "a decode in Python that gives what it is given"}
-
-
-class InMemory(Watched):
-    """Nothing is slow, and nothing is dropped."""
-
-    def traffic(self) -> Traffic:
-        """None."""
-        return Traffic(0, ())
-
-    def drop_caches(self) -> None:
-        """What is in memory stays there."""
 
 
 def small(how: str, world: World, report: Report) -> None:

@@ -1,7 +1,8 @@
 """Makes batches of bytes out of JPEG files by one of several loaders, each as its users would write it: random-resized crop to 224, flip.
 
-Each epoch goes through all files once, in random order. One JSON line an epoch, with the processor time of this process and all that it
-has started. The first epoch has in it whatever is done but once.
+Each epoch goes through all files once, in random order. One JSON line comes before the first, and one after each, with the processor time
+of this process and all that it has started. The first epoch has in it whatever is done but once. With --step a line on standard input
+begins an epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from loader_cost import cpu_s
 from loader_crops import SIDE, by_opencv, setup
-from steps import say
+from steps import options, say, steps
 
 
 class Images:
@@ -208,25 +209,24 @@ def shuffled(count: int) -> list[int]:
 def main() -> int:
     """Exit code 0; 1 if batches are not what they should be."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("root", help="a directory with one directory a class")
+    options(parser)
     parser.add_argument("--loader", choices=LOADERS, required=True)
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=2, help="threads or processes that decode")
-    parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args()
     paths = sorted(str(path) for path in Path(args.root).rglob("*.jpg"))
     batches = LOADERS[args.loader](args.root, paths, args.batch, args.threads)
-    for number in range(args.epochs):
+    say(images=len(paths))
+    for step in steps(args):
         images = 0
         mean = 0.0
         begun, cpu = time.monotonic(), cpu_s()
-        for batch in batches(number):
+        for batch in batches(step.epoch):
             if not batch_is_right(batch):
                 print(f"{args.loader} gave a batch of {batch.dtype}, {tuple(batch.shape)}", file=sys.stderr)
                 return 1
             images += len(batch)
             mean = float(np.asarray(batch[0]).mean())
-        say(epoch=number, images=images, seconds=time.monotonic() - begun, cpu_s=cpu_s() - cpu, mean=mean)
+        say(epoch=step.epoch, images=images, seconds=time.monotonic() - begun, cpu_s=cpu_s() - cpu, mean=mean)
         if images < len(paths):
             print(f"{args.loader} gave {images} images of {len(paths)}", file=sys.stderr)
             return 1
