@@ -1,7 +1,7 @@
 //! From the bytes of a file to the pixels of a sample.
 
 use crate::decode::{Decoder, KEPT_BYTES, PIXEL};
-use crate::resample::{Lower, Narrow, Rows, Split, Taps, with_vectors};
+use crate::resample::{BEYOND, Lower, Narrow, Rows, Split, Taps, with_vectors};
 use crate::{Refusal, size};
 
 /// A rectangle of pixels.
@@ -94,7 +94,7 @@ impl Resizer {
         let window = cut.window;
         self.across
             .fill(cut.part.width, cut.resized.0, window.left..window.left + window.width);
-        self.across.pair_up();
+        self.across.spread();
         self.down
             .fill(cut.part.height, cut.resized.1, window.top..window.top + window.height);
         let (columns, rows) = (self.across.span(), self.down.span());
@@ -116,7 +116,7 @@ impl Resizer {
         } else {
             width * used_height
         } * PIXEL;
-        self.between.resize(between + PIXEL, 0);
+        self.between.resize(between + BEYOND, 0);
         self.resized.resize(width * height * PIXEL, 0);
         let target = &mut self.between[..between];
         if cut.is_down_first {

@@ -1,5 +1,6 @@
 //! A part of an image, decoded by libjpeg-turbo.
 
+use crate::resample::BEYOND;
 use crate::{Area, Refusal};
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -30,7 +31,7 @@ unsafe impl Send for Decoder {}
 pub(crate) struct Pixels<'a> {
     /// Where they lie in the image: all of what was asked for, and perhaps more on each side.
     pub(crate) area: Area,
-    /// One pixel more, which means nothing.
+    /// With `BEYOND` more, which mean nothing.
     pub(crate) bytes: &'a [u8],
 }
 
@@ -64,7 +65,7 @@ impl Decoder {
         let block = *BLOCK_WIDTHS.get(subsampling as usize).ok_or(Refusal::Foreign)?;
         let area = widened(part, size, block);
 
-        let bytes = area.width as usize * area.height as usize * PIXEL + PIXEL;
+        let bytes = area.width as usize * area.height as usize * PIXEL + BEYOND;
         // What is there already need not be made nought again.
         if bytes > self.pixels.len() || self.pixels.len() > KEPT_BYTES {
             self.pixels = vec![0; bytes];

@@ -15,22 +15,77 @@ use std::ops::Range;
 const PLACES: u32 = 32 - 8 - 2;
 const HALF: i32 = 1 << (PLACES - 1);
 
+/// Binary places of a weight's lower half: both halves are numbers of 16 bits, whose products and sums processors make many of at once.
+const LOW_PLACES: u32 = PLACES / 2;
+
 /// Bytes of which sums are kept in registers at once.
 const LANES: usize = 32;
 
 /// Rows that are narrowed at once.
 const ROWS: usize = 4;
 
-/// Pixels of a row, two by two.
-type Pairs<'a> = &'a [[u8; 2 * PIXEL]];
+/// Pixels that are weighted at once.
+const QUAD: usize = 4;
+
+/// So many bytes behind the last pixel are looked at, whatever they are.
+pub(crate) const BEYOND: usize = (QUAD - 1) * PIXEL;
+
+/// Rows that are narrowed together.
+#[derive(Clone, Copy, Debug)]
+struct Block<'a> {
+    bytes: &'a [u8],
+    /// Where each begins. Of each there are `length` bytes.
+    begins: [usize; ROWS],
+    length: usize,
+}
+
+impl<'a> Block<'a> {
+    fn new(bytes: &'a [u8], begins: [usize; ROWS], length: usize) -> Self {
+        assert!(
+            begins.iter().all(|begin| begin + length <= bytes.len()),
+            "a row ends beyond the pixels"
+        );
+        Self { bytes, begins, length }
+    }
+
+    /// So many quads of each row, from a byte on.
+    fn quads(&self, from: usize, count: usize) -> [&'a [[u8; QUAD * PIXEL]]; ROWS] {
+        self.begins
+            .map(|begin| self.bytes[begin + from..][..count * QUAD * PIXEL].as_chunks().0)
+    }
+}
+
+/// Weights of four pixels, for each of their bytes in the order that [`Quad::lane`] says; what they stand for is `high << LOW_PLACES | low`.
+#[derive(Clone, Copy, Debug)]
+struct Quad {
+    high: [i16; QUAD * PIXEL],
+    low: [i16; QUAD * PIXEL],
+}
+
+impl Quad {
+    fn of(weights: [i32; QUAD]) -> Self {
+        let of_lanes = |half: fn(i32) -> i16| std::array::from_fn(|lane| half(weights[Self::lane(lane) / PIXEL]));
+        Self {
+            high: of_lanes(|weight| (weight >> LOW_PLACES) as i16),
+            low: of_lanes(|weight| (weight & ((1 << LOW_PLACES) - 1)) as i16),
+        }
+    }
+
+    /// Which byte of four pixels is in a lane: the same band of two pixels that follow each other stands side by side, for their sum.
+    const fn lane(lane: usize) -> usize {
+        let (pair, band, of_pair) = (lane / (2 * PIXEL), lane / 2 % PIXEL, lane % 2);
+        (2 * pair + of_pair) * PIXEL + band
+    }
+}
 
 /// What each pixel of a row or column is made of.
 #[derive(Debug, Default)]
 pub(crate) struct Taps {
     pixels: Vec<Tap>,
-    // Of each pixel an even number of them: the last may be nought.
+    // Of each pixel a multiple of four: the last ones may be nought.
     weights: Vec<i32>,
-    pairs: Vec<[i32; 2 * PIXEL]>,
+    quads: Vec<Quad>,
+    reaches: Vec<Reach>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +96,15 @@ struct Tap {
     begin: usize,
     /// How many there are.
     count: usize,
+}
+
+/// What a pixel of a row is made of, in the terms of who makes many.
+#[derive(Clone, Debug)]
+struct Reach {
+    /// The first byte, from the first one that is used on.
+    from: usize,
+    /// Where its weights are. To what follows the last one there may be some of nought.
+    quads: Range<usize>,
 }
 
 impl Taps {
@@ -72,15 +136,20 @@ impl Taps {
                 count: shares.len(),
             });
             self.weights.extend(shares.iter().map(|share| fixed(share / sum)));
-            self.weights.resize(self.weights.len().next_multiple_of(2), 0);
+            self.weights.resize(self.weights.len().next_multiple_of(QUAD), 0);
         }
     }
 
-    /// Has `pairs` for what was filled in.
-    pub(crate) fn pair_up(&mut self) {
-        self.pairs.clear();
-        let of_pair = |&[one, other]: &[i32; 2]| std::array::from_fn(|lane| if lane < PIXEL { one } else { other });
-        self.pairs.extend(self.weights.as_chunks().0.iter().map(of_pair));
+    /// Has `quads` and `reaches` for what was filled in.
+    pub(crate) fn spread(&mut self) {
+        let first_used = self.span().start as usize;
+        self.quads.clear();
+        self.quads.extend(self.weights.as_chunks().0.iter().copied().map(Quad::of));
+        self.reaches.clear();
+        self.reaches.extend(self.pixels.iter().map(|tap| Reach {
+            from: (tap.first - first_used) * PIXEL,
+            quads: tap.begin / QUAD..(tap.begin + tap.count).div_ceil(QUAD),
+        }));
     }
 
     /// The source's pixels that any of them is made of.
@@ -101,12 +170,6 @@ impl Taps {
         let Tap { first, begin, count } = self.pixels[pixel];
         (first, &self.weights[begin..begin + count])
     }
-
-    /// The same, with the weights of two pixels side by side, one for each byte. To what follows the last there may be one of nought.
-    fn pairs(&self, pixel: usize) -> (usize, &[[i32; 2 * PIXEL]]) {
-        let Tap { first, begin, count } = self.pixels[pixel];
-        (first, &self.pairs[begin / 2..][..count.div_ceil(2)])
-    }
 }
 
 fn fixed(share: f64) -> i32 {
@@ -120,7 +183,7 @@ fn byte(sum: i32) -> u8 {
 /// Rows of pixels, from the first one that is used on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
-    /// With one pixel more at the end, whatever it is: pixels are looked at in pairs.
+    /// With `BEYOND` more at the end: pixels are looked at four by four.
     pub(crate) bytes: &'a [u8],
     /// Bytes from the beginning of a row to that of the next. There may be more than are used.
     pub(crate) stride: usize,
@@ -160,7 +223,7 @@ impl Narrow<'_> {
         {
             #[target_feature(enable = "avx2")]
             fn with_avx2(narrow: Narrow<'_>) {
-                narrow.with(|rows, weights| means_avx2(rows, weights));
+                narrow.with(|block, from, weights| means_avx2(block, from, weights));
             }
             if std::arch::is_x86_feature_detected!("avx2") {
                 // SAFETY: the processor has it.
@@ -171,21 +234,25 @@ impl Narrow<'_> {
     }
 
     #[inline(always)]
-    fn with(self, means: impl Fn([Pairs<'_>; ROWS], &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS]) {
-        let first_used = self.across.span().start as usize;
+    fn with(self, means: impl Fn(Block<'_>, usize, &[Quad]) -> [[u8; PIXEL]; ROWS]) {
         let pixels = self.across.len();
         let target = self.target.as_chunks_mut::<PIXEL>().0;
         let rows = target.len() / pixels;
-        for begin in (0..rows).step_by(ROWS) {
+        let length = self.across.span().len() * PIXEL + BEYOND;
+        let mut narrowed = vec![[[0; PIXEL]; ROWS]; pixels];
+        for (begin, targets) in (0..rows).step_by(ROWS).zip(target.chunks_mut(ROWS * pixels)) {
             // Below the last row is that row again.
-            let rows: [usize; ROWS] = std::array::from_fn(|nth| (begin + nth).min(rows - 1));
-            let sources = rows.map(|y| &self.source.bytes[y * self.source.stride..]);
-            for pixel in 0..pixels {
-                let (first, weights) = self.across.pairs(pixel);
-                let pairs = sources.map(|row| row[(first - first_used) * PIXEL..].as_chunks().0);
-                let place = if self.is_mirrored { pixels - 1 - pixel } else { pixel };
-                for (y, mean) in rows.into_iter().zip(means(pairs, weights)) {
-                    target[y * pixels + place] = mean;
+            let begins = std::array::from_fn(|nth| (begin + nth).min(rows - 1) * self.source.stride);
+            let block = Block::new(self.source.bytes, begins, length);
+            for (reach, narrowed) in self.across.reaches.iter().zip(&mut narrowed) {
+                *narrowed = means(block, reach.from, &self.across.quads[reach.quads.clone()]);
+            }
+            for (nth, row) in targets.chunks_exact_mut(pixels).enumerate() {
+                let narrowed = narrowed.iter().map(|pixel| pixel[nth]);
+                if self.is_mirrored {
+                    row.iter_mut().rev().zip(narrowed).for_each(|(target, pixel)| *target = pixel);
+                } else {
+                    row.iter_mut().zip(narrowed).for_each(|(target, pixel)| *target = pixel);
                 }
             }
         }
@@ -194,45 +261,74 @@ impl Narrow<'_> {
 
 /// The weighted means of pixels of several rows. How many pixels there are differs from place to place, so that the end of the loop is guessed
 /// wrong again and again: that is paid for once for all of these rows.
-fn means(rows: [Pairs<'_>; ROWS], weights: &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS] {
-    rows.map(|pairs| {
-        let mut sums = [0; 2 * PIXEL];
-        for (bytes, weights) in pairs.iter().zip(weights) {
-            for ((sum, &byte), &weight) in sums.iter_mut().zip(bytes).zip(weights) {
-                *sum += i32::from(byte) * weight;
+fn means(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; ROWS] {
+    block.quads(from, weights.len()).map(|quads| {
+        let mut sums = [[0; PIXEL]; 2];
+        for (bytes, Quad { high, low }) in quads.iter().zip(weights) {
+            for (sums, weights) in sums.iter_mut().zip([high, low]) {
+                for (lane, &weight) in weights.iter().enumerate() {
+                    sums[lane / 2 % PIXEL] += i32::from(bytes[Quad::lane(lane)]) * i32::from(weight);
+                }
             }
         }
-        std::array::from_fn(|band| byte(HALF + sums[band] + sums[band + PIXEL]))
+        let [high, low] = sums;
+        std::array::from_fn(|band| byte(HALF + (high[band] << LOW_PLACES) + low[band]))
     })
 }
 
-/// The same. Left to itself, the compiler makes vectors across the pairs, of bytes that it gathers one by one.
+/// The same.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
-fn means_avx2([a, b, c, d]: [Pairs<'_>; ROWS], weights: &[[i32; 2 * PIXEL]]) -> [[u8; PIXEL]; ROWS] {
+fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; ROWS] {
     use std::arch::x86_64::{
-        _mm_add_epi32, _mm_cvtsi64_si128, _mm_packs_epi32, _mm_packus_epi16, _mm_set1_epi32, _mm_srai_epi32, _mm_storeu_si128,
-        _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepu8_epi32, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mullo_epi32,
-        _mm256_setzero_si256,
+        __m256i, _mm_loadu_si128, _mm_packus_epi16, _mm_storeu_si128, _mm256_add_epi32, _mm256_broadcastsi128_si256,
+        _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_packs_epi32,
+        _mm256_permute2x128_si256, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_srai_epi32,
     };
-    let mut sums = [_mm256_setzero_si256(); ROWS];
-    for ((((weights, a), b), c), d) in weights.iter().zip(a).zip(b).zip(c).zip(d) {
-        // SAFETY: they are as many as a vector has, and may lie anywhere.
-        let weights = unsafe { _mm256_loadu_si256(weights.as_ptr().cast()) };
-        for (sum, bytes) in sums.iter_mut().zip([a, b, c, d]) {
-            let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
-            *sum = _mm256_add_epi32(*sum, _mm256_mullo_epi32(bytes, weights));
+    // Which byte becomes which number of 16 bits; what is negative becomes nought.
+    const BYTES: [i8; 2 * QUAD * PIXEL] = {
+        let mut bytes = [-1; 2 * QUAD * PIXEL];
+        let mut lane = 0;
+        while lane < QUAD * PIXEL {
+            bytes[2 * lane] = Quad::lane(lane) as i8;
+            lane += 1;
+        }
+        bytes
+    };
+    // SAFETY: these are as many bytes as a vector has, and may lie anywhere.
+    let order = unsafe { _mm256_loadu_si256(BYTES.as_ptr().cast()) };
+    // Once for all four rows: to look where each ends takes longer than to add up its pixels.
+    assert!(from + weights.len() * QUAD * PIXEL <= block.length, "quads beyond the rows");
+    let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
+    for (nth, Quad { high, low }) in weights.iter().enumerate() {
+        // SAFETY: as above.
+        let weights = [high, low].map(|half| unsafe { _mm256_loadu_si256(half.as_ptr().cast()) });
+        for (sums, begin) in sums.iter_mut().zip(block.begins) {
+            // SAFETY: `Block::new` has seen that the row lies within the bytes, and the assertion that these lie within the row.
+            let bytes = unsafe { _mm_loadu_si128(block.bytes.as_ptr().add(begin + from + nth * QUAD * PIXEL).cast()) };
+            let numbers = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), order);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(numbers, weights));
+            }
         }
     }
-    let [a, b, c, d] = sums.map(|sums| {
-        let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-        _mm_srai_epi32::<{ PLACES as i32 }>(_mm_add_epi32(sums, _mm_set1_epi32(HALF)))
-    });
-    // All three clamp.
-    let levels = _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+    let [a, b, c, d] = sums.map(|[high, low]| _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_PLACES as i32 }>(high), low));
+    // Of two rows: each has sums of its first pixels in the lower half and of the others in the upper one. The one's levels come to lie in the
+    // lower half, the other's in the upper one.
+    let levels = |one: __m256i, other: __m256i| {
+        let pairs = [
+            _mm256_permute2x128_si256::<0x20>(one, other),
+            _mm256_permute2x128_si256::<0x31>(one, other),
+        ];
+        let sums = _mm256_add_epi32(_mm256_add_epi32(pairs[0], pairs[1]), _mm256_set1_epi32(HALF));
+        _mm256_srai_epi32::<{ PLACES as i32 }>(sums)
+    };
+    // Both clamp. Halves are packed by themselves, so that the rows come in their order.
+    let levels = _mm256_packs_epi32(levels(a, c), levels(b, d));
+    let levels = _mm_packus_epi16(_mm256_castsi256_si128(levels), _mm256_extracti128_si256::<1>(levels));
     let mut means = [[0; PIXEL]; ROWS];
-    // SAFETY: they are as many bytes as a vector has, and may lie anywhere.
+    // SAFETY: as above.
     unsafe { _mm_storeu_si128(means.as_mut_ptr().cast(), levels) };
     means
 }
@@ -321,9 +417,9 @@ mod tests {
             }
             let mut across = Taps::default();
             across.fill(source, target, 0..target);
-            across.pair_up();
+            across.spread();
             let stride = source as usize * PIXEL;
-            let bytes: Vec<u8> = noise.iter().copied().cycle().take(stride * rows + PIXEL).collect();
+            let bytes: Vec<u8> = noise.iter().copied().cycle().take(stride * rows + BEYOND).collect();
             let [mut with, mut without] = [(); 2].map(|()| vec![0; target as usize * rows * PIXEL]);
             let narrow = |target| Narrow { source: Rows { bytes: &bytes, stride }, across: &across, is_mirrored, target };
             narrow(&mut with).run();
