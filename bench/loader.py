@@ -28,6 +28,7 @@ Scenario = Callable[[World, Report], None]
 
 SCENARIOS: dict[str, Scenario] = {
     **{f"warm-{kind}": functools.partial(warm, kind) for kind in (LATENCY, BANDWIDTH, GLUSTER)},
+    "warm-balanced": functools.partial(warm, BANDWIDTH, is_balanced=True),
     **{f"policies-{other}": functools.partial(policies, other) for other in OTHERS},
     "imbalance": imbalance,
     "imbalance-fill": functools.partial(imbalance, fill=True),

@@ -22,19 +22,25 @@ FASTER = {(LATENCY, 0.3): 1.5, (LATENCY, 0.6): 1.5, (BANDWIDTH, 0.3): 1.3, (BAND
 TORCH = "torch"
 
 
-def warm(kind: str, world: World, report: Report) -> None:
-    """By turns: PyTorch's loader, and ours with each cache. The first epoch of each is not counted."""
+def warm(kind: str, world: World, report: Report, *, is_balanced: bool = False) -> None:
+    """By turns: PyTorch's loader, and ours with each cache. The first epoch of each is not counted.
+
+    `is_balanced`: all steps together take as long as reading what the larger cache lacks, so that neither has time to spare.
+    """
+    name = "warm-balanced" if is_balanced else f"warm-{kind}"
     with world.source(kind) as source, contextlib.ExitStack() as stack:
         whole_s = statistics.median(whole_read_s(source, world.size.files))
-        ways: dict[str, Session] = {TORCH: start(stack, source, epochs(TORCH, source.mnt, world.size, step_ms=STEP_MS))[0]}
+        steps = world.size.files // world.size.batch
+        step_ms = round(1000 * (1 - max(SHARES)) * whole_s / steps, 3) if is_balanced else STEP_MS
+        ways: dict[str, Session] = {TORCH: start(stack, source, epochs(TORCH, source.mnt, world.size, step_ms=step_ms))[0]}
         for share in SHARES:
-            words = epochs("forebay", source.mnt, world.size, step_ms=STEP_MS, agent=world.cache(share))
+            words = epochs("forebay", source.mnt, world.size, step_ms=step_ms, agent=world.cache(share))
             ways[name_of(share)] = start(stack, source, words)[0]
-        found = rounds(f"warm-{kind}", ways, world, report)
+        found = rounds(name, ways, world, report)
     bytes_of_all = statistics.mean(moved(epoch).bytes for epoch in found[TORCH])
     for share in SHARES:
-        rows(kind, share, world, report, found[name_of(share)], found[TORCH], whole_s, bytes_of_all)
-    scenario = f"warm-{kind}: the source"
+        rows(name, kind, share, world, report, found[name_of(share)], found[TORCH], whole_s, bytes_of_all, step_ms)
+    scenario = f"{name}: the source"
     note = f"bound of every epoch that keeps nothing; {READS_MAX} reads at once; S is {world.bytes:,} bytes, {bytes_of_all:,.0f} as counted"
     report.once(What(scenario, "all the data read", "s"), whole_s, note)
     report.time(What(scenario, f"PyTorch's loader, {WORKERS} workers: an epoch", "s"), [epoch.seconds for epoch in found[TORCH]])
@@ -64,6 +70,7 @@ def rounds(name: str, ways: dict[str, Session], world: World, report: Report) ->
 
 
 def rows(
+    name: str,
     kind: str,
     share: float,
     world: World,
@@ -72,9 +79,10 @@ def rows(
     theirs: Sequence[Epoch],
     whole_s: float,
     bytes_of_all: float,
+    step_ms: float,
 ) -> None:
     """What one cache gives."""
-    scenario = f"warm-{kind}: {name_of(share)}"
+    scenario = f"{name}: {name_of(share)}"
     # On links a byte counts with its headers: cache and window are grown alike.
     counted = bytes_of_all / world.bytes
     size, cache, window = (round(value * counted) for value in (world.bytes, share * world.bytes, world.window_bytes))
@@ -83,7 +91,7 @@ def rows(
     each_epoch = ", ".join(f"{each:,}" for each in read)
     note = f"bound S - C = {payload_least(size, cache):,} = {size:,} - {cache:,}; W = {window:,}; read {each_epoch}"
     report.count(What(scenario, "source bytes over 1.03 x (S - C) + W", "x", 1, "the bound"), [each / bar for each in read], note)
-    ideal = ideal_s(mine[0].said["batches"] * STEP_MS / 1000, whole_s, share)
+    ideal = ideal_s(mine[0].said["batches"] * step_ms / 1000, whole_s, share)
     note = f"bound {shown(ideal)} s: the larger of all steps and {1 - share:.0%} of the {shown(whole_s)} s in which all is read"
     barred = OVER_IDEAL_MAX if kind == BANDWIDTH else None
     report.time(What(scenario, "time over the ideal", "x", barred, "the ideal"), [epoch.seconds / ideal for epoch in mine], note)

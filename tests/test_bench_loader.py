@@ -138,7 +138,7 @@ def test_warm_rows_have_their_bounds_beside_them() -> None:
     world = Known(Path("/nowhere"), QUICK)
     report = Report("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
     mine, theirs = [warm_epoch(0.6, 0.41)] * 9, [warm_epoch(0.0, 1.0)] * 9
-    loader_warm.rows(BANDWIDTH, 0.6, world, report, mine, theirs, 1.0, world.bytes)
+    loader_warm.rows("warm-bandwidth", BANDWIDTH, 0.6, world, report, mine, theirs, 1.0, world.bytes, loader_warm.STEP_MS)
     held: dict[str, tuple[Any, ...]] = {row.metric: (row.value, row.bar, row.holds) for row in report.rows if row.bar is not None}
     assert held["time over the ideal"] == (pytest.approx(0.41 / 0.4), 1.08, "yes")
     assert held["time over PyTorch's loader's"] == (pytest.approx(0.41), pytest.approx(1 / 1.5), "yes")
@@ -151,7 +151,8 @@ def test_warm_rows_have_their_bounds_beside_them() -> None:
 def test_too_many_bytes_or_seconds_miss_the_bars() -> None:
     world = Known(Path("/nowhere"), QUICK)
     report = Report("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
-    loader_warm.rows(BANDWIDTH, 0.6, world, report, [warm_epoch(0.0, 0.8)] * 9, [warm_epoch(0.0, 1.0)] * 9, 1.0, world.bytes)
+    mine, theirs = [warm_epoch(0.0, 0.8)] * 9, [warm_epoch(0.0, 1.0)] * 9
+    loader_warm.rows("warm-bandwidth", BANDWIDTH, 0.6, world, report, mine, theirs, 1.0, world.bytes, loader_warm.STEP_MS)
     assert {row.holds for row in report.rows if row.bar is not None} == {"no"}
 
 
@@ -242,7 +243,8 @@ def test_losses_are_compared_by_their_bits(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_rows_of_each_scenario_bear_its_name() -> None:
     report = Report("loader", tuple(SCENARIOS), quick=True, commit="c0ffee")
-    loader_warm.rows(BANDWIDTH, 0.3, Known(Path("/nowhere"), QUICK), report, [warm_epoch(0.3, 1)] * 2, [warm_epoch(0, 1)] * 2, 1.0, S)
+    world, mine, theirs = Known(Path("/nowhere"), QUICK), [warm_epoch(0.3, 1)] * 2, [warm_epoch(0, 1)] * 2
+    loader_warm.rows("warm-balanced", BANDWIDTH, 0.3, world, report, mine, theirs, 1.0, S, loader_warm.STEP_MS)
     assert {scenario_of(row) for row in report.rows} <= set(SCENARIOS)
     assert {f"policies-{other}" for other in loader_policies.OTHERS} | {f"small-{how}" for how in loader_small.WANTED} <= set(SCENARIOS)
     assert loader_memory.FLAT_MAX > 1
