@@ -298,7 +298,7 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
     };
     // SAFETY: these are as many bytes as a vector has, and may lie anywhere.
     let order = unsafe { _mm256_loadu_si256(BYTES.as_ptr().cast()) };
-    // Once for all four rows: to look where each ends takes longer than to add up its pixels.
+    // Once for all four rows, which are equally long.
     assert!(from + weights.len() * QUAD * PIXEL <= block.length, "quads beyond the rows");
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     for (nth, Quad { high, low }) in weights.iter().enumerate() {
