@@ -51,6 +51,10 @@ test-long: .test-tools .venv/.mpi build ## run the tests that are too long for C
 	cargo test --locked --quiet -- --ignored
 	$(PY) -m pytest -m long
 
+.PHONY: test-gpu
+test-gpu: build ## run the tests that need a GPU of NVIDIA's
+	$(PY) -m pytest -m gpu tests/clone tests/loader tests/semantics
+
 .PHONY: check
 check: .venv/.synced ## formatting, lints and types
 	@scripts/toolchain.sh check

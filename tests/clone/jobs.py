@@ -64,6 +64,7 @@ class Job:
         }
     )
     losses: list[float] = field(default_factory=list)
+    device: str = "cpu"
 
     def given(self) -> dict[str, Any]:
         names = (*clone.KINDS, "generators")
@@ -80,14 +81,16 @@ class Job:
         noise = torch.randn(4, 1, 8, 8, generator=self.generators["torch"])
         shift = self.generators["numpy"].random() + self.generators["legacy"].rand() + self.generators["python"].random()
         drawn = random.random() + np.random.rand()  # noqa: S311
-        return noise + float(shift + drawn), torch.tensor([0, 1, 2, 0])
+        return (noise + float(shift + drawn)).to(self.device), torch.tensor([0, 1, 2, 0], device=self.device)
 
     def step(self) -> None:
         images, labels = self.batch()
 
         def closure() -> torch.Tensor:
             self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(images), labels)
+            # In half precision where there is a GPU, as its users train.
+            with torch.autocast("cuda", torch.float16, enabled=self.device == "cuda"):
+                loss = nn.functional.cross_entropy(self.model(images), labels)
             (self.scaler.scale(loss) if self.scaler else loss).backward()
             return loss
 
@@ -134,6 +137,12 @@ def fused(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
 
 
+def capturable(model: nn.Module) -> torch.optim.Optimizer:
+    """Its learning rate and its counts of steps are tensors, on the GPU if the model is."""
+    device = next(model.parameters()).device
+    return torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01, device=device), capturable=True)
+
+
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)
 
@@ -165,18 +174,18 @@ WIDE = 256
 """At this width the last layer's weight, of 110,592 bytes, is large enough for shared memory."""
 
 
-def job(optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0, width: int = 8) -> Job:
+def job(optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0, width: int = 8, device: str = "cpu") -> Job:
     """A job with one optimizer and nothing else, its weights drawn from a seed."""
     seed(number)
-    model = Net(width)
-    return Job(model, optimizer(model))
+    model = Net(width).to(device)
+    return Job(model, optimizer(model), device=device)
 
 
-def full(number: int = 0, scheduler: str = "sequential", width: int = 8) -> Job:
+def full(number: int = 0, scheduler: str = "sequential", width: int = 8, device: str = "cpu") -> Job:
     """A job with something of every kind."""
-    made = job(momentum, number, width)
+    made = job(momentum, number, width, device)
     made.scheduler = SCHEDULERS[scheduler](made.optimizer)
-    made.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    made.scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=2)
     made.ema = averaged(made.model)
     made.loader = Position()
     return made

@@ -52,6 +52,45 @@ def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
     assert read.bytes() == content[:size]
 
 
+@pytest.mark.parametrize("way", ["see", "copy", "read"])
+def test_what_comes_in_pieces_has_the_same_digest(content: bytes, file: int, way: str) -> None:
+    """Of several by turns, as they come out of a GPU; the last piece has 2 KiB or all."""
+    pieces = _core.Pieces(SIZES)
+    source, target = Buffer(content), Buffer(bytes(len(content)))
+    places = dict.fromkeys(range(len(SIZES)), 0)
+    while places:
+        for number, at in list(places.items()):
+            left = SIZES[number] - at
+            length = left if left < 8 * 1024 else 5 * 1024
+            if way == "see":
+                pieces.see([(number, source.address + at, length)])
+            elif way == "copy":
+                pieces.copy([(number, source.address + at, length, target.address + at)])
+            else:
+                pieces.read(file, [(number, at, target.address + at, length)])
+            if way != "see":
+                assert target.bytes()[at : at + length] == content[at : at + length]
+            places[number] += length
+            if length == left:
+                del places[number]
+    assert pieces.digests() == [xxhash.xxh3_128_hexdigest(content[:size]) for size in SIZES]
+
+
+def test_a_piece_that_can_not_come_next_is_refused(content: bytes) -> None:
+    source = Buffer(content)
+    pieces = _core.Pieces([5000, 0])
+    for number, length in ((0, 0), (0, 1000), (0, 5001), (1, 1), (2, 0)):
+        with pytest.raises(ValueError, match=f"number {number} can't have a piece of {length} bytes"):
+            pieces.see([(number, source.address, length)])
+    pieces.see([(0, source.address, 4096), (1, 0, 0)])
+    with pytest.raises(ValueError, match="number 0 can't have a piece of 904 bytes"):
+        pieces.see([(0, source.address + 4096, 904)])
+    with pytest.raises(ValueError, match="number 0 has not come as a whole"):
+        pieces.digests()
+    with pytest.raises(ValueError, match="number 1 can't"):
+        pieces.see([(1, 0, 0)])
+
+
 def test_several_are_packed_at_once(content: bytes) -> None:
     one, two, target = Buffer(content[:100]), Buffer(content[100:107]), Buffer(bytes(200))
     packed = _core.pack(target.address, 200, [(one.address, 100, 64), (two.address, 7, 3), (two.address, 0, 200)])

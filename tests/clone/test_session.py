@@ -5,6 +5,7 @@ Clones are played in the test's own process.
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 import forebay.clone as clone
 from forebay.clone import _offer, _session, _source
 from forebay.clone._errors import RefusedError
+from forebay.clone._later import Later
 from forebay.clone._resume import Asked
 from tests import support
 from tests.clone import jobs
@@ -86,6 +88,31 @@ def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: Node, open
         train_until(made, session, state.done, 6)
         drop(state.result())
     assert len(session.forks) == 1
+
+
+def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
+    here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As states on a GPU are copied, too. To take gigabytes lasts several steps, in which training goes on."""
+    made = full(1)
+    session = opened(made, prepare="never")
+    train(made, session, 1)
+    begun: list[int] = []
+
+    def noting(ask: Callable[[], Any], *, goes_on: bool = False) -> Later[Any]:
+        if goes_on:
+            begun.append(made.counters["step"])
+        return Later(ask, goes_on=goes_on)
+
+    monkeypatch.setattr("forebay.clone._source.Later", noting)
+    monkeypatch.setattr(_source, "READY_BYTES_PER_S", 1)
+    monkeypatch.setattr(_source, "AHEAD_MAX", 6)
+    with here.cloning("trunk") as asked:
+        state: Future[State] = executor.submit(wait_for_state, taking(asked))
+        train_until(made, session, state.done, 2)
+        drop(state.result())
+    (fork,) = session.forks
+    assert begun == [fork.step - 6]
 
 
 def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: Node, opened: Opened) -> None:

@@ -1,10 +1,10 @@
 """A training program as a user would write it, the same for a parent and its clones.
 
-Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable]
+Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable] [--device cpu | cuda]
 
 A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. With
---portable it has nothing that can't be dealt to other ranks. Each rank prints a line: where it began, its losses, and the digests of
-its last state.
+--portable it has nothing that can't be dealt to other ranks. With --device cuda all ranks share a GPU; one alone talks to itself by NCCL.
+Each rank prints a line: where it began, its losses, and the digests of its last state.
 """
 
 import argparse
@@ -24,16 +24,23 @@ parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--after", type=int, default=5)
 parser.add_argument("--pace", type=float, default=0.0)
 parser.add_argument("--portable", action="store_true")
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 asked = parser.parse_args()
 
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+on_gpu = asked.device == "cuda"
+if on_gpu:
+    # Without it a GPU may add in another order each time.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
 # All ranks begin with the same weights, and then draw different samples.
-made = jobs.full(width=jobs.WIDE)
+made = jobs.full(width=jobs.WIDE, device=asked.device)
 if asked.portable:
     made.loader = made.ema = None
 jobs.seed(rank)
-if ranks > 1:
-    torch.distributed.init_process_group("gloo")
+if ranks > 1 or on_gpu:
+    # NCCL wants a GPU for each rank.
+    torch.distributed.init_process_group("gloo" if ranks > 1 else "nccl")
     made.model = DistributedDataParallel(made.model)
 
 
@@ -69,5 +76,5 @@ told = {
 }
 os.write(1, json.dumps(told).encode() + b"\n")
 session.close()
-if ranks > 1:
+if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()

@@ -4,13 +4,15 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from tests import support
 from tests.clone.forks import Node, node, told
+
+ON_GPU = ("--device", "cuda", "--after", "12")
 
 
 def torchrun(ranks: int, *options: str) -> list[str]:
@@ -39,10 +41,10 @@ def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
             parent.communicate()
 
 
-def run(node: Node, ranks: int, *how: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the ranks of a parent say, and those of its clone, which was asked for so."""
-    with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2")) as parent:
-        done = node.type("clone", "trunk", *how, "--", *torchrun(ranks))
+    with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2", *program)) as parent:
+        done = node.type("clone", "trunk", *how, "--", *torchrun(ranks, *program))
         assert done.returncode == 0, done.stderr
         out, err = parent.communicate(timeout=support.PROGRAM_S)
         assert parent.returncode == 0, err
@@ -52,9 +54,9 @@ def run(node: Node, ranks: int, *how: str) -> tuple[list[dict[str, Any]], list[d
     return parents, clones
 
 
-def run_alone(node: Node, ranks: int, steps: int) -> list[dict[str, Any]]:
+def run_alone(node: Node, ranks: int, steps: int, *program: str) -> list[dict[str, Any]]:
     """What the ranks of the same job say when nobody can fork it."""
-    command, environment = torchrun(ranks, "--steps", str(steps)), {**node.environment, "FOREBAY": "off"}
+    command, environment = torchrun(ranks, "--steps", str(steps), *program), {**node.environment, "FOREBAY": "off"}
     done = subprocess.run(
         command, cwd=support.ROOT, env=environment, capture_output=True, text=True, timeout=support.PROGRAM_S, check=False
     )
@@ -95,6 +97,27 @@ def test_p14_a_clone_is_compared_with_its_parent_three_steps_later() -> None:
             assert clone["lineage"] == ["trunk", clone["begun"] + 3, {}]
             assert clone["losses"].items() <= parent["losses"].items()
             assert clone["digests"] == parent["digests"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2], ids=["nccl", "gloo"])
+@pytest.mark.parametrize(("how", "further"), [((), 0), (("--verify", "shadow:3"), 3)], ids=["digests", "shadow"])
+def test_p14_holds_on_a_gpu(ranks: int, how: tuple[str, ...], further: int) -> None:
+    """In half precision, with a scaler, an average and generators on the GPU; parent and clone share it."""
+    with node() as here:
+        parents, clones = run(here, ranks, *how, program=ON_GPU)
+        # A step that the scaler left out for infinities is none of those that are compared.
+        for parent, clone in zip(parents, clones, strict=True):
+            assert parent["forks"] == [clone["begun"]]
+            parent_s_name, step, changes = clone["lineage"]
+            assert (parent_s_name, changes) == ("trunk", {})
+            assert step == clone["begun"] if further == 0 else step >= clone["begun"] + further
+            assert len(clone["losses"]) == 12
+            assert clone["losses"].items() <= parent["losses"].items()
+            assert clone["digests"] == parent["digests"]
+        if not how:
+            alone = run_alone(here, ranks, max(map(int, parents[0]["losses"])), *ON_GPU)
+            assert [parent["losses"] for parent in parents] == [plain["losses"] for plain in alone]
 
 
 @pytest.mark.long

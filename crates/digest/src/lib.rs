@@ -13,6 +13,9 @@ use twox_hash::XxHash3_128;
 /// Bytes of a stretch of memory, any number of which may come one after the other; see [`Digest::copy`].
 pub const STRETCH_BYTES: usize = BLOCK_BYTES;
 
+/// As many of the last bytes, or all, are looked at once more by [`Digest::finish`].
+pub const END_BYTES: usize = BLOCK_BYTES + STRIPE_BYTES;
+
 /// What has fewer is digested another way, by the specification.
 const LARGE_FROM: usize = 241;
 
@@ -65,19 +68,32 @@ impl Digest {
         kernel::see(&mut self.sums, &bytes[..blocks * BLOCK_BYTES]);
     }
 
-    /// The digest, when all have come.
+    /// How many have come.
+    #[must_use]
+    pub fn had(&self) -> usize {
+        self.had
+    }
+
+    /// How many are still to come.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.length - self.had
+    }
+
+    /// The digest, when all have come. `end` is the last of them, [`END_BYTES`] or more, or all.
     ///
     /// # Panics
     ///
-    /// `whole` is not all of the bytes.
+    /// Some have not come, or the end is too short.
     #[must_use]
-    pub fn finish(mut self, whole: &[u8]) -> u128 {
-        assert_eq!((self.had, whole.len()), (self.length, self.length), "all bytes have come");
+    pub fn finish(mut self, end: &[u8]) -> u128 {
+        assert!(self.left() == 0, "all bytes have come");
+        assert!(end.len() >= END_BYTES.min(self.length), "the end is long enough");
         if self.length < LARGE_FROM {
-            return XxHash3_128::oneshot(whole);
+            return XxHash3_128::oneshot(&end[end.len() - self.length..]);
         }
-        let last_block = &whole[self.blocks() * BLOCK_BYTES..];
-        kernel::end(&mut self.sums, last_block, &whole[self.length - STRIPE_BYTES..]);
+        let last_block = self.length - self.blocks() * BLOCK_BYTES;
+        kernel::end(&mut self.sums, &end[end.len() - last_block..], &end[end.len() - STRIPE_BYTES..]);
         kernel::merged(&self.sums, self.length)
     }
 

@@ -1,6 +1,6 @@
 //! The digests are those of the library, however the bytes come.
 
-use forebay_digest::{Digest, STRETCH_BYTES, of};
+use forebay_digest::{Digest, END_BYTES, STRETCH_BYTES, of};
 use proptest::prelude::*;
 use twox_hash::XxHash3_128;
 
@@ -29,7 +29,13 @@ fn copied(source: &[u8], stretches: &[usize], begin: usize) -> (u128, Vec<u8>) {
         }
     }
     let target = target.split_off(begin);
-    (digest.finish(&target), target)
+    let found = digest.finish(&target);
+    assert_eq!(
+        found,
+        digest.finish(&target[target.len().saturating_sub(END_BYTES)..]),
+        "of the end alone"
+    );
+    (found, target)
 }
 
 #[test]

@@ -33,10 +33,11 @@ impl Rank {
         rank.secret().to_string_lossy().into_owned()
     }
 
-    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether there will be one at the next, and whether the clones of all of these are waiting. A look
-    /// into shared memory: the interpreter's lock is kept.
-    fn due(&self, point: u64, step: u64) -> (Vec<(u64, u64)>, bool, bool) {
-        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step);
+    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether there will be one within
+    /// `ahead` points, as many as it takes to make ready; and whether the clones of all of these are waiting. A look into shared memory: the interpreter's lock is kept.
+    #[pyo3(signature = (point, step, ahead=1))]
+    fn due(&self, point: u64, step: u64, ahead: u64) -> (Vec<(u64, u64)>, bool, bool) {
+        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step, ahead);
         let forks = due.forks.into_iter().map(|wanted| (wanted.fork, wanted.shadow)).collect();
         (forks, due.is_near, due.is_awaited)
     }

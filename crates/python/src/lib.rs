@@ -14,6 +14,7 @@ mod memory;
 mod one_pass;
 mod order;
 mod pending;
+mod pieces;
 mod shared;
 mod stores;
 mod tensors;
@@ -171,6 +172,8 @@ mod _core {
     use super::order::{Blocks, Deal, Epoch, counter_at, sample_key, sample_keys};
     #[pymodule_export]
     use super::pending::between_instructions;
+    #[pymodule_export]
+    use super::pieces::Pieces;
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -12,7 +12,7 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Described", "Memory", "Watch", "adapter_of"]
+__all__ = ["Adapter", "Component", "Described", "Memory", "Piece", "Watch", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
@@ -72,6 +72,22 @@ class Memory(NamedTuple):
     address: int
     length: int
     owner: object
+
+
+class Piece(NamedTuple):
+    """Bytes of a tensor, or of a whole one, in the processor's memory for a while.
+
+    Attributes:
+        number: the tensor's, among those that were given.
+        start: which of its bytes, in the order of its layout, is the first.
+        address: of that one.
+        length: bytes.
+    """
+
+    number: int
+    start: int
+    address: int
+    length: int
 
 
 class Described(NamedTuple):
@@ -136,11 +152,20 @@ class Adapter(Ranks, Protocol):
     def empty(self, layout: Layout, buffer: object = None, offset: int = 0) -> Any:  # noqa: ANN401
         """A new tensor, its elements unset: in a buffer, from an offset in bytes on, if it can lie there."""
 
-    def memory(self, tensor: Any) -> Memory:  # noqa: ANN401
-        """The tensor's bytes, for reading: where it lies if that is in the processor's memory and without gaps, else a copy."""
+    def begin(self, tensor: Any) -> int:  # noqa: ANN401
+        """The address of the first byte of a tensor that was made by `empty`, in the processor's memory."""
 
-    def fill(self, tensor: Any, layout: Layout, write: Callable[[Memory], None]) -> bool:  # noqa: ANN401
-        """Has the tensor's bytes written, in that layout: where it lies, or by way of a copy. Whether where it lies."""
+    def outward(self, tensors: Sequence[Any]) -> Iterator[list[Piece]]:
+        """The bytes of tensors that don't lie in the processor's memory in order: as pieces, each there until the next ones are asked for.
+
+        Those of one tensor come in their order, as `_core.Pieces` takes them.
+        """
+
+    def inward(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> Iterator[list[Piece]]:
+        """Has the bytes of such tensors written, in these layouts: where pieces of them are to be put before the next ones are asked for.
+
+        What lies in the processor's memory there or here is one piece. All are where they belong when there are no more pieces.
+        """
 
     def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
         """Bytes of a tensor's elements in this rank."""

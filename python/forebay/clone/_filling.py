@@ -74,10 +74,9 @@ def fill(
             note(one, one.address, digest)
     copied = [one for one in fills if one.address is not None and not one.entry.place]
     at_once = {id(one) for one in (*in_place, *copied)}
-    for one in sorted((one for one in fills if id(one) not in at_once), key=lambda one: one.entry.place is None):
-        reading = _Reading(capture, one.entry, starts[one.entry.path], remote)
-        lies = adapter.fill(one.tensor, one.entry.layout, reading)
-        note(one, reading.address if lies else None, reading.digest)
+    others = sorted((one for one in fills if id(one) not in at_once), key=lambda one: one.entry.place is None)
+    for one, digest in zip(others, _fill_by_way(adapter, others, capture, starts, remote), strict=True):
+        note(one, None, digest)
     found = _read(capture, [(starts[one.entry.path], one.address or 0, one.entry.length) for one in copied])
     for one, digest in zip(copied, found, strict=True):
         _verify(one.entry, digest)
@@ -85,27 +84,30 @@ def fill(
     return digests, filled
 
 
-class _Reading:
-    """Fills memory with an entry's bytes.
-
-    Attributes:
-        address: of the memory.
-        digest: of what was written there, as it was written.
-    """
-
-    def __init__(self, capture: Capture, entry: Entry, offset: int, remote: Remote | None) -> None:
-        self.address, self.digest = 0, ""
-        self._capture, self._entry, self._offset, self._remote = capture, entry, offset, remote
-
-    def __call__(self, memory: Memory) -> None:
-        self.address = memory.address
-        if self._entry.place is None:
-            (self.digest,) = _read(self._capture, [(self._offset, memory.address, memory.length)])
-            _verify(self._entry, self.digest)
-        elif self._remote is None:
-            raise CloneError(f"{self._entry.path} was not copied, and its job is not there to be read from")
-        else:
-            (self.digest,) = self._remote.read([(self._entry, memory)])
+def _fill_by_way(adapter: Adapter, fills: Sequence[Fill], capture: Capture, starts: Mapping[str, int], remote: Remote | None) -> list[str]:
+    """Fills tensors that don't lie where their bytes can be written to; gives their digests."""
+    digests = [""] * len(fills)
+    copied = [number for number, one in enumerate(fills) if one.entry.place is None]
+    places = {number: place for place, number in enumerate(copied)}
+    pieces = _core.Pieces([fills[number].entry.length for number in copied])
+    for some in adapter.inward([one.tensor for one in fills], [one.entry.layout for one in fills]):
+        reads = []
+        for piece in some:
+            entry = fills[piece.number].entry
+            if entry.place is None:
+                reads.append((places[piece.number], starts[entry.path] + piece.start, piece.address, piece.length))
+            elif remote is None:
+                raise CloneError(f"{entry.path} was not copied, and its job is not there to be read from")
+            else:
+                (digests[piece.number],) = remote.read([(entry, Memory(piece.address, piece.length, fills[piece.number].tensor))])
+        try:
+            pieces.read(capture.descriptor, reads)
+        except OSError as error:
+            raise _unreadable(error) from error
+    for number, digest in zip(copied, pieces.digests(), strict=True):
+        _verify(fills[number].entry, digest)
+        digests[number] = digest
+    return digests
 
 
 def _read(capture: Capture, parts: list[tuple[int, int, int]]) -> list[str]:
@@ -113,7 +115,11 @@ def _read(capture: Capture, parts: list[tuple[int, int, int]]) -> list[str]:
     try:
         return _core.read_and_digest(capture.descriptor, parts)
     except OSError as error:
-        raise DamagedError(f"the copy of a state can't be read: {error}") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> DamagedError:
+    return DamagedError(f"the copy of a state can't be read: {error}")
 
 
 def text_of(capture: Capture, entry: Entry, offset: int) -> bytes:

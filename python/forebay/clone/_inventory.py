@@ -17,7 +17,7 @@ from forebay.clone._shared import Storage
 from forebay.clone._values import Path, decode, spelled
 from forebay.clone._window import Remote
 
-__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory"]
+__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory", "some"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """What `inventory` must be given, or told that there is none of."""
@@ -29,8 +29,6 @@ GRADIENTS = "gradients"
 
 NAMED_MAX = 5
 """Entries that one message names."""
-PACK_BYTES = 64 << 20
-"""Of tensors of accelerators there are copies of so many bytes at a time, or one, while they are packed."""
 
 
 class _NotGiven:
@@ -271,7 +269,7 @@ class Inventory:
         manifest = capture.manifest.read(digests)
         after = self._digested(self._parts(), filled=filled)
         if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
-            raise DamagedError(f"not as it was captured after loading: {_named(wrong)}: does its load_state_dict set all of it?")
+            raise DamagedError(f"not as it was captured after loading: {some(wrong)}: does its load_state_dict set all of it?")
         return manifest
 
     @property
@@ -367,7 +365,9 @@ class Inventory:
         """A manifest of parts as they are. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
         entries: list[Entry] = []
         digests: list[str] = []
-        asked: list[tuple[int, Memory]] = []
+        lying: list[tuple[int, Memory]] = []
+        # Each with its number among the entries.
+        others: list[tuple[int, Any]] = []
         for part in parts:
             contents = zip(part.entries, (part.text, *part.tensors), (None, *part.addresses), strict=True)
             for entry, content, address in contents:
@@ -380,46 +380,38 @@ class Inventory:
                     continue
                 digests.append("")
                 if address is None and content is not part.text:
-                    # Of tensors of accelerators there are copies, one at a time.
-                    memory = self._adapter.memory(content)
-                    digests[-1] = _core.digest(memory.address, memory.length)
+                    others.append((len(digests) - 1, content))
                 else:
-                    asked.append((len(digests) - 1, memory_of(content) if address is None else Memory(address, entry.length, content)))
-        found = _core.digests([(memory.address, memory.length) for _, memory in asked])
-        for (number, _), digest in zip(asked, found, strict=True):
+                    lying.append((len(digests) - 1, memory_of(content) if address is None else Memory(address, entry.length, content)))
+        found = _core.digests([(memory.address, memory.length) for _, memory in lying])
+        pieces = _core.Pieces([entries[number].length for number, _ in others])
+        for some in self._adapter.outward([tensor for _, tensor in others]):
+            pieces.see([(piece.number, piece.address, piece.length) for piece in some])
+        for (number, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
             digests[number] = digest
         return self._manifest(entries, digests)
 
     def _pack(self, parts: list[Part], forms: list[_Form], starts: list[int], reserved: _core.Reserved) -> list[str]:
         """Copies what is copied to where it is to be, and gives its digests; of what has a place no copy, and nothing."""
         digests = [""] * len(starts)
-        # An entry's number, address and length; and what has to live as long as the address is used.
-        batch: list[tuple[int, int, int]] = []
-        owners: list[object] = [parts]
-
-        def flush() -> None:
-            copies = [(address, length, starts[number]) for number, address, length in batch]
-            for (number, _, _), digest in zip(batch, _core.pack(reserved.address, reserved.length, copies), strict=True):
-                digests[number] = digest
-            batch.clear()
-            del owners[1:]
-
+        # An entry's number, address and length.
+        lying: list[tuple[int, int, int]] = []
+        others: list[tuple[int, int, Any]] = []
         first = 0
-        left = PACK_BYTES
         for part, form in zip(parts, forms, strict=True):
             text = memory_of(part.text)
-            batch.append((first, text.address, text.length))
-            batch += [(first + number, address, length) for number, address, length in form.known]
-            for number in form.asked:
-                memory = self._adapter.memory(part.tensors[number - 1])
-                batch.append((first + number, memory.address, memory.length))
-                owners.append(memory.owner)
-                left -= memory.length
-                if left <= 0:
-                    flush()
-                    left = PACK_BYTES
+            lying.append((first, text.address, text.length))
+            lying += [(first + number, address, length) for number, address, length in form.known]
+            others += [(first + number, form.copied[number], part.tensors[number - 1]) for number in form.asked]
             first += len(form.entries)
-        flush()
+        copies = [(address, length, starts[number]) for number, address, length in lying]
+        found = _core.pack(reserved.address, reserved.length, copies)
+        pieces = _core.Pieces([length for _, length, _ in others])
+        targets = [reserved.address + starts[number] for number, _, _ in others]
+        for some in self._adapter.outward([tensor for _, _, tensor in others]):
+            pieces.copy([(piece.number, piece.address, piece.length, targets[piece.number] + piece.start) for piece in some])
+        for (number, _, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
+            digests[number] = digest
         return digests
 
     def _manifest(self, entries: list[Entry], digests: list[str]) -> Manifest:
@@ -483,14 +475,14 @@ class Inventory:
             layout, found, address = own.get(entry.path, (None, None, None))
             if layout != entry.layout:
                 found = (empty if entry.place else self._adapter.empty)(entry.layout)
-                lies = self._adapter.lying(found)
-                address = lies.address if lies else None
+                # Of one that was just made nothing need be asked.
+                address = self._adapter.begin(found) if entry.layout.device == "cpu" else None
             fills.append(Fill(found, address, entry))
             return found
 
         tree = decode(text, part.component.path, tensor)
         if by_path:
-            raise DamagedError(f"{entries[0].path} does not mention {_named(list(by_path))}")
+            raise DamagedError(f"{entries[0].path} does not mention {some(list(by_path))}")
         return tree, fills
 
 
@@ -508,11 +500,12 @@ def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, 
             raise DamagedError(f"{entry.path}: values and tensors have changed places")
         found[name].append(entry)
     if lacking := [name for name in parts if name not in found]:
-        raise DifferenceError(f"the captured state lacks {_named(lacking)}")
+        raise DifferenceError(f"the captured state lacks {some(lacking)}")
     return found
 
 
-def _named(paths: list[str]) -> str:
+def some(paths: Sequence[str]) -> str:
+    """The first of these, and how many more there are."""
     more = len(paths) - NAMED_MAX
     return ", ".join(paths[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 

@@ -16,7 +16,7 @@ from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._handlers import is_the_program_s
-from forebay.clone._inventory import NAMED_MAX, Inventory
+from forebay.clone._inventory import Inventory, some
 from forebay.clone._later import Later, uncollected
 from forebay.clone._manifest import Entry, Placement
 from forebay.clone._offer import Header, described
@@ -38,6 +38,11 @@ LENGTH_SPARE_BYTES, LENGTH_SPARE_PART = 64 << 10, 16
 
 What is made ready and not used is given back while training stands still.
 """
+READY_BYTES_PER_S = 1e9
+"""At least so fast memory for a copy is made ready, there and touched: machines that we know of take 0.2 to 0.5 s a gigabyte."""
+STEP_LEAST_S = 1e-3
+AHEAD_MAX = 1000
+"""Steps, each of at least so many seconds, that a fork is put off at most until its memory can be ready."""
 REASON_MAX = 2000
 """Characters of a reason that is sent to others."""
 START_TRIES = 3
@@ -140,7 +145,7 @@ class Source:
         self._left = 0
         self._ahead: Later[_Room] | None = None
         self._joining: Later[_core.Rank] | None = None
-        self._looked_at = time.monotonic()
+        self._looked_at = self._pointed_at = time.monotonic()
         self._rank = _join(job, *inventory.rank, shadow, rejoins=False, agent=agent)
 
     def point(self, epoch: int, step: int) -> Fork | None:
@@ -160,9 +165,13 @@ class Source:
             # Of an agent that has ended by now `_look` hears. The next one, if it stands already, has taken the secret away.
             with contextlib.suppress(ConnectionError, FileNotFoundError):
                 self._measure(epoch, step)
-        if self._joining is not None or time.monotonic() - self._looked_at > LOOK_EVERY_S:
+        now = time.monotonic()
+        if self._joining is not None or now - self._looked_at > LOOK_EVERY_S:
             self._look()
-        due, is_near, is_awaited = self._rank.due(self._points, step)
+        copied = self._length - self._storage.lying
+        step_s, self._pointed_at = now - self._pointed_at, now
+        ahead = 1 + int(copied / READY_BYTES_PER_S / max(step_s, STEP_LEAST_S)) if copied > 0 else 1
+        due, is_near, is_awaited = self._rank.due(self._points, step, min(ahead, AHEAD_MAX))
         # Where no clone waits yet, nobody would read in the window.
         storage = self._storage if is_awaited else None
         fork = None
@@ -261,9 +270,11 @@ class Source:
         except CloneError as error:
             left = {"all that are not there yet": str(error)}
         if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):
-            named = "; ".join(f"{path}: {left[path]}" for path in new[:NAMED_MAX])
-            more = f"; and {len(new) - NAMED_MAX} more" if len(new) > NAMED_MAX else ""
-            say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}{more}")
+            by_reason: dict[str, list[str]] = {}
+            for path in new:
+                by_reason.setdefault(left[path], []).append(path)
+            named = "; ".join(f"{some(paths)}: {why}" for why, paths in by_reason.items())
+            say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}")
         self._told |= left.keys()
         self._tell_lying()
 

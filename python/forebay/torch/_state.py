@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed, nn
@@ -24,6 +24,9 @@ from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
 from forebay.torch._given import check_given, check_kind, check_optimizer, path_of, type_of
 from forebay.torch._group import of_group
 from forebay.torch._modules import plain_kinds, watches
+from forebay.torch._staging import inward as inward
+from forebay.torch._staging import outward as outward
+from forebay.torch._tensors import PLAIN, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 # By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
 # each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
-# All but those of subclasses, of which each has its own meaning.
-_PLAIN = frozenset((torch.Tensor, nn.Parameter))
 # By which a function of torch's writes to what it was given.
 _WRITES = frozenset(("inplace", "out", "running_mean"))
 
@@ -113,19 +114,19 @@ def describe(value: object, path: Path) -> Described | None:
     """See `Adapter.describe`."""
     if not isinstance(value, torch.Tensor):
         return None
-    is_distributed = _is_dtensor(value)
-    known = is_distributed or type(value) in _PLAIN
+    is_distributed = is_dtensor(value)
+    known = is_distributed or type(value) in PLAIN
     if not known or value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UndescribableError(
             f"{spelled(path)}: a {type_of(value)}, {value.layout}, on {value.device.type}: its bytes don't say what it is"
         )
-    local = _local(value) if is_distributed else value
+    local = local_part(value) if is_distributed else value
     found = _layout(local.dtype, local.shape, local.stride(), local.device.type)
     if found is None:
         raise UndescribableError(f"{spelled(path)}: an expanded tensor, whose elements share memory: keep its contiguous() instead")
     layout, is_in_order = found
     lies = is_in_order and not is_distributed and layout.device == "cpu" and not value.is_conj() and not value.is_neg()
-    return Described(layout, length(layout), value.data_ptr() if lies else None, is_distributed and _is_sharded(cast("DTensor", value)))
+    return Described(layout, length(layout), value.data_ptr() if lies else None, is_distributed and is_sharded(cast("DTensor", value)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -136,20 +137,20 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     """
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         return None
-    is_dense = _is_dense(shape, strides)
-    written = strides if is_dense else _contiguous(shape)
+    has_no_gaps = is_dense(shape, strides)
+    written = strides if has_no_gaps else contiguous(shape)
     steps = tuple(stride if size > 1 else 1 for size, stride in zip(shape, written, strict=True))
-    return Layout(dtype_name(dtype), tuple(shape), steps, device), is_dense
+    return Layout(dtype_name(dtype), tuple(shape), steps, device), has_no_gaps
 
 
 def plain() -> Sequence[type]:
     """See `Adapter.plain`."""
-    return tuple(_PLAIN)
+    return tuple(PLAIN)
 
 
 def facts(tensors: list[torch.Tensor]) -> object:
     """See `Adapter.facts`. What has another device has another address."""
-    if not _PLAIN.issuperset(map(type, tensors)):
+    if not PLAIN.issuperset(map(type, tensors)):
         return None
     if _EXCHANGE is not None:
         # Complex numbers, and what else DLPack has no words for, are asked one by one.
@@ -161,57 +162,43 @@ def facts(tensors: list[torch.Tensor]) -> object:
 @functools.lru_cache(maxsize=4096)
 def length(layout: Layout) -> int:
     """See `Adapter.length`."""
-    if not _is_dense(layout.shape, layout.strides):
+    if not is_dense(layout.shape, layout.strides):
         raise DamagedError(f"a tensor of {layout} would have gaps, or share its elements")
     return math.prod(layout.shape) * _dtype(layout).itemsize
 
 
 def empty(layout: Layout, buffer: object = None, offset: int = 0) -> torch.Tensor:
     """See `Adapter.empty`."""
-    if buffer is not None and layout.device == "cpu" and _is_dense(layout.shape, layout.strides):
+    if buffer is not None and layout.device == "cpu" and is_dense(layout.shape, layout.strides):
         elements = torch.frombuffer(buffer, dtype=_dtype(layout), count=math.prod(layout.shape), offset=offset)
         return elements.as_strided(layout.shape, layout.strides)
     return torch.empty_strided(layout.shape, layout.strides, dtype=_dtype(layout), device=layout.device)
 
 
-def memory(tensor: torch.Tensor) -> Memory:
-    """See `Adapter.memory`."""
-    if (there := lying(tensor)) is not None:
-        return there
-    local = _local(tensor).resolve_conj().resolve_neg().cpu()
-    if not _is_dense(tuple(local.shape), local.stride()):
-        local = local.contiguous()
-    return Memory(local.data_ptr(), local.numel() * local.element_size(), local)
-
-
-def fill(tensor: torch.Tensor, layout: Layout, write: Callable[[Memory], None]) -> bool:
-    """See `Adapter.fill`."""
-    local = _local(tensor)
-    in_place = local.device.type == "cpu" and not local.is_conj() and not local.is_neg() and _is_dense(layout.shape, local.stride())
-    target = local if in_place else torch.empty_strided(layout.shape, layout.strides, dtype=local.dtype)
-    write(Memory(target.data_ptr(), target.numel() * target.element_size(), target))
-    if not in_place:
-        local.copy_(target)
-    return in_place
+def begin(tensor: torch.Tensor) -> int:
+    """See `Adapter.begin`."""
+    return tensor.data_ptr()
 
 
 def tensor_length(tensor: torch.Tensor) -> int:
     """See `Adapter.tensor_length`."""
-    local = _local(tensor) if _is_dtensor(tensor) else tensor
+    local = local_part(tensor) if is_dtensor(tensor) else tensor
     return local.numel() * local.element_size()
 
 
 def lying(tensor: torch.Tensor) -> Memory | None:
     """See `Adapter.lying`."""
-    if not _is_plain(tensor) or not _is_dense(tensor.shape, tensor.stride()):
+    if not is_plain(tensor) or not is_dense(tensor.shape, tensor.stride()):
         return None
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
 def why_fixed(tensor: torch.Tensor) -> str:
     """See `Adapter.why_fixed`."""
+    if tensor.device.type != "cpu":
+        return f"on {tensor.device.type}"
     if lying(tensor) is None:
-        return f"a {type_of(tensor)} on {tensor.device.type}, or one whose elements don't lie in a row"
+        return f"a {type_of(tensor)} that is none of torch's own, or one whose elements don't lie in a row"
     uses = getattr(torch._C, "_storage_Use_Count", None)
     if uses is None:
         return f"torch {torch.__version__} does not tell who uses a tensor's memory"
@@ -234,7 +221,7 @@ def move(tensor: torch.Tensor, buffer: object, offset: int) -> None:
 
 def version(tensor: torch.Tensor) -> int:
     """See `Adapter.version`. Fused optimizers and `data` leave it as it is."""
-    local = tensor._local_tensor if _is_dtensor(tensor) else tensor
+    local = tensor._local_tensor if is_dtensor(tensor) else tensor
     return 0 if local.is_inference() else local._version
 
 
@@ -346,47 +333,6 @@ def _dtype(layout: Layout) -> torch.dtype:
     return dtype
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without its history."""
-    tensor = tensor.detach()
-    return tensor.to_local() if _is_dtensor(tensor) else tensor
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it has memory of the processor, and nothing stands between its elements and their bytes."""
-    known = type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-
-
-def _is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
-    if type(value) in _PLAIN:
-        return False
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
-def _is_sharded(tensor: "DTensor") -> bool:
-    return any(not placement.is_replicate() for placement in tensor.placements)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill their memory without gaps and without sharing it."""
-    if 0 in shape:
-        return True
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The user's own module: without DistributedDataParallel, without torch.compile, whose names would differ from an unwrapped one's."""
     while True:
@@ -418,7 +364,7 @@ def _is_dealt(loader: object) -> bool:
 def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Component]:
     def set_gradients(gradients: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in module.named_parameters():
-            parameter.grad = _sharded_like(parameter, gradients.get(name))
+            parameter.grad = _beside(parameter, gradients.get(name))
 
     def set_eval(names: list[str]) -> None:
         evaluated = set(names)
@@ -482,7 +428,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
         for name, parameter in parameters().items():
             optimizer.state.pop(parameter, None)
             if name in states:
-                optimizer.state[parameter] = {key: _sharded_like(parameter, value) for key, value in states[name].items()}
+                optimizer.state[parameter] = {key: _beside(parameter, value) for key, value in states[name].items()}
 
     def set_groups(groups: list[dict[str, object]]) -> None:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
@@ -510,9 +456,12 @@ def _sort(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{dtype_name(dtype)} {list(shape)}"
 
 
-def _sharded_like(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a tensor or a plain value)
-    """A parameter's gradient or state: as a part of the whole, if the parameter is one and the value, of the same shape, is not one yet."""
-    if not _is_dtensor(parameter) or _is_dtensor(value) or not isinstance(value, torch.Tensor):
+def _beside(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a tensor or a plain value)
+    """A parameter's gradient or state, on its very device; and as a part of the whole, if the parameter is one and the value is not yet."""
+    if isinstance(value, torch.Tensor) and value.device.type == parameter.device.type:
+        # Layouts don't say which of several devices.
+        value = value.to(parameter.device)
+    if not is_dtensor(parameter) or is_dtensor(value) or not isinstance(value, torch.Tensor):
         return value
     if value.shape != parameter.to_local().shape:
         return value

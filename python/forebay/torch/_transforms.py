@@ -216,7 +216,7 @@ class Normalize(nn.Module):
             raise ValueError(f"dtype={dtype!r}: give one of torch's floating-point types, such as torch.bfloat16")
         self.mean, self.std, self.dtype = means, stds, dtype
         # No buffers: these would lose digits in a network that is made into one of bfloat16.
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._on: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Of shape (..., bands, height, width), as they are.
@@ -228,10 +228,11 @@ class Normalize(nn.Module):
             raise TypeError(f"images of {images.dtype}: Normalize takes bytes (torch.uint8), as TrainCrop and EvalCrop give them")
         device = images.device
         if device not in self._on:
-            mean, std = (torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
-            self._on[device] = mean, std
-        mean, std = self._on[device]
-        return images.float().div_(255).sub_(mean).div_(std).to(self.dtype)
+            # A GPU multiplies by 1/255 where that is no tensor of its own, and the last bit is another.
+            numbers = ((255.0,), self.mean, self.std)
+            self._on[device] = tuple(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in numbers)
+        whole, mean, std = self._on[device]
+        return images.float().div_(whole).sub_(mean).div_(std).to(self.dtype)
 
 
 def _is_range(value: object) -> bool:

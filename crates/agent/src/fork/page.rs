@@ -55,7 +55,7 @@ pub struct Wanted {
 pub struct Due {
     /// The forks for which a rank has to take its state now.
     pub forks: Vec<Wanted>,
-    /// There most likely is one at the next point.
+    /// There most likely is one within as many points as it takes to make ready for it.
     pub is_near: bool,
     /// The clones of all of these are waiting.
     pub is_awaited: bool,
@@ -112,8 +112,9 @@ impl Page {
         (self.word(POINTS).load(Ordering::Acquire) > 0).then(|| self.word(STEP).load(Ordering::Acquire))
     }
 
-    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks.
-    pub(crate) fn due(&self, rank: u32, point: u64, step: u64) -> Due {
+    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks. It makes ready for a fork `ahead` points before, at least one; rank 0
+    /// announces no fork of a clone that waits before it can be ready.
+    pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64) -> Due {
         if rank == 0 {
             self.word(STEP).store(step, Ordering::Release);
             self.word(POINTS).store(point, Ordering::Release);
@@ -126,7 +127,7 @@ impl Page {
             ..Due::default()
         };
         for slot in self.slots() {
-            slot.tell(rank, point, step, &mut due);
+            slot.tell(rank, point, step, ahead.max(1), &mut due);
         }
         due
     }
@@ -151,7 +152,7 @@ impl Page {
 }
 
 impl Slot<'_> {
-    fn tell(self, rank: u32, point: u64, step: u64, due: &mut Due) {
+    fn tell(self, rank: u32, point: u64, step: u64, ahead: u64, due: &mut Due) {
         let fork = self.fork.load(Ordering::Acquire);
         let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
         let is_awaited = self.is_awaited.load(Ordering::Acquire) == 1;
@@ -160,11 +161,12 @@ impl Slot<'_> {
             return;
         }
         if rank == 0 && from == 0 {
-            from = point + 1;
+            // One that was asked for at a step is to be of that step.
+            from = point.saturating_add(if is_awaited { ahead } else { 1 });
             self.from.store(from, Ordering::Release);
         }
         let is_due = |point, step| from != 0 && from <= point && at <= step;
-        let is_near = !is_due(point, step) && is_due(point + 1, step + 1);
+        let is_near = !is_due(point, step) && is_due(point.saturating_add(ahead), step.saturating_add(ahead));
         if is_due(point, step) {
             due.forks.push(Wanted { fork, shadow });
         }
@@ -190,7 +192,7 @@ mod tests {
     }
 
     fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
-        let due = page.due(rank, point, step);
+        let due = page.due(rank, point, step, 1);
         (numbers(&due), due.is_near)
     }
 
@@ -221,16 +223,39 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_comes_when_it_can_be_ready() {
+        let page = Page::create().unwrap();
+        let due = |rank, point, ahead| {
+            let due = page.due(rank, point, 10 + point, ahead);
+            (numbers(&due), due.is_near)
+        };
+        assert!(page.want(7, 0, true, 0));
+        assert_eq!(due(1, 1, 2), (vec![], false), "nothing is announced");
+        let seen: Vec<_> = (1..5).map(|point| due(0, point, 3)).collect();
+        assert_eq!(seen, [(vec![], true), (vec![], true), (vec![], true), (vec![7], false)]);
+        let other: Vec<_> = (1..5).map(|point| due(1, point, 2)).collect();
+        assert_eq!(other, [(vec![], false), (vec![], true), (vec![], true), (vec![7], false)]);
+        page.unwant(7);
+        assert!(page.want(8, 18, false, 0));
+        let seen: Vec<_> = (5..9).map(|point| due(0, point, 2)).collect();
+        assert_eq!(
+            seen,
+            [(vec![], false), (vec![], true), (vec![], true), (vec![8], false)],
+            "of the step that was asked for"
+        );
+    }
+
+    #[test]
     fn clones_are_waiting_if_all_are() {
         let page = Page::create().unwrap();
         assert!(page.want(7, 0, true, 0));
-        assert!(page.due(0, 1, 1).is_awaited, "near");
-        assert!(page.due(0, 2, 2).is_awaited, "due");
+        assert!(page.due(0, 1, 1, 1).is_awaited, "near");
+        assert!(page.due(0, 2, 2, 1).is_awaited, "due");
         assert!(page.want(8, 0, false, 3));
-        assert!(page.due(0, 3, 3).is_near);
-        assert!(!page.due(0, 3, 3).is_awaited, "one is near that nobody waits for");
+        assert!(page.due(0, 3, 3, 1).is_near);
+        assert!(!page.due(0, 3, 3, 1).is_awaited, "one is near that nobody waits for");
         page.awaited(8);
-        let due = page.due(0, 4, 4);
+        let due = page.due(0, 4, 4, 1);
         assert_eq!((numbers(&due), due.is_near, due.is_awaited), (vec![7, 8], false, true));
         assert_eq!([due.forks[0].shadow, due.forks[1].shadow], [0, 3]);
     }

@@ -1,0 +1,60 @@
+"""What torch's tensors are: whose part of the whole they hold, and how their elements lie."""
+
+import functools
+import math
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["PLAIN", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
+
+# All but those of subclasses, of which each has its own meaning.
+PLAIN = frozenset((torch.Tensor, nn.Parameter))
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, without its history."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has memory of the processor, and nothing stands between its elements and their bytes."""
+    known = type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
+    if type(value) in PLAIN:
+        return False
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def is_sharded(tensor: "DTensor") -> bool:
+    """Whether each rank holds only a part."""
+    return any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie in the order of its dimensions."""
+    return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory without gaps and without sharing it."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
