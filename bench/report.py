@@ -58,12 +58,12 @@ class What(NamedTuple):
 
 
 def commit() -> str:
-    """The commit that is measured; "+" behind it where files that matter differ from it."""
+    """The last commit that changed what is measured; "+" behind it where files that matter differ from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
 
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", *MEASURED) else "")
+    return git("rev-list", "-1", "HEAD", "--", *MEASURED) + ("+" if git("status", "--porcelain", "--", *MEASURED) else "")
 
 
 @dataclass

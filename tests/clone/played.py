@@ -66,8 +66,8 @@ def source() -> None:
     while not forks:
         step += 1
         time.sleep(0.001)
-        forks, is_near, _ = rank.due(step, step)
-        if is_near:
+        forks, _, near = rank.due(step, step)
+        if near is not None:
             arrive("near")
     arrive("due")
     memory, aside = _core.Shared(LENGTH), _core.Shared(LENGTH)

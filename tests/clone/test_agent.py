@@ -70,10 +70,10 @@ def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node
     ranks[1] = _core.Rank(directory, "duo", 1, 2, True, 0)
     ranks[0].measured(1)
     with here.cloning("duo", "--at", "5"):
-        assert ranks[0].due(1, 4) == ([], False, False), "rank 1 would not know of it"
+        assert ranks[0].due(1, 4) == ([], False, None), "rank 1 would not know of it"
         ranks[1].measured(1)
         points = itertools.count(2)
-        support.wait_until(lambda: ranks[0].due(next(points), 4)[1], "the fork")
+        support.wait_until(lambda: ranks[0].due(next(points), 4)[2] is not None, "the fork")
         last = next(points)
         assert [len(rank.due(last, 5)[0]) for rank in ranks] == [1, 1]
 

@@ -82,6 +82,8 @@ def test_any_layout_is_carried(tensor: torch.Tensor) -> None:
     arrived: Any = other.counters["x"]
     assert (arrived.dtype, arrived.device) == (tensor.dtype, there.device)
     assert torch.equal(comparable(arrived.cpu()), comparable(tensor))
+    conjugate: Any = other.counters["conjugate"]
+    assert torch.equal(comparable(conjugate.cpu()), comparable(tensor.conj()))
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:

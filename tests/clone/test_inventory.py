@@ -386,11 +386,12 @@ def test_what_was_filled_by_way_of_a_copy_is_read_once_more(monkeypatch: pytest.
         torch.arange(24.0).reshape(2, 3, 4)[:, :, ::2],
         torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
         torch.tensor([1 + 2j]).conj(),
+        (torch.arange(24.0).reshape(4, 6) * 1j)[:, ::2].T.conj(),
         torch.empty(0, 3),
         torch.tensor(True),
         torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T,
     ],
-    ids=["gaps", "channels-last", "conjugate", "empty", "scalar", "transposed"],
+    ids=["gaps", "channels-last", "conjugate", "conjugate-with-gaps", "empty", "scalar", "transposed"],
 )
 def test_any_layout_is_carried(tensor: torch.Tensor) -> None:
     original, other = job(), job()

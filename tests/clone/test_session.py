@@ -105,14 +105,31 @@ def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
         return Later(ask, goes_on=goes_on)
 
     monkeypatch.setattr("forebay.clone._source.Later", noting)
-    monkeypatch.setattr(_source, "READY_BYTES_PER_S", 1)
-    monkeypatch.setattr(_source, "AHEAD_MAX", 6)
+    # From then on its steps take longer.
+    monkeypatch.setattr(_source.Source, "_steps_ahead", lambda _: 2 if begun else 6)
     with here.cloning("trunk") as asked:
         state: Future[State] = executor.submit(wait_for_state, taking(asked))
         train_until(made, session, state.done, 2)
         drop(state.result())
     (fork,) = session.forks
-    assert begun == [fork.step - 6]
+    assert begun == [fork.step - 6], "once"
+
+
+def test_how_many_steps_memory_takes(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = full(1)
+    source = opened(made, prepare="never")._source
+    assert source is not None
+    train(made, None, 1)
+    source.point(epoch=0, step=1)
+    assert source._steps_ahead() == 1, "of a small state"
+    monkeypatch.setattr(_source, "READY_BYTES_PER_S", source._length / 3)
+    source._pointed_at.clear()
+    source._pointed_at.extend([0.0, 0.1, 0.2, 2.0])
+    assert source._steps_ahead() == 1 + 4, "three seconds, at two thirds of one a step"
+    source._pointed_at.extend([2.0] * 20)
+    assert source._steps_ahead() == 1 + 3000, "no step takes less than a millisecond"
+    monkeypatch.setattr(_source, "READY_BYTES_PER_S", 1e-3)
+    assert source._steps_ahead() == 1 + 30_000
 
 
 def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: Node, opened: Opened) -> None:

@@ -1,9 +1,109 @@
-"""How tensors of a GPU are cut for their way through the processor's memory; that they arrive, tests/clone/test_gpu.py shows."""
+"""The way of a GPU's tensors through pinned memory, here without a GPU: its memory is the processor's. tests/clone/test_gpu.py has one."""
 
+import ctypes
+
+import pytest
+import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.torch._staging import ALIGNED_BYTES, CUT_FROM_BYTES, END_BYTES, PART_BYTES, cuts
+from forebay import _core
+from forebay.torch import _staging, _state
+from forebay.torch._staging import ALIGNED_BYTES, CUT_FROM_BYTES, END_BYTES, PART_BYTES, cuts, inward, outward
+from tests.clone.jobs import job
+
+
+class Played(_staging.Gpu):
+    """The processor in a GPU's place."""
+
+    TYPE = "cpu"
+    waits = 0
+
+    def wait(self) -> None:
+        Played.waits += 1
+
+    def pinned(self, length: int) -> torch.Tensor:
+        return torch.full((length,), 255, dtype=torch.uint8)
+
+    def event(self) -> torch.cuda.Event:
+        return Done()  # type: ignore[return-value]
+
+    def record(self, event: torch.cuda.Event) -> None:
+        pass
+
+
+class Done:
+    def synchronize(self) -> None:
+        pass
+
+
+def tensors() -> list[torch.Tensor]:
+    numbers = torch.arange(PART_BYTES // 2, dtype=torch.int32)
+    complexes = torch.randn(6, 4, dtype=torch.complex64)
+    return [
+        torch.empty(0, 3),
+        torch.tensor(True),
+        numbers,
+        torch.nn.Parameter(torch.randn(300, 7)),
+        numbers[5:70_000],
+        torch.randn(5, 6)[:, ::2],
+        complexes.conj(),
+        complexes[:, ::2].T.conj(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(7).to(torch.float8_e4m3fn),
+        *(torch.randn(number) for number in range(50)),
+        numbers[: (PART_BYTES + 5 * ALIGNED_BYTES) // 4],
+    ]
+
+
+def test_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_staging, "Gpu", Played)
+    sources = tensors()
+    found = [_state.describe(one, ("x",)) for one in sources]
+    layouts = [one.layout for one in found if one]
+    lengths = [one.length for one in found if one]
+    memories = [ctypes.create_string_buffer(max(length, 1)) for length in lengths]
+    addresses = [ctypes.addressof(memory) for memory in memories]
+    out, back = _core.Pieces(lengths), _core.Pieces(lengths)
+    for batch in outward(sources):
+        out.copy([(piece.number, piece.address, piece.length, addresses[piece.number] + piece.start) for piece in batch])
+    assert out.digests() == [xxhash.xxh3_128_hexdigest(memory.raw[:length]) for memory, length in zip(memories, lengths, strict=True)]
+    # Into tensors that lie as the layout says; and into one with gaps, and one that is a conjugate.
+    targets: list[torch.Tensor] = [_state.empty(layout) for layout in layouts]
+    targets[5] = torch.zeros(5, 6)[:, ::2]
+    targets[6] = torch.zeros(6, 4, dtype=torch.complex64).conj()
+    for batch in inward(targets, layouts):
+        back.copy([(piece.number, addresses[piece.number] + piece.start, piece.length, piece.address) for piece in batch])
+    assert back.digests() == out.digests()
+    for source, target in zip(sources, targets, strict=True):
+        if source.element_size() == 1:
+            source, target = source.view(torch.uint8), target.view(torch.uint8)
+        assert torch.equal(source, target), (source.dtype, source.shape)
+
+
+def test_what_is_queued_is_waited_for_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_staging, "Gpu", Played)
+    for way in (outward([torch.ones(3)]), inward([torch.ones(3)], [_state.describe(torch.ones(3), ("x",)).layout])):  # type: ignore[union-attr]
+        before = Played.waits
+        next(way)
+        assert Played.waits == before + 1
+    list(way)
+    assert Played.waits == before + 2, "and what was written, before it is used"
+
+
+def test_programs_may_have_set_another_default_device() -> None:
+    made, other = job(number=1), job(number=2)
+    made.step()
+    plain = made.inventory().manifest()
+    torch.set_default_device("meta")
+    try:
+        with made.inventory().capture() as capture:
+            other.inventory().load(capture)
+    finally:
+        torch.set_default_device(None)
+    assert other.inventory().manifest() == plain
+
 
 LENGTHS = st.one_of(
     st.integers(0, 5 * CUT_FROM_BYTES),

@@ -90,9 +90,9 @@ def _fill_by_way(adapter: Adapter, fills: Sequence[Fill], capture: Capture, star
     copied = [number for number, one in enumerate(fills) if one.entry.place is None]
     places = {number: place for place, number in enumerate(copied)}
     pieces = _core.Pieces([fills[number].entry.length for number in copied])
-    for some in adapter.inward([one.tensor for one in fills], [one.entry.layout for one in fills]):
+    for batch in adapter.inward([one.tensor for one in fills], [one.entry.layout for one in fills]):
         reads = []
-        for piece in some:
+        for piece in batch:
             entry = fills[piece.number].entry
             if entry.place is None:
                 reads.append((places[piece.number], starts[entry.path] + piece.start, piece.address, piece.length))

@@ -383,10 +383,11 @@ class Inventory:
                     others.append((len(digests) - 1, content))
                 else:
                     lying.append((len(digests) - 1, memory_of(content) if address is None else Memory(address, entry.length, content)))
-        found = _core.digests([(memory.address, memory.length) for _, memory in lying])
         pieces = _core.Pieces([entries[number].length for number, _ in others])
-        for some in self._adapter.outward([tensor for _, tensor in others]):
-            pieces.see([(piece.number, piece.address, piece.length) for piece in some])
+        # First, for it waits for what a GPU still writes.
+        for batch in self._adapter.outward([tensor for _, tensor in others]):
+            pieces.see([(piece.number, piece.address, piece.length) for piece in batch])
+        found = _core.digests([(memory.address, memory.length) for _, memory in lying])
         for (number, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
             digests[number] = digest
         return self._manifest(entries, digests)
@@ -404,12 +405,12 @@ class Inventory:
             lying += [(first + number, address, length) for number, address, length in form.known]
             others += [(first + number, form.copied[number], part.tensors[number - 1]) for number in form.asked]
             first += len(form.entries)
-        copies = [(address, length, starts[number]) for number, address, length in lying]
-        found = _core.pack(reserved.address, reserved.length, copies)
         pieces = _core.Pieces([length for _, length, _ in others])
         targets = [reserved.address + starts[number] for number, _, _ in others]
-        for some in self._adapter.outward([tensor for _, _, tensor in others]):
-            pieces.copy([(piece.number, piece.address, piece.length, targets[piece.number] + piece.start) for piece in some])
+        # First, for it waits for what a GPU still writes.
+        for batch in self._adapter.outward([tensor for _, _, tensor in others]):
+            pieces.copy([(piece.number, piece.address, piece.length, targets[piece.number] + piece.start) for piece in batch])
+        found = _core.pack(reserved.address, reserved.length, [(address, length, starts[number]) for number, address, length in lying])
         for (number, _, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
             digests[number] = digest
         return digests

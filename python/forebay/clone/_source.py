@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,11 @@ What is made ready and not used is given back while training stands still.
 """
 READY_BYTES_PER_S = 1e9
 """At least so fast memory for a copy is made ready, there and touched: machines that we know of take 0.2 to 0.5 s a gigabyte."""
+READY_MAX_S = 30.0
+"""For so long a fork is put off at most until there is memory for it: its clone waits."""
+STEPS_MEANT = 16
+"""So many steps a mean is of. One alone may be a launch on a GPU, without the work, or an evaluation; and none lasts less than this:"""
 STEP_LEAST_S = 1e-3
-AHEAD_MAX = 1000
-"""Steps, each of at least so many seconds, that a fork is put off at most until its memory can be ready."""
 REASON_MAX = 2000
 """Characters of a reason that is sent to others."""
 START_TRIES = 3
@@ -144,8 +147,10 @@ class Source:
         self._length = 0
         self._left = 0
         self._ahead: Later[_Room] | None = None
+        self._begun_ahead = 1
         self._joining: Later[_core.Rank] | None = None
-        self._looked_at = self._pointed_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._pointed_at = deque([self._looked_at], STEPS_MEANT + 1)
         self._rank = _join(job, *inventory.rank, shadow, rejoins=False, agent=agent)
 
     def point(self, epoch: int, step: int) -> Fork | None:
@@ -168,28 +173,40 @@ class Source:
         now = time.monotonic()
         if self._joining is not None or now - self._looked_at > LOOK_EVERY_S:
             self._look()
-        copied = self._length - self._storage.lying
-        step_s, self._pointed_at = now - self._pointed_at, now
-        ahead = 1 + int(copied / READY_BYTES_PER_S / max(step_s, STEP_LEAST_S)) if copied > 0 else 1
-        due, is_near, is_awaited = self._rank.due(self._points, step, min(ahead, AHEAD_MAX))
-        # Where no clone waits yet, nobody would read in the window.
-        storage = self._storage if is_awaited else None
+        self._pointed_at.append(now)
+        # What was begun for a fork stays until that comes, also if the steps take longer meanwhile.
+        ahead = max(self._steps_ahead(), self._begun_ahead)
+        due, is_awaited, near = self._rank.due(self._points, step, ahead)
         fork = None
         if due:
             # Until what was made for it is gone: by its mere number it would have all objects looked through.
             with uncollected():
-                fork = self._offer([number for number, _ in due], epoch, step, storage)
+                fork = self._offer([number for number, _ in due], epoch, step, self._read_there(is_awaited=is_awaited))
         for number, steps in due:
             if steps > 0:
                 self._repeats.setdefault(self._points + steps, []).append((number, step))
-        if not is_near:
+        if near is None:
             self._use_ahead()
         elif self._ahead is None:
             self._share()
+            storage = self._read_there(is_awaited=near)
             copied = max(self._length - (storage.lying if storage else 0), 0)
             length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
             self._ahead = Later(lambda: self._room(length, storage), goes_on=True)
+            self._begun_ahead = ahead
         return fork
+
+    def _read_there(self, *, is_awaited: bool) -> Storage | None:
+        """Where no clone waits yet, nobody would read in the window."""
+        return self._storage if is_awaited else None
+
+    def _steps_ahead(self) -> int:
+        """So many steps it takes until there is memory for what is copied at a point."""
+        ready_s = min((self._length - self._storage.lying) / READY_BYTES_PER_S, READY_MAX_S)
+        if ready_s < STEP_LEAST_S:
+            return 1
+        step_s = (self._pointed_at[-1] - self._pointed_at[0]) / (len(self._pointed_at) - 1)
+        return 1 + int(ready_s / max(step_s, STEP_LEAST_S))
 
     def repeat(self, epoch: int, step: int) -> tuple[set[int], float] | None:
         """After each `point`: says what there is by now, for clones on probation that were forked some steps before.
@@ -353,7 +370,7 @@ class Source:
 
     def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
         """What was made ready was used, or will not be; its thread, or another, does this now."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._begun_ahead = self._ahead, None, 1
         if ahead is not None:
             ahead.go_on(then)
         elif then is not None:

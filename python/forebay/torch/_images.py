@@ -122,7 +122,7 @@ class ImageFolder(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (what the transform gives)
         """An image and its class, without a loader. A transform that takes `rng` is given one seeded from torch's global generator."""
-        rng = generators()(int(torch.empty((), dtype=torch.int64).random_().item())) if self._takes_rng else torch.Generator()
+        rng = generators()(int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())) if self._takes_rng else torch.Generator()
         return self.decode(memoryview(read_whole(self._listing.path(index), self._listing.mark(index))), index, rng)
 
 

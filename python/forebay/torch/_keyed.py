@@ -146,7 +146,7 @@ class Keyed(Dataset[Any]):
         self._located = located(dataset)
         self._seed = seed_of(seed) % 2**64
         # In shared memory: workers that stay from one epoch to the next see it change.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
         self._told = -1
 
     def set_epoch(self, epoch: int) -> None:

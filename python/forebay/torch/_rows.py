@@ -20,7 +20,7 @@ class RowTensors:
 
     def allocate(self, rows: int) -> tuple[torch.Tensor, int]:
         """See `Making.allocate`."""
-        batch = torch.empty((rows, self._row_bytes), dtype=torch.uint8)
+        batch = torch.empty((rows, self._row_bytes), dtype=torch.uint8, device="cpu")
         return batch, batch.data_ptr()
 
     def only(self, batch: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -13,49 +13,104 @@ from forebay.clone._adapter import Piece
 from forebay.clone._manifest import Layout
 from forebay.torch._tensors import is_dense, local_part
 
-__all__ = ["PART_BYTES", "cuts", "inward", "outward"]
+__all__ = ["PART_BYTES", "Gpu", "cuts", "inward", "outward"]
 
 PART_BYTES = 32 << 20
 """Pinned, twice. Torch keeps it for the next time, and for pinned batches."""
 SMALL_BYTES = 64 << 10
 """Tensors with less are brought together on the GPU: to ask it for a copy takes longer than the copy."""
+TOGETHER_BYTES = 4 << 20
+"""Of them at a time, so much memory it needs for that."""
 ALIGNED_BYTES, END_BYTES = 1024, 2048
 """Where a tensor is cut, and so many of its bytes at least are in its last piece: see `_core.Pieces`."""
 CUT_FROM_BYTES = 1 << 20
 
 
+class Gpu:
+    """A GPU, and memory that it reads and writes by itself.
+
+    Args:
+        device: which.
+    """
+
+    TYPE = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def wait(self) -> None:
+        """Until all is done that the program has queued, in any stream."""
+        torch.cuda.synchronize(self._device)
+
+    def pinned(self, length: int) -> torch.Tensor:
+        """So many bytes."""
+        return torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def event(self) -> torch.cuda.Event:
+        """Something to wait for."""
+        return torch.cuda.Event()
+
+    def record(self, event: torch.cuda.Event) -> None:
+        """It comes when all is done that was queued by now."""
+        event.record(torch.cuda.current_stream(self._device))
+
+
 def outward(tensors: Sequence[torch.Tensor]) -> Iterator[list[Piece]]:
     """See `Adapter.outward`."""
-    on_gpus: dict[torch.device, list[_Staged]] = {}
-    for number, tensor in enumerate(tensors):
-        local = local_part(tensor).resolve_conj().resolve_neg()
+    locals_ = [local_part(tensor) for tensor in tensors]
+    gpus = _gpus(locals_)
+    for gpu in gpus.values():
+        gpu.wait()
+    direct: dict[torch.device, list[_Staged]] = {}
+    for number, local in enumerate(locals_):
+        if local.device in gpus and _is_direct(local):
+            direct.setdefault(local.device, []).append(_Staged(number, local))
+    for device, staged in direct.items():
+        yield from _Through(gpus[device], staged).outward()
+    # One at a time, for a copy is made of each.
+    for number, local in enumerate(locals_):
+        if local.device in gpus and _is_direct(local):
+            continue
         if not is_dense(tuple(local.shape), local.stride()):
             local = local.contiguous()
-        if local.device.type == "cuda":
-            on_gpus.setdefault(local.device, []).append(_Staged(number, local))
+        local = local.resolve_conj().resolve_neg()
+        if local.device in gpus:
+            yield from _Through(gpus[local.device], [_Staged(number, local)]).outward()
         else:
             there = local.cpu()
             yield [Piece(number, 0, there.data_ptr(), _length(there))]
-    for device, staged in on_gpus.items():
-        yield from _Through(device, staged).outward()
 
 
 def inward(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> Iterator[list[Piece]]:
     """See `Adapter.inward`."""
-    on_gpus: dict[torch.device, list[_Staged]] = {}
-    for number, (tensor, layout) in enumerate(zip(tensors, layouts, strict=True)):
-        local = local_part(tensor)
-        is_direct = is_dense(tuple(local.shape), local.stride()) and not local.is_conj() and not local.is_neg()
-        if is_direct and local.device.type == "cuda":
-            on_gpus.setdefault(local.device, []).append(_Staged(number, local))
+    locals_ = [local_part(tensor) for tensor in tensors]
+    gpus = _gpus(locals_)
+    for gpu in gpus.values():
+        gpu.wait()
+    direct: dict[torch.device, list[_Staged]] = {}
+    for number, (local, layout) in enumerate(zip(locals_, layouts, strict=True)):
+        if _is_direct(local) and local.device in gpus:
+            direct.setdefault(local.device, []).append(_Staged(number, local))
             continue
-        is_there = is_direct and local.device.type == "cpu"
-        target = local if is_there else torch.empty_strided(layout.shape, layout.strides, dtype=local.dtype)
+        is_there = _is_direct(local) and local.device.type == "cpu"
+        target = local if is_there else torch.empty_strided(layout.shape, layout.strides, dtype=local.dtype, device="cpu")
         yield [Piece(number, 0, target.data_ptr(), _length(target))]
         if not is_there:
             local.copy_(target)
-    for device, staged in on_gpus.items():
-        yield from _Through(device, staged).inward()
+    for device, staged in direct.items():
+        yield from _Through(gpus[device], staged).inward()
+    # The program may go on in streams of its own.
+    for gpu in gpus.values():
+        gpu.wait()
+
+
+def _gpus(tensors: Iterable[torch.Tensor]) -> dict[torch.device, Gpu]:
+    return {device: Gpu(device) for device in {tensor.device for tensor in tensors} if device.type == Gpu.TYPE}
+
+
+def _is_direct(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are where it lies, in order."""
+    return is_dense(tuple(tensor.shape), tensor.stride()) and not tensor.is_conj() and not tensor.is_neg()
 
 
 class _Staged:
@@ -64,11 +119,13 @@ class _Staged:
     Attributes:
         number: its own.
         bytes: its elements as they lie there.
+        length: how many bytes.
     """
 
     def __init__(self, number: int, tensor: torch.Tensor) -> None:
         self.number = number
         self.bytes = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        self.length = self.bytes.numel()
 
 
 class _Cut(NamedTuple):
@@ -80,14 +137,14 @@ class _Cut(NamedTuple):
     at: int
 
 
-def cuts(lengths: Iterable[int]) -> Iterator[list[_Cut]]:
+def cuts(lengths: Iterable[int], part_bytes: int = PART_BYTES) -> Iterator[list[_Cut]]:
     """Which bytes of tensors of such lengths go through one part after the other."""
     part: list[_Cut] = []
     at = 0
     for number, length in enumerate(lengths):
         start = 0
         while True:
-            left, room = length - start, PART_BYTES - at
+            left, room = length - start, part_bytes - at
             if left <= room:
                 part.append(_Cut(number, start, left, at))
                 at += left
@@ -102,61 +159,76 @@ def cuts(lengths: Iterable[int]) -> Iterator[list[_Cut]]:
         yield part
 
 
-class _Through:
-    """The tensors of one GPU, on their way through pinned memory."""
+class _Part(NamedTuple):
+    """What goes through a part of pinned memory at one time: as many bytes, of these tensors."""
 
-    def __init__(self, device: torch.device, staged: Sequence[_Staged]) -> None:
-        self._device = device
-        small = [one for one in staged if one.bytes.numel() < SMALL_BYTES]
-        large = [one for one in staged if one.bytes.numel() >= SMALL_BYTES]
-        self._plans = [(some, part) for some in (small, large) for part in cuts(one.bytes.numel() for one in some)]
-        length = max(part[-1].at + part[-1].length for _, part in self._plans)
-        self._turns = [(torch.empty(length, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in self._plans[:2]]
+    cuts: list[_Cut]
+    of: Sequence[_Staged]
+    is_together: bool
+
+    @property
+    def length(self) -> int:
+        last = self.cuts[-1]
+        return last.at + last.length
+
+    def there(self, cut: _Cut) -> torch.Tensor:
+        """Its bytes on the GPU."""
+        return self.of[cut.staged].bytes[cut.start : cut.start + cut.length]
+
+    def to(self, pinned: torch.Tensor) -> None:
+        if self.is_together:
+            pinned[: self.length].copy_(torch.cat([self.of[cut.staged].bytes for cut in self.cuts]), non_blocking=True)
+            return
+        for cut in self.cuts:
+            pinned[cut.at : cut.at + cut.length].copy_(self.there(cut), non_blocking=True)
+
+    def from_(self, pinned: torch.Tensor) -> None:
+        if self.is_together:
+            targets = [self.of[cut.staged].bytes for cut in self.cuts]
+            there = pinned[: self.length].to(targets[0].device, non_blocking=True)
+            torch._foreach_copy_(targets, list(there.split([cut.length for cut in self.cuts])))
+            return
+        for cut in self.cuts:
+            self.there(cut).copy_(pinned[cut.at : cut.at + cut.length], non_blocking=True)
+
+    def pieces(self, pinned: torch.Tensor) -> list[Piece]:
+        address = pinned.data_ptr()
+        return [Piece(self.of[cut.staged].number, cut.start, address + cut.at, cut.length) for cut in self.cuts]
+
+
+class _Through:
+    """Tensors of one GPU, on their way through pinned memory."""
+
+    def __init__(self, gpu: Gpu, staged: Sequence[_Staged]) -> None:
+        self._gpu = gpu
+        small = [one for one in staged if one.length < SMALL_BYTES]
+        large = [one for one in staged if one.length >= SMALL_BYTES]
+        self._parts = [_Part(part, small, True) for part in cuts((one.length for one in small), TOGETHER_BYTES)]
+        self._parts += [_Part(part, large, False) for part in cuts(one.length for one in large)]
+        length = max(part.length for part in self._parts)
+        self._turns = [(gpu.pinned(length), gpu.event()) for _ in self._parts[:2]]
 
     def outward(self) -> Iterator[list[Piece]]:
-        # The program may have queued work in streams of its own.
-        torch.cuda.synchronize(self._device)
         coming: tuple[torch.cuda.Event, list[Piece]] | None = None
-        for turn, (some, part) in enumerate(self._plans):
+        for turn, part in enumerate(self._parts):
             pinned, event = self._turns[turn % 2]
-            if some[0].bytes.numel() < SMALL_BYTES:
-                end = part[-1].at + part[-1].length
-                pinned[:end].copy_(torch.cat([some[cut.staged].bytes for cut in part]), non_blocking=True)
-            else:
-                for cut in part:
-                    there = some[cut.staged].bytes[cut.start : cut.start + cut.length]
-                    pinned[cut.at : cut.at + cut.length].copy_(there, non_blocking=True)
-            event.record(torch.cuda.current_stream(self._device))
+            part.to(pinned)
+            self._gpu.record(event)
             if coming is not None:
                 coming[0].synchronize()
                 yield coming[1]
-            coming = event, _pieces(pinned, some, part)
+            coming = event, part.pieces(pinned)
         if coming is not None:
             coming[0].synchronize()
             yield coming[1]
 
     def inward(self) -> Iterator[list[Piece]]:
-        torch.cuda.synchronize(self._device)
-        for turn, (some, part) in enumerate(self._plans):
+        for turn, part in enumerate(self._parts):
             pinned, event = self._turns[turn % 2]
             event.synchronize()
-            yield _pieces(pinned, some, part)
-            if some[0].bytes.numel() < SMALL_BYTES:
-                end = part[-1].at + part[-1].length
-                together = pinned[:end].to(self._device, non_blocking=True)
-                torch._foreach_copy_([some[cut.staged].bytes for cut in part], list(together.split([cut.length for cut in part])))
-            else:
-                for cut in part:
-                    there = some[cut.staged].bytes[cut.start : cut.start + cut.length]
-                    there.copy_(pinned[cut.at : cut.at + cut.length], non_blocking=True)
-            event.record(torch.cuda.current_stream(self._device))
-        # And may go on in streams of its own.
-        torch.cuda.synchronize(self._device)
-
-
-def _pieces(pinned: torch.Tensor, some: Sequence[_Staged], part: Iterable[_Cut]) -> list[Piece]:
-    address = pinned.data_ptr()
-    return [Piece(some[cut.staged].number, cut.start, address + cut.at, cut.length) for cut in part]
+            yield part.pieces(pinned)
+            part.from_(pinned)
+            self._gpu.record(event)
 
 
 def _length(tensor: torch.Tensor) -> int:

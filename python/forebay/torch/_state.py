@@ -60,7 +60,7 @@ def _exchange() -> object | None:
     """From torch 2.10 on: tells where tensors lie, without a call of Python's for each. None where it does not, or not as is known here."""
     found: object | None = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     with contextlib.suppress(Exception):
-        _core.tensor_facts(found, [torch.empty(1)])
+        _core.tensor_facts(found, [torch.empty(1, device="cpu")])
         return found
     return None
 
@@ -202,7 +202,7 @@ def why_fixed(tensor: torch.Tensor) -> str:
     uses = getattr(torch._C, "_storage_Use_Count", None)
     if uses is None:
         return f"torch {torch.__version__} does not tell who uses a tensor's memory"
-    fresh = torch.empty(1)
+    fresh = torch.empty(1, device="cpu")
     storage, alone = tensor.untyped_storage(), fresh.untyped_storage()
     if storage.is_shared() or not storage.resizable():
         return "NumPy, another library or another process uses its memory"

@@ -50,7 +50,7 @@ class _Cut:
     def of_jpeg(self, data: bytes) -> torch.Tensor | None:
         """The same pixels natively, of shape (3, height, width); None of a file that is left to Pillow."""
         _, _, width, height = self.window
-        pixels = torch.empty((3, height, width), dtype=torch.uint8)
+        pixels = torch.empty((3, height, width), dtype=torch.uint8, device="cpu")
         shorter, narrower = self.part[3] - self.resized[1], self.part[2] - self.resized[0]
         done = _core.cut_image(
             data,
@@ -137,7 +137,7 @@ class TrainCrop(_Crop):
             raise ValueError(f"flip={flip!r}: give a share, from 0 to 1")
         self.size, self.scale, self.ratio, self.flip = check_whole("size", size, 1), scale, ratio, flip
         # In the precision in which torchvision has them.
-        self._log_ratio: list[float] = torch.log(torch.tensor(ratio)).tolist()
+        self._log_ratio: list[float] = torch.log(torch.tensor(ratio, device="cpu")).tolist()
 
     def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
         if rng is None:
@@ -148,8 +148,8 @@ class TrainCrop(_Crop):
     def _part(self, width: int, height: int, rng: torch.Generator) -> tuple[int, int, int, int]:
         """Left, top, width and height of a part of an image."""
         for _ in range(TRIES):
-            area = width * height * torch.empty(1).uniform_(*self.scale, generator=rng).item()
-            ratio = torch.exp(torch.empty(1).uniform_(*self._log_ratio, generator=rng)).item()
+            area = width * height * torch.empty(1, device="cpu").uniform_(*self.scale, generator=rng).item()
+            ratio = torch.exp(torch.empty(1, device="cpu").uniform_(*self._log_ratio, generator=rng)).item()
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
                 top = int(torch.randint(0, height - high + 1, (1,), generator=rng).item())

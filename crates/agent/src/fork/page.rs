@@ -55,10 +55,10 @@ pub struct Wanted {
 pub struct Due {
     /// The forks for which a rank has to take its state now.
     pub forks: Vec<Wanted>,
-    /// There most likely is one within as many points as it takes to make ready for it.
-    pub is_near: bool,
     /// The clones of all of these are waiting.
     pub is_awaited: bool,
+    /// There most likely is another one within as many points as it takes to make ready for it: whether the clones of all of those are waiting.
+    pub near: Option<bool>,
 }
 
 impl Page {
@@ -113,7 +113,7 @@ impl Page {
     }
 
     /// What a rank has to do at a point. `point` counts from 1, alike in all ranks. It makes ready for a fork `ahead` points before, at least one; rank 0
-    /// announces no fork of a clone that waits before it can be ready.
+    /// announces none before it can be ready, unless it was asked for at a step.
     pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64) -> Due {
         if rank == 0 {
             self.word(STEP).store(step, Ordering::Release);
@@ -162,17 +162,15 @@ impl Slot<'_> {
         }
         if rank == 0 && from == 0 {
             // One that was asked for at a step is to be of that step.
-            from = point.saturating_add(if is_awaited { ahead } else { 1 });
+            from = point.saturating_add(if at == 0 { ahead } else { 1 });
             self.from.store(from, Ordering::Release);
         }
         let is_due = |point, step| from != 0 && from <= point && at <= step;
-        let is_near = !is_due(point, step) && is_due(point.saturating_add(ahead), step.saturating_add(ahead));
         if is_due(point, step) {
             due.forks.push(Wanted { fork, shadow });
-        }
-        if is_near || is_due(point, step) {
-            due.is_near |= is_near;
             due.is_awaited &= is_awaited;
+        } else if is_due(point.saturating_add(ahead), step.saturating_add(ahead)) {
+            due.near = Some(due.near.unwrap_or(true) && is_awaited);
         }
     }
 }
@@ -193,7 +191,7 @@ mod tests {
 
     fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
         let due = page.due(rank, point, step, 1);
-        (numbers(&due), due.is_near)
+        (numbers(&due), due.near.is_some())
     }
 
     #[test]
@@ -227,7 +225,7 @@ mod tests {
         let page = Page::create().unwrap();
         let due = |rank, point, ahead| {
             let due = page.due(rank, point, 10 + point, ahead);
-            (numbers(&due), due.is_near)
+            (numbers(&due), due.near.is_some())
         };
         assert!(page.want(7, 0, true, 0));
         assert_eq!(due(1, 1, 2), (vec![], false), "nothing is announced");
@@ -246,17 +244,33 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_at_a_step_is_not_put_off_though_its_clone_waits() {
+        let page = Page::create().unwrap();
+        assert!(page.want(7, 12, true, 0));
+        let seen: Vec<_> = (1..4).map(|point| numbers(&page.due(0, point, 10 + point, 100))).collect();
+        assert_eq!(seen, [vec![], vec![7], vec![7]]);
+        assert!(page.want(8, 0, false, 0));
+        let seen: Vec<_> = (4..7).map(|point| numbers(&page.due(0, point, 10 + point, 2))).collect();
+        assert_eq!(seen, [vec![7], vec![7], vec![7, 8]], "one without a step is, whoever waits");
+    }
+
+    #[test]
     fn clones_are_waiting_if_all_are() {
         let page = Page::create().unwrap();
         assert!(page.want(7, 0, true, 0));
-        assert!(page.due(0, 1, 1, 1).is_awaited, "near");
+        assert_eq!(page.due(0, 1, 1, 1).near, Some(true));
         assert!(page.due(0, 2, 2, 1).is_awaited, "due");
         assert!(page.want(8, 0, false, 3));
-        assert!(page.due(0, 3, 3, 1).is_near);
-        assert!(!page.due(0, 3, 3, 1).is_awaited, "one is near that nobody waits for");
+        let due = page.due(0, 3, 3, 1);
+        assert_eq!(
+            (due.is_awaited, due.near),
+            (true, Some(false)),
+            "another is near that nobody waits for"
+        );
+        assert!(!page.due(0, 4, 4, 1).is_awaited);
         page.awaited(8);
         let due = page.due(0, 4, 4, 1);
-        assert_eq!((numbers(&due), due.is_near, due.is_awaited), (vec![7, 8], false, true));
+        assert_eq!((numbers(&due), due.is_awaited, due.near), (vec![7, 8], true, None));
         assert_eq!([due.forks[0].shadow, due.forks[1].shadow], [0, 3]);
     }
 
