@@ -7,9 +7,10 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from forebay import _core
-from forebay.torch import _staging, _state
+from forebay.torch import DataLoader, TrainCrop, _staging, _state
 from forebay.torch._staging import ALIGNED_BYTES, CUT_FROM_BYTES, END_BYTES, PART_BYTES, cuts, inward, outward
 from tests.clone.jobs import job
 
@@ -93,13 +94,21 @@ def test_what_is_queued_is_waited_for_before_anything_is_read(monkeypatch: pytes
 
 
 def test_programs_may_have_set_another_default_device() -> None:
+    """As to a GPU, on which what is made without a word of where it goes would then lie."""
     made, other = job(number=1), job(number=2)
-    made.step()
+    for one, number in ((made, 1.0), (other, 2.0)):
+        weight = one.model.get_parameter("head.weight")
+        weight.data = torch.full((*weight.shape, 2), number)[..., 0]
     plain = made.inventory().manifest()
+    image = Image.new("RGB", (50, 40))
     torch.set_default_device("meta")
     try:
         with made.inventory().capture() as capture:
             other.inventory().load(capture)
+        assert _state.why_fixed(made.model.get_parameter("head.bias")) == ""
+        assert TrainCrop(8)(image, rng=torch.Generator().manual_seed(1)).device.type == "cpu"
+        state = DataLoader([1, 2, 3], 1, shuffle=True, generator=torch.Generator(), report=False).state_dict()
+        DataLoader([1, 2, 3], 1, shuffle=True, generator=torch.Generator(), report=False).load_state_dict(state)
     finally:
         torch.set_default_device(None)
     assert other.inventory().manifest() == plain

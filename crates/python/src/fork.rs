@@ -33,11 +33,12 @@ impl Rank {
         rank.secret().to_string_lossy().into_owned()
     }
 
-    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether the clones of all of
-    /// these are waiting; and of others that will come within `ahead` points, as many as it takes to make ready, the same, or None if there will be none. A look into shared memory: the interpreter's lock is kept.
-    #[pyo3(signature = (point, step, ahead=1))]
-    fn due(&self, point: u64, step: u64, ahead: u64) -> (Vec<(u64, u64)>, bool, Option<bool>) {
-        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step, ahead);
+    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether the
+    /// clones of all of these are waiting; and of others that will come within `sight` points the same, or None if there will be none. To make ready takes
+    /// `ahead` points: rank 0 announces no fork before, unless that was asked for at a step. A look into shared memory: the interpreter's lock is kept.
+    #[pyo3(signature = (point, step, ahead=1, sight=1))]
+    fn due(&self, point: u64, step: u64, ahead: u64, sight: u64) -> (Vec<(u64, u64)>, bool, Option<bool>) {
+        let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step, ahead, sight);
         let forks = due.forks.into_iter().map(|wanted| (wanted.fork, wanted.shadow)).collect();
         (forks, due.is_awaited, due.near)
     }

@@ -34,6 +34,8 @@ ASIDE_KEPT_S = 60.0
 
 LOOK_EVERY_S = 5.0
 """How often a rank looks whether the fork agent still stands."""
+LOOKS_KEPT = 8
+"""Of so many looks it knows what memory was left: at the last ones other ranks may have taken theirs for a fork."""
 LENGTH_SPARE_BYTES, LENGTH_SPARE_PART = 64 << 10, 16
 """By so many bytes, and one in so many, what is copied may grow before a new measure: counters become longer, a scheduler remembers more.
 
@@ -43,7 +45,7 @@ READY_BYTES_PER_S = 1e9
 """At least so fast memory for a copy is made ready, there and touched: machines that we know of take 0.2 to 0.5 s a gigabyte."""
 READY_MAX_S = 30.0
 """For so long a fork is put off at most until there is memory for it: its clone waits."""
-STEPS_MEANT = 16
+STEPS_MEANT = 64
 """So many steps a mean is of. One alone may be a launch on a GPU, without the work, or an evaluation; and none lasts less than this:"""
 STEP_LEAST_S = 1e-3
 REASON_MAX = 2000
@@ -145,9 +147,9 @@ class Source:
         self._aside_used_at = 0.0
         self._points = 0
         self._length = 0
-        self._left = 0
+        self._lefts: deque[int] = deque([0], LOOKS_KEPT)
         self._ahead: Later[_Room] | None = None
-        self._begun_ahead = 1
+        self._begun_sight = 1
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
         self._pointed_at = deque([self._looked_at], STEPS_MEANT + 1)
@@ -163,7 +165,7 @@ class Source:
         self._points += 1
         if self._points == 1:
             # Only now is all of it there: optimizers make their state with the first step.
-            self._left = _core.memory_left()
+            self._lefts.append(_core.memory_left())
             if self._limits.prepare == "start":
                 self._share()
             self._length = self._inventory.length()
@@ -175,8 +177,9 @@ class Source:
             self._look()
         self._pointed_at.append(now)
         # What was begun for a fork stays until that comes, also if the steps take longer meanwhile.
-        ahead = max(self._steps_ahead(), self._begun_ahead)
-        due, is_awaited, near = self._rank.due(self._points, step, ahead)
+        ahead = self._steps_ahead()
+        sight = max(ahead, self._begun_sight)
+        due, is_awaited, near = self._rank.due(self._points, step, ahead, sight)
         fork = None
         if due:
             # Until what was made for it is gone: by its mere number it would have all objects looked through.
@@ -193,12 +196,17 @@ class Source:
             copied = max(self._length - (storage.lying if storage else 0), 0)
             length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
             self._ahead = Later(lambda: self._room(length, storage), goes_on=True)
-            self._begun_ahead = ahead
+            self._begun_sight = sight
         return fork
 
     def _read_there(self, *, is_awaited: bool) -> Storage | None:
         """Where no clone waits yet, nobody would read in the window."""
         return self._storage if is_awaited else None
+
+    @property
+    def _left(self) -> int:
+        """What memory was left before any rank took some for a fork that is near."""
+        return max(self._lefts)
 
     def _steps_ahead(self) -> int:
         """So many steps it takes until there is memory for what is copied at a point."""
@@ -329,7 +337,7 @@ class Source:
             self._tell_lying()
             return
         if self._ahead is None:
-            self._left = _core.memory_left()
+            self._lefts.append(_core.memory_left())
             if self._looked_at - self._aside_used_at > ASIDE_KEPT_S:
                 self._aside = None
         if not self._rank.is_served():
@@ -370,7 +378,7 @@ class Source:
 
     def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
         """What was made ready was used, or will not be; its thread, or another, does this now."""
-        ahead, self._ahead, self._begun_ahead = self._ahead, None, 1
+        ahead, self._ahead, self._begun_sight = self._ahead, None, 1
         if ahead is not None:
             ahead.go_on(then)
         elif then is not None:

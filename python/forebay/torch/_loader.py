@@ -512,7 +512,8 @@ def _generators() -> Callable[[int], torch.Generator]:
 
 def _draw(generator: torch.Generator | None) -> int:
     """As torch's loader and its `RandomSampler` draw."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    device = generator.device if generator is not None else None
+    return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator).item())
 
 
 def _device() -> int | None:

@@ -152,8 +152,8 @@ class TrainCrop(_Crop):
             ratio = torch.exp(torch.empty(1, device="cpu").uniform_(*self._log_ratio, generator=rng)).item()
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
-                top = int(torch.randint(0, height - high + 1, (1,), generator=rng).item())
-                left = int(torch.randint(0, width - wide + 1, (1,), generator=rng).item())
+                top = int(torch.randint(0, height - high + 1, (1,), generator=rng, device="cpu").item())
+                left = int(torch.randint(0, width - wide + 1, (1,), generator=rng, device="cpu").item())
                 return left, top, wide, high
         least, most = min(self.ratio), max(self.ratio)
         wide, high = width, height
@@ -164,7 +164,7 @@ class TrainCrop(_Crop):
         return (width - wide) // 2, (height - high) // 2, wide, high
 
     def _is_mirrored(self, rng: torch.Generator) -> bool:
-        return self.flip > 0 and bool(torch.rand(1, generator=rng) < self.flip)
+        return self.flip > 0 and bool(torch.rand(1, generator=rng, device="cpu") < self.flip)
 
 
 class EvalCrop(_Crop):

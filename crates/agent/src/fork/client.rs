@@ -85,9 +85,10 @@ impl Rank {
         }
     }
 
-    /// What is to be done at a point, counted from 1 alike in all ranks, by a rank that makes ready for a fork `ahead` points before. No system call.
-    pub fn due(&mut self, point: u64, step: u64, ahead: u64) -> Due {
-        let mut due = self.page.due(self.number, point, step, ahead);
+    /// What is to be done at a point, counted from 1 alike in all ranks, by a rank that takes `ahead` points to make ready for a fork, and looks
+    /// `sight` points ahead. No system call.
+    pub fn due(&mut self, point: u64, step: u64, ahead: u64, sight: u64) -> Due {
+        let mut due = self.page.due(self.number, point, step, ahead, sight);
         self.answered.retain(|fork| due.forks.iter().any(|wanted| wanted.fork == *fork));
         due.forks.retain(|wanted| !self.answered.contains(&wanted.fork));
         self.answered.extend(due.forks.iter().map(|wanted| wanted.fork));

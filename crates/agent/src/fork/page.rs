@@ -112,9 +112,9 @@ impl Page {
         (self.word(POINTS).load(Ordering::Acquire) > 0).then(|| self.word(STEP).load(Ordering::Acquire))
     }
 
-    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks. It makes ready for a fork `ahead` points before, at least one; rank 0
-    /// announces none before it can be ready, unless it was asked for at a step.
-    pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64) -> Due {
+    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks. To make ready takes it `ahead` points, at least one: rank 0 announces no
+    /// fork before, unless that was asked for at a step. It looks `sight` points ahead, at least as many.
+    pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64, sight: u64) -> Due {
         if rank == 0 {
             self.word(STEP).store(step, Ordering::Release);
             self.word(POINTS).store(point, Ordering::Release);
@@ -127,7 +127,7 @@ impl Page {
             ..Due::default()
         };
         for slot in self.slots() {
-            slot.tell(rank, point, step, ahead.max(1), &mut due);
+            slot.tell(rank, point, step, (ahead.max(1), sight.max(ahead).max(1)), &mut due);
         }
         due
     }
@@ -152,7 +152,7 @@ impl Page {
 }
 
 impl Slot<'_> {
-    fn tell(self, rank: u32, point: u64, step: u64, ahead: u64, due: &mut Due) {
+    fn tell(self, rank: u32, point: u64, step: u64, (ahead, sight): (u64, u64), due: &mut Due) {
         let fork = self.fork.load(Ordering::Acquire);
         let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
         let is_awaited = self.is_awaited.load(Ordering::Acquire) == 1;
@@ -169,7 +169,7 @@ impl Slot<'_> {
         if is_due(point, step) {
             due.forks.push(Wanted { fork, shadow });
             due.is_awaited &= is_awaited;
-        } else if is_due(point.saturating_add(ahead), step.saturating_add(ahead)) {
+        } else if is_due(point.saturating_add(sight), step.saturating_add(sight)) {
             due.near = Some(due.near.unwrap_or(true) && is_awaited);
         }
     }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
-        let due = page.due(rank, point, step, 1);
+        let due = page.due(rank, point, step, 1, 1);
         (numbers(&due), due.near.is_some())
     }
 
@@ -224,7 +224,7 @@ mod tests {
     fn a_fork_comes_when_it_can_be_ready() {
         let page = Page::create().unwrap();
         let due = |rank, point, ahead| {
-            let due = page.due(rank, point, 10 + point, ahead);
+            let due = page.due(rank, point, 10 + point, ahead, 0);
             (numbers(&due), due.near.is_some())
         };
         assert!(page.want(7, 0, true, 0));
@@ -247,29 +247,40 @@ mod tests {
     fn a_fork_at_a_step_is_not_put_off_though_its_clone_waits() {
         let page = Page::create().unwrap();
         assert!(page.want(7, 12, true, 0));
-        let seen: Vec<_> = (1..4).map(|point| numbers(&page.due(0, point, 10 + point, 100))).collect();
+        let seen: Vec<_> = (1..4).map(|point| numbers(&page.due(0, point, 10 + point, 100, 1))).collect();
         assert_eq!(seen, [vec![], vec![7], vec![7]]);
         assert!(page.want(8, 0, false, 0));
-        let seen: Vec<_> = (4..7).map(|point| numbers(&page.due(0, point, 10 + point, 2))).collect();
+        let seen: Vec<_> = (4..7).map(|point| numbers(&page.due(0, point, 10 + point, 2, 1))).collect();
         assert_eq!(seen, [vec![7], vec![7], vec![7, 8]], "one without a step is, whoever waits");
+    }
+
+    #[test]
+    fn how_far_a_rank_looks_puts_no_fork_off() {
+        let page = Page::create().unwrap();
+        assert!(page.want(7, 0, true, 0));
+        assert!(page.want(8, 40, true, 0));
+        let seen: Vec<_> = (1..4).map(|point| page.due(0, point, 10 + point, 2, 28)).collect();
+        let seen: Vec<_> = seen.iter().map(|due| (numbers(due), due.near)).collect();
+        assert_eq!(seen, [(vec![], Some(true)), (vec![], Some(true)), (vec![7], Some(true))]);
+        assert_eq!(page.due(0, 3, 13, 2, 26).near, None);
     }
 
     #[test]
     fn clones_are_waiting_if_all_are() {
         let page = Page::create().unwrap();
         assert!(page.want(7, 0, true, 0));
-        assert_eq!(page.due(0, 1, 1, 1).near, Some(true));
-        assert!(page.due(0, 2, 2, 1).is_awaited, "due");
+        assert_eq!(page.due(0, 1, 1, 1, 1).near, Some(true));
+        assert!(page.due(0, 2, 2, 1, 1).is_awaited, "due");
         assert!(page.want(8, 0, false, 3));
-        let due = page.due(0, 3, 3, 1);
+        let due = page.due(0, 3, 3, 1, 1);
         assert_eq!(
             (due.is_awaited, due.near),
             (true, Some(false)),
             "another is near that nobody waits for"
         );
-        assert!(!page.due(0, 4, 4, 1).is_awaited);
+        assert!(!page.due(0, 4, 4, 1, 1).is_awaited);
         page.awaited(8);
-        let due = page.due(0, 4, 4, 1);
+        let due = page.due(0, 4, 4, 1, 1);
         assert_eq!((numbers(&due), due.is_awaited, due.near), (vec![7, 8], true, None));
         assert_eq!([due.forks[0].shadow, due.forks[1].shadow], [0, 3]);
     }
