@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 import forebay.clone as clone
 from forebay.torch import _flags, _state
 from tests.clone import jobs
+from tests.clone.alike import loaded_goes_on_equally
 from tests.clone.jobs import WIDE, Job, full, job, seed
 
 OPTIMIZERS = [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs]
@@ -58,25 +59,7 @@ def test_p14_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
 def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], Job], steps_before: int) -> None:
-    original, other = make(1), make(2)
-    for _ in range(steps_before):
-        other.step()
-    seed(5)
-    for _ in range(3):
-        original.step()
-    state, loaded = original.inventory(), other.inventory()
-    with state.capture() as capture:
-        assert state.manifest() == capture.manifest
-        assert loaded.manifest().differences(capture.manifest) != []
-        for _ in range(5):
-            original.step()
-        after = state.manifest()
-        loaded.load(capture)
-        assert loaded.manifest() == capture.manifest
-    for _ in range(5):
-        other.step()
-    assert other.losses[-5:] == original.losses[-5:]
-    assert loaded.manifest() == after
+    loaded_goes_on_equally(make, steps_before)
 
 
 @pytest.mark.parametrize("has_gradients", [False, True])
