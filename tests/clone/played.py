@@ -13,8 +13,7 @@ import time
 
 from forebay import _core
 from forebay.clone import _offer
-from forebay.clone._adapter import Memory
-from forebay.clone._manifest import Entry, Layout, Manifest, Placement
+from forebay.clone._manifest import DIGEST_BYTES, Held, Kind, Layout, Manifest, Placement, Section
 from forebay.clone._resume import Asked
 from forebay.clone._window import Remote
 
@@ -43,14 +42,15 @@ def clone() -> None:
     header, manifest = _offer.read(secret, text)
     remote = Remote(manifest, reader, lying, LONG)
     digests = {}
-    for entry in manifest.in_place:
+    for number, entry in enumerate(manifest.in_place):
         buffer = ctypes.create_string_buffer(entry.length)
-        (digests[entry.path],) = remote.read([(entry, Memory(ctypes.addressof(buffer), entry.length, buffer))])
+        digests[entry.path] = remote.read([(number, ctypes.addressof(buffer))])
         arrive("part")
     arrive("read")
     remote.confirm(time.sleep)
     arrive("confirmed")
-    with _offer.described(secret, header, manifest.read(digests)) as described:
+    whole = b"".join(digests[entry.path] if entry.place else bytes.fromhex(entry.digest) for entry in manifest.entries)
+    with _offer.described(secret, header, manifest.read(whole)) as described:
         taking.loaded(described)
     assert taking.exists(LONG)
     arrive("exists")
@@ -72,9 +72,10 @@ def source() -> None:
     arrive("due")
     memory, aside = _core.Shared(LENGTH), _core.Shared(LENGTH)
     window = _core.Window([(memory.address, LENGTH)], len(forks))
-    copied = _core.Reserved(1).seal(0)
-    entry = Entry("model/parameters/w", Placement.REPLICATED, Layout("uint8", (LENGTH,), (1,), "cpu"), LENGTH, "", (0, 0))
-    manifest = Manifest("none", 0, 1, (), (entry,))
+    copied = _core.Reserved(64).seal(64)
+    kinds = (Kind.of_values(Placement.REPLICATED, b"{}"), Kind(Placement.REPLICATED, Layout("uint8", (LENGTH,), (1,), "cpu"), LENGTH))
+    held = Held(Section(("model/parameters", "model/parameters/w"), kinds), {1: (0, 0)})
+    manifest = Manifest("none", 0, 1, (), (held,), bytes(2 * DIGEST_BYTES))
     with open(rank.secret, "rb") as secret:  # noqa: PTH123
         described = _offer.described(secret.read(), _offer.Header("played", 0, 0, step), manifest)
     with described as text:

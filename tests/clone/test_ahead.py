@@ -26,10 +26,17 @@ from tests.clone.test_window import ALL, LARGE, LENGTHS, Parent, Tensors, play
 def given_to(here: Node, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:
     """What rank 0 of a clone of so many ranks finds mapped of what a job's only rank has said that it has."""
     rank = rank_of(here)
-    rank.lying(memory)
+    say_lying(rank, memory)
     with here.cloning("trunk") as asked:
         told = Asked.from_json(asked)
         return _core.Taking(told.directory, told.fork, 0, ranks).map_ahead()
+
+
+def say_lying(rank: _core.Rank, memory: list[int]) -> None:
+    """As a rank says it that knows nothing of its state."""
+    text = os.memfd_create("text")
+    rank.lying(text, memory)
+    os.close(text)
 
 
 def rank_of(here: Node) -> _core.Rank:
@@ -52,12 +59,12 @@ def test_what_is_mapped_is_read_as_what_is_not(served: Node) -> None:
     assert mapped.length == sum(LENGTHS)
     assert mapped.is_of(tensors.memory.descriptor)
     assert not mapped.is_of(tensors.aside.descriptor)
-    early, late = tensors.reading(0), tensors.reading(1)
+    early, late = tensors.reading(0, mapped), tensors.reading(1, mapped)
     digests = [tensors.digest(tensor) for tensor in ALL]
-    assert [tensors.read(early, tensor, mapped=mapped) for tensor in ALL] == digests
+    assert [tensors.read(early, tensor) for tensor in ALL] == digests
     tensors.close()
     tensors.step()
-    assert [tensors.read(late, tensor, mapped=mapped) for tensor in ALL] == digests, "it was copied aside"
+    assert [tensors.read(late, tensor) for tensor in ALL] == digests, "it was copied aside"
 
 
 def test_what_is_mapped_no_more_is_read(served: Node) -> None:
@@ -65,7 +72,7 @@ def test_what_is_mapped_no_more_is_read(served: Node) -> None:
     (mapped,) = given_to(served, [tensors.memory.descriptor])
     mapped.close()
     assert not mapped.is_of(tensors.memory.descriptor)
-    assert tensors.read(tensors.reading(), 0, mapped=mapped) == tensors.digest(0)
+    assert tensors.read(tensors.reading(mapped=mapped), 0) == tensors.digest(0)
 
 
 def test_f53_memory_that_could_be_taken_away_is_not_mapped(served: Node) -> None:
@@ -84,8 +91,8 @@ def test_a_clone_of_another_number_of_ranks_gets_nothing_ready(served: Node) -> 
 def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: Node) -> None:
     first, second = Tensors(), Tensors()
     rank = rank_of(served)
-    rank.lying([first.memory.descriptor])
-    rank.lying([second.memory.descriptor])
+    say_lying(rank, [first.memory.descriptor])
+    say_lying(rank, [second.memory.descriptor])
     with served.cloning("trunk") as asked:
         mine = taking(asked)
         (mapped,) = mine.map_ahead()
@@ -159,7 +166,7 @@ def test_more_than_was_made_ready_is_made_then(served: Node) -> None:
     large = Layout("float32", (FROM_BYTES // 4,), (1,), "cpu")
     memory = _core.Shared(2 * FROM_BYTES)
     rank = rank_of(served)
-    rank.lying([memory.descriptor])
+    say_lying(rank, [memory.descriptor])
     with served.cloning("trunk") as asked:
         ahead = Ahead(taking(asked), adapter_of(torch.nn.Identity()), (), 1)
         tensors = [ahead.empty(large) for _ in range(3)]

@@ -28,6 +28,11 @@ class Buffer:
         return self._memory.raw[: self._length]
 
 
+def span(address: int, length: int, offset: int = 0) -> tuple[_core.Spans, int, int]:
+    """Of the only entry of the only section."""
+    return _core.Spans([(0, address, length, offset)]), 0, 0
+
+
 @pytest.fixture(scope="module")
 def content() -> bytes:
     return os.urandom(max(SIZES))
@@ -43,12 +48,13 @@ def file(content: bytes) -> Iterator[int]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
-    wanted = xxhash.xxh3_128_hexdigest(content[:size])
+    wanted = xxhash.xxh3_128_digest(content[:size])
     source, copied, read = Buffer(content[:size]), Buffer(bytes(size)), Buffer(bytes(size))
-    assert _core.digest(source.address, size) == wanted
-    assert _core.pack(copied.address, size, [(source.address, size, 0)]) == [wanted]
+    assert _core.digest(source.address, size) == wanted.hex()
+    assert _core.digests(1, [span(source.address, size)]) == wanted
+    assert _core.pack(copied.address, size, 1, [span(source.address, size)]) == wanted
     assert copied.bytes() == content[:size]
-    assert _core.read_and_digest(file, [(0, read.address, size)]) == [wanted]
+    assert _core.fill(file, 1, [span(read.address, size)]) == wanted
     assert read.bytes() == content[:size]
 
 
@@ -73,7 +79,7 @@ def test_what_comes_in_pieces_has_the_same_digest(content: bytes, file: int, way
             places[number] += length
             if length == left:
                 del places[number]
-    assert pieces.digests() == [xxhash.xxh3_128_hexdigest(content[:size]) for size in SIZES]
+    assert pieces.digests() == [xxhash.xxh3_128_digest(content[:size]) for size in SIZES]
 
 
 def test_a_piece_that_can_not_come_next_is_refused(content: bytes) -> None:
@@ -92,27 +98,43 @@ def test_a_piece_that_can_not_come_next_is_refused(content: bytes) -> None:
 
 
 def test_several_are_packed_at_once(content: bytes) -> None:
+    """Two sections, of three entries and two, of which each has one that is not copied."""
     one, two, target = Buffer(content[:100]), Buffer(content[100:107]), Buffer(bytes(200))
-    packed = _core.pack(target.address, 200, [(one.address, 100, 64), (two.address, 7, 3), (two.address, 0, 200)])
-    assert packed == [xxhash.xxh3_128_hexdigest(part) for part in (content[:100], content[100:107], b"")]
+    first, second = _core.Spans([(0, one.address, 100, 64), (2, two.address, 7, 3)]), _core.Spans([(1, two.address, 0, 20)])
+    packed = _core.pack(target.address, 200, 5, [(first, 0, 0), (second, 180, 3)])
+    parts = [content[:100], None, content[100:107], None, b""]
+    assert packed == b"".join(bytes(16) if part is None else xxhash.xxh3_128_digest(part) for part in parts)
     assert target.bytes() == bytes(3) + content[100:107] + bytes(54) + content[:100] + bytes(36)
     for length, offset in ((100, 101), (1, 200), (0, 201)):
         with pytest.raises(ValueError, match=f"no {length} bytes are at {offset} of 200 bytes"):
-            _core.pack(target.address, 200, [(one.address, length, offset)])
+            _core.pack(target.address, 200, 1, [span(one.address, length, offset)])
+    with pytest.raises(ValueError, match="there is no number 5 of 5"):
+        _core.pack(target.address, 200, 5, [(second, 0, 4)])
+
+
+def test_what_shares_memory_is_named() -> None:
+    of = [
+        _core.Spans([(1, 1000, 100, 0), (2, 1100, 0, 0), (3, 1100, 10, 0), (4, 5000, 8, 0)]),
+        _core.Spans([(1, 1050, 1, 0), (2, 1099, 1, 0), (3, 4999, 1, 0)]),
+        _core.Spans([(7, 5000, 8, 0), (9, 5008, 8, 0)]),
+    ]
+    assert [set(numbers) for numbers in _core.overlapping(of)] == [{1, 4}, {1, 2}, {7}]
+    assert _core.overlapping([]) == []
 
 
 def test_reading_begins_at_the_offset(content: bytes, file: int) -> None:
     read = Buffer(bytes(100))
-    assert _core.read_and_digest(file, [(7, read.address, 100)]) == [xxhash.xxh3_128_hexdigest(content[7:107])]
+    assert _core.fill(file, 1, [(_core.Spans([(0, read.address, 100, 3)]), 4, 0)]) == xxhash.xxh3_128_digest(content[7:107])
+    assert read.bytes() == content[7:107]
 
 
 def test_a_file_that_ends_early_is_an_error(content: bytes, file: int) -> None:
     with pytest.raises(OSError, match="end of file"):
-        _core.read_and_digest(file, [(len(content) - 10, Buffer(bytes(11)).address, 11)])
+        _core.fill(file, 1, [span(Buffer(bytes(11)).address, 11, len(content) - 10)])
     closed = os.dup(file)
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _core.read_and_digest(closed, [(0, Buffer(bytes(1)).address, 1)])
+        _core.fill(closed, 1, [span(Buffer(bytes(1)).address, 1)])
 
 
 @pytest.mark.parametrize(("address", "length"), [(0, 1), (8, 2**63), (2**64 - 8, 16)])
@@ -120,28 +142,26 @@ def test_memory_that_can_not_be_is_refused(address: int, length: int) -> None:
     with pytest.raises(ValueError, match="no memory of"):
         _core.digest(address, length)
     with pytest.raises(ValueError, match="no memory of"):
-        _core.read_and_digest(0, [(0, address, length)])
+        _core.pack(address, length, 0, [])
     with pytest.raises(ValueError, match="no memory of"):
-        _core.pack(address, length, [])
-    with pytest.raises(ValueError, match="no memory of"):
-        _core.pack(1, 8, [(address, length, 0)])
+        _core.Spans([(0, address, length, 0)])
 
 
 def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
     memory = Buffer(bytes(20))
     with pytest.raises(ValueError, match="overlap"):
-        _core.pack(memory.address + 9, 10, [(memory.address, 10, 0)])
+        _core.pack(memory.address + 9, 10, 1, [span(memory.address, 10)])
     with pytest.raises(ValueError, match="-1 is no descriptor"):
-        _core.read_and_digest(-1, [(0, memory.address, 10)])
+        _core.fill(-1, 1, [span(memory.address, 10)])
 
 
 def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:
     memory = _core.Reserved(PIECE)
     assert memory.length == PIECE
     source = Buffer(content[:1000])
-    _core.pack(memory.address, PIECE, [(source.address, 1000, 0)])
+    _core.pack(memory.address, PIECE, 1, [span(source.address, 1000)])
     with pytest.raises(ValueError, match="overlap"):
-        _core.pack(memory.address, PIECE, [(memory.address, 1, 0)])
+        _core.pack(memory.address, PIECE, 1, [span(memory.address, 1)])
     descriptor = memory.seal(1000)
     assert os.pread(descriptor, PIECE, 0) == content[:1000]
     with pytest.raises(PermissionError):

@@ -20,6 +20,7 @@ from tests import support
 from tests.clone import jobs
 from tests.clone.forks import Node, Opened
 from tests.clone.jobs import Job, full
+from tests.clone.manifests import with_digests, with_kinds
 
 SetRank = Callable[[int, int], None]
 
@@ -32,8 +33,8 @@ def held(made: Job, ranks: int, *differing: str) -> list[clone.Manifest]:
     """What the ranks of a job would have, of which the last has something else at these paths."""
     manifest = made.inventory().manifest()
     assert set(differing) <= {entry.path for entry in manifest.entries}
-    other = tuple(entry._replace(digest="0" * 32) if entry.path in differing else entry for entry in manifest.entries)
-    last = dataclasses.replace(manifest, rank=ranks - 1, ranks=ranks, entries=other)
+    other = with_digests(manifest, dict.fromkeys(differing, bytes(range(16))))
+    last = dataclasses.replace(other, rank=ranks - 1, ranks=ranks)
     return [*(dataclasses.replace(manifest, rank=rank, ranks=ranks) for rank in range(ranks - 1)), last]
 
 
@@ -88,10 +89,7 @@ def test_what_is_replicated_has_to_be_so() -> None:
 def test_what_is_sharded_is_refused_by_name() -> None:
     made = with_generators()
     manifests = [
-        dataclasses.replace(
-            manifest,
-            entries=tuple(entry._replace(placement=clone.Placement.SHARDED) for entry in manifest.entries if "head" in entry.path),
-        )
+        with_kinds(manifest, lambda path, kind: kind._replace(placement=clone.Placement.SHARDED) if "head" in path else kind)
         for manifest in held(made, 2)
     ]
     with pytest.raises(clone.DifferenceError, match=r"^model/parameters/head\..* is sharded, and its parent has 2 ranks, this clone 4"):
@@ -255,7 +253,7 @@ def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: 
         parent.train(1)
         done = here.type("clone", "trunk", "--", "true")
         assert done.returncode == 2
-        assert "trunk can't be forked: at its first point model/parameters/0.bias is not the same in rank 0 and rank 1" in done.stderr
+        assert "trunk can't be forked: at its first point model/parameters/0.weight is not the same in rank 0 and rank 1" in done.stderr
 
 
 def test_f51_an_agent_that_was_replaced_before_the_first_point_is_joined(

@@ -393,7 +393,7 @@ def test_a_manifest_may_be_of_what_ranks_hold_alike_alone() -> None:
     made = full(1)
     made.step()
     whole = made.inventory().manifest()
-    alike = made.inventory().manifest(only=clone.Placement.REPLICATED)
+    alike = made.inventory().manifest(alike=True)
     assert alike.entries == tuple(entry for entry in whole.entries if entry.placement is clone.Placement.REPLICATED)
     assert {"model/parameters/head.weight", "optimizer/groups"} <= {entry.path for entry in alike.entries}
     assert len(alike.entries) < len(whole.entries)

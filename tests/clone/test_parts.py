@@ -328,24 +328,44 @@ def test_p14_an_extra_state_is_asked_for_each_time() -> None:
 def test_p14_places_are_seen_to_change_with_and_without_dlpack(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "each":
         monkeypatch.setattr("forebay.torch._state._EXCHANGE", None)
-    facts = Job().inventory().adapter.facts
+    known = Job().inventory().adapter.known
     memory = torch.zeros(64)
     one = nn.Parameter(memory[:12])
-    seen = facts([one])
+    others = [torch.ones(3)]
+    seen = known([one, *others])
+    assert seen is not None
     has_dlpack = way == "DLPack" and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    assert isinstance(seen, bytes if has_dlpack else list)
-    assert facts([one]) == seen
+    assert isinstance(seen, _core.Known) == has_dlpack
+
+    def is_same() -> bool:
+        assert seen is not None
+        again = seen.again()
+        assert again is None or list(map(id, again)) == list(map(id, [one, *others]))
+        return again is not None
+
+    assert is_same()
     for other in (memory[1:13], memory[:12].view(3, 4), memory[:24:2], memory[:12].view(torch.int32).view(torch.float32)[:11]):
         one.data = other
-        assert facts([one]) != seen
+        assert not is_same()
     one.data = memory[:12]
-    assert facts([one]) == seen
+    assert is_same()
+    others[0].__class__ = Other
+    assert not is_same()
+    others[0].__class__ = torch.Tensor
+    assert is_same()
+    others.clear()
+    assert seen.again() is None, "it is gone"
     whole = torch.zeros(4, dtype=torch.complex64)
-    seen = facts([whole])
-    assert isinstance(seen, list)
-    assert facts([whole]) == seen
+    seen = known([whole])
+    assert seen is not None
+    assert not isinstance(seen, _core.Known)
+    assert seen.again() == [whole]
     whole.data = whole.data.conj()
-    assert facts([whole]) != seen
+    assert seen.again() is None
+
+
+class Other(torch.Tensor):
+    """Of another type."""
 
 
 def test_modules_in_a_circle_are_described_each_time() -> None:

@@ -326,8 +326,8 @@ def test_what_describes_a_state_is_read_back_or_refused() -> None:
         (b"\x80\x04.", "not of the format"),
         (lines[0], "its tag is wrong"),
         (text.replace(b'"step": 2', b'"step": 3'), "its tag is wrong"),
-        (b"\n".join((lines[0], _offer._tag(b"secret", b"{}"), b"{}")), "not a state's header"),
-        (b"\n".join((lines[0], _offer._tag(b"secret", b"[]\n{}"), b"[]\n{}")), "not a state's header"),
+        (b"\n".join((lines[0], _offer._tag(b"secret", lines[0], b"{}"), b"{}")), "not a state's header"),
+        (b"\n".join((lines[0], _offer._tag(b"secret", lines[0], b"[]\n{}"), b"[]\n{}")), "not a state's header"),
     ):
         descriptor = os.memfd_create("wrong")
         os.write(descriptor, wrong)

@@ -22,7 +22,6 @@ import xxhash
 import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _offer
-from forebay.clone._adapter import Memory
 from forebay.clone._resume import Asked
 from forebay.clone._window import Remote, Window
 from tests import support
@@ -61,13 +60,15 @@ class Tensors:
         """Every byte is another one."""
         ctypes.memset(self.memory.address, 0, sum(LENGTHS))
 
-    def reading(self, reader: int = 0) -> _core.Reading:
-        return _core.Reading(self.window.descriptor, LENGTHS, reader)
+    def reading(self, reader: int = 0, mapped: _core.Mapped | None = None) -> _core.Reading:
+        tensors = [(length, 0, start) for length, start in zip(LENGTHS, self.starts, strict=True)]
+        return self.reading_of(tensors, reader, mapped)
 
-    def read(self, reading: _core.Reading, tensor: int, wait_s: float = LONG, mapped: _core.Mapped | None = None) -> str:
-        place = (self.memory.descriptor, self.starts[tensor])
-        (digest,) = reading.read([(tensor, place, ctypes.addressof(self.target), mapped)], self.aside.descriptor, wait_s)
-        return digest
+    def reading_of(self, tensors: list[tuple[int, int, int]], reader: int = 0, mapped: _core.Mapped | None = None) -> _core.Reading:
+        return _core.Reading(self.window.descriptor, tensors, reader, [(self.memory.descriptor, mapped)], self.aside.descriptor)
+
+    def read(self, reading: _core.Reading, tensor: int, wait_s: float = LONG) -> str:
+        return reading.read([(tensor, ctypes.addressof(self.target))], wait_s).hex()
 
     def digest(self, tensor: int) -> str:
         start = self.starts[tensor]
@@ -165,18 +166,20 @@ def test_a_source_that_stands_still_while_it_closes_is_waited_for_so_long() -> N
 def test_nonsense_is_refused() -> None:
     tensors = Tensors()
     with pytest.raises(ValueError, match="63 is no reader"):
-        _core.Reading(tensors.window.descriptor, LENGTHS, 63)
+        tensors.reading(63)
     with pytest.raises(ValueError, match="there is no tensor 3"):
-        tensors.reading().read([(3, (tensors.memory.descriptor, 0), 1 << 20, None)], tensors.aside.descriptor, 1.0)
+        tensors.reading().read([(3, 1 << 20)], 1.0)
+    with pytest.raises(ValueError, match="there is no arena 1"):
+        tensors.reading_of([(length, 1, 0) for length in LENGTHS]).read([(0, 1 << 20)], 1.0)
     with pytest.raises(OSError, match=r"(?i)invalid"):
-        _core.Reading(tensors.window.descriptor, [1 << 40], 0)
+        tensors.reading_of([(1 << 40, 0, 0)])
     with pytest.raises(OSError, match=r"(?i)invalid"):
-        _core.Reading(tensors.memory.descriptor, [sum(LENGTHS) * PIECE], 0)
+        _core.Reading(tensors.memory.descriptor, [(sum(LENGTHS) * PIECE, 0, 0)], 0, [], tensors.aside.descriptor)
     with pytest.raises(OSError, match=r"(?i)invalid"):
         _core.Window([], 17)
-    beyond = (0, (tensors.memory.descriptor, PIECE), ctypes.addressof(tensors.target), None)
+    beyond = tensors.reading_of([(length, 0, PIECE) for length in LENGTHS])
     with pytest.raises(OSError, match="end of file"):
-        tensors.reading().read([beyond], tensors.aside.descriptor, 1.0)
+        tensors.read(beyond, 0, 1.0)
 
 
 @dataclass
@@ -191,11 +194,10 @@ class Played:
     def read(self, *paths: str) -> dict[str, str]:
         """The digests of what was read; of all, if no paths are named."""
         digests = {}
-        for entry in self.manifest.in_place:
+        for number, entry in enumerate(self.manifest.in_place):
             if not paths or entry.path in paths:
                 buffer = ctypes.create_string_buffer(entry.length)
-                memory = Memory(ctypes.addressof(buffer), entry.length, buffer)
-                (digests[entry.path],) = self.remote.read([(entry, memory)])
+                digests[entry.path] = self.remote.read([(number, ctypes.addressof(buffer))]).hex()
         return digests
 
     def close(self) -> None:

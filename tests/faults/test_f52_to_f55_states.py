@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import fcntl
 import gc
-import json
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch import nn
 import forebay.clone as clone
 from tests.clone import jobs
 from tests.clone.jobs import Job, full, job
+from tests.clone.manifests import Written, only
 
 
 def wider(number: int) -> Job:
@@ -114,15 +114,14 @@ def test_f55_a_manifest_that_lacks_a_kind_is_refused(kind: str) -> None:
     state = other.inventory()
     before = state.manifest()
     with original.inventory().capture() as whole:
-        fewer = tuple(entry for entry in whole.manifest.entries if not f"{entry.path}/".startswith(f"{kind}/"))
+        fewer = only(whole.manifest, lambda name: not f"{name}/".startswith(f"{kind}/"))
         with repacked(whole, fewer) as capture, pytest.raises(clone.DifferenceError, match=f"^the captured state lacks {kind}"):
             state.load(capture)
     assert state.manifest() == before
 
 
-def repacked(capture: clone.Capture, entries: tuple[clone.Entry, ...]) -> clone.Capture:
+def repacked(capture: clone.Capture, manifest: clone.Manifest) -> clone.Capture:
     """The same bytes, of these entries alone."""
-    manifest = dataclasses.replace(capture.manifest, entries=entries)
     at = {entry.path: offset for entry, offset in capture.manifest.offsets()}
     content = bytearray(manifest.length)
     for entry, offset in manifest.offsets():
@@ -267,64 +266,90 @@ def test_f53_memory_that_could_change_or_is_too_short_is_refused(capture: clone.
         os.pwrite(capture.descriptor, b"x", 0)
 
 
-def replaced(where: str, /, **change: Any) -> Callable[[dict[str, Any]], None]:
-    def change_entry(fields: dict[str, Any]) -> None:
-        number = fields["paths"].index(where)
-        layout = dict(zip(LAYOUT, fields["layouts"][fields["layout_of"][number]], strict=True))
-        fields["layout_of"][number] = len(fields["layouts"])
-        fields["layouts"].append([change.pop(key, value) for key, value in layout.items()])
+def replaced(where: str, /, **change: Any) -> Callable[[Written], None]:
+    def change_entry(written: Written) -> None:
+        at = next(at for at, section in enumerate(written.sections) if where in section["paths"])
+        section, places = written.sections[at], written.places[at]
+        number = section["paths"].index(where)
+        kind = dict(zip(KIND, section["kinds"][section["kind_of"][number]], strict=True))
+        section["kind_of"][number] = len(section["kinds"])
+        section["kinds"].append([change.get(key, value) for key, value in kind.items()])
+        if "path" in change:
+            section["paths"][number] = change["path"]
         if "place" in change:
-            fields["places"].append([number, *change.pop("place")])
-        for column, value in change.items():
-            fields[f"{column}s"][number] = value
+            places.append([number, *change["place"]])
+        if "digest" in change:
+            first = sum(len(before["paths"]) for before in written.sections[:at])
+            begin, digests = (first + number) * 32, written.head["digests"]
+            written.head["digests"] = digests[:begin] + change["digest"] + digests[begin + 32 :]
 
     return change_entry
 
 
-LAYOUT = ("dtype", "shape", "strides", "device")
-COLUMNS = ("paths", "placements", "layout_of", "lengths", "digests")
+def parameters(written: Written) -> dict[str, Any]:
+    found: dict[str, Any] = next(section for section in written.sections if section["paths"][0] == "model/parameters")
+    return found
+
+
+KIND = ("placement", "dtype", "shape", "strides", "device", "length")
+NOUGHT = "0" * 32
 WEIGHT = "optimizer/state/0.0/momentum_buffer"
-HOSTILE: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+HOSTILE: list[tuple[Callable[[Written], Any], str]] = [
     (replaced(WEIGHT, strides=[0, 0, 0, 0]), "gaps, or share"),
     (replaced(WEIGHT, shape=[1 << 40, 1, 3, 3], strides=[9, 1, 3, 1]), "288 bytes are no"),
     (replaced(WEIGHT, dtype="load"), "torch has no type 'load'"),
     (replaced(WEIGHT, dtype="value"), "changed places"),
+    (replaced("counters", dtype="uint8"), "changed places"),
     (replaced(WEIGHT, path="model/parameters/x"), "no place here"),
     (replaced(WEIGHT, path="optimizer/state/0.0/other"), "not a value as it is sent"),
-    (replaced(WEIGHT, digest="../../etc"), "is no digest"),
+    (replaced(WEIGHT, digest="../../etc"), "not a manifest"),
     (replaced(WEIGHT, length=-1), "is no count"),
     (replaced(WEIGHT, place=[0]), "is no place"),
     (replaced(WEIGHT, place=[0, 0]), "is no digest"),
-    (replaced(WEIGHT, place=[0, -1], digest=""), "is no count"),
-    (replaced(WEIGHT, place=["/etc", 0], digest=""), "is no list of int"),
-    (replaced(WEIGHT, digest=""), "is no digest"),
+    (replaced(WEIGHT, place=[0, -1], digest=NOUGHT), "is no count"),
+    (replaced(WEIGHT, place=["/etc", 0], digest=NOUGHT), "is no list of int"),
+    (replaced(WEIGHT, place=[1, 0], digest=NOUGHT), "bytes; its manifest says"),
+    (replaced("counters", place=[0, 0], digest=NOUGHT), "is no place"),
+    (replaced(WEIGHT, digest=""), "not one digest for each entry"),
     (replaced(WEIGHT, placement="everywhere"), "not a manifest"),
     (replaced(WEIGHT, path="counters"), "stands twice"),
-    (lambda fields: fields.update(format="forebay clone manifest 1"), "not of the format"),
-    (lambda fields: fields.update(code="x"), "not a manifest"),
-    (lambda fields: [fields[column].clear() for column in COLUMNS], "none at all"),
-    (lambda fields: fields["lengths"].append(1), "not of one length"),
-    (lambda fields: fields["layout_of"].append(1), "not of one length"),
-    (lambda fields: fields["places"].append([1 << 40, 0, 0]), "not a manifest"),
-    (lambda fields: fields["layouts"].clear(), "not a manifest"),
+    (lambda written: written.head.update(format="forebay clone manifest 1"), "not of the format"),
+    (lambda written: written.head.update(code="x"), "nobody knows code"),
+    (lambda written: written.sections[0].update(code="x"), "nobody knows code"),
+    (lambda written: written.keep(0), "no sections"),
+    (lambda written: parameters(written).update(paths=[], kind_of=[]), "nothing in them at all"),
+    (lambda written: parameters(written)["kind_of"].append(0), "not of one length"),
+    (lambda written: parameters(written)["kind_of"].__setitem__(0, 1 << 40), "not a manifest"),
+    (lambda written: written.places[0].append([1 << 40, 0, 0]), "is no place"),
+    (lambda written: parameters(written)["kinds"].clear(), "not a manifest"),
+    (lambda written: written.keep(3), "not one digest"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE)
-def test_f53_a_manifest_that_lies_is_refused(capture: clone.Capture, change: Callable[[dict[str, Any]], Any], message: str) -> None:
-    fields = json.loads(capture.manifest.to_json())
-    change(fields)
+def test_f53_a_manifest_that_lies_is_refused(capture: clone.Capture, change: Callable[[Written], Any], message: str) -> None:
+    written = Written(capture.manifest.to_json())
+    change(written)
     made = job()
     before = made.inventory().manifest()
 
     def load() -> None:
-        manifest = clone.Manifest.from_json(json.dumps(fields).encode())
+        manifest = clone.Manifest.from_json(written.text())
         with contextlib.closing(clone.Capture(manifest, os.dup(capture.descriptor))) as lying:
             made.inventory().load(lying)
 
     with pytest.raises(clone.CloneError, match=message):
         load()
     assert made.inventory().manifest() == before
+
+
+def test_f53_a_state_that_two_components_claim_is_refused(capture: clone.Capture) -> None:
+    """Each entry has another path, and both sections one name."""
+    written = Written(capture.manifest.to_json())
+    weights = parameters(written)
+    weights["paths"][0] = "optimizer/state"
+    with pytest.raises(clone.DamagedError, match="stands twice"):
+        clone.Manifest.from_json(written.text())
 
 
 @given(st.data())
@@ -338,13 +363,14 @@ def test_f53_any_part_of_a_manifest_may_be_anything(capture: clone.Capture, data
         | st.lists(st.integers())
         | st.dictionaries(st.text(), st.text())
     )
-    fields = json.loads(capture.manifest.to_json())
-    fields["places"].append([0, 0, 0])
-    places = [fields, *(column for column in fields.values() if isinstance(column, list) and column), fields["layouts"][0]]
+    written = Written(capture.manifest.to_json())
+    written.places[1].append([1, 0, 0])
+    section = parameters(written)
+    places = [written.head, written.sections, written.places, written.places[1], section, *section.values(), section["kinds"][0]]
     place = data.draw(st.sampled_from(places))
     place[data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))] = data.draw(junk)
     with contextlib.suppress(clone.DamagedError):
-        assert clone.Manifest.from_json(json.dumps(fields).encode()).entries
+        assert clone.Manifest.from_json(written.text()).entries
 
 
 def test_f53_what_is_written_is_read_back(capture: clone.Capture) -> None:

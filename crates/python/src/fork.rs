@@ -68,10 +68,12 @@ impl Rank {
         py.detach(offer).map_err(to_python)
     }
 
-    /// Says in which memory large tensors lie, by descriptors, which stay the caller's: clones that wait get ready to read there.
-    fn lying(&self, py: Python<'_>, memory: Vec<i32>) -> PyResult<()> {
-        let memory: Vec<_> = memory.into_iter().map(borrowed).collect::<PyResult<_>>()?;
-        let lying = || self.0.lock().unwrap_or_else(PoisonError::into_inner).lying(&memory);
+    /// Says what the state is like, by a descriptor of what describes it, and in which memory large tensors lie, by theirs; all stay the caller's. Clones that wait get
+    /// ready for it.
+    fn lying(&self, py: Python<'_>, text: i32, memory: Vec<i32>) -> PyResult<()> {
+        let descriptors = std::iter::once(text).chain(memory).map(borrowed);
+        let descriptors: Vec<_> = descriptors.collect::<PyResult<_>>()?;
+        let lying = || self.0.lock().unwrap_or_else(PoisonError::into_inner).lying(&descriptors);
         py.detach(lying).map_err(to_python)
     }
 
@@ -101,6 +103,11 @@ impl Taking {
     fn new(py: Python<'_>, directory: &str, fork: u64, rank: u32, ranks: u32) -> PyResult<Self> {
         let begun = py.detach(|| client::Taking::begin(Path::new(directory), fork, rank, ranks));
         begun.map(Self).map_err(to_python)
+    }
+
+    /// A descriptor of what describes how the state will be, as far as that is known by now, for the caller to close; None if it is not.
+    fn described_ahead(&self) -> PyResult<Option<i32>> {
+        Ok(self.0.described_ahead()?.map(IntoRawFd::into_raw_fd))
     }
 
     /// Maps the memory in which the job's large tensors lie, as far as that is known by now; once. For a thread of its own, while the state is waited for: the

@@ -16,11 +16,10 @@ mod order;
 mod pending;
 mod pieces;
 mod shared;
+mod spans;
 mod stores;
 mod tensors;
 mod window;
-
-use std::io;
 
 use forebay_agent::memory::Gauge;
 use pyo3::exceptions::PyValueError;
@@ -63,7 +62,11 @@ impl Memory {
     }
 
     fn overlaps(self, other: Self) -> bool {
-        self.address < other.address + other.length && other.address < self.address + self.length
+        self.address < other.end() && other.address < self.end()
+    }
+
+    fn end(self) -> usize {
+        self.address + self.length
     }
 }
 
@@ -72,75 +75,6 @@ impl Memory {
 fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
     let memory = Memory::new(address, length)?;
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
-}
-
-/// The digests of memory at so many addresses and of such lengths. The interpreter's lock is let go of seldom.
-#[pyfunction]
-fn digests(py: Python<'_>, memory: Vec<(usize, usize)>) -> PyResult<Vec<String>> {
-    let memory = memory.into_iter().map(|(address, length)| Memory::new(address, length));
-    let memory: Vec<_> = memory.collect::<PyResult<_>>()?;
-    digested(py, &memory, |memory| memory.length, |memory| one_pass::of(*memory))
-}
-
-/// The digests that `one` gives of pieces of work of so many bytes. In between, what signals ask for is done.
-fn digested<T: Sync>(py: Python<'_>, work: &[T], bytes: impl Fn(&T) -> usize, one: impl Fn(&T) -> u128 + Sync) -> PyResult<Vec<String>> {
-    let mut found = Vec::with_capacity(work.len());
-    let mut left = work;
-    while !left.is_empty() {
-        let mut room = SIGNALS_EVERY_BYTES;
-        let fits = |piece: &&T| {
-            let was_room = room > 0;
-            room = room.saturating_sub(bytes(piece));
-            was_room
-        };
-        let (now, later) = left.split_at(left.iter().take_while(fits).count());
-        found.extend(py.detach(|| now.iter().map(&one).collect::<Vec<_>>()));
-        py.check_signals()?;
-        left = later;
-    }
-    Ok(found.into_iter().map(hexadecimal).collect())
-}
-
-/// Copies memory into the `length` bytes at `target`: parts of an address, a length, and an offset to which they go. Gives the digest of what then stands there of
-/// each part, in one pass over memory. The interpreter's lock is let go of seldom: each time it may be long in coming back.
-#[pyfunction]
-fn pack(py: Python<'_>, target: usize, length: usize, parts: Vec<(usize, usize, usize)>) -> PyResult<Vec<String>> {
-    let target = Memory::new(target, length)?;
-    let copies = parts.into_iter().map(|(address, length, offset)| {
-        let source = Memory::new(address, length)?;
-        let part = target.part(offset, length)?;
-        if source.overlaps(target) {
-            return Err(PyValueError::new_err("source and target overlap"));
-        }
-        Ok((source, part))
-    });
-    let copies: Vec<_> = copies.collect::<PyResult<_>>()?;
-    digested(
-        py,
-        &copies,
-        |(_, part)| part.length,
-        |(source, part)| one_pass::of_copy(*source, *part),
-    )
-}
-
-/// Reads parts of the open file `descriptor`, each from an offset to an address, so many bytes. Gives the digest of what then stands there of each part, in one
-/// pass over memory. The interpreter's lock is let go of once for all.
-///
-/// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under this process.
-#[pyfunction]
-fn read_and_digest(py: Python<'_>, descriptor: i32, parts: Vec<(u64, usize, usize)>) -> PyResult<Vec<String>> {
-    let file = fork::borrowed(descriptor)?;
-    let reads = parts
-        .into_iter()
-        .map(|(offset, address, length)| Ok((offset, Memory::new(address, length)?)));
-    let reads: Vec<_> = reads.collect::<PyResult<_>>()?;
-    let digests = py.detach(|| {
-        reads
-            .into_iter()
-            .map(|(offset, target)| one_pass::of_read(file, offset, target))
-            .collect::<io::Result<Vec<_>>>()
-    })?;
-    Ok(digests.into_iter().map(hexadecimal).collect())
 }
 
 /// Bytes that this process may still use before memory is short: of the machine and of all its control groups the least.
@@ -177,11 +111,13 @@ mod _core {
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]
+    use super::spans::{Spans, digests, fill, overlapping, pack};
+    #[pymodule_export]
     use super::stores::{ObjectRange, ObjectStores, store_variables};
     #[pymodule_export]
-    use super::tensors::tensor_facts;
+    use super::tensors::Known;
     #[pymodule_export]
     use super::window::{Reading, Window};
     #[pymodule_export]
-    use super::{digest, digests, memory_left, pack, read_and_digest};
+    use super::{digest, memory_left};
 }

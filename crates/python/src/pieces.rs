@@ -3,9 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_digest::{Digest, END_BYTES, STRETCH_BYTES};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
-use crate::{Memory, fork, hexadecimal, one_pass};
+use crate::{Memory, fork, one_pass};
 
 /// Of some length each, numbered from 0 on. The pieces of one come in their order; all but the last are a multiple of `STRETCH_BYTES`, and the
 /// last has at least `END_BYTES`, or all there are.
@@ -64,11 +64,11 @@ impl Pieces {
         })
     }
 
-    /// Those of all, each of which has come.
-    fn digests(&self) -> PyResult<Vec<String>> {
+    /// Those of all, each of which has come; 16 bytes each.
+    fn digests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let found = self.coming();
         let found = found.iter().enumerate().map(|(number, coming)| match coming {
-            Coming::All(digest) => Ok(hexadecimal(*digest)),
+            Coming::All(digest) => Ok(PyBytes::new(py, &digest.to_be_bytes())),
             Coming::Some(_) => Err(PyValueError::new_err(format!("number {number} has not come as a whole"))),
         });
         found.collect()

@@ -6,9 +6,10 @@ use std::{
 };
 
 use pyo3::{
+    PyTraverseError, PyVisit,
     exceptions::PyBufferError,
     prelude::*,
-    types::{PyBytes, PyCapsule, PyList},
+    types::{PyCapsule, PyList, PyWeakrefMethods, PyWeakrefReference},
 };
 
 const NAME: &std::ffi::CStr = c"dlpack_exchange_api";
@@ -50,44 +51,94 @@ struct Tensor {
     offset: u64,
 }
 
-/// What layouts and addresses of these tensors come of: as long as it is the same, so are those. All are of the type that `exchange` is of.
-///
-/// # Errors
-///
-/// `BufferError`: of one of them nothing can be told; or whatever the framework raises.
-#[pyfunction]
-pub(crate) fn tensor_facts<'py>(exchange: &Bound<'py, PyCapsule>, tensors: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyBytes>> {
-    let py = exchange.py();
-    let look_up = look_up(exchange)?;
-    let mut facts: Vec<u8> = Vec::with_capacity(tensors.len() * 64);
-    for tensor in tensors.iter() {
-        let found = look_up(&tensor)?;
-        let dimensions = usize::try_from(found.dimensions).ok().filter(|count| *count <= DIMENSIONS_MAX);
-        let (Some(dimensions), false) = (dimensions, found.code == COMPLEX) else {
-            return Err(PyBufferError::new_err("nothing can be told of where such a tensor lies"));
-        };
-        facts.extend(
-            (found.data as usize)
-                .wrapping_add(usize::try_from(found.offset).unwrap_or(0))
-                .to_ne_bytes(),
-        );
-        facts.extend(found.device.into_iter().flat_map(i32::to_ne_bytes));
-        facts.extend([found.code, found.bits]);
-        facts.extend(found.lanes.to_ne_bytes());
-        facts.extend(found.dimensions.to_ne_bytes());
-        for sizes in [found.shape, found.strides] {
-            if dimensions > 0 && sizes.is_null() {
-                return Err(PyBufferError::new_err("a tensor without strides"));
-            }
-            let sizes = match dimensions {
-                0 => &[],
-                // SAFETY: as many numbers as there are dimensions, which belong to the tensor, and it is held here.
-                _ => unsafe { slice::from_raw_parts(sizes, dimensions) },
-            };
-            facts.extend(sizes.iter().flat_map(|size| size.to_ne_bytes()));
+/// Tensors as they lay when they were looked at. It keeps none of them.
+#[pyclass(frozen)]
+pub(crate) struct Known {
+    exchange: Py<PyCapsule>,
+    alive: Vec<Py<PyWeakrefReference>>,
+    /// What their types, layouts and addresses come of: as long as it is the same, so are those.
+    facts: Vec<u8>,
+}
+
+#[pymethods]
+impl Known {
+    /// Of tensors of the framework that `exchange` is of.
+    ///
+    /// # Errors
+    ///
+    /// `BufferError`: of one of them nothing can be told; or whatever the framework raises.
+    #[staticmethod]
+    fn of(exchange: &Bound<'_, PyCapsule>, tensors: &Bound<'_, PyList>) -> PyResult<Self> {
+        let look_up = look_up(exchange)?;
+        let mut facts = Vec::with_capacity(tensors.len() * 64);
+        let mut alive = Vec::with_capacity(tensors.len());
+        for tensor in tensors.iter() {
+            note(&tensor, &look_up, &mut facts)?;
+            alive.push(PyWeakrefReference::new(&tensor)?.unbind());
         }
+        Ok(Self {
+            exchange: exchange.clone().unbind(),
+            alive,
+            facts,
+        })
     }
-    Ok(PyBytes::new(py, &facts))
+
+    /// The tensors, if all are still there and lie as they lay.
+    fn again<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let look_up = look_up(self.exchange.bind(py))?;
+        let mut left = self.facts.as_slice();
+        let mut tensors = Vec::with_capacity(self.alive.len());
+        let mut facts = Vec::with_capacity(128);
+        for alive in &self.alive {
+            let Some(tensor) = alive.bind(py).upgrade() else { return Ok(None) };
+            facts.clear();
+            // Of what it has become nothing may be told.
+            if note(&tensor, &look_up, &mut facts).is_err() {
+                return Ok(None);
+            }
+            let Some(rest) = left.strip_prefix(facts.as_slice()) else {
+                return Ok(None);
+            };
+            left = rest;
+            tensors.push(tensor);
+        }
+        PyList::new(py, tensors).map(Some)
+    }
+
+    /// What hangs on a weak reference may keep this.
+    #[expect(clippy::needless_pass_by_value, reason = "the signature is the interpreter's")]
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.alive.iter().try_for_each(|weak| visit.call(weak))?;
+        visit.call(&self.exchange)
+    }
+}
+
+/// What a tensor's type, layout and address come of.
+fn note(tensor: &Bound<'_, PyAny>, look_up: impl Fn(&Bound<'_, PyAny>) -> PyResult<Tensor>, facts: &mut Vec<u8>) -> PyResult<()> {
+    let found = look_up(tensor)?;
+    let dimensions = usize::try_from(found.dimensions).ok().filter(|count| *count <= DIMENSIONS_MAX);
+    let (Some(dimensions), false) = (dimensions, found.code == COMPLEX) else {
+        return Err(PyBufferError::new_err("nothing can be told of where such a tensor lies"));
+    };
+    let address = (found.data as usize).wrapping_add(usize::try_from(found.offset).unwrap_or(0));
+    facts.extend((tensor.get_type_ptr() as usize).to_ne_bytes());
+    facts.extend(address.to_ne_bytes());
+    facts.extend(found.device.into_iter().flat_map(i32::to_ne_bytes));
+    facts.extend([found.code, found.bits]);
+    facts.extend(found.lanes.to_ne_bytes());
+    facts.extend(found.dimensions.to_ne_bytes());
+    for sizes in [found.shape, found.strides] {
+        if dimensions > 0 && sizes.is_null() {
+            return Err(PyBufferError::new_err("a tensor without strides"));
+        }
+        let sizes = match dimensions {
+            0 => &[],
+            // SAFETY: as many numbers as there are dimensions, which belong to the tensor, and it is held here.
+            _ => unsafe { slice::from_raw_parts(sizes, dimensions) },
+        };
+        facts.extend(sizes.iter().flat_map(|size| size.to_ne_bytes()));
+    }
+    Ok(())
 }
 
 /// The framework's function.

@@ -4,20 +4,24 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use forebay_agent::fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words};
+use forebay_agent::{
+    fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words},
+    shared::SharedFile,
+};
 use forebay_digest::{Digest, STRETCH_BYTES};
 use pyo3::{
     exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
     prelude::*,
+    types::PyBytes,
 };
 
 use crate::{
-    Memory,
+    Memory, SIGNALS_EVERY_BYTES,
     fork::{borrowed, duration},
-    hexadecimal,
     mapped::{self, Mapped},
     one_pass,
 };
@@ -140,27 +144,58 @@ impl Window {
 pub(crate) struct Reading {
     window: window::Window,
     reader: u32,
-    /// Of each tensor its first piece and its length.
-    tensors: Vec<(usize, usize)>,
+    tensors: Vec<Lying>,
+    /// The memory in which they lie: a descriptor, and the same, if it is mapped.
+    arenas: Vec<(i32, Option<Py<Mapped>>)>,
+    /// Of what was copied aside.
+    aside: i32,
+}
+
+/// A tensor of a window.
+#[derive(Clone, Copy)]
+struct Lying {
+    /// Its first piece.
+    first: usize,
+    length: usize,
+    arena: usize,
+    offset: u64,
 }
 
 #[pymethods]
 impl Reading {
-    /// The window behind a descriptor, which stays the caller's, of tensors with these lengths.
+    /// The window behind a descriptor, of tensors with these lengths, each in an arena from an offset on. All descriptors stay the caller's, and open as long as anything
+    /// is read.
     #[new]
-    fn new(descriptor: i32, lengths: Vec<usize>, reader: u32) -> PyResult<Self> {
+    fn new(
+        descriptor: i32,
+        tensors: Vec<(usize, usize, u64)>,
+        reader: u32,
+        arenas: Vec<(i32, Option<Py<Mapped>>)>,
+        aside: i32,
+    ) -> PyResult<Self> {
         if reader >= u64::BITS - 1 {
             return Err(PyValueError::new_err(format!("{reader} is no reader")));
         }
         let mut pieces = 0_usize;
-        let with_first = |length: usize| {
+        let with_first = |(length, arena, offset): (usize, usize, u64)| {
             let first = pieces;
             pieces = pieces.saturating_add(length.div_ceil(PIECE_BYTES));
-            (first, length)
+            Lying {
+                first,
+                length,
+                arena,
+                offset,
+            }
         };
-        let tensors = lengths.into_iter().map(with_first).collect();
+        let tensors = tensors.into_iter().map(with_first).collect();
         let window = window::Window::open(borrowed(descriptor)?.try_clone_to_owned()?, pieces)?;
-        Ok(Self { window, reader, tensors })
+        Ok(Self {
+            window,
+            reader,
+            tensors,
+            arenas,
+            aside,
+        })
     }
 
     /// How the window stands: `open`, `kept`, `dropped`, `torn` or `abandoned`.
@@ -194,54 +229,33 @@ impl Reading {
         }
     }
 
-    /// Reads tensors, each to an address, from a file and an offset, its place, or from `aside` what was copied there; gives their digests. Where that file is
-    /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process.
-    fn read(&self, py: Python<'_>, tensors: Vec<Wanted<'_>>, aside: i32, wait_s: f64) -> PyResult<Vec<String>> {
-        let (aside, wait) = (borrowed(aside)?, duration(wait_s)?);
-        let read = |wanted| {
-            py.check_signals()?;
-            self.read_tensor(py, wanted, aside, Instant::now() + wait)
+    /// Reads tensors by number, each to an address, from where they lie, or from what was copied aside; gives their digests, 16 bytes each. Where an arena is
+    /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process. The interpreter's lock is let go of seldom.
+    fn read<'py>(&self, py: Python<'py>, wanted: Vec<(usize, usize)>, wait_s: f64) -> PyResult<Bound<'py, PyBytes>> {
+        let (aside, wait) = (borrowed(self.aside)?, duration(wait_s)?);
+        let mapped = |(_, mapped): &(i32, Option<Py<Mapped>>)| mapped.as_ref().and_then(|mapped| mapped.get().file());
+        let mapped: Vec<_> = self.arenas.iter().map(mapped).collect();
+        let tensors = wanted
+            .into_iter()
+            .map(|(number, address)| self.tensor(number, address, &mapped, aside));
+        let mut way = Way {
+            reader: self.reader,
+            tensors: tensors.collect::<PyResult<_>>()?,
+            at: 0,
+            piece: 0,
+            now: None,
+            found: Vec::new(),
         };
-        tensors.into_iter().map(read).collect()
-    }
-}
-
-/// A tensor's number, the file and the offset where it lies, to which address it goes, and that file, if it is mapped.
-type Wanted<'py> = (usize, (i32, u64), usize, Option<Bound<'py, Mapped>>);
-
-impl Reading {
-    fn read_tensor(&self, py: Python<'_>, wanted: Wanted<'_>, aside: BorrowedFd<'_>, deadline: Instant) -> PyResult<String> {
-        let (tensor, place, target, mapped) = wanted;
-        let (first, length) = *self
-            .tensors
-            .get(tensor)
-            .ok_or_else(|| PyValueError::new_err(format!("there is no tensor {tensor}")))?;
-        let file = borrowed(place.0)?;
-        let target = Memory::new(target, length)?;
-        let mapped = mapped.and_then(|mapped| mapped.get().file());
-        let mapped = mapped.as_deref().and_then(|file| mapped::part(file, place.1, length));
-        let mut digest = Digest::new(length);
-        for (index, piece) in pieces_of(target).enumerate() {
-            let lies = Stretches {
-                file,
-                offset: place.1.saturating_add((index * PIECE_BYTES) as u64),
-                mapped: mapped.map(|tensor| tensor.part(index * PIECE_BYTES, piece.length)).transpose()?,
-                aside,
-                piece,
-                had: 0,
-            };
-            self.read_piece(py, first + index, lies, deadline, &mut digest)?;
-        }
-        Ok(hexadecimal(digest.finish(one_pass::bytes(target))))
-    }
-
-    fn read_piece(&self, py: Python<'_>, index: usize, mut lies: Stretches<'_>, deadline: Instant, digest: &mut Digest) -> PyResult<()> {
-        let mut reader = Reader::new(self.reader, index);
+        let mut waits_since = None;
         loop {
-            match py.detach(|| lies.read(&mut reader, &self.window, digest))? {
-                Progress::Whole => return Ok(()),
+            match py.detach(|| way.read(&self.window))? {
+                Progress::Whole => return Ok(PyBytes::new(py, &way.found)),
                 Progress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
-                Progress::Waits if Instant::now() > deadline => {
+                Progress::Some => {
+                    waits_since = None;
+                    py.check_signals()?;
+                }
+                Progress::Waits if waits_since.get_or_insert_with(Instant::now).elapsed() > wait => {
                     return Err(PyTimeoutError::new_err(
                         "the job that is forked stands still in the middle of a step",
                     ));
@@ -252,6 +266,100 @@ impl Reading {
                 }
             }
         }
+    }
+}
+
+impl Reading {
+    /// One that is to be read to an address.
+    fn tensor<'a>(&self, number: usize, address: usize, mapped: &[Option<Arc<SharedFile>>], aside: BorrowedFd<'a>) -> PyResult<Tensor<'a>> {
+        let lying = self.tensors.get(number);
+        let lying = *lying.ok_or_else(|| PyValueError::new_err(format!("there is no tensor {number}")))?;
+        let (Some((file, _)), Some(mapped)) = (self.arenas.get(lying.arena), mapped.get(lying.arena)) else {
+            return Err(PyValueError::new_err(format!("there is no arena {}", lying.arena)));
+        };
+        Ok(Tensor {
+            target: Memory::new(address, lying.length)?,
+            first: lying.first,
+            file: borrowed(*file)?,
+            offset: lying.offset,
+            mapped: mapped.as_deref().and_then(|file| mapped::part(file, lying.offset, lying.length)),
+            aside,
+        })
+    }
+}
+
+/// Where a tensor lies, and where it goes.
+#[derive(Clone, Copy)]
+struct Tensor<'a> {
+    target: Memory,
+    /// The number of its first piece.
+    first: usize,
+    file: BorrowedFd<'a>,
+    offset: u64,
+    /// The same, if it is mapped; whoever made this holds it.
+    mapped: Option<Memory>,
+    aside: BorrowedFd<'a>,
+}
+
+impl<'a> Tensor<'a> {
+    /// One of its pieces, of which nothing has come yet; none if it has no more.
+    fn piece(&self, index: usize) -> Option<Stretches<'a>> {
+        let at = index.checked_mul(PIECE_BYTES).filter(|at| *at < self.target.length)?;
+        let part = |of: Memory| Memory {
+            address: of.address + at,
+            length: PIECE_BYTES.min(of.length - at),
+        };
+        Some(Stretches {
+            file: self.file,
+            offset: self.offset.saturating_add(at as u64),
+            mapped: self.mapped.map(part),
+            aside: self.aside,
+            piece: part(self.target),
+            had: 0,
+        })
+    }
+}
+
+/// How far reading has come.
+struct Way<'a> {
+    reader: u32,
+    tensors: Vec<Tensor<'a>>,
+    /// Which tensor is read, and which of its pieces.
+    at: usize,
+    piece: usize,
+    now: Option<(Digest, Option<(Stretches<'a>, Reader)>)>,
+    /// The digests of those before.
+    found: Vec<u8>,
+}
+
+impl Way<'_> {
+    /// Reads on, as far as that goes without waiting, but no more than signals may wait for.
+    fn read(&mut self, words: &impl Words) -> io::Result<Progress> {
+        let mut had = 0;
+        while let Some(tensor) = self.tensors.get(self.at) {
+            if had >= SIGNALS_EVERY_BYTES {
+                return Ok(Progress::Some);
+            }
+            let (digest, stretches) = self.now.get_or_insert_with(|| (Digest::new(tensor.target.length), None));
+            if stretches.is_none() {
+                let reader = Reader::new(self.reader, tensor.first + self.piece);
+                *stretches = tensor.piece(self.piece).map(|piece| (piece, reader));
+            }
+            let Some((piece, reader)) = stretches else {
+                self.found.extend(digest.finish(one_pass::bytes(tensor.target)).to_be_bytes());
+                (self.now, self.at, self.piece) = (None, self.at + 1, 0);
+                continue;
+            };
+            match piece.read(reader, words, digest)? {
+                Progress::Whole => {
+                    had += piece.piece.length;
+                    *stretches = None;
+                    self.piece += 1;
+                }
+                other => return Ok(other),
+            }
+        }
+        Ok(Progress::Whole)
     }
 }
 
@@ -268,6 +376,7 @@ struct Stretches<'a> {
 
 enum Progress {
     Whole,
+    Some,
     Waits,
     Lost(Outcome),
 }

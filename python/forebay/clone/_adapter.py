@@ -12,7 +12,7 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Described", "Memory", "Piece", "Watch", "adapter_of"]
+__all__ = ["Adapter", "Component", "Described", "Known", "Memory", "Piece", "Watch", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
@@ -106,6 +106,13 @@ class Described(NamedTuple):
     is_sharded: bool
 
 
+class Known(Protocol):
+    """Tensors as they lay, of which none is kept."""
+
+    def again(self) -> list[Any] | None:
+        """All of them, if they are still there, and their types, layouts and addresses are what they were."""
+
+
 class Adapter(Ranks, Protocol):
     """A framework."""
 
@@ -139,8 +146,8 @@ class Adapter(Ranks, Protocol):
     def plain(self) -> Sequence[type]:
         """The types of tensors that are what they are by their elements, layout and place."""
 
-    def facts(self, tensors: list[Any]) -> object:
-        """What layouts and addresses come of, quickly: of the same tensors, equal as long as those are. None if that can't be told."""
+    def known(self, tensors: list[Any]) -> "Known | None":
+        """Tensors as they lie now; None if it can't be told whether they do so later."""
 
     def length(self, layout: Layout) -> int:
         """Bytes of a tensor of that layout.
@@ -179,8 +186,8 @@ class Adapter(Ranks, Protocol):
     def move(self, tensor: Any, buffer: object, offset: int) -> None:  # noqa: ANN401
         """Has such a tensor lie in a buffer from now on, from an offset in bytes on; its elements stay as they are."""
 
-    def version(self, tensor: Any) -> int:  # noqa: ANN401
-        """A number that most of what writes to the tensor makes another one."""
+    def versions(self, tensors: Sequence[Any]) -> list[int]:
+        """Of each a number that most of what writes to the tensor makes another one."""
 
     def is_at_rest(self) -> bool:
         """Asked by the main thread between two instructions: whether no operation is under way that has called Python.

@@ -1,136 +1,317 @@
-"""Tensors that are filled with the bytes of a captured state, each checked by its digest."""
+"""What a component is to be loaded to, and how that is filled with the bytes of a captured state, each entry checked by its digest."""
 
 import ctypes
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
 from forebay.clone._capture import Capture
-from forebay.clone._errors import CloneError, DamagedError
-from forebay.clone._manifest import Entry
+from forebay.clone._errors import CloneError, DamagedError, DifferenceError
+from forebay.clone._manifest import DIGEST_BYTES, Held, Layout, Manifest
+from forebay.clone._parts import Expected, Part, Parts
+from forebay.clone._values import Path, decode, spelled
 from forebay.clone._window import Remote
 
-__all__ = ["Fill", "Filled", "fill", "memory_of", "text_of"]
+__all__ = ["Made", "Settled", "fill", "make", "memory_of", "put", "some", "text_of"]
 
-
-class Fill(NamedTuple):
-    """A tensor that is to be an entry; its address, if it lies somewhere in the order of the entry's layout."""
-
-    tensor: Any
-    address: int | None
-    entry: Entry
+NAMED_MAX = 5
+"""Entries that one message names."""
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A tensor whose bytes were digested as they were written to where it lies."""
+class Made:
+    """What a component is to be loaded to.
 
-    tensor: Any
-    address: int
-    version: int
-    digest: str
+    Attributes:
+        part: as it is here.
+        held: as it is to come.
+        text: its values, as they are to come.
+        tree: containers that are to be set, with tensors in them; None where nothing can be set.
+        tensors: to be filled, in the order of the section's entries but the first.
+        addresses: of each, where its bytes can be written to; else None.
+        in_place: of those that were not copied and can be written to: their positions among these, numbers, and addresses.
+        copied: those that a capture has, and that can be written to.
+        lying: all that can be written to.
+        expected: what the component will be described as, if that can be told.
+    """
 
-    def is_still(self, tensor: object, address: int | None, adapter: Adapter) -> bool:
-        """Whether nothing has written to it that counts."""
-        return self.tensor is tensor and (self.address, self.version) == (address, adapter.version(tensor))
+    part: Part
+    held: Held
+    text: bytes
+    tree: object
+    tensors: Sequence[Any]
+    addresses: Sequence[int | None]
+    in_place: Sequence[tuple[int, int, int]]
+    copied: _core.Spans
+    lying: _core.Spans
+    expected: Expected | None
+
+    def is_of(self, part: Part, held: Held, text: bytes) -> bool:
+        """Whether it is what a component comes as."""
+        return self.part is part and self.held is held and self.text == text
+
+    @property
+    def name(self) -> str:
+        """The component's."""
+        return self.held.section.paths[0]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Tensors of a component whose bytes were digested as they were written to where they lie.
+
+    Attributes:
+        tensors: all of the component's.
+        addresses: where they lie.
+        versions: of each.
+        digests: of all entries.
+        unsettled: the numbers of those that lie there and of which that is not so.
+        lying: the same.
+    """
+
+    tensors: Sequence[Any]
+    addresses: Sequence[int | None]
+    versions: list[int]
+    digests: bytes
+    unsettled: frozenset[int]
+    lying: _core.Spans
+
+    def put(self, digests: bytearray, first: int) -> None:
+        """Sets the digests of those of which it is so, the first entry's number among all being this."""
+        begin = (first + 1) * DIGEST_BYTES
+        if not self.unsettled and None not in self.addresses:
+            digests[begin : begin + len(self.digests) - DIGEST_BYTES] = self.digests[DIGEST_BYTES:]
+            return
+        for number, address in enumerate(self.addresses, 1):
+            if address is not None and number not in self.unsettled:
+                put(digests, first + number, self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])
+
+    def is_still(self, part: Part, adapter: Adapter) -> bool:
+        """Whether nothing has written to them that counts."""
+        if len(part.tensors) != len(self.tensors) or not all(map(operator.is_, part.tensors, self.tensors)):
+            return False
+        return part.addresses == self.addresses and adapter.versions(self.tensors) == self.versions
+
+
+def make(adapter: Adapter, described: Parts, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any]) -> Made:
+    """What a component is to be loaded to: its own tensors where they are alike, else new ones. Nothing is changed by that.
+
+    Args:
+        adapter: knows the tensors.
+        described: describes components.
+        part: as it is here.
+        held: as it comes.
+        text: its values, as they come.
+        empty: makes tensors that lie in shared memory where they come from.
+
+    Raises:
+        DifferenceError: it can't be set, and comes as something else.
+        DamagedError: no state is like that.
+    """
+    _check(adapter, part, held, text)
+    component, section = part.component, held.section
+    tree, expected = None, None
+    tensors, addresses = part.tensors, part.addresses
+    if component.put is not None:
+        tree, tensors, addresses = _received(adapter, part, held, text, empty)
+        if component.steady and all(kind.placement is component.placement for kind in section.kinds):
+            # Then it is only compared with that: to describe thousands of tensors takes long.
+            expected = described.expected(Part(component, text, section, tensors, addresses), tree)
+    numbered = [
+        (number, address, kind.length, start)
+        for number, (address, kind, start) in enumerate(zip(addresses, section.kinds[1:], held.starts[1:-1], strict=True), 1)
+        if address is not None
+    ]
+    copied = _core.Spans([span for span in numbered if span[0] not in held.places])
+    there = ((position, number, addresses[number - 1]) for position, number in enumerate(held.places))
+    in_place = [(position, number, address) for position, number, address in there if address is not None]
+    return Made(part, held, text, tree, tensors, addresses, in_place, copied, _core.Spans(numbered), expected)
+
+
+def _check(adapter: Adapter, part: Part, held: Held, text: bytes) -> None:
+    """Every entry's bytes are as many as its layout says; what can only be written in place has its place."""
+    section, mine = held.section, part.section
+    for kind in set(section.kinds[1:]):
+        if kind.length != adapter.length(kind.layout):
+            path = section.paths[section.kinds.index(kind, 1)]
+            raise DamagedError(f"{path}: {kind.length} bytes are no {kind.layout}")
+    if part.component.put is not None:
+        return
+    if section != mine:
+        theirs, ours = (dict(zip(one.paths[1:], [kind.layout for kind in one.kinds[1:]], strict=True)) for one in (section, mine))
+        for path in {**theirs, **ours}:
+            if theirs.get(path) != ours.get(path):
+                there, here = theirs.get(path, "nothing"), ours.get(path, "nothing")
+                raise DifferenceError(f"{path} differs: {there} where the state was captured, {here} here")
+    if text != part.text:
+        there, here = _shortened(text), _shortened(part.text)
+        raise DifferenceError(f"{section.paths[0]} differs: {there} where the state was captured, {here} here")
+
+
+def _received(
+    adapter: Adapter, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any]
+) -> tuple[object, list[Any], list[int | None]]:
+    """A component's containers, the tensors in them, and where these can be written to."""
+    section, mine = held.section, part.section
+    layouts = [kind.layout for kind in mine.kinds[1:]]
+    own = dict(zip(mine.paths[1:], zip(layouts, part.tensors, part.addresses, strict=True), strict=True))
+    numbers = {path: number for number, path in enumerate(section.paths[1:], 1)}
+    found: dict[int, tuple[Any, int | None]] = {}
+
+    def tensor(path: Path) -> object:
+        spelt = spelled(path)
+        number = numbers.pop(spelt)
+        layout = section.kinds[number].layout
+        known, one, address = own.get(spelt, (None, None, None))
+        if known != layout:
+            one = (empty if number in held.places else adapter.empty)(layout)
+            # Of one that was just made nothing need be asked.
+            address = adapter.begin(one) if layout.device == "cpu" else None
+        found[number] = (one, address)
+        return one
+
+    tree = decode(text, part.component.path, tensor)
+    if numbers:
+        raise DamagedError(f"{section.paths[0]} does not mention {some(list(numbers))}")
+    in_order = [found[number] for number in range(1, len(section.paths))]
+    return tree, [one for one, _ in in_order], [address for _, address in in_order]
 
 
 def fill(
-    adapter: Adapter, fills: Sequence[Fill], capture: Capture, starts: Mapping[str, int], remote: Remote | None
-) -> tuple[dict[str, str], dict[int, Filled]]:
-    """Fills tensors.
+    adapter: Adapter, made: Sequence[Made], numbers: Sequence[int], capture: Capture, remote: Remote | None
+) -> tuple[bytes, dict[str, Settled]]:
+    """Fills the tensors of components.
 
     Args:
         adapter: knows them.
-        fills: which, and with what.
+        made: the components.
+        numbers: of each the number of its section in the capture's manifest.
         capture: has the bytes of what was copied.
-        starts: where in it entries begin, by path.
         remote: reads those of the others.
 
     Returns:
-        The digests of all entries by path, and what is known of tensors that were filled where they lie, by identity.
+        The digests of all entries, and of components whose tensors stay what is known of them, by path.
 
     Raises:
         CloneError: what the capture does not hold could not be read.
         DamagedError: what arrived is not what was sent.
     """
-    digests: dict[str, str] = {}
-    filled: dict[int, Filled] = {}
+    manifest = capture.manifest
+    firsts, starts = manifest.firsts, manifest.starts
+    digests = bytearray(manifest.digests)
+    # What lies where it lay comes first: the parent's next step comes.
+    _read(made, numbers, manifest, remote, digests)
+    _fill_by_way(adapter, made, numbers, capture, remote, digests)
+    try:
+        copied = _core.fill(
+            capture.descriptor, firsts[-1], [(one.copied, starts[at], firsts[at]) for one, at in zip(made, numbers, strict=True)]
+        )
+    except OSError as error:
+        raise _unreadable(error) from error
+    _verify(made, numbers, manifest, copied)
+    settled = {}
+    for one, at, shared in zip(made, numbers, _core.overlapping([one.lying for one in made]), strict=True):
+        if one.part.component.steady:
+            of_section = bytes(digests[firsts[at] * DIGEST_BYTES : firsts[at + 1] * DIGEST_BYTES])
+            # Two that lie at one place can't both be what was written there last.
+            unsettled = frozenset(shared)
+            lying = [(number, one.addresses[number - 1] or 0, one.held.section.kinds[number].length, 0) for number in unsettled]
+            settled[one.name] = Settled(
+                one.tensors, one.addresses, adapter.versions(one.tensors), of_section, unsettled, _core.Spans(lying)
+            )
+    return bytes(digests), settled
 
-    def note(one: Fill, address: int | None, digest: str) -> None:
-        digests[one.entry.path] = digest
-        if address is not None:
-            filled[id(one.tensor)] = Filled(one.tensor, address, adapter.version(one.tensor), digest)
 
-    # What lies where it lay comes first: the parent's next step comes. Many at once: there are thousands, and the interpreter's lock is let
-    # go of each time.
-    in_place = [one for one in fills if one.address is not None and one.entry.place and remote is not None]
-    if remote is not None and in_place:
-        read = remote.read([(one.entry, Memory(one.address or 0, one.entry.length, one.tensor)) for one in in_place])
-        for one, digest in zip(in_place, read, strict=True):
-            note(one, one.address, digest)
-    copied = [one for one in fills if one.address is not None and not one.entry.place]
-    at_once = {id(one) for one in (*in_place, *copied)}
-    others = sorted((one for one in fills if id(one) not in at_once), key=lambda one: one.entry.place is None)
-    for one, digest in zip(others, _fill_by_way(adapter, others, capture, starts, remote), strict=True):
-        note(one, None, digest)
-    found = _read(capture, [(starts[one.entry.path], one.address or 0, one.entry.length) for one in copied])
-    for one, digest in zip(copied, found, strict=True):
-        _verify(one.entry, digest)
-        note(one, one.address, digest)
-    return digests, filled
+def _read(made: Sequence[Made], numbers: Sequence[int], manifest: Manifest, remote: Remote | None, digests: bytearray) -> None:
+    """Reads what was not copied, and can be written to where it belongs."""
+    wanted: list[tuple[int, int]] = []
+    places: list[int] = []
+    if remote is None:
+        return
+    for one, at in zip(made, numbers, strict=True):
+        first, before = manifest.firsts[at], remote.before(at)
+        wanted += [(before + position, address) for position, _, address in one.in_place]
+        places += [(first + number) * DIGEST_BYTES for _, number, _ in one.in_place]
+    found = remote.read(wanted)
+    for at, place in enumerate(places):
+        digests[place : place + DIGEST_BYTES] = found[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
 
 
-def _fill_by_way(adapter: Adapter, fills: Sequence[Fill], capture: Capture, starts: Mapping[str, int], remote: Remote | None) -> list[str]:
-    """Fills tensors that don't lie where their bytes can be written to; gives their digests."""
-    digests = [""] * len(fills)
-    copied = [number for number, one in enumerate(fills) if one.entry.place is None]
-    places = {number: place for place, number in enumerate(copied)}
-    pieces = _core.Pieces([fills[number].entry.length for number in copied])
-    for batch in adapter.inward([one.tensor for one in fills], [one.entry.layout for one in fills]):
+def _fill_by_way(
+    adapter: Adapter, made: Sequence[Made], numbers: Sequence[int], capture: Capture, remote: Remote | None, digests: bytearray
+) -> None:
+    """Fills tensors that don't lie where their bytes can be written to."""
+    manifest = capture.manifest
+    # Component, section, number.
+    entries = [
+        (one, at, number)
+        for one, at in zip(made, numbers, strict=True)
+        for number, address in enumerate(one.addresses, 1)
+        if address is None or (number in one.held.places and remote is None)
+    ]
+    # As above.
+    entries.sort(key=lambda entry: entry[2] not in entry[0].held.places)
+    kinds = [one.held.section.kinds[number] for one, _, number in entries]
+    copied = [place for place, (one, _, number) in enumerate(entries) if number not in one.held.places]
+    positions = {place: position for position, place in enumerate(copied)}
+    pieces = _core.Pieces([kinds[place].length for place in copied])
+    for batch in adapter.inward([one.tensors[number - 1] for one, _, number in entries], [kind.layout for kind in kinds]):
         reads = []
         for piece in batch:
-            entry = fills[piece.number].entry
-            if entry.place is None:
-                reads.append((places[piece.number], starts[entry.path] + piece.start, piece.address, piece.length))
+            one, at, number = entries[piece.number]
+            if number not in one.held.places:
+                start = manifest.starts[at] + one.held.starts[number] + piece.start
+                reads.append((positions[piece.number], start, piece.address, piece.length))
             elif remote is None:
-                raise CloneError(f"{entry.path} was not copied, and its job is not there to be read from")
+                raise CloneError(f"{one.held.section.paths[number]} was not copied, and its job is not there to be read from")
             else:
-                (digests[piece.number],) = remote.read([(entry, Memory(piece.address, piece.length, fills[piece.number].tensor))])
+                position = remote.before(at) + list(one.held.places).index(number)
+                put(digests, manifest.firsts[at] + number, remote.read([(position, piece.address)]))
         try:
             pieces.read(capture.descriptor, reads)
         except OSError as error:
             raise _unreadable(error) from error
-    for number, digest in zip(copied, pieces.digests(), strict=True):
-        _verify(fills[number].entry, digest)
-        digests[number] = digest
-    return digests
+    for place, digest in zip(copied, pieces.digests(), strict=True):
+        one, at, number = entries[place]
+        _verify_one(manifest, at, number, digest)
 
 
-def _read(capture: Capture, parts: list[tuple[int, int, int]]) -> list[str]:
-    """Reads parts of a copy (an offset, an address, a length) to where they belong; gives their digests."""
-    try:
-        return _core.read_and_digest(capture.descriptor, parts)
-    except OSError as error:
-        raise _unreadable(error) from error
+def put(digests: bytearray, number: int, digest: bytes) -> None:
+    """Sets the digest of one of all entries."""
+    digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = digest
+
+
+def _verify(made: Sequence[Made], numbers: Sequence[int], manifest: Manifest, found: bytes) -> None:
+    """What was copied has arrived as it was sent; of all others there is nothing in `found`."""
+    for one, at in zip(made, numbers, strict=True):
+        first, sent = manifest.firsts[at], manifest.digests
+        of_tensors = slice((first + 1) * DIGEST_BYTES, manifest.firsts[at + 1] * DIGEST_BYTES)
+        if found[of_tensors] == sent[of_tensors]:
+            continue
+        for number, address in enumerate(one.addresses, 1):
+            if address is not None and number not in one.held.places:
+                begin = (first + number) * DIGEST_BYTES
+                _verify_one(manifest, at, number, found[begin : begin + DIGEST_BYTES])
 
 
 def _unreadable(error: OSError) -> DamagedError:
     return DamagedError(f"the copy of a state can't be read: {error}")
 
 
-def text_of(capture: Capture, entry: Entry, offset: int) -> bytes:
-    """The values of an entry, as they were written down.
+def text_of(capture: Capture, at: int) -> bytes:
+    """The values of a section, as they were written down.
 
     Raises:
         DamagedError: they are not what the digest says.
     """
-    text = os.pread(capture.descriptor, entry.length, offset)
+    manifest = capture.manifest
+    text = os.pread(capture.descriptor, manifest.held[at].section.kinds[0].length, manifest.starts[at])
     memory = memory_of(text)
-    _verify(entry, _core.digest(memory.address, memory.length))
+    _verify_one(manifest, at, 0, bytes.fromhex(_core.digest(memory.address, memory.length)))
     return text
 
 
@@ -139,6 +320,19 @@ def memory_of(text: bytes) -> Memory:
     return Memory(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0, len(text), text)
 
 
-def _verify(entry: Entry, digest: str) -> None:
-    if digest != entry.digest:
-        raise DamagedError(f"{entry.path}: what arrived has the digest {digest}; sent was {entry.digest}")
+def _verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None:
+    begin = (manifest.firsts[at] + number) * DIGEST_BYTES
+    sent = manifest.digests[begin : begin + DIGEST_BYTES]
+    if digest != sent:
+        path = manifest.held[at].section.paths[number]
+        raise DamagedError(f"{path}: what arrived has the digest {digest.hex()}; sent was {sent.hex()}")
+
+
+def some(paths: Sequence[str]) -> str:
+    """The first of these, and how many more there are."""
+    more = len(paths) - NAMED_MAX
+    return ", ".join(paths[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shortened(text: bytes) -> str:
+    return text.decode(errors="replace") if len(text) <= 200 else f"{text[:200].decode(errors='replace')}..."

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Component, Memory, adapter_of
+from forebay.clone._adapter import Adapter, Component, adapter_of
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
-from forebay.clone._errors import DamagedError, DifferenceError, MissingError
-from forebay.clone._filling import Fill, Filled, fill, memory_of, text_of
-from forebay.clone._manifest import VALUE, Entry, Layout, Manifest, Placement, offsets
+from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
+from forebay.clone._filling import Made, Settled, fill, make, memory_of, put, some, text_of
+from forebay.clone._manifest import VALUE, Held, Layout, Manifest, Placement, Section, firsts_of, starts_of
 from forebay.clone._parts import Part, Parts
 from forebay.clone._ranks import Ranks, ranks_of
 from forebay.clone._shared import Storage
-from forebay.clone._values import Path, decode, spelled
+from forebay.clone._values import Path, spelled
 from forebay.clone._window import Remote
 
-__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "inventory", "some"]
+__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "Outline", "Survey", "inventory"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """What `inventory` must be given, or told that there is none of."""
@@ -26,9 +26,6 @@ GENERATORS = "generators"
 """The first part of their paths."""
 GRADIENTS = "gradients"
 """The last part of the paths of a model's."""
-
-NAMED_MAX = 5
-"""Entries that one message names."""
 
 
 class _NotGiven:
@@ -116,46 +113,47 @@ class _Form(NamedTuple):
     """A part as a capture has it, as long as neither the part nor the shared storage is another.
 
     Attributes:
-        of: the part's entries.
+        section: the part's.
+        addresses: the part's.
         version: the storage's.
-        entries: the same, those that stay where they are with their places.
-        copied: how many bytes of each are copied.
-        known: of the tensors that are copied and lie somewhere, the entry's number, address and length.
+        held: the same, with the places of tensors that stay where they are.
+        spans: the tensors that are copied and lie somewhere.
         asked: the numbers of others that are copied.
-        in_place: the numbers of those that are not.
     """
 
-    of: Sequence[Entry]
+    section: Section
+    addresses: Sequence[int | None]
     version: int
-    entries: list[Entry]
-    copied: list[int]
-    known: list[tuple[int, int, int]]
+    held: Held
+    spans: _core.Spans
     asked: list[int]
-    in_place: list[int]
 
     @classmethod
     def made(cls, part: Part, storage: Storage | None) -> "_Form":
         """Of a part as it is now."""
-        found = cls(part.entries, storage.version if storage else -1, [part.entries[0]], [part.entries[0].length], [], [], [])
-        for number, (entry, address) in enumerate(zip(part.entries[1:], part.addresses, strict=True), 1):
-            if storage is not None and part.component.steady and (place := storage.stays(entry.path, address, entry.length)):
-                entry = Entry(*entry[:5], place)
-                found.in_place.append(number)
-            elif address is not None:
-                found.known.append((number, address, entry.length))
-            else:
-                found.asked.append(number)
-            found.entries.append(entry)
-            found.copied.append(entry.copied)
-        return found
+        paths, kinds = part.section.paths, part.section.kinds
+        places = {}
+        if storage is not None and part.component.steady:
+            for number, address in enumerate(part.addresses, 1):
+                if place := storage.stays(paths[number], address, kinds[number].length):
+                    places[number] = place
+        held = Held(part.section, places) if places else part.section.whole
+        copied = [(number, address) for number, address in enumerate(part.addresses, 1) if number not in places]
+        spans = [(number, address, kinds[number].length, held.starts[number]) for number, address in copied if address is not None]
+        asked = [number for number, address in copied if address is None]
+        return cls(part.section, part.addresses, storage.version if storage else -1, held, _core.Spans(spans), asked)
 
     def is_of(self, part: Part, storage: Storage | None) -> bool:
         """Whether it still holds."""
-        return self.of is part.entries and self.version == (storage.version if storage else -1)
+        is_same = self.section is part.section and self.addresses is part.addresses
+        return is_same and self.version == (storage.version if storage else -1)
 
 
 Survey = dict[str, Part]
 """The components of a state as they are here, by path."""
+
+Outline = Sequence[tuple[Held, bytes]]
+"""How a state will most likely be held, section by section, and the values of those that can be made ready for; else nothing."""
 
 
 class Inventory:
@@ -174,19 +172,21 @@ class Inventory:
         self._objects = objects
         self._components = components
         self._described = Parts(adapter)
-        self._forms: dict[Path, _Form] = {}
+        # Apart: with shared storage, and without.
+        self._forms: dict[tuple[Path, bool], _Form] = {}
         self._absent = absent
 
-    def manifest(self, only: Placement | None = None) -> Manifest:
+    def manifest(self, *, alike: bool = False) -> Manifest:
         """Every entry of the state as it is now, with its digest. Reads all of it.
 
         Args:
-            only: entries that ranks hold so; others are neither named nor read.
+            alike: only what all ranks hold alike; all else is neither named nor read.
 
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        return self._digested(self._parts(), only)
+        parts = self._parts()
+        return self._digested([some for part in parts if (some := _replicated(part))] if alike else parts)
 
     def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now, and digests it, in one pass. Nothing may change the state meanwhile.
@@ -201,16 +201,47 @@ class Inventory:
         """
         parts = self._parts()
         forms = [self._form(part, storage) for part in parts]
-        *starts, end = offsets([length for form in forms for length in form.copied])
+        held = [form.held for form in forms]
+        end = starts_of(held)[-1]
         reserved = memory(end)
-        digests = self._pack(parts, forms, starts, reserved)
-        entries = [entry for form in forms for entry in form.entries]
-        in_place = tuple(part.tensors[number - 1] for part, form in zip(parts, forms, strict=True) for number in form.in_place)
-        return Capture(self._manifest(entries, digests), reserved.seal(end), in_place)
+        digests = self._pack(parts, forms, reserved)
+        in_place = tuple(part.tensors[number - 1] for part, one in zip(parts, held, strict=True) for number in one.places)
+        return Capture(self._manifest(held, digests), reserved.seal(end), in_place)
+
+    def outline(self, storage: Storage) -> Outline:
+        """How captures will hold the state as long as it stays what it is.
+
+        Raises:
+            UndescribableError: the state holds a value of a type that is not known.
+        """
+        parts = self._parts()
+        return [
+            (self._form(part, storage).held, part.text if part.component.steady and part.component.put is not None else b"")
+            for part in parts
+        ]
 
     def survey(self) -> Survey:
         """What there is to load a state to. Made while the state is waited for, it need not be made when it has come."""
-        return {part.entries[0].path: part for part in self._parts()}
+        return {part.section.paths[0]: part for part in self._parts()}
+
+    def get_ready(self, outline: Outline, survey: Survey, empty: Callable[[Layout], Any]) -> dict[str, Made]:
+        """Makes what a state is to be loaded to, while it is waited for; by path. Nothing is changed by that.
+
+        Args:
+            outline: how it will be held.
+            survey: what there is to load it to.
+            empty: see `load`.
+        """
+        ready = {}
+        for held, text in outline:
+            part = survey.get(held.section.paths[0])
+            if part is None or (part.component.put is not None and not text):
+                continue
+            # What can't be loaded is said when it has come.
+            with contextlib.suppress(CloneError):
+                made = make(self._adapter, self._described, part, held, text or part.text, empty)
+                ready[made.name] = made
+        return ready
 
     def load(
         self,
@@ -221,6 +252,7 @@ class Inventory:
         *,
         is_seeded: bool = False,
         empty: Callable[[Layout], Any] | None = None,
+        ready: Mapping[str, Made] | None = None,
     ) -> Manifest:
         """Sets this process's state to a captured one, and checks the digest of every entry: of what arrived, and of what was made of it.
 
@@ -234,6 +266,7 @@ class Inventory:
                 What all held alike is loaded, and what can't be dealt is refused.
             is_seeded: the generators are seeded afterwards.
             empty: makes the tensors that are missing here and lie in shared memory there; by default the adapter does.
+            ready: what was made before of components that come as they were expected to.
 
         Returns:
             The state's manifest, in which every entry has its digest.
@@ -253,23 +286,27 @@ class Inventory:
         if is_dealt:
             portable = {name: part.component.portable for name, part in parts.items()}
             left = left_out([capture.manifest, *others], self.rank[1], portable, is_seeded=is_seeded)
-            found = {name: entries for name, entries in found.items() if name not in left}
-        offsets_by_path = {entry.path: offset for entry, offset in capture.manifest.offsets()}
-        texts = {name: text_of(capture, entries[0], offsets_by_path[name]) for name, entries in found.items()}
-        for name, entries in found.items():
-            self._check_layouts(entries, texts[name], parts[name])
-        received = [self._received(texts[name], entries, parts[name], empty or self._adapter.empty) for name, entries in found.items()]
-        digests, filled = fill(self._adapter, [one for _, fills in received for one in fills], capture, offsets_by_path, remote)
-        for (tree, fills), name in zip(received, found, strict=True):
-            component = parts[name].component
+            found = {name: at for name, at in found.items() if name not in left}
+        held = capture.manifest.held
+        texts = {name: text_of(capture, at) for name, at in found.items()}
+        made = []
+        for name, at in found.items():
+            one = (ready or {}).get(name)
+            if one is None or not one.is_of(parts[name], held[at], texts[name]):
+                one = make(self._adapter, self._described, parts[name], held[at], texts[name], empty or self._adapter.empty)
+            made.append(one)
+        digests, settled = fill(self._adapter, made, list(found.values()), capture, remote)
+        for one in made:
+            component = one.part.component
             if component.put is not None:
-                if component.steady:
-                    self._expect(component, texts[name], tree, fills)
-                component.put(tree)
+                if one.expected is not None:
+                    self._described.expect(component.path, one.expected)
+                component.put(one.tree)
         manifest = capture.manifest.read(digests)
-        after = self._digested(self._parts(), filled=filled)
+        after = self._digested(self._parts(), settled)
         if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
-            raise DamagedError(f"not as it was captured after loading: {some(wrong)}: does its load_state_dict set all of it?")
+            asked = "does its load_state_dict set all of it, or does it share memory with another?"
+            raise DamagedError(f"not as it was captured after loading: {some(wrong)}: {asked}")
         return manifest
 
     @property
@@ -283,8 +320,7 @@ class Inventory:
         Raises:
             UndescribableError: the state holds a value of a type that is not known.
         """
-        *_, end = offsets([entry.length for part in self._parts() for entry in part.entries])
-        return end
+        return starts_of([part.section.whole for part in self._parts()])[-1]
 
     @property
     def adapter(self) -> Adapter:
@@ -299,17 +335,17 @@ class Inventory:
         """
         found: dict[int, tuple[str, Any]] = {}
         for part in self._steady_parts():
-            for entry, tensor in zip(part.entries[1:], part.tensors, strict=True):
-                found.setdefault(id(tensor), (entry.path, tensor))
+            for path, tensor in zip(part.section.paths[1:], part.tensors, strict=True):
+                found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def steady_entries(self) -> list[Sequence[Entry]]:
-        """The entries of these tensors by component: the very same objects as long as no tensor is another or lies elsewhere.
+    def steady_sections(self) -> list[Section]:
+        """The sections of these tensors: the very same objects as long as no tensor is another or lies elsewhere.
 
         Raises:
             UndescribableError: as `steady`.
         """
-        return [part.entries for part in self._steady_parts()]
+        return [part.section for part in self._steady_parts()]
 
     def _steady_parts(self) -> list[Part]:
         return self._described.of(component for component in self._components if component.steady)
@@ -356,69 +392,67 @@ class Inventory:
         return self._described.of(self._components)
 
     def _form(self, part: Part, storage: Storage | None) -> _Form:
-        form = self._forms.get(part.component.path)
+        key = (part.component.path, storage is not None)
+        form = self._forms.get(key)
         if form is None or not form.is_of(part, storage):
-            form = self._forms[part.component.path] = _Form.made(part, storage)
+            form = self._forms[key] = _Form.made(part, storage)
         return form
 
-    def _digested(self, parts: list[Part], only: Placement | None = None, filled: "Mapping[int, Filled] | None" = None) -> Manifest:
-        """A manifest of parts as they are. A steady tensor that lies where it was digested, unwritten since, is not read once more."""
-        entries: list[Entry] = []
-        digests: list[str] = []
-        lying: list[tuple[int, Memory]] = []
-        # Each with its number among the entries.
-        others: list[tuple[int, Any]] = []
-        for part in parts:
-            contents = zip(part.entries, (part.text, *part.tensors), (None, *part.addresses), strict=True)
-            for entry, content, address in contents:
-                if only not in (None, entry.placement):
-                    continue
-                known = filled.get(id(content)) if filled and part.component.steady else None
-                entries.append(entry)
-                if known is not None and known.is_still(content, address, self._adapter):
-                    digests.append(known.digest)
-                    continue
-                digests.append("")
-                if address is None and content is not part.text:
-                    others.append((len(digests) - 1, content))
-                else:
-                    lying.append((len(digests) - 1, memory_of(content) if address is None else Memory(address, entry.length, content)))
-        pieces = _core.Pieces([entries[number].length for number, _ in others])
+    def _digested(self, parts: list[Part], settled: Mapping[str, Settled] | None = None) -> Manifest:
+        """A manifest of parts as they are. Steady tensors that lie where they were digested, unwritten since, are not read once more."""
+        held = [part.section.whole for part in parts]
+        firsts = firsts_of(held)
+        forms = [self._form(part, None) for part in parts]
+        known = [
+            one if (one := (settled or {}).get(part.section.paths[0])) and one.is_still(part, self._adapter) else None for part in parts
+        ]
+        spans = [(one.lying if one else form.spans, 0, first) for one, form, first in zip(known, forms, firsts, strict=False)]
+        asked = [
+            (first + number, part.section.kinds[number].length, part.tensors[number - 1])
+            for part, form, first in zip(parts, forms, firsts, strict=False)
+            for number in form.asked
+        ]
+        pieces = _core.Pieces([length for _, length, _ in asked])
         # First, for it waits for what a GPU still writes.
-        for batch in self._adapter.outward([tensor for _, tensor in others]):
+        for batch in self._adapter.outward([tensor for _, _, tensor in asked]):
             pieces.see([(piece.number, piece.address, piece.length) for piece in batch])
-        found = _core.digests([(memory.address, memory.length) for _, memory in lying])
-        for (number, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
-            digests[number] = digest
-        return self._manifest(entries, digests)
+        texts = [(_span_of(part.text), 0, first) for part, first in zip(parts, firsts, strict=False)]
+        digests = bytearray(_core.digests(firsts[-1], [*texts, *spans]))
+        for one, first in zip(known, firsts, strict=False):
+            if one is not None:
+                one.put(digests, first)
+        for (number, _, _), digest in zip(asked, pieces.digests(), strict=True):
+            put(digests, number, digest)
+        return self._manifest(held, digests)
 
-    def _pack(self, parts: list[Part], forms: list[_Form], starts: list[int], reserved: _core.Reserved) -> list[str]:
+    def _pack(self, parts: list[Part], forms: list[_Form], reserved: _core.Reserved) -> bytearray:
         """Copies what is copied to where it is to be, and gives its digests; of what has a place no copy, and nothing."""
-        digests = [""] * len(starts)
-        # An entry's number, address and length.
-        lying: list[tuple[int, int, int]] = []
-        others: list[tuple[int, int, Any]] = []
-        first = 0
-        for part, form in zip(parts, forms, strict=True):
-            text = memory_of(part.text)
-            lying.append((first, text.address, text.length))
-            lying += [(first + number, address, length) for number, address, length in form.known]
-            others += [(first + number, form.copied[number], part.tensors[number - 1]) for number in form.asked]
-            first += len(form.entries)
-        pieces = _core.Pieces([length for _, length, _ in others])
-        targets = [reserved.address + starts[number] for number, _, _ in others]
+        held = [form.held for form in forms]
+        firsts, starts = firsts_of(held), starts_of(held)
+        spans = [(form.spans, start, first) for form, start, first in zip(forms, starts, firsts, strict=False)]
+        texts = [(_span_of(part.text), start, first) for part, start, first in zip(parts, starts, firsts, strict=False)]
+        asked = [
+            (
+                first + number,
+                part.section.kinds[number].length,
+                part.tensors[number - 1],
+                reserved.address + start + form.held.starts[number],
+            )
+            for part, form, first, start in zip(parts, forms, firsts, starts, strict=False)
+            for number in form.asked
+        ]
+        pieces = _core.Pieces([length for _, length, _, _ in asked])
         # First, for it waits for what a GPU still writes.
-        for batch in self._adapter.outward([tensor for _, _, tensor in others]):
-            pieces.copy([(piece.number, piece.address, piece.length, targets[piece.number] + piece.start) for piece in batch])
-        found = _core.pack(reserved.address, reserved.length, [(address, length, starts[number]) for number, address, length in lying])
-        for (number, _, _), digest in zip((*lying, *others), (*found, *pieces.digests()), strict=True):
-            digests[number] = digest
+        for batch in self._adapter.outward([tensor for _, _, tensor, _ in asked]):
+            pieces.copy([(piece.number, piece.address, piece.length, asked[piece.number][3] + piece.start) for piece in batch])
+        digests = bytearray(_core.pack(reserved.address, reserved.length, firsts[-1], [*texts, *spans]))
+        for (number, _, _, _), digest in zip(asked, pieces.digests(), strict=True):
+            put(digests, number, digest)
         return digests
 
-    def _manifest(self, entries: list[Entry], digests: list[str]) -> Manifest:
-        digested = [entry if entry.place else Entry(*entry[:4], digest) for entry, digest in zip(entries, digests, strict=True)]
+    def _manifest(self, held: list[Held], digests: bytearray) -> Manifest:
         rank, ranks = self.rank
-        return Manifest(self._adapter.framework(), rank, ranks, self._absent, tuple(digested))
+        return Manifest(self._adapter.framework(), rank, ranks, self._absent, tuple(held), bytes(digests))
 
     def _check_job(self, manifest: Manifest, *, is_dealt: bool) -> None:
         """Framework, ranks (if it is not dealt to others) and kinds are the same."""
@@ -435,81 +469,37 @@ class Inventory:
             if there != here:
                 raise DifferenceError(f"{kind} is {there} where the state was captured, and {here} here")
 
-    def _check_layouts(self, entries: list[Entry], text: bytes, part: Part) -> None:
-        """Every entry's bytes are as many as its layout says; what can only be written in place has its place."""
-        for entry in entries[1:]:
-            if entry.length != self._adapter.length(entry.layout):
-                raise DamagedError(f"{entry.path}: {entry.length} bytes are no {entry.layout}")
-        if part.component.put is not None:
-            return
-        theirs = {entry.path: entry.layout for entry in entries[1:]}
-        ours = {entry.path: entry.layout for entry in part.entries[1:]}
-        for path in {**theirs, **ours}:
-            if theirs.get(path) != ours.get(path):
-                there, here = theirs.get(path, "nothing"), ours.get(path, "nothing")
-                raise DifferenceError(f"{path} differs: {there} where the state was captured, {here} here")
-        if text != part.text:
-            there, here = _shortened(text), _shortened(part.text)
-            raise DifferenceError(f"{entries[0].path} differs: {there} where the state was captured, {here} here")
 
-    def _expect(self, component: Component, text: bytes, tree: object, fills: "list[Fill]") -> None:
-        """What it will give when it is set to a tree. Then it is only compared with that: to describe thousands of tensors takes long."""
-        entries = [Entry(fill.entry.path, fill.entry.placement, fill.entry.layout, fill.entry.length, "") for fill in fills]
-        if any(entry.placement is not component.placement for entry in entries):
-            return
-        values = Entry(spelled(component.path), component.placement, Layout(VALUE, (len(text),), (1,), "cpu"), len(text), "")
-        tensors, addresses = [fill.tensor for fill in fills], [fill.address for fill in fills]
-        self._described.expect(Part(component, text, (values, *entries), tensors, addresses), tree)
-
-    def _received(self, text: bytes, entries: list[Entry], part: Part, empty: Callable[[Layout], Any]) -> "tuple[object, list[Fill]]":
-        """A component's containers, and the tensors in them that are to be filled: its own where they are alike, else new ones."""
-        mine = zip(part.entries[1:], part.tensors, part.addresses, strict=True)
-        own = {entry.path: (entry.layout, tensor, address) for entry, tensor, address in mine}
-        if part.component.put is None:
-            # They are alike.
-            return None, [Fill(*own[entry.path][1:], entry) for entry in entries[1:]]
-        by_path = {entry.path: entry for entry in entries[1:]}
-        fills: list[Fill] = []
-
-        def tensor(path: Path) -> object:
-            entry = by_path.pop(spelled(path))
-            layout, found, address = own.get(entry.path, (None, None, None))
-            if layout != entry.layout:
-                found = (empty if entry.place else self._adapter.empty)(entry.layout)
-                # Of one that was just made nothing need be asked.
-                address = self._adapter.begin(found) if entry.layout.device == "cpu" else None
-            fills.append(Fill(found, address, entry))
-            return found
-
-        tree = decode(text, part.component.path, tensor)
-        if by_path:
-            raise DamagedError(f"{entries[0].path} does not mention {some(list(by_path))}")
-        return tree, fills
+def _replicated(part: Part) -> Part | None:
+    """Of a part what all ranks hold alike, if they do so at all."""
+    if part.component.placement is not Placement.REPLICATED:
+        return None
+    numbers = [number for number, kind in enumerate(part.section.kinds) if kind.placement is Placement.REPLICATED]
+    if len(numbers) == len(part.section.kinds):
+        return part
+    section = Section(tuple(part.section.paths[number] for number in numbers), tuple(part.section.kinds[number] for number in numbers))
+    tensors, addresses = ([column[number - 1] for number in numbers[1:]] for column in (part.tensors, part.addresses))
+    return Part(part.component, part.text, section, tensors, addresses)
 
 
-def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, list[Entry]]:
-    """The entries of each component; the first of each are its values."""
-    found: dict[str, list[Entry]] = {}
-    name = inside = ""
-    for entry in manifest.entries:
-        if entry.path in parts:
-            name, inside = entry.path, f"{entry.path}/"
-            found[name] = []
-        elif not name or not entry.path.startswith(inside):
-            raise DifferenceError(f"the captured state has {entry.path}, for which there is no place here")
-        if (entry.layout.dtype == VALUE) != (entry.path == name):
-            raise DamagedError(f"{entry.path}: values and tensors have changed places")
-        found[name].append(entry)
+def _span_of(text: bytes) -> _core.Spans:
+    """Of a section's values."""
+    memory = memory_of(text)
+    return _core.Spans([(0, memory.address, memory.length, 0)])
+
+
+def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, int]:
+    """Which section each component has."""
+    found: dict[str, int] = {}
+    for at, held in enumerate(manifest.held):
+        name, *inside = held.section.paths
+        if name not in parts or name in found or not all(path.startswith(f"{name}/") for path in inside):
+            stranger = name if name not in parts else next((path for path in inside if not path.startswith(f"{name}/")), name)
+            raise DifferenceError(f"the captured state has {stranger}, for which there is no place here")
+        first, *others = held.section.kinds
+        if first.layout.dtype != VALUE or 0 in held.places or any(kind.layout.dtype == VALUE for kind in others):
+            raise DamagedError(f"{name}: values and tensors have changed places")
+        found[name] = at
     if lacking := [name for name in parts if name not in found]:
         raise DifferenceError(f"the captured state lacks {some(lacking)}")
     return found
-
-
-def some(paths: Sequence[str]) -> str:
-    """The first of these, and how many more there are."""
-    more = len(paths) - NAMED_MAX
-    return ", ".join(paths[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _shortened(text: bytes) -> str:
-    return text.decode(errors="replace") if len(text) <= 200 else f"{text[:200].decode(errors='replace')}..."

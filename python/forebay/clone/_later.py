@@ -1,5 +1,6 @@
 """What a thread finds out, or makes, while training goes on; and what waits until it does again."""
 
+import _thread
 import contextlib
 import gc
 import queue
@@ -29,7 +30,8 @@ class Later(Generic[T]):
         self._error: Exception | None = None
         self._is_there = threading.Event()
         self._next: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="forebay", daemon=True).start()
+        # As a daemon; `Thread.start` would wait until it runs, for milliseconds where the processors are busy.
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         try:

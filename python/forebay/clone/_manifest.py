@@ -3,20 +3,21 @@
 import functools
 import itertools
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
 from forebay.clone._errors import DamagedError
 
-__all__ = ["VALUE", "Entry", "Layout", "Manifest", "Placement"]
+__all__ = ["DIGEST_BYTES", "VALUE", "Entry", "Held", "Kind", "Layout", "Manifest", "Placement", "Section"]
 
-FORMAT = "forebay clone manifest 4"
+FORMAT = "forebay clone manifest 5"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
-_DIGEST = re.compile("[0-9a-f]{32}")
+DIGEST_BYTES = 16
+UNKNOWN = bytes(DIGEST_BYTES)
+"""The digest of an entry that was not copied: who reads it finds out."""
 COUNTS_END = 1 << 62
 _INT, _TEXT, _LISTS = frozenset((int,)), frozenset((str,)), frozenset((list,))
 VALUE = "value"
@@ -34,6 +35,9 @@ class Placement(Enum):
     """Each rank holds its own: generators, BatchNorm's running statistics, gradients, the loader's position."""
     LEADING = "leading"
     """Each rank holds its own until the next forward pass, which gives all of them rank 0's: buffers under DDP."""
+
+
+_READ = {placement.value: placement for placement in Placement}
 
 
 class Layout(NamedTuple):
@@ -55,10 +59,117 @@ class Layout(NamedTuple):
         return f"{self.dtype} {list(self.shape)}, strides {list(self.strides)}, on {self.device}"
 
 
+class Kind(NamedTuple):
+    """What entries that are alike have in common.
+
+    Attributes:
+        placement: how the ranks hold them.
+        layout: type, sizes, strides, kind of device.
+        length: bytes.
+    """
+
+    placement: Placement
+    layout: Layout
+    length: int
+
+    @classmethod
+    def of_values(cls, placement: Placement, text: bytes) -> "Kind":
+        """That of values that are written down so."""
+        return cls(placement, Layout(VALUE, (len(text),), (1,), "cpu"), len(text))
+
+
+@dataclass(frozen=True)
+class Section:
+    """The entries of one component, but for what stands in them.
+
+    A state has thousands of entries, training stands still for them, and most are what they were: so what is made of a section is kept with
+    it, and it is the very same object as long as nothing is exchanged.
+
+    Attributes:
+        paths: where they stand, such as `optimizer/state/fc.weight/exp_avg`: first the component's own, of its values, then one a tensor.
+        kinds: of each what it is; the same object where they are alike.
+    """
+
+    paths: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+
+    @functools.cached_property
+    def line(self) -> bytes:
+        """As JSON, by columns."""
+        numbers: dict[Kind, int] = {}
+        # By identity first, which takes a third of the time.
+        known: dict[int, int] = {}
+        for kind in self.kinds:
+            if id(kind) not in known:
+                known[id(kind)] = numbers.setdefault(kind, len(numbers))
+        kinds = [[kind.placement.value, *kind.layout, kind.length] for kind in numbers]
+        return _as_json({"paths": self.paths, "kinds": kinds, "kind_of": [known[id(kind)] for kind in self.kinds]})
+
+    @functools.cached_property
+    def whole(self) -> "Held":
+        """As a capture holds it that has copied all of it."""
+        return Held(self, {})
+
+    @classmethod
+    def read(cls, line: bytes) -> "Section":
+        """Out of such a line, which is not trusted.
+
+        Raises:
+            ValueError: it is none; or a `TypeError`, or a `LookupError`.
+        """
+        fields = json.loads(line)
+        paths, numbers = _column(fields.pop("paths"), _TEXT), _counts(fields.pop("kind_of"))
+        kinds = [_kind(*one) for one in _column(fields.pop("kinds"), _LISTS)]
+        if fields:
+            raise ValueError(f"nobody knows {', '.join(fields)}")
+        if len(paths) != len(numbers) or not paths:
+            raise ValueError("its columns are not of one length, or have nothing in them at all")
+        return cls(tuple(paths), tuple([kinds[number] for number in numbers]))
+
+
+@dataclass(frozen=True)
+class Held:
+    """A section as a capture holds it.
+
+    Attributes:
+        section: see there.
+        places: of entries that were not copied, by number and in that order: in which shared memory they lie, and from which offset on.
+    """
+
+    section: Section
+    places: Mapping[int, tuple[int, int]]
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """Where entries begin, in bytes from where the first does, one behind the other on multiples of 64; and last, where all end."""
+        lengths = [0 if number in self.places else kind.length for number, kind in enumerate(self.section.kinds)]
+        return list(offsets(lengths))
+
+    @functools.cached_property
+    def line(self) -> bytes:
+        """The places as JSON."""
+        return _as_json([[number, *place] for number, place in self.places.items()])
+
+    @classmethod
+    def read(cls, section: Section, line: bytes) -> "Held":
+        """Out of a section and such a line, which is not trusted.
+
+        Raises:
+            ValueError: it is none; or a `TypeError`.
+        """
+        if line == b"[]":
+            return section.whole
+        places: dict[int, tuple[int, int]] = {}
+        for place in _column(json.loads(line), _LISTS):
+            number, *where = _counts(place)
+            if len(where) != 2 or not max(places, default=0) < number < len(section.paths):
+                raise ValueError(f"{place!r} is no place of one more of its tensors")
+            places[number] = (where[0], where[1])
+        return cls(section, places)
+
+
 class Entry(NamedTuple):
     """One tensor, or the values of one part of the state.
-
-    A named tuple, as layouts are: a state has thousands, made while training stands still, and frozen dataclasses take five times as long.
 
     Attributes:
         path: where it stands, such as `optimizer/state/fc.weight/exp_avg`.
@@ -76,15 +187,6 @@ class Entry(NamedTuple):
     digest: str
     place: tuple[int, int] | None = None
 
-    @property
-    def copied(self) -> int:
-        """Bytes of it that a capture holds."""
-        return self.length if self.place is None else 0
-
-
-_WRITTEN = {placement: placement.value for placement in Placement}
-_READ = {written: placement for placement, written in _WRITTEN.items()}
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -95,86 +197,92 @@ class Manifest:
         rank: of the process whose state it is.
         ranks: how many the job has.
         absent: kinds that the job declared to have none of.
-        entries: in the order in which their bytes follow each other.
+        held: sections, in the order in which their bytes follow each other.
+        digests: XXH3-128 of each entry's bytes, 16 bytes each, one behind the other; nought for those that were not copied.
     """
 
     framework: str
     rank: int
     ranks: int
     absent: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    held: tuple[Held, ...]
+    digests: bytes
+
+    @functools.cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries one by one."""
+        digests = (self.digests[at : at + DIGEST_BYTES] for at in range(0, len(self.digests), DIGEST_BYTES))
+        of_all = ((held, number) for held in self.held for number in range(len(held.section.paths)))
+        return tuple(
+            Entry(held.section.paths[number], *held.section.kinds[number], "" if place else digest.hex(), place)
+            for (held, number), digest in zip(of_all, digests, strict=True)
+            for place in (held.places.get(number),)
+        )
 
     def offsets(self) -> Iterator[tuple[Entry, int]]:
-        """Each entry with the offset in bytes at which a capture holds it, if it was copied: one behind the other, on multiples of 64."""
-        return zip(self.entries, offsets([entry.copied for entry in self.entries]), strict=False)
+        """Each entry with the offset in bytes at which a capture holds it, if it was copied."""
+        starts = [start + within for held, start in zip(self.held, self.starts, strict=False) for within in held.starts[:-1]]
+        return zip(self.entries, starts, strict=True)
 
     @functools.cached_property
+    def firsts(self) -> list[int]:
+        """The number of each section's first entry among all; and last, how many there are."""
+        return firsts_of(self.held)
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """At which offset a capture holds each section, in bytes; and last, where it ends."""
+        return starts_of(self.held)
+
+    @property
     def length(self) -> int:
         """Bytes of a capture."""
-        *_, end = offsets([entry.copied for entry in self.entries])
-        return end
+        return self.starts[-1]
 
-    @functools.cached_property
+    @property
     def state_length(self) -> int:
         """Bytes of a capture that would hold all of it."""
-        *_, end = offsets([entry.length for entry in self.entries])
-        return end
+        return starts_of([held.section.whole for held in self.held])[-1]
 
     @property
     def in_place(self) -> list[Entry]:
         """The entries that were not copied."""
         return [entry for entry in self.entries if entry.place is not None]
 
-    def read(self, digests: Mapping[str, str]) -> "Manifest":
-        """The same state when all of it has been read.
-
-        Args:
-            digests: of the entries that were not copied, by path.
-        """
-        entries = (Entry(*entry[:4], digests[entry.path]) if entry.place else entry for entry in self.entries)
-        return replace(self, entries=tuple(entries))
+    def read(self, digests: bytes) -> "Manifest":
+        """The same state when all of it has been read, with all its digests."""
+        return replace(self, held=tuple([held.section.whole for held in self.held]), digests=digests)
 
     def differences(self, other: "Manifest") -> list[str]:
         """Paths of entries that only one of the two has, or that differ in layout or bytes."""
-        if [(entry.path, entry.layout, entry.digest) for entry in self.entries] == [
-            (entry.path, entry.layout, entry.digest) for entry in other.entries
-        ]:
+        if self.digests == other.digests and [held.section for held in self.held] == [held.section for held in other.held]:
             return []
         mine, others = ({entry.path: (entry.layout, entry.digest) for entry in manifest.entries} for manifest in (self, other))
         return [path for path in {**mine, **others} if mine.get(path) != others.get(path)]
 
     def to_json(self) -> bytes:
-        """The manifest as JSON, one line."""
+        """The manifest as JSON: a line of its own, and two for each section."""
         return self._json
 
     @functools.cached_property
     def _json(self) -> bytes:
-        """By columns: a state has thousands of entries, and training stands still, or a clone waits."""
-        layouts: dict[Layout, int] = {}
-        # By identity first, which takes a third of the time: most entries that are alike have one and the same.
-        numbers: dict[int, int] = {}
-        for entry in self.entries:
-            if id(entry.layout) not in numbers:
-                numbers[id(entry.layout)] = layouts.setdefault(entry.layout, len(layouts))
-        fields: dict[str, object] = {
+        fields = {
             "format": FORMAT,
             "framework": self.framework,
             "rank": self.rank,
             "ranks": self.ranks,
             "absent": self.absent,
-            "paths": [entry.path for entry in self.entries],
-            "placements": [_WRITTEN[entry.placement] for entry in self.entries],
-            "layout_of": [numbers[id(entry.layout)] for entry in self.entries],
-            "lengths": [entry.length for entry in self.entries],
-            "digests": [entry.digest for entry in self.entries],
-            "places": [[number, *entry.place] for number, entry in enumerate(self.entries) if entry.place],
-            "layouts": list(layouts),
+            "digests": self.digests.hex(),
         }
-        return f"{{{','.join([f'{json.dumps(name)}:{_as_json(name, values)}' for name, values in fields.items()])}}}".encode()
+        return b"\n".join((_as_json(fields), *lines_of(self.held)))
 
     @classmethod
-    def from_json(cls, text: bytes) -> "Manifest":
+    def from_json(cls, text: bytes, known: Iterable[Held] = ()) -> "Manifest":
         """Reads a manifest that is not trusted.
+
+        Args:
+            text: see `to_json`.
+            known: sections that may be in it: they need not be read, and what was made of them is there.
 
         Raises:
             DamagedError: it is not what `to_json` writes.
@@ -182,27 +290,69 @@ class Manifest:
         try:
             if len(text) > MANIFEST_BYTES_MAX:
                 raise ValueError(f"{len(text):,} bytes; the most is {MANIFEST_BYTES_MAX:,}")
-            fields = json.loads(text)
+            first, *lines = text.split(b"\n")
+            fields = json.loads(first)
             if fields.pop("format") != FORMAT:
                 raise ValueError(f"not of the format {FORMAT!r}: use the same version of Forebay on both sides")
             absent = tuple(map(_text, fields.pop("absent")))
             framework, rank, ranks = _text(fields.pop("framework")), _count(fields.pop("rank")), _count(fields.pop("ranks"))
-            entries = _entries(**fields)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            digests = bytes.fromhex(_text(fields.pop("digests")))
+            if fields:
+                raise ValueError(f"nobody knows {', '.join(fields)}")
+            read = cls(framework, rank, ranks, absent, held_of(lines, known), digests)
+            read._check()
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise DamagedError(f"not a manifest: {error}") from error
-        return cls(framework, rank, ranks, absent, entries)
+        return read
+
+    def _check(self) -> None:
+        if len(self.digests) != self.firsts[-1] * DIGEST_BYTES:
+            raise ValueError("it has not one digest for each entry")
+        if len(set().union(*(held.section.paths for held in self.held))) != self.firsts[-1]:
+            raise ValueError("a path stands twice")
+        for held, first in zip(self.held, self.firsts, strict=False):
+            for number in held.places:
+                at = (first + number) * DIGEST_BYTES
+                if self.digests[at : at + DIGEST_BYTES] != UNKNOWN:
+                    raise ValueError(f"{held.section.paths[number]}: a digest of what was not copied is no digest")
 
 
-_LAST: dict[str, tuple[object, str]] = {}
+def firsts_of(held: Iterable[Held]) -> list[int]:
+    """See `Manifest.firsts`."""
+    return list(itertools.accumulate([len(one.section.paths) for one in held], initial=0))
 
 
-def _as_json(name: str, values: object) -> str:
-    """A field's values as JSON. Most are those of the manifest before, the very same objects, and to find that out takes microseconds."""
-    last, text = _LAST.get(name, (None, ""))
-    if values != last:
-        text = json.dumps(values, separators=(",", ":"))
-        _LAST[name] = (values, text)
-    return text
+def starts_of(held: Iterable[Held]) -> list[int]:
+    """See `Manifest.starts`."""
+    return list(itertools.accumulate([one.starts[-1] for one in held], initial=0))
+
+
+def lines_of(held: Iterable[Held]) -> list[bytes]:
+    """Sections as they are written down, two lines each."""
+    return [line for one in held for line in (one.section.line, one.line)]
+
+
+def held_of(lines: list[bytes], known: Iterable[Held] = ()) -> tuple[Held, ...]:
+    """Sections out of what `lines_of` wrote, which is not trusted.
+
+    Args:
+        lines: two for each.
+        known: such as need not be read.
+
+    Raises:
+        ValueError: it is not that; or a `TypeError`, or a `LookupError`.
+    """
+    if len(lines) % 2 or not lines:
+        raise ValueError("it has no sections, or half of one")
+    sections = {one.section.line: one for one in known}
+    found = []
+    for section_line, line in zip(lines[::2], lines[1::2], strict=True):
+        like = sections.get(section_line)
+        if like is not None and like.line == line:
+            found.append(like)
+        else:
+            found.append(Held.read(like.section if like else Section.read(section_line), line))
+    return tuple(found)
 
 
 def offsets(lengths: list[int]) -> Iterator[int]:
@@ -215,28 +365,8 @@ def aligned(length: int) -> int:
     return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _entries(
-    *, paths: object, placements: object, layout_of: object, lengths: object, digests: object, places: object, layouts: object
-) -> tuple[Entry, ...]:
-    """Entries out of columns, of which none is trusted."""
-    paths, placements, digests = _column(paths, _TEXT), _column(placements, _TEXT), _column(digests, _TEXT)
-    lengths, layout_of = _counts(lengths), _counts(layout_of)
-    known = [_layout(*one) for one in _column(layouts, _LISTS)]
-    if len({len(paths), len(placements), len(digests), len(lengths), len(layout_of)}) > 1:
-        raise ValueError("its columns are not of one length")
-    if len(set(paths)) != len(paths) or not paths:
-        raise ValueError("a path stands twice, or none at all")
-    placed: list[tuple[int, int] | None] = [None] * len(paths)
-    for place in _column(places, _LISTS):
-        number, *where = _counts(place)
-        if len(where) != 2:
-            raise ValueError(f"{place!r} is no place")
-        placed[number] = (where[0], where[1])
-    for path, digest, place in zip(paths, digests, placed, strict=True):
-        if digest if place else not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{path}: {digest!r} is no digest")
-    described = [known[number] for number in layout_of]
-    return tuple(map(Entry, paths, [_READ[one] for one in placements], described, lengths, digests, placed))
+def _as_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _column(values: object, kind: frozenset[type]) -> list[Any]:
@@ -252,11 +382,11 @@ def _counts(values: object) -> list[int]:
     return numbers
 
 
-def _layout(dtype: object, shape: object, strides: object, device: object) -> Layout:
+def _kind(placement: object, dtype: object, shape: object, strides: object, device: object, length: object) -> Kind:
     sizes, steps = _counts(shape), _counts(strides)
     if len(sizes) != len(steps):
         raise ValueError("shape and strides are not of one length")
-    return Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device))
+    return Kind(_READ[_text(placement)], Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device)), _count(length))
 
 
 def _text(value: object) -> str:

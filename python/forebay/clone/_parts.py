@@ -1,16 +1,17 @@
 """The parts of a state as they are at one moment. What is as it was at the last look is not described again, for training stands still."""
 
-import weakref
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Component, Watch
-from forebay.clone._manifest import VALUE, Entry, Layout, Placement
+from forebay.clone._adapter import Adapter, Component, Known, Watch
+from forebay.clone._manifest import Kind, Placement, Section
 from forebay.clone._values import Path, encode, spelled
 
-__all__ = ["Part", "Parts"]
+__all__ = ["Expected", "Part", "Parts"]
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,14 @@ class Part:
     Attributes:
         component: see there.
         text: its values, written down.
-        entries: first the values', then one a tensor; without digests and places. The same object as long as nothing else is described.
-        tensors: of the entries but the first.
+        section: what there is to say of values and tensors. The same object as long as nothing else is described.
+        tensors: of the section's entries but the first.
         addresses: of each tensor's bytes, where they lie in the processor's memory in the order of the layout; else None.
     """
 
     component: Component
     text: bytes
-    entries: Sequence[Entry]
+    section: Section
     tensors: Sequence[Any]
     addresses: Sequence[int | None]
 
@@ -37,7 +38,7 @@ class Parts:
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
-        self._last: dict[Path, _Last] = {}
+        self._last: dict[Path, Expected] = {}
         # Which look of what it is read from a part was last found under.
         self._under: dict[Path, _core.Look | None] = {}
         self._looks: dict[Watch, _core.Look | None] = {}
@@ -58,7 +59,10 @@ class Parts:
         if not part.tensors or (part.component.put is not None and not part.component.steady):
             return True
         last = self._last.get(part.component.path)
-        return last is not None and last.part.entries is part.entries and self._adapter.facts(list(part.tensors)) == last.facts
+        if last is None or last.part.section is not part.section:
+            return False
+        tensors = last.known.again()
+        return tensors is not None and all(map(operator.is_, tensors, part.tensors))
 
     def _looked_at(self, watch: Watch) -> "_core.Look | None":
         """The last look, if nothing has been exchanged since, or a new one; None where there is something that can't be looked at."""
@@ -72,33 +76,37 @@ class Parts:
         path = component.path
         last = self._last.get(path)
         is_known = last is not None and look is not None and self._under.get(path) is look
-        if last is not None and is_known and (part := last.again(self._adapter)) is not None:
+        if last is not None and is_known and (part := last.again()) is not None:
             return part
         value = component.get()
-        same = last.again(self._adapter) if last is not None and last.look is not None and last.look.is_same(value) else None
+        same = last.again() if last is not None and last.look is not None and last.look.is_same(value) else None
         if same is None:
             same = self._described(component, value)
-            self.expect(same, value)
+            self.expect(path, self.expected(same, value))
         self._under[path] = look
         return same
 
-    def expect(self, part: Part, value: object) -> None:
-        """Notes what a component has been described as, or set to: if it then gives just that, it is not described again.
+    def expected(self, part: Part, value: object) -> "Expected | None":
+        """What a component is described as, or will be when it is set to a value.
 
         Args:
-            part: as it is, or will be, described.
-            value: what its `get` gives.
+            part: how.
+            value: what its `get` gives, or will give.
         """
-        path = part.component.path
+        return Expected.of(part, value, self._adapter)
+
+    def expect(self, path: Path, expected: "Expected | None") -> None:
+        """Notes what a component has been described as, or set to: if it then gives just that, it is not described again."""
         # Which look it is found under is known when it has been read.
         self._under.pop(path, None)
-        if last := _Last.of(part, value, self._adapter):
-            self._last[path] = last
+        if expected is not None:
+            self._last[path] = expected
         else:
             self._last.pop(path, None)
 
     def _described(self, component: Component, value: object) -> Part:
-        entries: list[Entry] = []
+        paths: list[str] = [spelled(component.path)]
+        kinds: list[Kind] = []
         tensors: list[Any] = []
         addresses: list[int | None] = []
 
@@ -107,45 +115,45 @@ class Parts:
             if described is None:
                 return False
             placement = Placement.SHARDED if described.is_sharded else component.placement
-            entries.append(Entry(spelled(path), placement, described.layout, described.length, ""))
+            paths.append(spelled(path))
+            kinds.append(_kind(placement, described.layout, described.length))
             tensors.append(leaf)
             addresses.append(described.address)
             return True
 
         text = encode(value, component.path, note)
-        values = Entry(spelled(component.path), component.placement, Layout(VALUE, (len(text),), (1,), "cpu"), len(text), "")
-        return Part(component, text, (values, *entries), tensors, addresses)
+        section = Section(tuple(paths), (Kind.of_values(component.placement, text), *kinds))
+        return Part(component, text, section, tensors, addresses)
 
 
-class _Last(NamedTuple):
-    """A part as it was when it was last looked at; it keeps no tensor.
+# The same object for what is alike, as sections have it.
+_kind = functools.lru_cache(maxsize=4096)(Kind)
+
+
+class Expected(NamedTuple):
+    """A part as it was when it was last looked at, or will be; it keeps no tensor.
 
     Attributes:
         part: without its tensors.
         look: at the value that it was described from; None where that holds what can't be looked at.
-        alive: its tensors.
-        facts: see `Adapter.facts`.
+        known: its tensors.
     """
 
     part: Part
     look: _core.Look | None
-    alive: "list[weakref.ref[Any]]"
-    facts: object
+    known: Known
 
     @classmethod
-    def of(cls, part: Part, value: object, adapter: Adapter) -> "_Last | None":
+    def of(cls, part: Part, value: object, adapter: Adapter) -> "Expected | None":
         """None where what stands there could be another value the next time, and nobody would see."""
         look = _core.Look.at(value, adapter.plain(), (), ())
         if look is None and part.component.watch is None:
             return None
-        tensors = list(part.tensors)
-        if (facts := adapter.facts(tensors)) is None:
+        if (known := adapter.known(list(part.tensors))) is None:
             return None
-        return cls(replace(part, tensors=()), look, [weakref.ref(tensor) for tensor in tensors], facts)
+        return cls(replace(part, tensors=()), look, known)
 
-    def again(self, adapter: Adapter) -> Part | None:
+    def again(self) -> Part | None:
         """The same part, if the tensors that it had are still there and lie as they lay."""
-        tensors = [alive() for alive in self.alive]
-        if any(tensor is None for tensor in tensors) or adapter.facts(tensors) != self.facts:
-            return None
-        return replace(self.part, tensors=tensors)
+        tensors = self.known.again()
+        return None if tensors is None else replace(self.part, tensors=tensors)

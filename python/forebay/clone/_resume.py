@@ -15,8 +15,10 @@ from forebay.clone import _offer
 from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
+from forebay.clone._filling import Made
 from forebay.clone._inventory import Inventory, Survey
-from forebay.clone._manifest import Manifest
+from forebay.clone._later import uncollected
+from forebay.clone._manifest import Held, Manifest
 from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
 from forebay.clone._told import Course
@@ -142,12 +144,15 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
         secret = asked.secret.read_bytes()
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
         with contextlib.closing(Ahead(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
-            survey = inventory.survey()
+            with uncollected():
+                survey = inventory.survey()
+                ready = _ready(asked, secret, inventory, survey, taking, ahead)
             taken = waited(taking.state, wait_s, _late(asked, wait_s))
             name, _, _, of_ranks = taken
             state_at = time.time()
             try:
-                loaded = _load(asked, secret, inventory, survey, taken, wait_s, ahead)
+                with uncollected():
+                    loaded = _load(asked, secret, inventory, survey, ready, taken, wait_s, ahead)
                 changes = {} if asked.shadow else asked.changes
                 for changed, value in changes.items():
                     inventory.change(changed, value)
@@ -164,11 +169,12 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
                 taking.loaded(text)
             stands = taking.begins if asked.shadow else taking.exists
             waited(lambda seconds: stands(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s")
+            exists_at = time.time()
     except OSError as error:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
-    course = Course(asked_at, state_at, loaded_at, time.time(), loaded.manifest.state_length)
+    course = Course(asked_at, state_at, loaded_at, exists_at, loaded.manifest.state_length)
     return Resumed(name, lineage, course, taking if asked.shadow else None, ahead.arenas)
 
 
@@ -182,11 +188,28 @@ def _late(asked: Asked, wait_s: float) -> str:
     )
 
 
+def _ready(
+    asked: Asked, secret: bytes, inventory: Inventory, survey: Survey, taking: _core.Taking, ahead: Ahead
+) -> tuple[Sequence[Held], dict[str, Made]]:
+    """How the state will most likely be held, and what it is to be loaded to, while it is waited for; nothing where that is not known."""
+    descriptor = taking.described_ahead()
+    if descriptor is None:
+        return (), {}
+    try:
+        header, outline = _offer.read_outline(secret, descriptor)
+        if (header.job, header.rank) != (asked.job, inventory.rank[0]):
+            raise DamagedError(f"the outline is that of rank {header.rank} of {header.job}")
+        return [held for held, _ in outline], inventory.get_ready(outline, survey, ahead.empty)
+    finally:
+        os.close(descriptor)
+
+
 def _load(
     asked: Asked,
     secret: bytes,
     inventory: Inventory,
     survey: Survey,
+    ready: tuple[Sequence[Held], dict[str, Made]],
     taken: tuple[str, int, list[int], int],
     wait_s: float,
     ahead: Ahead,
@@ -207,15 +230,18 @@ def _load(
         stack.callback(os.close, text)
         closing = stack.enter_context(contextlib.ExitStack())
         closing.callback(os.close, state)
-        header, manifest = _offer.read(secret, text)
+        known, made = ready
+        header, manifest = _offer.read(secret, text, known)
         if (header.job, header.rank) != (asked.job, rank if of_ranks == ranks else 0):
             raise DamagedError(f"the state is that of rank {header.rank} of {header.job}")
         others = [] if of_ranks == ranks else _others(secret, header, of_ranks, more)
         capture = Capture(manifest, state)
         closing.pop_all()
         stack.enter_context(capture)
-        remote = Remote(manifest, reader, more, wait_s, ahead) if manifest.in_place else None
-        manifest = inventory.load(capture, remote, survey, others, is_seeded="seed" in asked.changes, empty=ahead.empty)
+        is_read_in_place = any(held.places for held in manifest.held)
+        remote = Remote(manifest, reader, more, wait_s, ahead) if is_read_in_place else None
+        is_seeded = "seed" in asked.changes
+        manifest = inventory.load(capture, remote, survey, others, is_seeded=is_seeded, empty=ahead.empty, ready=made)
     return _Loaded(header, manifest, remote)
 
 

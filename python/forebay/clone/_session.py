@@ -15,7 +15,6 @@ from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._given import check_given
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
-from forebay.clone._later import uncollected
 from forebay.clone._probation import Probation, steps_of
 from forebay.clone._resume import Asked, Lineage, Resumed, resume, warm_up
 from forebay.clone._shared import Arena
@@ -375,20 +374,19 @@ def _check_group(described: Inventory) -> None:
 
 def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
     warm_up(described, warm)
-    with uncollected():
-        resumed = resume(asked, described, wait_s)
-        state.arenas, state.agent = resumed.arenas, asked.directory
-        if resumed.taking is not None:
-            probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
-            return Session(resumed.name, described, state, resumed.lineage, probation)
-        try:
-            made = Session(resumed.name, described, state, resumed.lineage)
-        except CloneError as error:
-            # The others know already that it exists.
-            say(f"this clone can't be forked: {error}")
-            made = Session(resumed.name, described, state, resumed.lineage, forkable=False)
-        announce(resumed, described.rank)
-        return made
+    resumed = resume(asked, described, wait_s)
+    state.arenas, state.agent = resumed.arenas, asked.directory
+    if resumed.taking is not None:
+        probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
+        return Session(resumed.name, described, state, resumed.lineage, probation)
+    try:
+        made = Session(resumed.name, described, state, resumed.lineage)
+    except CloneError as error:
+        # The others know already that it exists.
+        say(f"this clone can't be forked: {error}")
+        made = Session(resumed.name, described, state, resumed.lineage, forkable=False)
+    announce(resumed, described.rank)
+    return made
 
 
 def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
@@ -396,7 +394,7 @@ def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
     lineage, (rank, ranks) = clone.lineage, of_ranks
     tell("became", {"job": clone.name, "rank": rank, "ranks": ranks, **asdict(lineage), **asdict(clone.course)})
     if rank == 0:
-        changes = "".join(f", {key}={value:g}" for key, value in lineage.changes.items())
+        changes = "".join(f", {key}={value:.15g}" for key, value in lineage.changes.items())
         shadow = "" if lineage.verified == "digest" else f" ({lineage.verified})"
         say(f"this is {clone.name}, a clone of {lineage.parent} after step {lineage.step}{shadow}{changes}")
         if lineage.parent_ranks != ranks:

@@ -105,6 +105,8 @@ class Storage:
         self._unsteady: set[str] = set()
         self._adapter = adapter
         self._moves: Counter[str] = Counter()
+        # What had to stay where it is.
+        self._left: dict[str, weakref.ref[Any]] = {}
 
     @property
     def length(self) -> int:
@@ -158,8 +160,7 @@ class Storage:
         self.arenas = [arena for number, arena in enumerate(self.arenas) if number in used]
         missing = {path: tensor for path, tensor in large.items() if places[path] is None}
         left = {path: why for path, tensor in missing.items() if (why := self._why_not(path, tensor))}
-        for path in left:
-            del missing[path]
+        self._left = {path: weakref.ref(missing.pop(path)) for path in left}
         for batch in self._batches(missing):
             *starts, end = offsets([length(tensor) for _, tensor in batch])
             arena = Arena.of_length(end, ranks, left_before)
@@ -169,6 +170,10 @@ class Storage:
             self.arenas.append(arena)
         self.lying = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self._unsteady)
         return left
+
+    def could_share_more(self) -> bool:
+        """Whether one of those that had to stay where they are could be moved by now."""
+        return any((tensor := alive()) is not None and not self._why_not(path, tensor) for path, alive in self._left.items())
 
     def _why_not(self, path: str, tensor: object) -> str:
         if self._moves[path] >= MOVES_MAX:

@@ -16,11 +16,12 @@ from forebay import _core
 from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, RefusedError
+from forebay.clone._filling import some
 from forebay.clone._handlers import is_the_program_s
-from forebay.clone._inventory import Inventory, some
+from forebay.clone._inventory import Inventory
 from forebay.clone._later import Later, uncollected
-from forebay.clone._manifest import Entry, Placement
-from forebay.clone._offer import Header, described
+from forebay.clone._manifest import Section
+from forebay.clone._offer import Header, described, outlined
 from forebay.clone._shared import Arena, Storage, shared
 from forebay.clone._window import Window, aside_length
 
@@ -66,7 +67,7 @@ class Fork:
     Attributes:
         step: after which, as the job counts.
         length: bytes.
-        stall_s: for how long training stood still, in seconds: at the point, and before the next step.
+        stall_s: for how long training stood still, in seconds: at the point, before the next step, and when it was made ready for.
         copied: bytes that were copied at the point; the clones read the others where they lie.
         aside: bytes of the others that were copied before the next step, since a clone had not read them.
         compared_s: for how long training stood still, some steps later, to digest the state for a clone with `verify="shadow:N"`.
@@ -138,8 +139,10 @@ class Source:
         # By the number of the point at which they are due: forks, each with its step.
         self._repeats: dict[int, list[tuple[int, int]]] = {}
         self._storage = Storage(inventory.adapter, arenas if limits.prepare != "never" else ())
-        self._shared: tuple[list[Sequence[Entry]], int] | None = None
+        self._shared: tuple[list[Section], int] | None = None
         self._lying: list[weakref.ref[_core.Shared]] = []
+        # What was shared when clones were last told what they will get.
+        self._outlined: tuple[list[Section], int] | None = None
         self._told: set[str] = set()
         self._process = os.getpid()
         self._window: Window | None = None
@@ -150,6 +153,7 @@ class Source:
         self._lefts: deque[int] = deque([0], LOOKS_KEPT)
         self._ahead: Later[_Room] | None = None
         self._begun_sight = 1
+        self._begun_s = 0.0
         self._joining: Later[_core.Rank] | None = None
         self._looked_at = time.monotonic()
         self._pointed_at = deque([self._looked_at], STEPS_MEANT + 1)
@@ -191,12 +195,13 @@ class Source:
         if near is None:
             self._use_ahead()
         elif self._ahead is None:
+            began = time.perf_counter()
             self._share()
             storage = self._read_there(is_awaited=near)
             copied = max(self._length - (storage.lying if storage else 0), 0)
             length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
             self._ahead = Later(lambda: self._room(length, storage), goes_on=True)
-            self._begun_sight = sight
+            self._begun_sight, self._begun_s = sight, time.perf_counter() - began
         return fork
 
     def _read_there(self, *, is_awaited: bool) -> Storage | None:
@@ -277,7 +282,7 @@ class Source:
         if ranks == 1 or self._limits.prepare != "start":
             self._rank.measured(self._length)
             return
-        manifest = self._inventory.manifest(only=Placement.REPLICATED)
+        manifest = self._inventory.manifest(alike=True)
         with described(self._secret(), Header(self._job, rank, epoch, step), manifest) as text:
             self._rank.measured(self._length, text)
 
@@ -286,12 +291,12 @@ class Source:
         if self._limits.prepare == "never":
             return
         try:
-            if self._is_shared(self._inventory.steady_entries()):
+            if self._is_shared(self._inventory.steady_sections()) and not self._storage.could_share_more():
                 self._tell_lying()
                 return
             left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
-            # What was moved lies elsewhere now; what could not be is tried again.
-            self._shared = None if left else (self._inventory.steady_entries(), self._storage.version)
+            # What was moved lies elsewhere now.
+            self._shared = (self._inventory.steady_sections(), self._storage.version)
         except CloneError as error:
             left = {"all that are not there yet": str(error)}
         if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):
@@ -303,20 +308,24 @@ class Source:
         self._told |= left.keys()
         self._tell_lying()
 
-    def _is_shared(self, entries: Sequence[Sequence[Entry]]) -> bool:
-        """Whether all is as it was when it was last moved. By identity: these lists are long, and compared while training stands still."""
+    def _is_shared(self, sections: Sequence[Section]) -> bool:
+        """Whether all is as it was when it was last moved. By identity: sections are long, and compared while training stands still."""
         if self._shared is None:
             return False
         last, version = self._shared
-        return version == self._storage.version and len(last) == len(entries) and all(map(operator.is_, last, entries))
+        return version == self._storage.version and len(last) == len(sections) and all(map(operator.is_, last, sections))
 
     def _tell_lying(self) -> None:
-        """Has clones that will wait know where they will read, if that is news. Without the agent there are none."""
+        """Has clones that will wait know what they will get, and where they will read, if that is news. Without the agent nobody does."""
         lying = [arena.memory for arena in self._storage.arenas]
-        if [memory() for memory in self._lying] != lying:
-            with contextlib.suppress(ConnectionError):
-                self._rank.lying([memory.descriptor for memory in lying])
-                self._lying = [weakref.ref(memory) for memory in lying]
+        if self._outlined is self._shared and [memory() for memory in self._lying] == lying:
+            return
+        header = Header(self._job, self._inventory.rank[0], 0, 0)
+        # An agent that has ended has taken the secret away.
+        with contextlib.suppress(ConnectionError, FileNotFoundError):
+            with outlined(self._secret(), header, self._inventory.outline(self._storage)) as text:
+                self._rank.lying(text, [memory.descriptor for memory in lying])
+            self._outlined, self._lying = self._shared, [weakref.ref(memory) for memory in lying]
 
     def _look(self) -> None:
         """Notes how much memory is left, and joins the next fork agent if this one has ended, without waiting for it."""
@@ -345,7 +354,7 @@ class Source:
             self._joining = Later(lambda: _join(job, rank, ranks, shadow, rejoins=True))
 
     def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
-        began = time.perf_counter()
+        began, begun_s = time.perf_counter(), self._begun_s
         watching = None
         try:
             made = self._ahead.wait() if self._ahead else None
@@ -370,7 +379,7 @@ class Source:
             raise CloneError(str(error)) from error
         finally:
             self._use_ahead(watching)
-        return Fork(step, self._length, time.perf_counter() - began, copied)
+        return Fork(step, self._length, time.perf_counter() - began + begun_s, copied)
 
     def _withhold(self, forks: list[int], error: BaseException) -> None:
         with contextlib.suppress(ConnectionError):
@@ -378,7 +387,7 @@ class Source:
 
     def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
         """What was made ready was used, or will not be; its thread, or another, does this now."""
-        ahead, self._ahead, self._begun_sight = self._ahead, None, 1
+        ahead, self._ahead, self._begun_sight, self._begun_s = self._ahead, None, 1, 0.0
         if ahead is not None:
             ahead.go_on(then)
         elif then is not None:

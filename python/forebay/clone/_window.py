@@ -4,6 +4,7 @@ In which order each side looks at what, crates/agent/src/fork/window.rs says.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import sys
@@ -12,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Memory
+from forebay.clone._adapter import Adapter
 from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._handlers import is_the_program_s
-from forebay.clone._manifest import Entry, Manifest
+from forebay.clone._manifest import Manifest
 from forebay.clone._shared import Storage
 
 __all__ = ["Remote", "Window", "aside_length"]
@@ -56,19 +57,21 @@ class Window:
         self._adapter = adapter
         # Tensors may be moved away meanwhile; what they leave stays as it is.
         self._arenas = [arena.memory for arena in storage.arenas]
-        entries = capture.manifest.in_place
-        self._lying = [(entry.path, tensor, adapter.version(tensor)) for entry, tensor in zip(entries, capture.in_place, strict=True)]
-        self._shared = _core.Window([(self._address(entry), entry.length) for entry in entries], len(self.forks))
+        self._held = capture.manifest.held
+        self._tensors = capture.in_place
+        self._versions = adapter.versions(self._tensors)
+        tensors = [
+            (self._arenas[arena].address + offset, held.section.kinds[number].length)
+            for held in self._held
+            for number, (arena, offset) in held.places.items()
+        ]
+        self._shared = _core.Window(tensors, len(self.forks))
         self._process = os.getpid()
         # From then on nothing is said in between: the next step says it.
         self._is_silent = False
         # A handler of a signal, or what is called between two instructions, may come in the middle of whatever the main thread does: this
         # has no lock that it could hold then.
         self._was_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def _address(self, entry: Entry) -> int:
-        arena, offset = entry.place or (0, 0)
-        return self._arenas[arena].address + offset
 
     @property
     def descriptors(self) -> list[int]:
@@ -134,7 +137,11 @@ class Window:
             self._shared.vouch(asking)
 
     def _found_changed(self) -> list[str]:
-        return [path for path, tensor, version in self._lying if self._adapter.version(tensor) != version]
+        versions = self._adapter.versions(self._tensors)
+        if versions == self._versions:
+            return []
+        paths = (held.section.paths[number] for held in self._held for number in held.places)
+        return [path for path, was, now in zip(paths, self._versions, versions, strict=True) if was != now]
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
@@ -199,34 +206,37 @@ class Remote:
         """
         if len(descriptors) < 3:
             raise DamagedError("the memory in which the state lies did not come along")
-        window, self._aside, *self._arenas = descriptors
-        self._mapped = [ahead.mapped(arena) if ahead else None for arena in self._arenas]
-        entries = manifest.in_place
-        self._numbers = {entry.path: number for number, entry in enumerate(entries)}
+        window, aside, *arenas = descriptors
+        tensors = [(held.section.kinds[number].length, *place) for held in manifest.held for number, place in held.places.items()]
+        if max((arena for _, arena, _ in tensors), default=0) >= len(arenas):
+            raise DamagedError("the state lies in memory that did not come along")
+        self._before = list(itertools.accumulate([len(held.places) for held in manifest.held], initial=0))
         self._wait_s = wait_s
+        mapped = [(arena, ahead.mapped(arena) if ahead else None) for arena in arenas]
         try:
-            self._reading = _core.Reading(window, [entry.length for entry in entries], reader)
+            self._reading = _core.Reading(window, tensors, reader, mapped, aside)
         except (OSError, ValueError, OverflowError) as error:
             raise DamagedError(f"the window of the state can't be used: {error}") from error
 
-    def read(self, wanted: Sequence[tuple[Entry, Memory]]) -> list[str]:
-        """Reads entries, each to memory of the same length; gives the digests of what was read.
+    def before(self, at: int) -> int:
+        """How many entries were not copied of the sections before this one."""
+        return self._before[at]
+
+    def read(self, wanted: Sequence[tuple[int, int]]) -> bytes:
+        """Reads entries; gives the digests of what was read, 16 bytes each.
+
+        Args:
+            wanted: their numbers among those that were not copied, and the addresses to which they go.
 
         Raises:
             CloneError: the parent went on before all was read, or ended.
-            DamagedError: there is no such entry.
+            DamagedError: there is no such entry, or no such memory.
         """
-        tensors = []
-        for entry, memory in wanted:
-            arena, offset = entry.place or (len(self._arenas), 0)
-            if arena >= len(self._arenas) or memory.length != entry.length:
-                raise DamagedError(f"{entry.path}: there is no such place as it is said to lie in")
-            tensors.append((self._numbers[entry.path], (self._arenas[arena], offset), memory.address, self._mapped[arena]))
         try:
-            return self._reading.read(tensors, self._aside, self._wait_s)
+            return self._reading.read(wanted, self._wait_s)
         except (ConnectionAbortedError, TimeoutError) as error:
             raise CloneError(str(error)) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise DamagedError(f"the memory in which the state lies can't be read: {error}") from error
 
     def is_confirmed(self) -> bool:

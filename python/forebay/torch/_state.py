@@ -16,7 +16,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from forebay import _core
-from forebay.clone._adapter import Component, Described, Memory, Watch
+from forebay.clone._adapter import Component, Described, Known, Memory, Watch
 from forebay.clone._errors import DamagedError, DifferenceError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
@@ -26,7 +26,7 @@ from forebay.torch._group import of_group
 from forebay.torch._modules import plain_kinds, watches
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
-from forebay.torch._tensors import PLAIN, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
+from forebay.torch._tensors import PLAIN, Asked, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -60,7 +60,7 @@ def _exchange() -> object | None:
     """From torch 2.10 on: tells where tensors lie, without a call of Python's for each. None where it does not, or not as is known here."""
     found: object | None = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     with contextlib.suppress(Exception):
-        _core.tensor_facts(found, [torch.empty(1, device="cpu")])
+        _core.Known.of(found, [torch.empty(1, device="cpu")])
         return found
     return None
 
@@ -148,15 +148,15 @@ def plain() -> Sequence[type]:
     return tuple(PLAIN)
 
 
-def facts(tensors: list[torch.Tensor]) -> object:
-    """See `Adapter.facts`. What has another device has another address."""
+def known(tensors: list[torch.Tensor]) -> Known | None:
+    """See `Adapter.known`. What has another device has another address."""
     if not PLAIN.issuperset(map(type, tensors)):
         return None
     if _EXCHANGE is not None:
         # Complex numbers, and what else DLPack has no words for, are asked one by one.
         with contextlib.suppress(BufferError, RuntimeError):
-            return _core.tensor_facts(_EXCHANGE, tensors)
-    return [(one.data_ptr(), one.dtype, one.shape, one.stride(), one.is_conj(), one.is_neg()) for one in tensors]
+            return _core.Known.of(_EXCHANGE, tensors)
+    return Asked(tensors)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -219,8 +219,16 @@ def move(tensor: torch.Tensor, buffer: object, offset: int) -> None:
     tensor.data = moved
 
 
-def version(tensor: torch.Tensor) -> int:
-    """See `Adapter.version`. Fused optimizers and `data` leave it as it is."""
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """See `Adapter.versions`. Fused optimizers and `data` leave them as they are."""
+    if PLAIN.issuperset(map(type, tensors)):
+        # Tensors of inference mode have none.
+        with contextlib.suppress(RuntimeError):
+            return [tensor._version for tensor in tensors]
+    return [_version(tensor) for tensor in tensors]
+
+
+def _version(tensor: torch.Tensor) -> int:
     local = tensor._local_tensor if is_dtensor(tensor) else tensor
     return 0 if local.is_inference() else local._version
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import weakref
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["PLAIN", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
+__all__ = ["PLAIN", "Asked", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
 
 # All but those of subclasses, of which each has its own meaning.
 PLAIN = frozenset((torch.Tensor, nn.Parameter))
@@ -58,3 +59,20 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
+
+
+class Asked:
+    """Tensors as they lay: see `Known`. Each is asked itself, where torch has no way to ask all at once, or no words for what they are."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._alive = [weakref.ref(tensor) for tensor in tensors]
+        self._facts = [_facts(tensor) for tensor in tensors]
+
+    def again(self) -> list[torch.Tensor] | None:
+        """See `Known`."""
+        tensors = [tensor for alive in self._alive if (tensor := alive()) is not None]
+        return tensors if [_facts(tensor) for tensor in tensors] == self._facts else None
+
+
+def _facts(tensor: torch.Tensor) -> object:
+    return type(tensor), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()

@@ -1,12 +1,40 @@
 //! What all ranks of a job should hold alike: compared by digest before a fork is given to anybody.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use serde::Deserialize;
 
-/// Digests of entries, by their paths; empty as long as nobody knows one.
+/// Hexadecimal digits of a digest.
+const DIGITS: usize = 32;
+/// That of an entry of which nobody knows it yet.
+const UNKNOWN: &[u8] = &[b'0'; DIGITS];
+/// So many sections are kept: a state has a few dozen, most of which stay what they are from fork to fork, and are the same in all ranks.
+const SECTIONS_KEPT: usize = 256;
+
+/// Digests of entries that are to be alike.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Digests(BTreeMap<String, String>);
+pub(crate) struct Digests {
+    sections: Vec<Arc<Section>>,
+    /// Of all entries of these one behind the other, in hexadecimal digits.
+    digits: Vec<u8>,
+    /// Those that ranks do not hold alike count as well.
+    are_all: bool,
+}
+
+/// The entries of one part of a state.
+#[derive(Debug, PartialEq, Eq)]
+struct Section {
+    line: Vec<u8>,
+    paths: Vec<String>,
+    are_replicated: Vec<bool>,
+}
+
+/// The sections that were met last, the last one first: to read one again takes as long as all else.
+#[derive(Debug, Default)]
+pub(crate) struct Sections(VecDeque<Arc<Section>>);
 
 /// A rank's state. As a reader of its window, if it has one, a clone has the number `reader`.
 #[derive(Clone, Debug)]
@@ -33,59 +61,112 @@ pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
     })
 }
 
-/// Of a manifest the columns that are looked at here; `forebay.clone` reads all of it.
-#[derive(Debug, Deserialize)]
-struct Manifest {
+/// Of a manifest's first line what is looked at here; `forebay.clone` reads all of it.
+#[derive(Deserialize)]
+struct Head {
+    digests: String,
+}
+
+/// The same of a section. A kind's first field is its placement.
+#[derive(Deserialize)]
+struct Columns {
     paths: Vec<String>,
-    placements: Vec<String>,
-    digests: Vec<String>,
+    kinds: Vec<Vec<serde_json::Value>>,
+    kind_of: Vec<usize>,
+}
+
+impl Sections {
+    fn read(&mut self, line: &[u8]) -> Result<Arc<Section>, String> {
+        if let Some(at) = self.0.iter().position(|known| known.line == line) {
+            let found = self.0.remove(at).ok_or("it is there")?;
+            self.0.push_front(Arc::clone(&found));
+            return Ok(found);
+        }
+        let read = Arc::new(Section::read(line)?);
+        self.0.push_front(Arc::clone(&read));
+        self.0.truncate(SECTIONS_KEPT);
+        Ok(read)
+    }
+}
+
+impl Section {
+    fn read(line: &[u8]) -> Result<Self, String> {
+        let Columns { paths, kinds, kind_of } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        if paths.len() != kind_of.len() {
+            return Err("its columns are not of one length".into());
+        }
+        let is_replicated = |kind: &usize| {
+            let placement = kinds.get(*kind).and_then(|kind| kind.first());
+            placement
+                .map(|placement| placement == "replicated")
+                .ok_or("there is no such kind of entry")
+        };
+        Ok(Self {
+            line: line.to_vec(),
+            paths,
+            are_replicated: kind_of.iter().map(is_replicated).collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 impl Digests {
-    /// Those of the entries that all ranks hold alike. Reads what describes a state: a format, a tag, a header and a manifest, a line each.
+    /// Those of the entries that all ranks hold alike. Reads what describes a state: a format, a tag and a header, a line each, and a manifest: a line of its own, and
+    /// two for each section.
     ///
     /// # Errors
     /// Why it is none.
-    pub(crate) fn replicated(text: &[u8]) -> Result<Self, String> {
-        Self::of(text, |placement| placement == "replicated")
+    pub(crate) fn replicated(text: &[u8], known: &mut Sections) -> Result<Self, String> {
+        let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
+        let mut lines = manifest.split(|byte| *byte == b'\n');
+        let head = lines.next().ok_or("it has no manifest")?;
+        let head: Head = serde_json::from_slice(head).map_err(|error| error.to_string())?;
+        // Each second line says what was not copied.
+        let sections: Vec<_> = lines.step_by(2).map(|line| known.read(line)).collect::<Result<_, _>>()?;
+        let found = Self {
+            sections,
+            digits: head.digests.into_bytes(),
+            are_all: false,
+        };
+        let entries: usize = found.sections.iter().map(|section| section.paths.len()).sum();
+        if found.digits.len() != entries * DIGITS {
+            return Err("it has not one digest for each entry".into());
+        }
+        Ok(found)
     }
 
     /// Those of all entries.
     ///
     /// # Errors
     /// As [`Self::replicated`].
-    pub(crate) fn all(text: &[u8]) -> Result<Self, String> {
-        Self::of(text, |_| true)
-    }
-
-    fn of(text: &[u8], is_meant: impl Fn(&str) -> bool) -> Result<Self, String> {
-        let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
-        let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| error.to_string())?;
-        let Manifest {
-            paths,
-            placements,
-            digests,
-        } = manifest;
-        if paths.len() != placements.len() || paths.len() != digests.len() {
-            return Err("its columns are not of one length".into());
-        }
-        let entries = paths.into_iter().zip(digests).zip(placements);
-        let meant = entries.filter(|(_, placement)| is_meant(placement));
-        Ok(Self(meant.map(|(entry, _)| entry).collect()))
+    pub(crate) fn all(text: &[u8], known: &mut Sections) -> Result<Self, String> {
+        let found = Self::replicated(text, known)?;
+        Ok(Self { are_all: true, ..found })
     }
 
     /// The first entry that the two do not hold alike.
     pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
-        let are_alike =
-            |mine: &str, other: Option<&String>| other.is_some_and(|other| mine == other || mine.is_empty() || other.is_empty());
-        let differs = |(mine, others): (&'a Self, &'a Self)| {
-            let mut paths = mine
-                .0
-                .iter()
-                .filter(move |(path, digest)| !are_alike(digest.as_str(), others.0.get(*path)));
-            paths.next().map(|(path, _)| path.as_str())
-        };
-        [(self, other), (other, self)].into_iter().find_map(differs)
+        let are_alike = |mine: &[u8], others: &[u8]| mine == others || mine == UNKNOWN || others == UNKNOWN;
+        let same = |(mine, others): (&Arc<Section>, &Arc<Section>)| Arc::ptr_eq(mine, others);
+        if self.sections.len() == other.sections.len() && self.sections.iter().zip(&other.sections).all(same) {
+            let mut both = self.entries().zip(other.entries());
+            return both.find_map(|((path, mine), (_, others))| (!are_alike(mine, others)).then_some(path));
+        }
+        let (mine, others): (BTreeMap<_, _>, BTreeMap<_, _>) = (self.entries().collect(), other.entries().collect());
+        let mut paths = mine.keys().chain(others.keys());
+        let differs = |path: &&&str| !matches!((mine.get(*path), others.get(*path)), (Some(mine), Some(others)) if are_alike(mine, others));
+        paths.find(differs).copied()
+    }
+
+    /// Path and digest of those that count.
+    fn entries(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let numbered = self
+            .sections
+            .iter()
+            .flat_map(|section| section.paths.iter().zip(&section.are_replicated));
+        let with_digits = numbered.zip(self.digits.chunks_exact(DIGITS));
+        with_digits
+            .filter(|((_, is_replicated), _)| **is_replicated || self.are_all)
+            .map(|((path, _), digits)| (path.as_str(), digits))
     }
 
     /// Why these are not of one job, if so; `self` is rank 0's.
@@ -99,7 +180,19 @@ impl Digests {
     /// Given entries, for tests.
     #[cfg(test)]
     pub(crate) fn from_pairs<const N: usize>(pairs: [(&str, &str); N]) -> Self {
-        Self(pairs.map(|(path, digest)| (path.to_owned(), digest.to_owned())).into())
+        let section = Section {
+            line: Vec::new(),
+            paths: pairs.map(|(path, _)| path.to_owned()).into(),
+            are_replicated: vec![true; N],
+        };
+        Self {
+            sections: vec![Arc::new(section)],
+            digits: pairs
+                .iter()
+                .flat_map(|(_, digest)| format!("{digest:0>DIGITS$}").into_bytes())
+                .collect(),
+            are_all: false,
+        }
     }
 }
 
@@ -107,30 +200,78 @@ impl Digests {
 mod tests {
     use super::*;
 
+    fn text(weight: &str, buffer: &str) -> Vec<u8> {
+        let weights = r#"{"paths":["w"],"kinds":[["replicated",1]],"kind_of":[0]}"#;
+        let buffers = r#"{"paths":["b"],"kinds":[["per rank",1]],"kind_of":[0]}"#;
+        let head = format!(r#"{{"rank":0,"digests":"{weight:0>DIGITS$}{buffer:0>DIGITS$}"}}"#);
+        format!("format\ntag\n{{}}\n{head}\n{weights}\n[]\n{buffers}\n[[0,0,0]]").into_bytes()
+    }
+
     #[test]
     fn only_what_ranks_hold_alike_is_compared() {
-        let text = |weight: &str, buffer: &str| {
-            let columns = format!(r#""paths":["w","b"],"placements":["replicated","per rank"],"digests":["{weight}","{buffer}"]"#);
-            let text = format!("format\ntag\n{{}}\n{{\"rank\":0,{columns}}}").into_bytes();
-            let all = Digests::all(&text).unwrap();
-            assert_eq!(all.difference(&Digests::all(&text).unwrap()), None);
-            assert_eq!(all.0.len(), 2);
-            Digests::replicated(&text).unwrap()
-        };
-        assert_eq!(text("00", "1").difference(&text("00", "2")), None);
-        assert_eq!(text("00", "1").difference(&text("01", "1")), Some("w"));
-        assert_eq!(text("00", "1").difference(&Digests::default()), Some("w"));
-        assert_eq!(Digests::default().difference(&text("00", "1")), Some("w"));
+        let (mut known, mut apart) = (Sections::default(), Sections::default());
+        let mut found = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut known).unwrap();
+        let mut other = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut apart).unwrap();
+        assert_eq!(found("7", "1").difference(&found("7", "2")), None);
+        assert_eq!(found("7", "1").difference(&found("8", "1")), Some("w"));
+        assert_eq!(found("7", "1").difference(&Digests::default()), Some("w"));
+        assert_eq!(Digests::default().difference(&found("7", "1")), Some("w"));
+        // Sections that were read apart are compared by their paths.
+        assert_eq!(found("7", "1").difference(&other("7", "2")), None);
+        assert_eq!(found("7", "1").difference(&other("8", "1")), Some("w"));
         // What is read by the clones is compared when they have read it.
-        assert_eq!(text("", "1").difference(&text("00", "1")), None);
-        assert_eq!(text("00", "1").difference(&text("", "1")), None);
+        assert_eq!(found("", "1").difference(&found("7", "1")), None);
+        assert_eq!(found("7", "1").difference(&other("", "1")), None);
+    }
+
+    #[test]
+    fn all_may_count() {
+        let mut known = Sections::default();
+        let mut found = |weight: &str, buffer: &str| Digests::all(&text(weight, buffer), &mut known).unwrap();
+        assert_eq!(found("7", "1").difference(&found("7", "1")), None);
+        assert_eq!(found("7", "1").difference(&found("7", "2")), Some("b"));
+    }
+
+    #[test]
+    fn so_many_sections_are_kept_and_no_more() {
+        let mut known = Sections::default();
+        let line = |number: usize| format!(r#"{{"paths":["{number}"],"kinds":[["replicated"]],"kind_of":[0]}}"#).into_bytes();
+        let first = known.read(&line(0)).unwrap();
+        for number in 1..SECTIONS_KEPT {
+            known.read(&line(number)).unwrap();
+        }
+        assert!(Arc::ptr_eq(&first, &known.read(&line(0)).unwrap()));
+        for number in SECTIONS_KEPT..2 * SECTIONS_KEPT {
+            known.read(&line(number)).unwrap();
+        }
+        assert!(!Arc::ptr_eq(&first, &known.read(&line(0)).unwrap()));
+        assert_eq!(known.0.len(), SECTIONS_KEPT);
     }
 
     #[test]
     fn what_is_no_description_is_refused() {
-        let short = "a\nb\nc\n{\"paths\":[\"w\"],\"placements\":[],\"digests\":[\"\"]}";
-        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}", "a\nb\nc\n{\"paths\":[1]}", short] {
-            assert!(Digests::replicated(text.as_bytes()).is_err(), "{text}");
+        let digest = "0".repeat(DIGITS);
+        let section = r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[0]}"#;
+        let is_read = |head: &str, section: &str| {
+            let text = format!("a\nb\nc\n{head}\n{section}\n[]");
+            Digests::replicated(text.as_bytes(), &mut Sections::default()).is_ok()
+        };
+        let head = format!(r#"{{"digests":"{digest}"}}"#);
+        assert!(is_read(&head, section));
+        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}"] {
+            assert!(Digests::replicated(text.as_bytes(), &mut Sections::default()).is_err(), "{text}");
+        }
+        for wrong in [r#"{"digests":""}"#, r#"{"digests":1}"#, "{}"] {
+            assert!(!is_read(wrong, section), "{wrong}");
+        }
+        for wrong in [
+            "{}",
+            r#"{"paths":[1],"kinds":[["replicated"]],"kind_of":[0]}"#,
+            r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[1]}"#,
+            r#"{"paths":["w"],"kinds":[[]],"kind_of":[0]}"#,
+            r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[]}"#,
+        ] {
+            assert!(!is_read(&head, wrong), "{wrong}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The other side of the fork agent: a rank of a job, a command that wants a clone, a rank of a clone.
 
 use std::{
+    io,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -121,12 +122,12 @@ impl Rank {
         self.connection.send(&Ask::Measured { bytes }, text.as_slice())
     }
 
-    /// Says in which memory large tensors of this rank lie.
+    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of [`Ask::Lying`].
     ///
     /// # Errors
     /// The fork agent is gone, or does not take it in time.
-    pub fn lying(&self, memory: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Lying, memory)
+    pub fn lying(&self, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Lying, descriptors)
     }
 
     /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.
@@ -214,6 +215,7 @@ impl Forking {
 #[derive(Debug)]
 pub struct Taking {
     connection: Connection,
+    described_ahead: Option<OwnedFd>,
     lying: Mutex<Vec<OwnedFd>>,
 }
 
@@ -245,12 +247,24 @@ impl Taking {
             ranks,
         };
         match connection.ask(&ask)? {
-            (Tell::Waiting, lying) => Ok(Self {
-                connection,
-                lying: Mutex::new(lying),
-            }),
+            (Tell::Waiting, descriptors) => {
+                let mut descriptors = descriptors.into_iter();
+                Ok(Self {
+                    connection,
+                    described_ahead: descriptors.next(),
+                    lying: Mutex::new(descriptors.collect()),
+                })
+            }
             (other, _) => Err(unexpected(&other)),
         }
+    }
+
+    /// What described the state of the same rank of the job when this was begun, as far as that is known.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn described_ahead(&self) -> io::Result<Option<OwnedFd>> {
+        self.described_ahead.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
     /// The memory in which large tensors of the same rank of the job lay when this was begun, as far as that is known; once.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever what follows, or the page, changes.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// What is said to the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +32,8 @@ pub enum Ask {
         /// Bytes.
         bytes: u64,
     },
-    /// With this come descriptors of the memory in which large tensors of a rank of a job lie, instead of what was said before. No answer.
+    /// With this come descriptors of what describes how a rank's state will be, sealed, and of the memory in which its large tensors lie, instead of what was said before.
+    /// No answer.
     Lying,
     /// A rank has taken its state for these forks: with it come descriptors of what describes it and of what was copied, both sealed; and where more is
     /// read in its place those of the window, of what is copied aside, and of the memory in which it lies. In a window the reader for each fork has the
@@ -120,7 +121,7 @@ pub enum Tell {
     /// How a fork stands.
     Outcome(Outcome),
     /// The state will come; with this come the descriptors of [`Ask::Lying`] of the same rank of the job, if it has said so and the clone has as many
-    /// ranks: to get ready to read there, for by the time of the state others may have taken their place.
+    /// ranks: to get ready for it, and to read there; by the time of the state others may have taken their place.
     Waiting,
     /// A state; with this come the descriptors of [`Ask::Offer`], of the same rank of the job. Where the job has another number of ranks it is rank 0's, with no
     /// window, and one descriptor for each other rank follows, of what describes its state.

@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use super::{
     ForkConfig,
-    agreement::{Digests, Offer},
+    agreement::{Digests, Offer, Sections},
     page::Page,
     protocol::{Ask, Tell, VERSION},
     registry::{Effect, Peer, Place, Registry},
@@ -86,8 +86,9 @@ struct Service<'a> {
     pages: HashMap<String, Page>,
     /// Of each rank the states that it has offered and that are in use.
     offered: HashMap<Peer, Vec<Weak<State>>>,
-    /// The memory in which large tensors of each rank lie.
+    /// What describes how the state of each rank will be, and the memory in which its large tensors lie.
     lying: HashMap<Peer, Vec<OwnedFd>>,
+    sections: Sections,
     registry: Registry<Arc<State>>,
 }
 
@@ -111,6 +112,7 @@ impl<'a> Service<'a> {
             pages: HashMap::new(),
             offered: HashMap::new(),
             lying: HashMap::new(),
+            sections: Sections::default(),
             registry: Registry::default(),
         })
     }
@@ -193,34 +195,24 @@ impl<'a> Service<'a> {
                 Err(error) => refuse(format!("the kernel gives no random bytes: {error}")),
             },
             // What can't be read compares with nothing.
-            Ask::Measured { bytes } => self.registry.measured(peer, bytes, digests(&descriptors, Digests::replicated).ok()),
+            Ask::Measured { bytes } => {
+                let first = digests(&descriptors, Digests::replicated, &mut self.sections).ok();
+                self.registry.measured(peer, bytes, first)
+            }
             Ask::Lying => {
                 self.lying.insert(peer, descriptors);
                 Vec::new()
             }
-            Ask::Offer { forks, epoch, step } => match State::received(descriptors) {
-                Ok((replicated, state)) => {
-                    let state = self.keep(peer, state);
-                    let offer = Offer {
-                        reader: 0,
-                        epoch,
-                        step,
-                        replicated,
-                        state,
-                    };
-                    self.registry.offer(peer, &forks, &offer)
-                }
-                Err(why) => self.registry.withhold(peer, &forks, &why),
-            },
+            Ask::Offer { forks, epoch, step } => self.offer(peer, &forks, (epoch, step), descriptors),
             Ask::Withhold { forks, why } => self.registry.withhold(peer, &forks, &why),
             Ask::Fork { job, at, shadow, .. } => self.fork(peer, &job, at, shadow),
             Ask::Outcome => self.registry.outcome(peer),
             Ask::Take { fork, rank, ranks, .. } => waiting(peer, self.registry.take(peer, fork, rank, ranks)),
-            Ask::Loaded => match digests(&descriptors, Digests::replicated) {
+            Ask::Loaded => match digests(&descriptors, Digests::replicated, &mut self.sections) {
                 Ok(replicated) => self.registry.loaded(peer, replicated),
                 Err(why) => self.registry.failed(peer, &why),
             },
-            Ask::Repeated { forks } => match digests(&descriptors, Digests::all) {
+            Ask::Repeated { forks } => match digests(&descriptors, Digests::all, &mut self.sections) {
                 Ok(all) => self.registry.repeated(peer, &forks, &all),
                 Err(why) if forks.is_empty() => self.registry.failed(peer, &why),
                 Err(why) => self.registry.withhold(peer, &forks, &why),
@@ -236,6 +228,24 @@ impl<'a> Service<'a> {
                     tell: Tell::Jobs { jobs },
                 }]
             }
+        }
+    }
+
+    /// A rank has taken its state after this step of this epoch.
+    fn offer(&mut self, peer: Peer, forks: &[u64], (epoch, step): (u64, u64), descriptors: Vec<OwnedFd>) -> Vec<Effect<Arc<State>>> {
+        match State::received(descriptors, &mut self.sections) {
+            Ok((replicated, state)) => {
+                let state = self.keep(peer, state);
+                let offer = Offer {
+                    reader: 0,
+                    epoch,
+                    step,
+                    replicated,
+                    state,
+                };
+                self.registry.offer(peer, forks, &offer)
+            }
+            Err(why) => self.registry.withhold(peer, forks, &why),
         }
     }
 
@@ -356,13 +366,13 @@ impl<'a> Service<'a> {
 
 impl State {
     /// That of an offer, if its descriptors are what they should be; and what all ranks should hold alike of it.
-    fn received(descriptors: Vec<OwnedFd>) -> Result<(Digests, Self), String> {
+    fn received(descriptors: Vec<OwnedFd>, known: &mut Sections) -> Result<(Digests, Self), String> {
         // Either all of the state is copied, or there are a window, a place aside, and the memory in which the rest lies.
         let ([_, copied] | [_, copied, _, _, _, ..]) = descriptors.as_slice() else {
             return Err(missing());
         };
         is_sealed(copied)?;
-        let replicated = digests(&descriptors, Digests::replicated)?;
+        let replicated = digests(&descriptors, Digests::replicated, known)?;
         let window = descriptors.get(2).map(|window| Window::open(window.try_clone()?, 0));
         let window = window.transpose().map_err(|error| format!("its window can't be used: {error}"))?;
         Ok((replicated, Self { descriptors, window }))
@@ -391,7 +401,11 @@ fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
 }
 
 /// Digests out of what describes a state, which is behind the first of these descriptors.
-fn digests(descriptors: &[OwnedFd], read: impl Fn(&[u8]) -> Result<Digests, String>) -> Result<Digests, String> {
+fn digests(
+    descriptors: &[OwnedFd],
+    read: impl Fn(&[u8], &mut Sections) -> Result<Digests, String>,
+    known: &mut Sections,
+) -> Result<Digests, String> {
     let text = descriptors.first().ok_or_else(missing)?;
     is_sealed(text)?;
     let length = fs::fstat(text).map_err(|error| error.to_string())?.st_size as usize;
@@ -406,7 +420,7 @@ fn digests(descriptors: &[OwnedFd], read: impl Fn(&[u8]) -> Result<Digests, Stri
             Ok(read) => at += read,
         }
     }
-    read(&bytes).map_err(|why| format!("what describes it can't be read: {why}"))
+    read(&bytes, known).map_err(|why| format!("what describes it can't be read: {why}"))
 }
 
 fn write_secret(path: &Path) -> io::Result<()> {

@@ -1,0 +1,204 @@
+"""What a state is to be loaded to is made while it is waited for; what comes otherwise than expected is made then, as right (P14)."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from forebay import clone
+from forebay.clone import _offer
+from forebay.clone._filling import Made
+from forebay.clone._inventory import Outline
+from forebay.clone._shared import Storage
+from tests.clone import jobs
+from tests.clone.jobs import WIDE, Job, full, job, seed
+
+HEADER = _offer.Header("trunk", 0, 0, 0)
+
+
+def outline_of(inventory: clone.Inventory, storage: Storage) -> Outline:
+    """As it comes to a clone."""
+    with _offer.outlined(b"secret", HEADER, inventory.outline(storage)) as descriptor:
+        header, outline = _offer.read_outline(b"secret", descriptor)
+    assert header == HEADER
+    return outline
+
+
+def received(capture: clone.Capture, outline: Outline) -> clone.Capture:
+    """As it comes to a clone."""
+    manifest = clone.Manifest.from_json(capture.manifest.to_json(), [held for held, _ in outline])
+    return clone.Capture(manifest, os.dup(capture.descriptor))
+
+
+def states_of(made: Job) -> list[torch.Tensor]:
+    return [value for state in made.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def test_what_comes_as_expected_was_made_before() -> None:
+    original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
+    original.step()
+    mine, theirs = other.inventory(), original.inventory()
+    outline, survey = outline_of(theirs, Storage(theirs.adapter)), mine.survey()
+    before = mine.manifest()
+    ready = mine.get_ready(outline, survey, mine.adapter.empty)
+    assert {"model/parameters", "model/buffers", "optimizer/state"} <= set(ready)
+    assert mine.manifest() == before, "nothing is changed by that"
+    original.step()
+    with theirs.capture() as whole, received(whole, outline) as capture:
+        assert all(ready[name].held in capture.manifest.held for name in ready)
+        mine.load(capture, survey=survey, ready=ready)
+        assert mine.manifest() == whole.manifest
+    made = {id(one) for one in ready["optimizer/state"].tensors}
+    assert {id(one) for one in states_of(other)} == made
+    for one in (other, original):
+        seed(9)
+        one.step()
+    assert other.losses[-1] == original.losses[-1]
+
+
+def nothing(made: Job) -> None:
+    pass
+
+
+def weight_elsewhere(made: Job) -> None:
+    weight = made.model.get_parameter("head.weight")
+    weight.data = weight.data.clone()
+
+
+def state_anew(made: Job) -> None:
+    for state in made.optimizer.state.values():
+        state.update({key: value.clone() for key, value in state.items()})
+
+
+def state_with_numbers(made: Job) -> None:
+    for state in made.optimizer.state.values():
+        state["step"] = 7.0
+
+
+def state_gone(made: Job) -> None:
+    made.optimizer.state.pop(made.model.get_parameter("head.weight"))
+
+
+def state_in_another_order(made: Job) -> None:
+    for state in made.optimizer.state.values():
+        state["exp_avg"] = state.pop("exp_avg")
+
+
+def state_of_another_type(made: Job) -> None:
+    for state in made.optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].double()
+
+
+CHANGES = [nothing, weight_elsewhere, state_anew, state_with_numbers, state_gone, state_in_another_order, state_of_another_type]
+
+
+@pytest.mark.parametrize("where", ["there", "here"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_p14_what_has_changed_since_is_found_out(change: Callable[[Job], None], where: str) -> None:
+    original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
+    original.step()
+    other.step()
+    mine, theirs = other.inventory(), original.inventory()
+    storage = Storage(theirs.adapter)
+    storage.share(theirs.steady())
+    outline, survey = outline_of(theirs, storage), mine.survey()
+    ready = mine.get_ready(outline, survey, mine.adapter.empty)
+    change(original if where == "there" else other)
+    with theirs.capture() as whole, received(whole, outline) as capture:
+        mine.load(capture, survey=survey, ready=ready)
+        assert mine.manifest() == whole.manifest
+    assert len(states_of(other)) == len(states_of(original))
+    if where == "there" and change in (state_with_numbers, state_of_another_type):
+        # With which AdamW takes no step.
+        return
+    for one in (other, original):
+        seed(9)
+        one.step()
+    assert other.losses[-1] == original.losses[-1]
+    assert mine.manifest() == theirs.manifest()
+
+
+def test_what_can_t_be_loaded_is_said_when_it_has_come() -> None:
+    original, other = job(), Job(wide := jobs.Net(width=9), jobs.momentum(wide))
+    mine, theirs = other.inventory(), original.inventory()
+    outline, survey = outline_of(theirs, Storage(theirs.adapter)), mine.survey()
+    ready = mine.get_ready(outline, survey, mine.adapter.empty)
+    assert "model/parameters" not in ready
+    with (
+        theirs.capture() as whole,
+        received(whole, outline) as capture,
+        pytest.raises(clone.DifferenceError, match=r"^model/parameters/.* differs"),
+    ):
+        mine.load(capture, survey=survey, ready=ready)
+
+
+def test_an_outline_is_of_who_has_the_secret() -> None:
+    theirs = job().inventory()
+    with _offer.outlined(b"secret", HEADER, theirs.outline(Storage(theirs.adapter))) as descriptor:
+        with pytest.raises(clone.DamagedError, match="its tag is wrong"):
+            _offer.read_outline(b"another", descriptor)
+        with pytest.raises(clone.DamagedError, match="not of the format"):
+            _offer.read(b"secret", descriptor)
+    for lines in (b"", b"{}", b"{}\n[]", b"{}\n[]\n", b'{"paths":["a"],"kinds":[],"kind_of":[0]}\n[]\n'):
+        with (
+            _offer._sealed(_offer.OUTLINE, b"secret", HEADER, lines) as descriptor,
+            pytest.raises(clone.DamagedError, match="not an outline"),
+        ):
+            _offer.read_outline(b"secret", descriptor)
+
+
+def tied(made: Job) -> Job:
+    """By way of `data`, so that nobody sees it: both are parameters, at one place."""
+    made.model.add_module("one", nn.Linear(3, 3, bias=False))
+    made.model.add_module("two", nn.Linear(3, 3, bias=False))
+    one, two = (made.model.get_parameter(f"{name}.weight") for name in ("one", "two"))
+    two.data = one.data
+    return made
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_p14_two_tensors_at_one_place_are_not_both_what_was_sent(*, part: bool) -> None:
+    """What was written there first is no more; each has the digest of what was written to it."""
+    original, other = tied(job()), tied(job())
+    untied = original.model.get_parameter("two.weight")
+    untied.data = torch.ones(3, 3)
+    if part:
+        memory = torch.zeros(12)
+        for name, first in (("one", 0), ("two", 3)):
+            other.model.get_parameter(f"{name}.weight").data = memory[first : first + 9].view(3, 3)
+    with (
+        original.inventory().capture() as capture,
+        pytest.raises(clone.DamagedError, match=r"model/parameters/one.weight.*or does it share memory with another"),
+    ):
+        other.inventory().load(capture)
+
+
+def test_two_tensors_at_one_place_may_be_alike() -> None:
+    original, other = tied(job()), tied(job())
+    with original.inventory().capture() as capture:
+        other.inventory().load(capture)
+        assert other.inventory().manifest() == capture.manifest
+
+
+def test_a_tensor_that_has_to_stay_costs_no_fork_a_look_at_all_others() -> None:
+    """It is asked again, alone, whether it could be moved by now."""
+    made = full(1, width=WIDE)
+    made.step()
+    known = made.inventory()
+    storage = Storage(known.adapter)
+    weight = made.model.get_parameter("head.weight")
+    view = weight.detach()[:1]
+    assert set(storage.share(known.steady())) == {"model/parameters/head.weight"}
+    assert not storage.could_share_more()
+    del view
+    assert storage.could_share_more()
+    assert storage.share(known.steady()) == {}
+    assert not storage.could_share_more()
+
+
+def test_made_names_its_component() -> None:
+    known = job().inventory()
+    made = known.get_ready(outline_of(known, Storage(known.adapter)), known.survey(), known.adapter.empty)
+    assert all(isinstance(one, Made) and one.name == name for name, one in made.items())
