@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -75,6 +75,18 @@ def test_a_rate_that_a_schedule_makes_anew_is_not_set() -> None:
             there.change(name, 0.01)
     there.change("max_lr", 0.01)
     assert optimizer.param_groups[0]["max_lr"] == 0.01
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "max_momentum"])
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: torch.optim.lr_scheduler.ChainedScheduler([one])])
+def test_what_a_cycle_makes_anew_is_not_set(name: str, wrap: Callable[[object], object]) -> None:
+    net = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    there = described(net, optimizer, scheduler=wrap(torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.5)))
+    if name in optimizer.param_groups[0]:
+        with pytest.raises(clone.DifferenceError, match=rf"^{name} can't be set: with each step CyclicLR makes it anew of bounds that"):
+            there.change(name, 0.2)
+    there.change("weight_decay", 0.1)
 
 
 def test_the_name_of_the_session_s_own_place_is_taken() -> None:

@@ -330,3 +330,23 @@ def test_a_program_may_keep_its_tensors_where_they_are(here: Node, opened: Opene
     (fork,) = session.forks
     assert (fork.copied, fork.aside) == (fork.length, 0)
     assert [parameter.data_ptr() for parameter in made.model.parameters()] == addresses
+
+
+def test_what_was_added_since_is_moved_before_the_fork_after_the_next(here: Node, opened: Opened) -> None:
+    """A fork looks only whether those that were moved lie still; it copies what is new."""
+    made = job(jobs.momentum)
+    session = opened(made)
+    step = train(made, session, 2)
+    more = torch.nn.Parameter(torch.rand(FROM_BYTES // 4))
+    made.model.register_parameter("more", more)
+    made.optimizer.add_param_group({"params": [more]})
+    assert session._source
+    for number in (1, 2):
+        with here.cloning("trunk", "--at", str(step + 2)) as asked:
+            mine = taking(asked)
+            step = train_until(made, session, lambda wanted=number: len(session.forks) == wanted, step)  # type: ignore[misc]
+            drop(wait_for_state(mine))
+            step = train(made, session, 1, step)
+    assert session._source._storage.place(more) is not None
+    copied, then = (fork.copied for fork in session.forks)
+    assert copied - then >= FROM_BYTES

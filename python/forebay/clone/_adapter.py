@@ -48,7 +48,10 @@ class Component:
         steady: its tensors are the state's own, and stay as they are from a point to the next step of an optimizer, unless the program
             does something unusual.
         portable: where all ranks hold it alike it is good for any number of ranks.
-        watch: what `get` reads, apart from where tensors lie and of what type and sizes they are; None where that can't be told beforehand.
+        watches: what `get` reads, apart from where tensors lie and of what type and sizes they are; none where that can't be told before.
+        reads_more: asked when something was exchanged there: whether it reads more than that.
+        shapes: tensors of which it reads type and sizes, though it does not give them.
+        is_plain: to set it to the values that it has does nothing.
     """
 
     path: Path
@@ -57,7 +60,10 @@ class Component:
     put: Callable[[Any], object] | None = None
     steady: bool = False
     portable: bool = True
-    watch: Watch | None = None
+    watches: tuple[Watch, ...] = ()
+    reads_more: Callable[[], bool] = lambda: False
+    shapes: Callable[[], list[Any]] = list
+    is_plain: bool = False
 
 
 class Memory(NamedTuple):

@@ -55,6 +55,11 @@ class Made:
         return self.part is part and self.held is held and self.text == text
 
     @property
+    def is_there(self) -> bool:
+        """Whether nothing need be set: the component has these values, no tensors are among them, and to set it has no other effect."""
+        return self.part.component.is_plain and not self.tensors and not self.part.tensors and self.text == self.part.text
+
+    @property
     def name(self) -> str:
         """The component's."""
         return self.held.section.paths[0]

@@ -10,7 +10,7 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._filling import Made, Settled, fill, make, memory_of, put, some, text_of
-from forebay.clone._manifest import VALUE, Held, Layout, Manifest, Placement, Section, firsts_of, starts_of
+from forebay.clone._manifest import Held, Layout, Manifest, Placement, Section, firsts_of, starts_of
 from forebay.clone._parts import Part, Parts
 from forebay.clone._ranks import Ranks, ranks_of
 from forebay.clone._shared import Storage
@@ -171,6 +171,7 @@ class Inventory:
         self._ranks = ranks
         self._objects = objects
         self._components = components
+        self._steady = [component for component in components if component.steady]
         self._described = Parts(adapter)
         # Apart: with shared storage, and without.
         self._forms: dict[tuple[Path, bool], _Form] = {}
@@ -298,7 +299,7 @@ class Inventory:
         digests, settled = fill(self._adapter, made, list(found.values()), capture, remote)
         for one in made:
             component = one.part.component
-            if component.put is not None:
+            if component.put is not None and not one.is_there:
                 if one.expected is not None:
                     self._described.expect(component.path, one.expected)
                 component.put(one.tree)
@@ -347,8 +348,16 @@ class Inventory:
         """
         return [part.section for part in self._steady_parts()]
 
+    def last_steady_sections(self) -> list[Section | None]:
+        """The same when these tensors were described last; None of a component that has to be described anew in any case."""
+        return [self._described.last(component.path) for component in self._steady]
+
+    def steady_lie_still(self) -> bool:
+        """Whether the tensors that there were then are there, and lie where they lay. There may be others, too, by now."""
+        return all(self._described.lie_still(component.path) for component in self._steady)
+
     def _steady_parts(self) -> list[Part]:
-        return self._described.of(component for component in self._components if component.steady)
+        return self._described.of(self._steady)
 
     def on_step(self, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
         """Has functions called before and after each update by an optimizer; gives what ends that."""
@@ -492,12 +501,10 @@ def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, 
     """Which section each component has."""
     found: dict[str, int] = {}
     for at, held in enumerate(manifest.held):
-        name, *inside = held.section.paths
-        if name not in parts or name in found or not all(path.startswith(f"{name}/") for path in inside):
-            stranger = name if name not in parts else next((path for path in inside if not path.startswith(f"{name}/")), name)
+        name = held.section.paths[0]
+        if (stranger := held.section.stranger if name in parts else name) is not None:
             raise DifferenceError(f"the captured state has {stranger}, for which there is no place here")
-        first, *others = held.section.kinds
-        if first.layout.dtype != VALUE or 0 in held.places or any(kind.layout.dtype == VALUE for kind in others):
+        if not held.section.has_values_first:
             raise DamagedError(f"{name}: values and tensors have changed places")
         found[name] = at
     if lacking := [name for name in parts if name not in found]:

@@ -106,6 +106,18 @@ class Section:
         return _as_json({"paths": self.paths, "kinds": kinds, "kind_of": [known[id(kind)] for kind in self.kinds]})
 
     @functools.cached_property
+    def stranger(self) -> str | None:
+        """A path that is not of this component, if there is one."""
+        inside = f"{self.paths[0]}/"
+        return next((path for path in self.paths[1:] if not path.startswith(inside)), None)
+
+    @functools.cached_property
+    def has_values_first(self) -> bool:
+        """Whether the first entry is one of values, and all others are tensors."""
+        first, *others = self.kinds
+        return first.layout.dtype == VALUE and not any(kind.layout.dtype == VALUE for kind in others)
+
+    @functools.cached_property
     def whole(self) -> "Held":
         """As a capture holds it that has copied all of it."""
         return Held(self, {})
@@ -124,7 +136,10 @@ class Section:
             raise ValueError(f"nobody knows {', '.join(fields)}")
         if len(paths) != len(numbers) or not paths:
             raise ValueError("its columns are not of one length, or have nothing in them at all")
-        return cls(tuple(paths), tuple([kinds[number] for number in numbers]))
+        read = cls(tuple(paths), tuple([kinds[number] for number in numbers]))
+        # Most likely to the letter what would be written, and as good in any case.
+        vars(read)["line"] = line
+        return read
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,9 @@ class Held:
             if len(where) != 2 or not max(places, default=0) < number < len(section.paths):
                 raise ValueError(f"{place!r} is no place of one more of its tensors")
             places[number] = (where[0], where[1])
-        return cls(section, places)
+        read = cls(section, places)
+        vars(read)["line"] = line
+        return read
 
 
 class Entry(NamedTuple):

@@ -39,8 +39,10 @@ class Parts:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._last: dict[Path, Expected] = {}
-        # Which look of what it is read from a part was last found under.
-        self._under: dict[Path, _core.Look | None] = {}
+        # Which looks of what it is read from a part was last found under.
+        self._under: dict[Path, list[_core.Look | None]] = {}
+        # What gives something else each time: to look at it costs more than it could save.
+        self._restless: set[Path] = set()
         self._looks: dict[Watch, _core.Look | None] = {}
 
     def of(self, components: Iterable[Component]) -> list[Part]:
@@ -51,8 +53,8 @@ class Parts:
         """
         components = list(components)
         # Before anything is read: what changes meanwhile is then seen the next time.
-        looks = {watch: self._looked_at(watch) for watch in {component.watch for component in components} if watch is not None}
-        return [self._part(component, looks[component.watch] if component.watch else None) for component in components]
+        looks = {watch: self._looked_at(watch) for watch in {watch for component in components for watch in component.watches}}
+        return [self._part(component, [looks[watch] for watch in component.watches]) for component in components]
 
     def stands(self, part: Part) -> bool:
         """Whether the tensors of a part that was described before, the state's own, still lie where they lay."""
@@ -64,6 +66,16 @@ class Parts:
         tensors = last.known.again()
         return tensors is not None and all(map(operator.is_, tensors, part.tensors))
 
+    def last(self, path: Path) -> Section | None:
+        """That of a component when it was described last, or set; None if it has to be described anew in any case."""
+        last = self._last.get(path)
+        return last.part.section if last is not None else None
+
+    def lie_still(self, path: Path) -> bool:
+        """Whether the tensors that a component had then are still there, and lie where they lay. It may have other ones by now, too."""
+        last = self._last.get(path)
+        return last is not None and last.known.again() is not None
+
     def _looked_at(self, watch: Watch) -> "_core.Look | None":
         """The last look, if nothing has been exchanged since, or a new one; None where there is something that can't be looked at."""
         look = self._looks.get(watch)
@@ -72,18 +84,21 @@ class Parts:
             self._looks[watch] = look
         return look
 
-    def _part(self, component: Component, look: "_core.Look | None") -> Part:
+    def _part(self, component: Component, looks: "list[_core.Look | None]") -> Part:
         path = component.path
         last = self._last.get(path)
-        is_known = last is not None and look is not None and self._under.get(path) is look
-        if last is not None and is_known and (part := last.again()) is not None:
+        under = self._under.get(path)
+        if last is not None and under and all(map(operator.is_, under, looks)) and (part := last.again()) is not None:
             return part
         value = component.get()
         same = last.again() if last is not None and last.look is not None and last.look.is_same(value) else None
         if same is None:
             same = self._described(component, value)
-            self.expect(path, self.expected(same, value))
-        self._under[path] = look
+            if last is not None and component.put is not None and not component.steady and not looks:
+                self._restless.add(path)
+            self.expect(path, None if path in self._restless else self.expected(same, value))
+        if None not in looks and not component.reads_more():
+            self._under[path] = looks
         return same
 
     def expected(self, part: Part, value: object) -> "Expected | None":
@@ -136,7 +151,7 @@ class Expected(NamedTuple):
     Attributes:
         part: without its tensors.
         look: at the value that it was described from; None where that holds what can't be looked at.
-        known: its tensors.
+        known: its tensors, and those of which it reads type and sizes.
     """
 
     part: Part
@@ -147,13 +162,13 @@ class Expected(NamedTuple):
     def of(cls, part: Part, value: object, adapter: Adapter) -> "Expected | None":
         """None where what stands there could be another value the next time, and nobody would see."""
         look = _core.Look.at(value, adapter.plain(), (), ())
-        if look is None and part.component.watch is None:
+        if look is None and not part.component.watches:
             return None
-        if (known := adapter.known(list(part.tensors))) is None:
+        if (known := adapter.known([*part.tensors, *part.component.shapes()])) is None:
             return None
         return cls(replace(part, tensors=()), look, known)
 
     def again(self) -> Part | None:
         """The same part, if the tensors that it had are still there and lie as they lay."""
         tensors = self.known.again()
-        return None if tensors is None else replace(self.part, tensors=tensors)
+        return None if tensors is None else replace(self.part, tensors=tensors[: len(self.part.addresses)])

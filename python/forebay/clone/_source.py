@@ -109,10 +109,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Room:
-    """Memory that is made ready while training goes on: for what is copied at the point, and aside before the next step."""
+    """What is made ready while training goes on: memory for what is copied at the point, and before the next step; the job's secret."""
 
     copy: _core.Reserved
     aside: _core.Shared | None
+    secret: tuple[str, bytes]
 
 
 class Source:
@@ -291,7 +292,7 @@ class Source:
         if self._limits.prepare == "never":
             return
         try:
-            if self._is_shared(self._inventory.steady_sections()) and not self._storage.could_share_more():
+            if self._is_shared() and self._inventory.steady_lie_still() and not self._storage.could_share_more():
                 self._tell_lying()
                 return
             left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
@@ -308,8 +309,12 @@ class Source:
         self._told |= left.keys()
         self._tell_lying()
 
-    def _is_shared(self, sections: Sequence[Section]) -> bool:
-        """Whether all is as it was when it was last moved. By identity: sections are long, and compared while training stands still."""
+    def _is_shared(self) -> bool:
+        """Whether all was as it had been moved when it was described last, at the fork before.
+
+        What has been added since is seen at this fork, copied at the point, and moved before the next. By identity: training stands still.
+        """
+        sections = self._inventory.last_steady_sections()
         if self._shared is None:
             return False
         last, version = self._shared
@@ -362,7 +367,10 @@ class Source:
                 header = Header(self._job, self._inventory.rank[0], epoch, step)
                 # From here on it is closed before anything changes, whatever becomes of the offer.
                 self._window = window = self._open(capture, storage, forks, step)
-                with described(self._secret(), header, capture.manifest) as text:
+                # It may have joined another agent since.
+                path, secret = made.secret if made else ("", b"")
+                secret = secret if path == self._rank.secret else self._secret()
+                with described(secret, header, capture.manifest) as text:
                     self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
                 watching = window.watching() if window else None
                 copied, self._length = capture.manifest.length, capture.manifest.state_length
@@ -419,9 +427,9 @@ class Source:
     def _room(self, length: int, storage: Storage | None) -> _Room:
         """Memory for a fork, in a thread of its own."""
         copy = reserve(length, self._inventory.rank[1], self._left)
-        if storage is None or not storage.arenas or self._aside is not None:
-            return _Room(copy, None)
-        return _Room(copy, self._new_aside(storage))
+        aside = self._new_aside(storage) if storage is not None and storage.arenas and self._aside is None else None
+        path = self._rank.secret
+        return _Room(copy, aside, (path, Path(path).read_bytes()))
 
     def _new_aside(self, storage: Storage) -> _core.Shared:
         # Memory of no bytes can't be had; one byte takes no piece.

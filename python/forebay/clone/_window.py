@@ -29,6 +29,8 @@ ASIDE_LEAST_BYTES = 64 << 20
 """and so many in any case."""
 LOOK_EVERY_S = 0.002
 """How often a clone looks whether its parent has said that nothing had changed, and how often its parent tries to say so."""
+PAUSE_FIRST_S = 0.0002
+"""After so long a clone looks for the second time, and then after twice as long each time: most parents say so at once."""
 
 
 def aside_length(lying: int, asked: int | None) -> int:
@@ -262,9 +264,11 @@ class Remote:
         """
         self._reading.ask()
         deadline = time.monotonic() + self._wait_s
+        pause_s = PAUSE_FIRST_S
         while not self.is_confirmed():
             if time.monotonic() > deadline:
                 raise CloneError(
                     f"no clone: its parent came to no further step in {self._wait_s:g} s, and could still change what was read"
                 )
-            pause(LOOK_EVERY_S)
+            pause(pause_s)
+            pause_s = min(2 * pause_s, LOOK_EVERY_S)

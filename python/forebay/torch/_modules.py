@@ -4,21 +4,17 @@ from torch import nn
 
 from forebay.clone._adapter import Watch
 
-__all__ = ["plain_kinds", "watches"]
+__all__ = ["plain_kinds", "watch"]
 
 # Ways through a module that a class may have changed; and what would stand in the `__dict__` of one that was given its own.
 _WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 _PARTS = ("_modules", "_parameters", *_WALKS)
 
 
-def watches(module: nn.Module) -> tuple[Watch, Watch]:
-    """Of a module's names, parameters, buffers, and which of its children evaluate; and of its gradients, which are others each step."""
-
-    def is_plain() -> bool:
-        return plain_kinds(module) is not None
-
-    structure = Watch(lambda: module, ("requires_grad",), (*_PARTS, "_buffers", "training"), is_plain)
-    return structure, Watch(lambda: module, ("grad",), _PARTS, is_plain)
+def watch(module: nn.Module) -> Watch:
+    """Of a module's names, parameters, buffers, and which of its children evaluate."""
+    of_objects = (*_PARTS, "_buffers", "training")
+    return Watch(lambda: module, ("requires_grad",), of_objects, lambda: plain_kinds(module) is not None)
 
 
 def plain_kinds(module: nn.Module) -> set[type[nn.Module]] | None:

@@ -7,6 +7,7 @@ import math
 import random
 import secrets
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR
 
 from forebay import _core
 from forebay.clone._adapter import Component, Described, Known, Memory, Watch
@@ -23,7 +25,7 @@ from forebay.clone._values import Path, spelled
 from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
 from forebay.torch._given import check_given, check_kind, check_optimizer, path_of, type_of
 from forebay.torch._group import of_group
-from forebay.torch._modules import plain_kinds, watches
+from forebay.torch._modules import plain_kinds, watch
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
 from forebay.torch._tensors import PLAIN, Asked, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
@@ -280,6 +282,9 @@ def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, r
         numbers = {(key, isinstance(old, bool)) for group in groups for key, old in group.items() if _is_number(old)}
         known = ", ".join(f"{key} (0 or 1)" if is_truth else key for key, is_truth in sorted(numbers | {("seed", False)}))
         raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {known}")
+    schedulers = [one for scheduler in given["scheduler"].values() for one in (scheduler, *getattr(scheduler, "_schedulers", []))]
+    if any(isinstance(one, CyclicLR) and (name == "lr" or (one.cycle_momentum and "momentum" in name)) for one in schedulers):
+        raise DifferenceError(f"{name} can't be set: with each step CyclicLR makes it anew of bounds that it has for itself")
     # As OneCycleLR has them.
     if any(f"max_{name}" in group for group in groups):
         bounds = " and ".join(bound for bound in (f"max_{name}", f"min_{name}", f"base_{name}") if bound in groups[0])
@@ -291,10 +296,9 @@ def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, r
             if _is_number(group.get(key)):
                 _set_number(group, key, value)
     if name == "lr":
-        for scheduler in given["scheduler"].values():
-            for one in (scheduler, *getattr(scheduler, "_schedulers", [])):
-                if isinstance(rates := getattr(one, "base_lrs", None), list):
-                    one.base_lrs = [value] * len(rates)
+        for one in schedulers:
+            if isinstance(rates := getattr(one, "base_lrs", None), list):
+                one.base_lrs = [value] * len(rates)
 
 
 def shared_number() -> int:
@@ -352,8 +356,8 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
-def _fixed(path: Path, get: Callable[[], object], placement: Placement = Placement.REPLICATED, watch: Watch | None = None) -> Component:
-    return Component(path, placement, get, watch=watch)
+def _fixed(path: Path, get: Callable[[], object], *watches: Watch, placement: Placement = Placement.REPLICATED) -> Component:
+    return Component(path, placement, get, watches=watches)
 
 
 def _broadcasts(module: nn.Module) -> bool:
@@ -380,42 +384,64 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         for name, child in module.named_modules():
             child.training = name not in evaluated
 
-    def extra() -> Iterator[tuple[str, nn.Module]]:
+    def has_extra() -> bool:
         kinds = plain_kinds(module)
-        if kinds is None or any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds):
+        return kinds is None or any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds)
+
+    def extra() -> Iterator[tuple[str, nn.Module]]:
+        if has_extra():
             children = module.named_modules()
             yield from ((name, child) for name, child in children if type(child).get_extra_state is not nn.Module.get_extra_state)
+
+    # As they were when they were last asked for.
+    last: list[weakref.ref[nn.Parameter]] = []
+
+    def parameters() -> dict[str, nn.Parameter]:
+        found = dict(module.named_parameters())
+        last[:] = map(weakref.ref, found.values())
+        return found
 
     def set_extra(states: Mapping[str, object]) -> None:
         for name, child in extra():
             child.set_extra_state(states[name])
 
-    structure, of_gradients = watches(module)
+    structure = watch(module)
+    # To look at these alone takes half as long as to go through all modules once more.
+    of_gradients = Watch(lambda: [parameter() for parameter in last], ("grad",))
     return [
         _fixed((*path, "type"), lambda: type_of(module)),
-        Component((*path, "parameters"), Placement.REPLICATED, lambda: dict(module.named_parameters()), steady=True, watch=structure),
+        Component((*path, "parameters"), Placement.REPLICATED, parameters, steady=True, watches=(structure,)),
         _fixed(
             (*path, "trainable"),
             lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad],
-            watch=structure,
+            structure,
         ),
         # Under DDP running statistics differ between ranks.
-        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), of_buffers, watch=structure),
+        _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), structure, placement=of_buffers),
         Component(
             (*path, "gradients"),
             Placement.PER_RANK,
             lambda: {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None},
             set_gradients,
-            watch=of_gradients,
+            watches=(structure, of_gradients),
+            is_plain=True,
         ),
         Component(
             (*path, "eval"),
             Placement.REPLICATED,
             lambda: [name for name, child in module.named_modules() if not child.training],
             set_eval,
-            watch=structure,
+            watches=(structure,),
+            is_plain=True,
         ),
-        Component((*path, "extra"), Placement.PER_RANK, lambda: {name: child.get_extra_state() for name, child in extra()}, set_extra),
+        Component(
+            (*path, "extra"),
+            Placement.PER_RANK,
+            lambda: {name: child.get_extra_state() for name, child in extra()},
+            set_extra,
+            watches=(structure,),
+            reads_more=has_extra,
+        ),
     ]
 
 
@@ -436,7 +462,12 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
         for name, parameter in parameters().items():
             optimizer.state.pop(parameter, None)
             if name in states:
-                optimizer.state[parameter] = {key: _beside(parameter, value) for key, value in states[name].items()}
+                values = states[name]
+                # Then they are where they belong.
+                if parameter.is_cpu and type(parameter) in PLAIN:
+                    optimizer.state[parameter] = values
+                else:
+                    optimizer.state[parameter] = {key: _beside(parameter, value) for key, value in values.items()}
 
     def set_groups(groups: list[dict[str, object]]) -> None:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
@@ -444,17 +475,23 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
                 del group[key]
             group.update(values)
 
-    watch = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
+    whole = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
     return [
         _fixed((*path, "type"), lambda: type_of(optimizer)),
-        _fixed((*path, "parameters"), lambda: {name: _sort(p.dtype, p.shape) for name, p in parameters().items()}),
+        Component(
+            (*path, "parameters"),
+            Placement.REPLICATED,
+            lambda: {name: _sort(p.dtype, p.shape) for name, p in parameters().items()},
+            watches=(whole,),
+            shapes=lambda: list(parameters().values()),
+        ),
         Component(
             (*path, "groups"),
             Placement.REPLICATED,
             lambda: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
             set_groups,
         ),
-        Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True, watch=watch),
+        Component((*path, "state"), Placement.REPLICATED, state, set_state, steady=True, watches=(whole,)),
     ]
 
 
