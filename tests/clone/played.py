@@ -75,7 +75,7 @@ def source() -> None:
     copied = _core.Reserved(64).seal(64)
     kinds = (Kind.of_values(Placement.REPLICATED, b"{}"), Kind(Placement.REPLICATED, Layout("uint8", (LENGTH,), (1,), "cpu"), LENGTH))
     held = Held(Section(("model/parameters", "model/parameters/w"), kinds), {1: (0, 0)})
-    manifest = Manifest("none", 0, 1, (), (held,), bytes(2 * DIGEST_BYTES))
+    manifest = Manifest("none", 0, 1, (), (held,), b"\1" * DIGEST_BYTES + bytes(DIGEST_BYTES))
     with open(rank.secret, "rb") as secret:  # noqa: PTH123
         described = _offer.described(secret.read(), _offer.Header("played", 0, 0, step), manifest)
     with described as text:

@@ -1,18 +1,21 @@
 """What a state is to be loaded to is made while it is waited for; what comes otherwise than expected is made then, as right (P14)."""
 
+import ctypes
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from forebay import clone
-from forebay.clone import _offer
+from forebay import _core, clone
+from forebay.clone import _offer, _source
 from forebay.clone._filling import Made
 from forebay.clone._inventory import Outline
 from forebay.clone._shared import Storage
 from tests.clone import jobs
+from tests.clone.forks import Node, Opened, drop, taking, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, Job, full, job, seed
 
 HEADER = _offer.Header("trunk", 0, 0, 0)
@@ -180,6 +183,107 @@ def test_two_tensors_at_one_place_may_be_alike() -> None:
     with original.inventory().capture() as capture:
         other.inventory().load(capture)
         assert other.inventory().manifest() == capture.manifest
+
+
+class Lying:
+    """Reads where tensors lie, as `Remote` does."""
+
+    def __init__(self, manifest: clone.Manifest, storage: Storage) -> None:
+        self.held = manifest.held
+        self.arenas = [arena.memory.address for arena in storage.arenas]
+
+    def before(self, at: int) -> int:
+        return sum(len(held.places) for held in self.held[:at])
+
+    def read(self, wanted: list[tuple[int, int]]) -> bytes:
+        lying = [(held.section.kinds[number].length, *place) for held in self.held for number, place in held.places.items()]
+        digests = []
+        for position, address in wanted:
+            length, arena, offset = lying[position]
+            ctypes.memmove(address, self.arenas[arena] + offset, length)
+            digests.append(bytes.fromhex(_core.digest(address, length)))
+        return b"".join(digests)
+
+
+def test_p14_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before() -> None:
+    """By way of a copy it is written to last; where the other lies it was digested already."""
+    original, other = apart(), apart()
+    memory = torch.zeros(SIDE, 2 * SIDE)
+    one, two = (other.model.get_parameter(f"{name}.weight") for name in ("one", "two"))
+    one.data, two.data = memory.view(-1)[: SIDE * SIDE].view(SIDE, SIDE), memory[:, ::2]
+    theirs = original.inventory()
+    storage = Storage(theirs.adapter)
+    storage.share(theirs.steady())
+    with theirs.capture(storage=storage) as capture, pytest.raises(clone.DamagedError, match="or does it share memory with another"):
+        other.inventory().load(capture, remote=Lying(capture.manifest, storage))  # type: ignore[arg-type]
+
+
+SIDE = 128
+
+
+def apart() -> Job:
+    made = job()
+    for name in ("one", "two"):
+        made.model.add_module(name, nn.Linear(SIDE, SIDE, bias=False))
+    return made
+
+
+@pytest.mark.parametrize("where", ["gradient", "other"])
+def test_p14_what_was_moved_while_a_state_was_waited_for_is_found_where_it_lies(where: str) -> None:
+    """Though it is neither a parameter nor an optimizer's."""
+    made = [job(number=number) for number in (1, 2)]
+    states: list[dict[str, Any]] = []
+    for one in made:
+        one.step()
+        one.model.get_parameter("head.weight").grad = torch.rand_like(one.model.get_parameter("head.weight"))
+        states.append({"mean": torch.rand(1000), "number": len(states)})
+    theirs, mine = (one.inventory(others={"mean": state}) for one, state in zip(made, states, strict=True))
+    survey = mine.survey()
+    moved = made[1].model.get_parameter("head.weight").grad if where == "gradient" else states[1]["mean"]
+    assert isinstance(moved, torch.Tensor)
+    left = moved.data
+    was = left.clone()
+    moved.data = moved.data.clone()
+    with theirs.capture() as capture:
+        mine.load(capture, survey=survey)
+        assert mine.manifest() == capture.manifest
+    assert torch.equal(left, was), "there it is written to no more"
+
+
+def test_what_was_made_for_a_state_that_counts_is_used_all_the_same() -> None:
+    """Its values are others each time, and its tensors are not."""
+    original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
+    original.step()
+    mine, theirs = other.inventory(), original.inventory()
+    for state in original.optimizer.state.values():
+        state["count"] = 1
+    outline, survey = outline_of(theirs, Storage(theirs.adapter)), mine.survey()
+    ready = mine.get_ready(outline, survey, mine.adapter.empty)
+    for state in original.optimizer.state.values():
+        state["count"] = 2
+    with theirs.capture() as whole, received(whole, outline) as capture:
+        mine.load(capture, survey=survey, ready=ready)
+        assert mine.manifest() == whole.manifest
+    assert {id(one) for one in states_of(other)} == {id(one) for one in ready["optimizer/state"].tensors}
+
+
+def test_a_job_that_can_t_say_what_clones_will_get_is_forked_all_the_same(
+    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise clone.CloneError("no memory")
+
+    made = full(1, width=WIDE)
+    session = opened(made)
+    with monkeypatch.context() as patched:
+        patched.setattr(_source, "outlined", fails)
+        step = train(made, session, 1)
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        assert mine.described_ahead() is None
+        train_until(made, session, lambda: bool(session.forks), step)
+        drop(wait_for_state(mine))
+    assert capfd.readouterr().err == ""
 
 
 def test_a_tensor_that_has_to_stay_costs_no_fork_a_look_at_all_others() -> None:

@@ -291,6 +291,15 @@ def parameters(written: Written) -> dict[str, Any]:
     return found
 
 
+def swapped(section: dict[str, Any]) -> dict[str, Any]:
+    """A small tensor and a large one change places, in all that the manifest says of them."""
+    found = {}
+    for name in ("paths", "kind_of"):
+        first, second, third, *others = section[name]
+        found[name] = [first, third, second, *others]
+    return found
+
+
 KIND = ("placement", "dtype", "shape", "strides", "device", "length")
 NOUGHT = "0" * 32
 WEIGHT = "optimizer/state/0.0/momentum_buffer"
@@ -323,6 +332,7 @@ HOSTILE: list[tuple[Callable[[Written], Any], str]] = [
     (lambda written: written.places[0].append([1 << 40, 0, 0]), "is no place"),
     (lambda written: parameters(written)["kinds"].clear(), "not a manifest"),
     (lambda written: written.keep(3), "not one digest"),
+    (lambda written: parameters(written).update(swapped(parameters(written))), "in another order"),
 ]
 
 

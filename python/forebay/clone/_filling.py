@@ -11,7 +11,7 @@ from forebay import _core
 from forebay.clone._adapter import Adapter, Memory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
-from forebay.clone._manifest import DIGEST_BYTES, Held, Layout, Manifest
+from forebay.clone._manifest import DIGEST_BYTES, Held, Layout, Manifest, Section
 from forebay.clone._parts import Expected, Part, Parts
 from forebay.clone._values import Path, decode, spelled
 from forebay.clone._window import Remote
@@ -102,7 +102,15 @@ class Settled:
         return part.addresses == self.addresses and adapter.versions(self.tensors) == self.versions
 
 
-def make(adapter: Adapter, described: Parts, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any]) -> Made:
+def make(
+    adapter: Adapter,
+    described: Parts,
+    part: Part,
+    held: Held,
+    text: bytes,
+    empty: Callable[[Layout], Any],
+    before: Made | None = None,
+) -> Made:
     """What a component is to be loaded to: its own tensors where they are alike, else new ones. Nothing is changed by that.
 
     Args:
@@ -112,6 +120,7 @@ def make(adapter: Adapter, described: Parts, part: Part, held: Held, text: bytes
         held: as it comes.
         text: its values, as they come.
         empty: makes tensors that lie in shared memory where they come from.
+        before: what was made of it when it was expected to come otherwise: its new tensors are taken first.
 
     Raises:
         DifferenceError: it can't be set, and comes as something else.
@@ -122,7 +131,7 @@ def make(adapter: Adapter, described: Parts, part: Part, held: Held, text: bytes
     tree, expected = None, None
     tensors, addresses = part.tensors, part.addresses
     if component.put is not None:
-        tree, tensors, addresses = _received(adapter, part, held, text, empty)
+        tree, tensors, addresses = _received(adapter, part, held, text, empty, before)
         if component.steady and all(kind.placement is component.placement for kind in section.kinds):
             # Then it is only compared with that: to describe thousands of tensors takes long.
             expected = described.expected(Part(component, text, section, tensors, addresses), tree)
@@ -152,18 +161,20 @@ def _check(adapter: Adapter, part: Part, held: Held, text: bytes) -> None:
             if theirs.get(path) != ours.get(path):
                 there, here = theirs.get(path, "nothing"), ours.get(path, "nothing")
                 raise DifferenceError(f"{path} differs: {there} where the state was captured, {here} here")
+        if section.paths != mine.paths:
+            raise DamagedError(f"{section.paths[0]}: its entries are in another order than here")
     if text != part.text:
         there, here = _shortened(text), _shortened(part.text)
         raise DifferenceError(f"{section.paths[0]} differs: {there} where the state was captured, {here} here")
 
 
 def _received(
-    adapter: Adapter, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any]
+    adapter: Adapter, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any], before: Made | None
 ) -> tuple[object, list[Any], list[int | None]]:
     """A component's containers, the tensors in them, and where these can be written to."""
-    section, mine = held.section, part.section
-    layouts = [kind.layout for kind in mine.kinds[1:]]
-    own = dict(zip(mine.paths[1:], zip(layouts, part.tensors, part.addresses, strict=True), strict=True))
+    section = held.section
+    own = _by_path(part.section, part.tensors, part.addresses)
+    spare = _by_path(before.held.section, before.tensors, before.addresses) if before else {}
     numbers = {path: number for number, path in enumerate(section.paths[1:], 1)}
     found: dict[int, tuple[Any, int | None]] = {}
 
@@ -171,7 +182,9 @@ def _received(
         spelt = spelled(path)
         number = numbers.pop(spelt)
         layout = section.kinds[number].layout
-        known, one, address = own.get(spelt, (None, None, None))
+        known, one, address = own.get(spelt, NOTHING)
+        if known != layout:
+            known, one, address = spare.get(spelt, NOTHING)
         if known != layout:
             one = (empty if number in held.places else adapter.empty)(layout)
             # Of one that was just made nothing need be asked.
@@ -184,6 +197,14 @@ def _received(
         raise DamagedError(f"{section.paths[0]} does not mention {some(list(numbers))}")
     in_order = [found[number] for number in range(1, len(section.paths))]
     return tree, [one for one, _ in in_order], [address for _, address in in_order]
+
+
+NOTHING = (None, None, None)
+
+
+def _by_path(section: Section, tensors: Sequence[Any], addresses: Sequence[int | None]) -> dict[str, tuple[Layout | None, Any, int | None]]:
+    layouts = [kind.layout for kind in section.kinds[1:]]
+    return dict(zip(section.paths[1:], zip(layouts, tensors, addresses, strict=True), strict=True))
 
 
 def fill(
@@ -219,11 +240,17 @@ def fill(
         raise _unreadable(error) from error
     _verify(made, numbers, manifest, copied)
     settled = {}
+    # What has gaps may share memory with any.
+    has_gaps = any(
+        address is None and kind.layout.device == "cpu"
+        for one in made
+        for address, kind in zip(one.addresses, one.held.section.kinds[1:], strict=True)
+    )
     for one, at, shared in zip(made, numbers, _core.overlapping([one.lying for one in made]), strict=True):
         if one.part.component.steady:
             of_section = bytes(digests[firsts[at] * DIGEST_BYTES : firsts[at + 1] * DIGEST_BYTES])
             # Two that lie at one place can't both be what was written there last.
-            unsettled = frozenset(shared)
+            unsettled = frozenset(number for number, address in enumerate(one.addresses, 1) if address) if has_gaps else frozenset(shared)
             lying = [(number, one.addresses[number - 1] or 0, one.held.section.kinds[number].length, 0) for number in unsettled]
             settled[one.name] = Settled(
                 one.tensors, one.addresses, adapter.versions(one.tensors), of_section, unsettled, _core.Spans(lying)

@@ -294,7 +294,7 @@ class Inventory:
         for name, at in found.items():
             one = (ready or {}).get(name)
             if one is None or not one.is_of(parts[name], held[at], texts[name]):
-                one = make(self._adapter, self._described, parts[name], held[at], texts[name], empty or self._adapter.empty)
+                one = make(self._adapter, self._described, parts[name], held[at], texts[name], empty or self._adapter.empty, one)
             made.append(one)
         digests, settled = fill(self._adapter, made, list(found.values()), capture, remote)
         for one in made:

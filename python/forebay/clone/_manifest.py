@@ -118,6 +118,11 @@ class Section:
         return first.layout.dtype == VALUE and not any(kind.layout.dtype == VALUE for kind in others)
 
     @functools.cached_property
+    def starts(self) -> list[int]:
+        """See `Held.starts`: where all is copied."""
+        return list(offsets([kind.length for kind in self.kinds]))
+
+    @property
     def whole(self) -> "Held":
         """As a capture holds it that has copied all of it."""
         return Held(self, {})
@@ -157,8 +162,9 @@ class Held:
     @functools.cached_property
     def starts(self) -> list[int]:
         """Where entries begin, in bytes from where the first does, one behind the other on multiples of 64; and last, where all end."""
-        lengths = [0 if number in self.places else kind.length for number, kind in enumerate(self.section.kinds)]
-        return list(offsets(lengths))
+        if not self.places:
+            return self.section.starts
+        return list(offsets([0 if number in self.places else kind.length for number, kind in enumerate(self.section.kinds)]))
 
     @functools.cached_property
     def line(self) -> bytes:
@@ -175,11 +181,13 @@ class Held:
         if line == b"[]":
             return section.whole
         places: dict[int, tuple[int, int]] = {}
+        last = 0
         for place in _column(json.loads(line), _LISTS):
             number, *where = _counts(place)
-            if len(where) != 2 or not max(places, default=0) < number < len(section.paths):
+            if len(where) != 2 or not last < number < len(section.paths):
                 raise ValueError(f"{place!r} is no place of one more of its tensors")
             places[number] = (where[0], where[1])
+            last = number
         read = cls(section, places)
         vars(read)["line"] = line
         return read

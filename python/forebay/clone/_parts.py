@@ -58,13 +58,18 @@ class Parts:
 
     def stands(self, part: Part) -> bool:
         """Whether the tensors of a part that was described before, the state's own, still lie where they lay."""
-        if not part.tensors or (part.component.put is not None and not part.component.steady):
+        if not part.tensors:
             return True
-        last = self._last.get(part.component.path)
-        if last is None or last.part.section is not part.section:
+        component = part.component
+        last = self._last.get(component.path)
+        if last is not None and last.part.section is part.section:
+            tensors = last.known.again()
+            return tensors is not None and all(map(operator.is_, tensors, part.tensors))
+        if component.put is None or component.steady:
             return False
-        tensors = last.known.again()
-        return tensors is not None and all(map(operator.is_, tensors, part.tensors))
+        # Some are throw-away copies, which the part has.
+        found = [self._adapter.describe(tensor, component.path) for tensor in part.tensors]
+        return [one and one.address for one in found] == list(part.addresses)
 
     def last(self, path: Path) -> Section | None:
         """That of a component when it was described last, or set; None if it has to be described anew in any case."""

@@ -16,6 +16,7 @@ from forebay.clone._ahead import Ahead
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._filling import Made
+from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import Inventory, Survey
 from forebay.clone._later import uncollected
 from forebay.clone._manifest import Held, Manifest
@@ -197,11 +198,15 @@ def _ready(
         return (), {}
     try:
         header, outline = _offer.read_outline(secret, descriptor)
-        if (header.job, header.rank) != (asked.job, inventory.rank[0]):
-            raise DamagedError(f"the outline is that of rank {header.rank} of {header.job}")
-        return [held for held, _ in outline], inventory.get_ready(outline, survey, ahead.empty)
+        if (header.job, header.rank) == (asked.job, inventory.rank[0]):
+            return [held for held, _ in outline], inventory.get_ready(outline, survey, ahead.empty)
+    except Exception as error:
+        # What is wrong is said when the state has come, if it still is.
+        if is_the_program_s(error):
+            raise
     finally:
         os.close(descriptor)
+    return (), {}
 
 
 def _load(

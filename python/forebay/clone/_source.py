@@ -326,8 +326,8 @@ class Source:
         if self._outlined is self._shared and [memory() for memory in self._lying] == lying:
             return
         header = Header(self._job, self._inventory.rank[0], 0, 0)
-        # An agent that has ended has taken the secret away.
-        with contextlib.suppress(ConnectionError, FileNotFoundError):
+        # Clones can do without: an agent that has ended has taken the secret away, or there is no memory for so many lines.
+        with contextlib.suppress(CloneError, OSError):
             with outlined(self._secret(), header, self._inventory.outline(self._storage)) as text:
                 self._rank.lying(text, [memory.descriptor for memory in lying])
             self._outlined, self._lying = self._shared, [weakref.ref(memory) for memory in lying]
@@ -347,7 +347,7 @@ class Source:
             self._repeats.clear()
             # From this point on its page is looked at. The agent waits until all ranks do so: others may come to it steps later.
             self._rank.measured(self._length)
-            self._lying = []
+            self._lying, self._outlined = [], None
             self._tell_lying()
             return
         if self._ahead is None:

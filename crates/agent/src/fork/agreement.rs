@@ -143,6 +143,18 @@ impl Digests {
         Ok(Self { are_all: true, ..found })
     }
 
+    /// The same, if each is known.
+    ///
+    /// # Errors
+    /// One is not.
+    pub(crate) fn known(self) -> Result<Self, String> {
+        let unknown = self.entries().find(|(_, digest)| *digest == UNKNOWN);
+        if let Some((path, _)) = unknown {
+            return Err(format!("it has no digest of {path}"));
+        }
+        Ok(self)
+    }
+
     /// The first entry that the two do not hold alike.
     pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
         let are_alike = |mine: &[u8], others: &[u8]| mine == others || mine == UNKNOWN || others == UNKNOWN;
@@ -219,6 +231,8 @@ mod tests {
         // Sections that were read apart are compared by their paths.
         assert_eq!(found("7", "1").difference(&other("7", "2")), None);
         assert_eq!(found("7", "1").difference(&other("8", "1")), Some("w"));
+        assert!(found("7", "1").known().is_ok());
+        assert_eq!(found("", "1").known(), Err("it has no digest of w".into()));
         // What is read by the clones is compared when they have read it.
         assert_eq!(found("", "1").difference(&found("7", "1")), None);
         assert_eq!(found("7", "1").difference(&other("", "1")), None);

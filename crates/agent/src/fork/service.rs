@@ -208,11 +208,11 @@ impl<'a> Service<'a> {
             Ask::Fork { job, at, shadow, .. } => self.fork(peer, &job, at, shadow),
             Ask::Outcome => self.registry.outcome(peer),
             Ask::Take { fork, rank, ranks, .. } => waiting(peer, self.registry.take(peer, fork, rank, ranks)),
-            Ask::Loaded => match digests(&descriptors, Digests::replicated, &mut self.sections) {
+            Ask::Loaded => match digests(&descriptors, Digests::replicated, &mut self.sections).and_then(Digests::known) {
                 Ok(replicated) => self.registry.loaded(peer, replicated),
                 Err(why) => self.registry.failed(peer, &why),
             },
-            Ask::Repeated { forks } => match digests(&descriptors, Digests::all, &mut self.sections) {
+            Ask::Repeated { forks } => match digests(&descriptors, Digests::all, &mut self.sections).and_then(Digests::known) {
                 Ok(all) => self.registry.repeated(peer, &forks, &all),
                 Err(why) if forks.is_empty() => self.registry.failed(peer, &why),
                 Err(why) => self.registry.withhold(peer, &forks, &why),
