@@ -116,6 +116,7 @@ impl Rules {
         })
     }
 
+    #[inline]
     fn is_tensor(&self, kind: usize) -> bool {
         self.tensors.iter().any(|one| one.as_ptr() as usize == kind)
     }
@@ -163,8 +164,11 @@ impl Rules {
     }
 
     fn visit_items(&self, items: &Bound<'_, PyDict>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
-        // Of copies: what looks at a value may run Python, which may change the dictionary.
-        for (key, value) in items.keys().iter().zip(items.values().iter()) {
+        // Most dictionaries of modules are empty. Of a copy: what looks at a value may run Python, which may change the dictionary.
+        if items.is_empty() {
+            return Ok(true);
+        }
+        for (key, value) in items.iter().collect::<Vec<_>>() {
             if !self.visit(&key, depth + 1, eye)? || !self.visit(&value, depth + 1, eye)? {
                 return Ok(false);
             }
