@@ -94,7 +94,7 @@ bench-monarch: .test-tools build ## measure the Monarch paper's evaluation in ki
 	$(PY) -m bench.monarch
 
 .PHONY: bench-clone
-bench-clone: build .venv/.mpi ## measure forks against their bars and other ways (24 GB, two and three quarter hours, by estimate); writes bench/out/clone.json
+bench-clone: build .venv/.mpi ## measure forks against their bars and other ways (24 GB, three to four hours); writes bench/out/clone.json
 	$(PY) -m bench.clone
 
 .PHONY: tables-clone
