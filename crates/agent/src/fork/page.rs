@@ -33,7 +33,7 @@ struct Slot<'a> {
     fork: &'a AtomicU64,
     /// Not before this step.
     at: &'a AtomicU64,
-    /// Not before this point; 0: rank 0 has not announced it yet.
+    /// Not before this point; 0: rank 0 has not announced it yet, and the others can only guess.
     from: &'a AtomicU64,
     /// 1: all ranks of its clone are waiting for it.
     is_awaited: &'a AtomicU64,
@@ -160,12 +160,15 @@ impl Slot<'_> {
         if fork == 0 || self.fork.load(Ordering::Acquire) != fork {
             return;
         }
-        if rank == 0 && from == 0 {
+        if from == 0 {
             // One that was asked for at a step is to be of that step.
             from = point.saturating_add(if at == 0 { ahead } else { 1 });
-            self.from.store(from, Ordering::Release);
+            if rank == 0 {
+                self.from.store(from, Ordering::Release);
+            }
+            // Another rank comes to the point of the announcement before rank 0 half of the time, and would have nothing ready at the next.
         }
-        let is_due = |point, step| from != 0 && from <= point && at <= step;
+        let is_due = |point, step| from <= point && at <= step;
         if is_due(point, step) {
             due.forks.push(Wanted { fork, shadow });
             due.is_awaited &= is_awaited;
@@ -201,8 +204,8 @@ mod tests {
         assert!(page.want(7, 0, true, 0));
         assert_eq!(
             due(&page, 1, 2, 11),
-            (vec![], false),
-            "rank 1 comes first and has no announcement yet"
+            (vec![], true),
+            "rank 1 comes first, has no announcement yet, and expects it"
         );
         assert_eq!(due(&page, 0, 2, 11), (vec![], true), "rank 0 announces");
         assert_eq!(due(&page, 1, 3, 12), (vec![7], false));
@@ -228,7 +231,7 @@ mod tests {
             (numbers(&due), due.near.is_some())
         };
         assert!(page.want(7, 0, true, 0));
-        assert_eq!(due(1, 1, 2), (vec![], false), "nothing is announced");
+        assert_eq!(due(1, 1, 2), (vec![], true), "nothing is announced, and nothing due before that");
         let seen: Vec<_> = (1..5).map(|point| due(0, point, 3)).collect();
         assert_eq!(seen, [(vec![], true), (vec![], true), (vec![], true), (vec![7], false)]);
         let other: Vec<_> = (1..5).map(|point| due(1, point, 2)).collect();
@@ -241,6 +244,21 @@ mod tests {
             [(vec![], false), (vec![], true), (vec![], true), (vec![8], false)],
             "of the step that was asked for"
         );
+    }
+
+    #[test]
+    fn who_comes_before_the_announcement_expects_it() {
+        let page = Page::create().unwrap();
+        assert!(page.want(7, 14, true, 0));
+        let seen: Vec<_> = (1..4).map(|point| page.due(1, point, 10 + point, 1, 2).near).collect();
+        assert_eq!(seen, [None, Some(true), Some(true)], "of a step that is within sight");
+        assert_eq!(page.due(1, 4, 14, 1, 2).forks, [], "only what rank 0 has announced is due");
+        page.due(0, 4, 14, 1, 1);
+        assert_eq!(due(&page, 1, 5, 15), (vec![7], false));
+        assert!(page.want(8, 0, true, 0));
+        assert_eq!(page.due(1, 5, 15, 1, 1).near, Some(true));
+        page.unwant(8);
+        assert_eq!(page.due(1, 5, 15, 1, 1).near, None);
     }
 
     #[test]
