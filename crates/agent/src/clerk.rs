@@ -7,6 +7,7 @@ mod evict;
 mod flight;
 mod fresh;
 mod listings;
+mod live;
 mod prefetch;
 mod publish;
 mod records;
@@ -36,7 +37,7 @@ use crate::{
     config::{AgentConfig, TierSetting},
     copier::{Copier, Job, Opened, Outcome},
     counts::Counts,
-    limits::{BATCH_PAUSE, CLERK_NICE, ROOM_EVERY, TICK, WRITERS_BEFORE_START},
+    limits::{BATCH_PAUSE, CLERK_NICE, ROOM_EVERY, TICK},
     lister::{self, Listed},
     log::Log,
     mounts::Mounts,
@@ -366,7 +367,7 @@ impl Clerk {
             .pages
             .index()
             .find_kept(&handed.path)
-            .map(|(n, r)| (n, self.pages.index().is_version(r, &identity)))
+            .map(|(n, r)| (n, self.is_copy_of(r, &identity)))
         {
             if same && self.copy_is_there(number) {
                 self.pages.writer().confirm(number, handed.opened_at);
@@ -381,8 +382,12 @@ impl Clerk {
             }
         }
         if let Some(number) = self.names.of_file(&self.pages.index(), identity.dev, identity.ino) {
-            let index = self.pages.index();
-            if index.record(number).is_some_and(|record| index.is_version(record, &identity)) {
+            if self
+                .pages
+                .index()
+                .record(number)
+                .is_some_and(|record| self.is_copy_of(record, &identity))
+            {
                 self.add_spelling(number, &handed);
                 return;
             }
@@ -434,10 +439,7 @@ impl Clerk {
             return Err("another_file_system");
         }
         self.is_settled(handed)?;
-        // Libc opens some files for writing where no door stands (mkstemp): those bear no mark, but their time.
-        let lately = identity.ctime.sec >= self.started_unix_s - WRITERS_BEFORE_START.as_secs() as i64;
-        let marked = self.control.file_marked_at(identity.dev, identity.ino) != 0;
-        if is_regular && (lately || marked) && self.writers.hold(&handed.source) {
+        if is_regular && self.has_writer(handed) {
             return Err("open_for_writing");
         }
         Ok(())
@@ -473,6 +475,7 @@ impl Clerk {
             identity,
             sampled,
             ahead,
+            pages: self.pages_to_clean(&identity),
             opened: Opened {
                 source: handed.source,
                 pid: handed.pid,

@@ -30,7 +30,7 @@ use crate::{
     },
     reader::{Followed, Reader, cached_run, shared_offset},
     receiver::DescriptorPlace,
-    shared::set_thread_nice,
+    shared::{DirtyPages, set_thread_nice, write_back},
 };
 
 /// A copy to make.
@@ -47,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) sampled: bool,
     /// No program reads it: it is copied ahead, while the source is idle.
     pub(crate) ahead: bool,
+    /// Which pages must be clean before it is read.
+    pub(crate) pages: DirtyPages,
 }
 
 /// Whether copies may be made ahead of programs.
@@ -92,6 +94,8 @@ pub(crate) enum Outcome {
     GivenUp,
     /// It was to lie in memory, of which there is too little left.
     MemoryShort,
+    /// The source has pages that could not be written back: its times need not tell its next change.
+    DirtyPages,
     /// Something failed; what was written has been removed.
     Failed(StoreError),
 }
@@ -435,13 +439,17 @@ impl Following {
         true
     }
 
+    /// Begins the copy. From here on whatever changes the file moves its times, whoever does it.
+    fn begin(&self) -> Result<CopyWriter, Outcome> {
+        write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| Outcome::DirtyPages)?;
+        self.job.tier.begin(self.job.copy, &self.job.identity).map_err(Outcome::Failed)
+    }
+
     fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<Outcome> {
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            None => match self.job.tier.begin(self.job.copy, &self.job.identity) {
-                Ok(writer) => self.writer.insert(writer),
-                Err(error) => return Some(Outcome::Failed(error)),
-            },
+        let begun = self.writer.take().map_or_else(|| self.begin(), Ok);
+        let writer = match begun {
+            Ok(writer) => self.writer.insert(writer),
+            Err(outcome) => return Some(outcome),
         };
         let piece = upto.min(writer.copied() + PIECE_BYTES);
         let advanced = writer.advance(&self.job.opened.source, piece, buffer);

@@ -57,6 +57,8 @@ pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(2);
 pub(crate) const WRITERS_BEFORE_START: Duration = Duration::from_secs(60);
 /// How long a look at what processes have open for writing is good for.
 pub(crate) const WRITERS_LOOK: Duration = Duration::from_millis(200);
+/// A look at what processes have mapped for writing is good for this many times as long as it took, if that is longer.
+pub(crate) const WRITERS_MAPS_PART: u32 = 20;
 /// A modification time further in the future than this is a setting, not a clock that differs.
 pub(crate) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 /// Part of the time that sweeps may keep the source busy.

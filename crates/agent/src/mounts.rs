@@ -39,6 +39,16 @@ impl MountSource {
         }
     }
 
+    /// Returns whether its files lie in memory only. There a write through a mapping moves no time.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self.fs_type.as_slice(), b"tmpfs" | b"ramfs" | b"hugetlbfs" | b"devtmpfs")
+    }
+
+    /// Returns whether the kernel keeps the pages of its files under files of other file systems.
+    pub(crate) fn is_overlay(&self) -> bool {
+        self.fs_type == b"overlay"
+    }
+
     /// Whether it is the same.
     pub(crate) fn is(&self, mount: &Mount<'_>) -> bool {
         self.source == mount.source && self.fs_type == mount.fs_type
@@ -78,6 +88,11 @@ impl Mounts {
             fs_type: UNLISTED.to_vec(),
         };
         self.0.get(&dev).cloned().unwrap_or_else(unlisted)
+    }
+
+    /// The mount with this device number, if one has it.
+    pub(crate) fn find(&self, dev: u64) -> Option<&MountSource> {
+        self.0.get(&dev)
     }
 
     /// The device number that a mount source has now.

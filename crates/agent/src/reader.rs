@@ -11,13 +11,17 @@ use std::{
     time::Instant,
 };
 
+use forebay_contract::Identity;
 use forebay_store::SourceFile;
 use rustix::{
     ffi::CString,
     fs::{Mode, OFlags, SeekFrom},
 };
 
-use crate::{limits::WRITERS_LOOK, shared::cached_bytes};
+use crate::{
+    limits::{WRITERS_LOOK, WRITERS_MAPS_PART},
+    shared::cached_bytes,
+};
 
 /// Large files that are followed now, by process: a process's reads are shared out among them.
 pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
@@ -133,37 +137,116 @@ pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
     rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
 }
 
-/// Files that processes of this user have open for writing, as far as they can be looked into, by the names of links in /proc: nothing is
-/// asked of the source. A mapping that outlived its descriptor is not seen.
+/// Files that processes of this user can change: open for writing, or mapped for it, as far as these processes can be looked into. Files are
+/// known by the names of links and mappings in /proc, and mapped ones by device and inode, too: nothing is asked of the source.
 #[derive(Debug, Default)]
 pub(crate) struct Writers {
-    names: HashSet<CString>,
-    looked_at: Option<Instant>,
+    opened: HashSet<CString>,
+    mapped: Mapped,
+    opened_due: Option<Instant>,
+    mapped_due: Option<Instant>,
 }
 
 impl Writers {
-    /// Whether somebody has the file open for writing. One look at all processes serves many files that come together.
-    pub(crate) fn hold(&mut self, source: &SourceFile) -> bool {
-        if self.looked_at.is_none_or(|at| at.elapsed() >= WRITERS_LOOK) {
-            self.look();
+    /// Returns whether a process can change the file. One look at all processes serves many files that come together.
+    pub(crate) fn hold(&mut self, source: &SourceFile, identity: &Identity) -> bool {
+        let begun = Instant::now();
+        if self.opened_due.is_none_or(|due| due <= begun) {
+            self.look_at_descriptors();
+            self.opened_due = Some(begun + WRITERS_LOOK);
         }
-        name_of(source).is_none_or(|name| self.names.contains(&name))
+        let begun = Instant::now();
+        if self.mapped_due.is_none_or(|due| due <= begun) {
+            self.look_at_mappings();
+            // To list a process's mappings takes longer than its descriptors: a look takes its share of the time, and no more.
+            self.mapped_due = Some(begun + WRITERS_LOOK.max(begun.elapsed() * WRITERS_MAPS_PART));
+        }
+        let Some(name) = name_of(source) else { return true };
+        self.opened.contains(&name) || self.mapped.has(name.to_bytes(), identity)
     }
 
-    fn look(&mut self) {
-        self.looked_at = Some(Instant::now());
-        self.names.clear();
-        let own = rustix::process::getpid().as_raw_nonzero().get();
-        for pid in numbers_in("/proc").into_iter().filter(|pid| *pid != own) {
+    fn look_at_descriptors(&mut self) {
+        self.opened.clear();
+        for pid in other_processes() {
             for number in numbers_in(&format!("/proc/{pid}/fd")) {
                 let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
                 let file = link.ok().filter(|name| name.to_bytes().starts_with(b"/"));
                 if let Some(name) = file.filter(|_| is_writable(&format!("/proc/{pid}/fdinfo/{number}"))) {
-                    self.names.insert(name);
+                    self.opened.insert(name);
                 }
             }
         }
     }
+
+    fn look_at_mappings(&mut self) {
+        self.mapped = Mapped::default();
+        for pid in other_processes() {
+            let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+            for line in maps.split(|byte| *byte == b'\n') {
+                self.mapped.take(line);
+            }
+        }
+    }
+}
+
+/// Files with a mapping that is shared and writable: by it they are changed without any descriptor.
+#[derive(Debug, Default)]
+struct Mapped {
+    names: HashSet<Vec<u8>>,
+    inodes: HashSet<(u64, u64)>,
+}
+
+impl Mapped {
+    /// Takes a line of `/proc/PID/maps`: `from-to rw-s offset major:minor inode   name`.
+    fn take(&mut self, line: &[u8]) {
+        let mut fields = line.split(|byte| *byte == b' ');
+        // Most lines are of other kinds, and are read no further.
+        let Some([_, b'w', _, b's']) = fields.nth(1) else { return };
+        let (device, inode) = (
+            fields.nth(1).and_then(device_of),
+            fields.next().and_then(|inode| number_in(inode, 10)),
+        );
+        if let (Some(device), Some(inode)) = (device, inode) {
+            self.inodes.insert((device, inode));
+        }
+        if let Some(at) = line.iter().position(|byte| *byte == b'/') {
+            self.names.insert(without_escapes(line.get(at..).unwrap_or(&[])));
+        }
+    }
+
+    /// Some file systems give mappings another device number than files (btrfs, overlayfs): there the name tells.
+    fn has(&self, name: &[u8], identity: &Identity) -> bool {
+        self.inodes.contains(&(identity.dev, identity.ino)) || self.names.contains(name)
+    }
+}
+
+/// Reads `major:minor` in hexadecimal digits.
+fn device_of(text: &[u8]) -> Option<u64> {
+    let at = text.iter().position(|byte| *byte == b':')?;
+    let part = |digits: Option<&[u8]>| u32::try_from(number_in(digits?, 16)?).ok();
+    Some(rustix::fs::makedev(part(text.get(..at))?, part(text.get(at + 1..))?))
+}
+
+fn number_in(digits: &[u8], radix: u32) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
+}
+
+/// Returns a name as links in /proc spell it; in `maps` a newline is `\\012`.
+fn without_escapes(name: &[u8]) -> Vec<u8> {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut rest = name;
+    let mut spelled = Vec::with_capacity(name.len());
+    while let Some((first, after)) = rest.split_first() {
+        let newline = rest.strip_prefix(NEWLINE);
+        spelled.push(if newline.is_some() { b'\n' } else { *first });
+        rest = newline.unwrap_or(after);
+    }
+    spelled
+}
+
+fn other_processes() -> impl Iterator<Item = i32> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    numbers_in("/proc").into_iter().filter(move |pid| *pid != own)
 }
 
 /// Copies below these directories of objects, removed ones too, that processes of this user have open or mapped, as far as they can be looked
@@ -173,9 +256,8 @@ pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
     let objects = objects.iter().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
     let below: Vec<Vec<u8>> = objects.map(|dir| [dir.as_os_str().as_bytes(), b"/"].concat()).collect();
     let copy_of = |name: &[u8]| below.iter().find_map(|below| copy_of(name.strip_prefix(below.as_slice())?));
-    let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut open = HashSet::new();
-    for pid in numbers_in("/proc").into_iter().filter(|pid| *pid != own) {
+    for pid in other_processes() {
         for number in numbers_in(&format!("/proc/{pid}/fd")) {
             let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
             open.extend(link.ok().and_then(|name| copy_of(name.to_bytes())));
@@ -222,4 +304,37 @@ fn is_writable(fdinfo: &str) -> bool {
         .find_map(|line| line.strip_prefix("flags:"))
         .and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 0o3 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_shared_writable_mappings_by_name_and_by_inode() {
+        let mut mapped = Mapped::default();
+        let lines: [&[u8]; 6] = [
+            b"7f00-7f01 rw-s 00000000 fe:10 77                         /data/a b",
+            b"7f00-7f01 -w-s 00000000 fe:10 78                         /data/new\\012line (deleted)",
+            b"7f01-7f02 rw-p 00000000 fe:10 79                         /data/private",
+            b"7f02-7f03 r--s 00000000 fe:10 80                         /data/read",
+            b"7f03-7f04 rw-p 00000000 00:00 0 ",
+            b"",
+        ];
+        for line in lines {
+            mapped.take(line);
+        }
+        let none = Identity::default();
+        let with_inode = |ino| Identity {
+            dev: rustix::fs::makedev(0xFE, 0x10),
+            ino,
+            ..none
+        };
+        assert!(mapped.has(b"/data/a b", &none));
+        assert!(mapped.has(b"/data/new\nline (deleted)", &none));
+        assert!(mapped.has(b"/data/another name", &with_inode(77)), "a hard link");
+        for (name, ino) in [(b"/data/private".as_slice(), 79), (b"/data/read", 80)] {
+            assert!(!mapped.has(name, &with_inode(ino)));
+        }
+    }
 }

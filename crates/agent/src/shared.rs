@@ -216,6 +216,27 @@ pub(crate) fn cached_bytes(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> O
     (result == 0).then(|| (found[0] * rustix::param::page_size() as u64).min(len))
 }
 
+/// Which pages of a file are to be written to its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirtyPages {
+    /// Those that the kernel keeps under the file itself. Where there are none, nothing is asked of the file system.
+    Own,
+    /// Those of the file below it, too (overlayfs): for that the file system is asked.
+    Lower,
+}
+
+/// Writes a file's dirty pages to its file system, and returns when they are there: a write through a mapping to a page that is dirty
+/// moves no time of the file, one to a clean page does.
+pub(crate) fn write_back(descriptor: BorrowedFd<'_>, pages: DirtyPages) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: no memory is passed.
+    if pages == DirtyPages::Own && unsafe { libc::sync_file_range(descriptor.as_raw_fd(), 0, 0, flags) } == 0 {
+        return Ok(());
+    }
+    // Also where a sandbox has no such call.
+    Ok(fs::fdatasync(descriptor)?)
+}
+
 /// Sets the calling thread's niceness. Threads have their own on Linux.
 pub(crate) fn set_thread_nice(nice: i32) {
     // SAFETY: no memory is passed.

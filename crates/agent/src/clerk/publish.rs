@@ -41,6 +41,7 @@ impl Clerk {
             },
             Outcome::GivenUp => "mostly_unread",
             Outcome::MemoryShort => "memory_short",
+            Outcome::DirtyPages => "source_error",
             Outcome::Failed(error) => self.blame(&flight, &error),
         };
         fill_first::step(&mut self.policy, fill_first::Event::Dropped { copy: CopyId(number) });
