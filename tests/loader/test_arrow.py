@@ -65,6 +65,21 @@ def test_rows_are_those_that_pyarrow_reads(columns: list[str] | None, paths: lis
     assert read(pickle.loads(pickle.dumps(dataset)), [19]) == [wanted[19]]  # noqa: S301  (its own)
 
 
+@pytest.mark.parametrize("columns", [None, ["observation.state"], ["observation", "a"], ["größe.ß", "observation.state"]])
+def test_columns_are_named_as_in_the_schema(columns: list[str] | None, tmp_path: Path) -> None:
+    arrays = [[1, 2], [{"state": 3}, {"state": 4}], [5, 6], [7, 8], [9, 10]]
+    names = ["observation.state", "observation", "größe.ß", "a", "a"]
+    odd = pyarrow.Table.from_arrays([pyarrow.array(values) for values in arrays], names)
+    with pyarrow.ipc.new_file(tmp_path / "odd", odd.schema) as writer:
+        writer.write_table(odd)
+    wanted = [{name: one[name] for name in columns or one} for one in odd.to_pylist()]
+    assert read(ArrowRows(tmp_path / "odd", row, columns=columns), [0, 1]) == wanted
+    with pytest.raises(
+        LoaderError, match=r"odd has no column observation\.stat; there are: a, a, größe\.ß, observation, observation\.state"
+    ):
+        ArrowRows(tmp_path / "odd", row, columns=["observation.stat"])
+
+
 def identity(values: Mapping[str, Any], rng: object) -> int:
     return int(values["id"])
 

@@ -75,6 +75,15 @@ def test_rows_are_those_that_the_dataset_gives(way: str, whole: datasets.Dataset
         rows.locate(len(rows))
 
 
+def test_columns_may_have_dots(tmp_path: Path) -> None:
+    rows = {"observation.state": [[0.5], [1.5, 2.5]], "observation": [{"state": 1}, {"state": 2}], "action.x": [3, 4]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path)
+    dataset = datasets.load_from_disk(tmp_path)
+    for one in (dataset, dataset.select_columns(["action.x", "observation.state"])):
+        ours = DatasetRows(one)
+        assert [ours.decode(read_sample(ours.locate, i), i, None) for i in range(2)] == list(one)
+
+
 def identity(row: Mapping[str, Any], rng: object) -> int:
     return int(row["id"])
 

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,77 @@ def test_rows_are_those_that_pyarrow_reads(columns: list[str] | None, paths: lis
     assert read(dataset, list(range(28))) == wanted
     assert read(dataset, [27, 3, 14, 3]) == [wanted[27], wanted[3], wanted[14], wanted[3]]
     assert read(pickle.loads(pickle.dumps(dataset)), [19]) == [wanted[19]]  # noqa: S301  (its own)
+
+
+# Names as data sets of robots have them: a dot does not say that a struct is meant.
+ODD = pyarrow.table(
+    {
+        "observation.state": [[0.5, 1.5], [2.5], []],
+        "observation": [{"state": 1, "x.y": 2, "deep": {"state": 3}}, {"state": 4, "x.y": 5, "deep": None}, None],
+        "action": [{"state": 7}, {"state": 8}, {"state": 9}],
+        "list.element": [1, 2, 3],
+        "steps": [[{"a": 1, "b": 2}], [], [{"a": 3, "b": 4}]],
+        "known": [[("k", 1)], [], [("l", 2)]],
+        "": ["no", "name", "at all"],
+        'quoted "name", \\ and `more`': [1, 2, 3],
+        "größe.ß": [1, 2, 3],
+        ".": [4, 5, 6],
+    },
+    pyarrow.schema(
+        {
+            "observation.state": pyarrow.list_(pyarrow.float32()),
+            "observation": pyarrow.struct(
+                {"state": pyarrow.int64(), "x.y": pyarrow.int32(), "deep": pyarrow.struct({"state": pyarrow.int8()})}
+            ),
+            "action": pyarrow.struct({"state": pyarrow.int64()}),
+            "list.element": pyarrow.int64(),
+            "steps": pyarrow.list_(pyarrow.struct({"a": pyarrow.int64(), "b": pyarrow.int64()})),
+            "known": pyarrow.map_(pyarrow.string(), pyarrow.int64()),
+            "": pyarrow.string(),
+            'quoted "name", \\ and `more`': pyarrow.int64(),
+            "größe.ß": pyarrow.int64(),
+            ".": pyarrow.int64(),
+        }
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        None,
+        *([name] for name in ODD.column_names),
+        ["observation.state", "action"],
+        ["observation.deep", "observation.x.y"],
+        ["observation.deep.state", "observation.deep.state"],
+        ["steps.list.element.a", "action.state"],
+        ["known.key_value.value", "known.key_value.key"],
+    ],
+)
+def test_columns_are_named_as_in_the_schema(columns: list[str] | None, tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(ODD, tmp_path / "odd", row_group_size=2)
+    dataset = ParquetRows(tmp_path / "odd", row, columns=columns)
+    opened = pyarrow.parquet.ParquetFile(tmp_path / "odd")
+    wanted = [one for group in range(2) for one in opened.read_row_group(group, columns).to_pylist()]
+    assert read(dataset, list(range(3))) == wanted
+    assert all(wanted)
+
+
+def test_columns_of_one_name_are_as_in_pyarrows_rows(tmp_path: Path) -> None:
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1, 2]), pyarrow.array([3, 4]), pyarrow.array([5, 6])], ["a", "a", "b"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice")
+    assert read(ParquetRows(tmp_path / "twice", row), [0, 1]) == twice.to_pylist() == [{"a": 3, "b": 5}, {"a": 4, "b": 6}]
+    assert read(ParquetRows(tmp_path / "twice", row, columns=["a"]), [1]) == [{"a": 4}]
+
+
+@pytest.mark.parametrize("name", ["observation.stat", "observation.x", "observation.state.list.item", "state", "observation.", "list"])
+def test_a_column_that_there_is_not_is_named_beside_those_that_there_are(name: str, tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(ODD, tmp_path / "odd")
+    with pytest.raises(LoaderError, match=rf"odd has no column {re.escape(name)}; there are: .*action, .*observation, observation\.state"):
+        ParquetRows(tmp_path / "odd", row, columns=[name])
+    pyarrow.parquet.write_table(pyarrow.table({"pose": [{"x": 1}]}), tmp_path / "pose")
+    with pytest.raises(LoaderError, match=r"with fields: pose\.x"):
+        ParquetRows(tmp_path / "pose", row, columns=["pose.y"])
 
 
 def test_rows_of_a_group_share_an_extent(paths: list[Path]) -> None:
@@ -132,6 +204,7 @@ def test_files_that_are_no_parquet_files_or_lack_a_column_are_refused(paths: lis
         ({"columns": "text"}, "columns='text': give a list of names"),
         ({"columns": []}, r"columns=\[\]: give a list of names, or leave it out"),
         ({"columns": 5}, "columns=5: give a list of names"),
+        ({"columns": [5]}, r"columns=\[5\]: give a list of names"),
         ({"decode": None}, "decode=None: give a function"),
     ],
 )

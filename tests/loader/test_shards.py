@@ -2,8 +2,10 @@
 
 import io
 import os
+import pwd
 import tarfile
 import threading
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -280,6 +282,45 @@ def test_where_indices_can_not_be_kept_that_is_said_once(
     assert line.endswith("; give index= a directory that can be written to")
     TarShards(paths, fields, index=tmp_path / "kept")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("home", [None, "", "relative"])
+def test_a_user_without_a_home_or_a_password_entry_has_no_index_kept(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name, value in (("HOME", home), ("XDG_CACHE_HOME", home)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_index, "_untold", threading.Lock())
+    if home is None:
+        with pytest.raises(RuntimeError, match="Could not determine home"):
+            Path.home()
+    paths = [write_records(tmp_path / f"{number}", [b"one"]) for number in range(2)]
+    for _ in range(2):
+        assert samples(RecordShards(paths, content)) == [b"one", b"one"]
+    assert sorted(tmp_path.iterdir()) == paths
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"forebay: index=: user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry): where "
+        "samples lie in shards is read off them again each time; give index= a directory that can be written to"
+    )
+    # With a directory that was given nothing is missing.
+    assert samples(RecordShards(paths, content, index=tmp_path / "kept")) == [b"one", b"one"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_home_that_only_the_password_entry_names_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: types.SimpleNamespace(pw_dir=str(tmp_path / "home")))
+    RecordShards([write_records(tmp_path / "a", [b"x"])], content)
+    assert len(list((tmp_path / "home/.cache/forebay/shards").iterdir())) == 1
 
 
 def test_one_path_may_be_given_as_it_is(tmp_path: Path) -> None:

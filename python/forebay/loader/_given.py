@@ -90,7 +90,7 @@ def check_function(name: str, value: object) -> None:
 
 
 def columns_of(columns: Sequence[str] | None) -> list[str] | None:
-    """Names that a user gave; None for all.
+    """Names that a user gave, each once; None for all.
 
     Raises:
         ValueError: they are no names, or there is none.
@@ -98,9 +98,10 @@ def columns_of(columns: Sequence[str] | None) -> list[str] | None:
     if columns is None:
         return None
     # A text is a sequence of texts, too.
-    if isinstance(columns, str) or not isinstance(columns, Iterable) or not (names := list(columns)):
+    names = [] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
+    if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"columns={columns!r}: give a list of names, or leave it out for all columns")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def check_map_style(dataset: object) -> None:

@@ -1,15 +1,80 @@
 """Rows that lie in groups, such as those of Parquet files: a group is read as a whole, so its rows share an extent."""
 
+import os
+import threading
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from itertools import accumulate
+from typing import Any
+from weakref import WeakSet
 
+from forebay.loader._samples import Samples
 from forebay.loader.dataset import Extent
 
-__all__ = ["RowGroups"]
+__all__ = ["GROUPS_KEPT", "DecodedGroups", "RowGroups"]
+
+GROUPS_KEPT = 24
+"""Decoded groups in memory: those that a block shuffle mixes, and some more, since it replaces one lot by the next bit by bit."""
 
 
-class RowGroups:
+class DecodedGroups:
+    """The groups that were decoded last. Each is decoded once, by the thread that comes first, while others wait for it.
+
+    Args:
+        most: number of groups that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._forget()
+
+    def __getstate__(self) -> int:
+        return self._most
+
+    def __setstate__(self, most: int) -> None:
+        self._most = most
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
+        _all.add(self)
+
+    def get(self, number: int, decode: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        """Returns the rows of a group: those that are kept, or else `decode(number, *arguments)`, which are kept from then on."""
+        with self._lock:
+            decoded = self._groups.get(number)
+            is_mine = decoded is None
+            if decoded is None:
+                decoded = self._groups[number] = Future()
+                while len(self._groups) > self._most:
+                    self._groups.popitem(last=False)
+            self._groups.move_to_end(number)
+        if is_mine:
+            try:
+                decoded.set_result(decode(number, *arguments))
+            except BaseException as error:
+                decoded.set_exception(error)
+                with self._lock:
+                    self._groups.pop(number, None)
+        return decoded.result()
+
+
+_all: "WeakSet[DecodedGroups]" = WeakSet()
+
+
+def _forget_all() -> None:
+    """Lets a forked process begin without groups: the threads that were decoding them are its parent's."""
+    for kept in list(_all):
+        kept._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class RowGroups(Samples):
     """Where rows lie. The part of a dataset that is the same for all kinds of files.
 
     Args:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pwd
 import re
 import struct
 import sys
@@ -110,17 +111,36 @@ def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
     Args:
         paths: of shards; their order is that of the samples.
         read: makes the index of one.
-        directory: where indices are kept; None for the user's cache. If it can't be written to, they are not kept, which is said once.
+        directory: where indices are kept; None for the user's cache. Without a user's cache, or if the directory can't be written to, no
+            index is kept, which one line says.
 
     Raises:
         OSError: a shard can't be read.
         LoaderError: it is damaged, or of another kind.
     """
-    directory = directory or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "shards"
+    directory = directory or _users_directory()
+    if directory is None:
+        _tell_unkept(f"user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry)")
     return Indices(at_once("forebay-index", AT_ONCE, lambda path: _kept_or_read(look_up(path), read, directory), paths))
 
 
-def _kept_or_read(found: Found, read: Reader, directory: Path) -> tuple[Found, Index]:
+def _users_directory() -> Path | None:
+    """Returns the directory for indices in the user's cache; None for a user without a home directory.
+
+    Paths that are not absolute do not count, as the XDG rules have it. A container that runs under a random user id has no password entry.
+    """
+    if os.path.isabs(cache := os.environ.get("XDG_CACHE_HOME", "")):  # noqa: PTH117  (a text)
+        return Path(cache) / "forebay" / "shards"
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):  # noqa: PTH117
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    return Path(home) / ".cache" / "forebay" / "shards" if os.path.isabs(home) else None  # noqa: PTH117
+
+
+def _kept_or_read(found: Found, read: Reader, directory: Path | None) -> tuple[Found, Index]:
+    if directory is None:
+        return found, read(found)
     # Who it is of, not where it lies: a shard that is mounted elsewhere is indexed again, and that is all.
     path = found.path if is_object(found.path) else os.path.abspath(found.path)  # noqa: PTH100  (paths are strings here)
     time = {"mark": found.mark} if is_object(path) else {"mtime_ns": found.mtime_ns}
@@ -133,17 +153,14 @@ def _kept_or_read(found: Found, read: Reader, directory: Path) -> tuple[Found, I
     try:
         _keep(place, _packed(index, of))
     except OSError as error:
-        _tell_unkept(directory, error)
+        _tell_unkept(f"{directory} can't be written to ({error.strerror or error})")
     return found, index
 
 
-def _tell_unkept(directory: Path, error: OSError) -> None:
-    """Once in a process: every shard that comes will fail alike."""
+def _tell_unkept(why: str) -> None:
+    """Says once in a process that no index is kept: each further shard would fail alike."""
     if _untold.acquire(blocking=False):
-        say(
-            f"index=: {directory} can't be written to ({error.strerror or error}): where samples lie in shards is read off them again "
-            "each time; give index= a directory that can be written to"
-        )
+        say(f"index=: {why}: where samples lie in shards is read off them again each time; give index= a directory that can be written to")
 
 
 def _keep(place: Path, content: bytes) -> None:

@@ -65,6 +65,8 @@ class ArrowRows(RowGroups):
             if missing := [name for name in self._columns or () if name not in file.schema.names]:
                 raise LoaderError(f"{file.path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
         self.schemas = [file.schema for file in files]
+        # Not by name: several columns may have one, of which a row has the last, as pyarrow's rows have.
+        self._numbers = [None if self._columns is None else _numbers(schema, self._columns) for schema in self.schemas]
         self.firsts = [0, *accumulate(sum(rows for _, rows in file.batches) for file in files)]
         self._files = [number for number, file in enumerate(files) for _ in file.batches]
         super().__init__(batch for file in files for batch in file.batches)
@@ -81,7 +83,8 @@ class ArrowRows(RowGroups):
         try:
             message = pyarrow.ipc.read_message(pyarrow.py_buffer(data))
             batch = pyarrow.ipc.read_record_batch(message, self.schemas[self._files[number]])
-            (values,) = (batch if self._columns is None else batch.select(self._columns)).slice(row, 1).to_pylist()
+            columns = self._numbers[self._files[number]]
+            (values,) = (batch if columns is None else batch.select(columns)).slice(row, 1).to_pylist()
         except (pyarrow.ArrowException, EOFError, OSError, ValueError) as error:
             path = self._extents[number].path
             raise LoaderError(
@@ -103,6 +106,10 @@ class _File:
     path: str
     schema: Any
     batches: list[tuple[Extent, int]]
+
+
+def _numbers(schema: Any, columns: list[str]) -> list[int]:  # noqa: ANN401  (pyarrow has no types)
+    return [number for name in columns for number in schema.get_all_field_indices(name)]
 
 
 def _read(path: str) -> _File:

@@ -1,9 +1,12 @@
 """Rows of Parquet files. Rows lie in groups, and a group is read and decoded as a whole, so its rows share an extent."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,8 @@ class ParquetRows(RowGroups):
     Args:
         paths: of the files, or of one, or `s3://BUCKET/KEY`; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
-        columns: names; None for all.
+        columns: names of columns (`observation.state`: they may have dots), or paths to fields of structs (`pose.x`), as pyarrow takes
+            them; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
         groups_kept: groups whose rows are kept decoded, in each process.
 
@@ -58,13 +62,10 @@ class ParquetRows(RowGroups):
         self._columns = columns_of(columns)
         self._decode = decode
         self.keyed = keyed
-        self._files = at_once("forebay-index", FOOTERS_AT_ONCE, look_up, paths_of(paths))
-        self._footers = at_once("forebay-index", FOOTERS_AT_ONCE, _footer, self._files)
-        # Which file's which group each is.
-        groups = [(file, group) for file, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
-        rows = [self._footers[file].row_group(group).num_rows for file, group in groups]
-        self._groups = [found for found, count in zip(groups, rows, strict=True) if count]
-        super().__init__(zip((self._extent(*found) for found in self._groups), filter(None, rows), strict=True))
+        self._files = at_once("forebay-index", FOOTERS_AT_ONCE, partial(_read, columns=self._columns), paths_of(paths))
+        # Number of its file, and number in the file, of each group that has rows.
+        self._groups = [(file, group) for file, found in enumerate(self._files) for group, _, _ in found.groups]
+        super().__init__((extent, rows) for found in self._files for _, extent, rows in found.groups)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,30 +110,82 @@ class ParquetRows(RowGroups):
 
         file, group = self._groups[number]
         part = pyarrow.PythonFile(_Part(data, self._extents[number].offset), "r")
-        return pyarrow.parquet.ParquetFile(part, metadata=self._footers[file]).read_row_group(group, self._columns, use_threads=False)
-
-    def _extent(self, file: int, group: int) -> Extent:
-        """Of the columns that are wanted, and what lies between."""
-        footer = self._footers[file].row_group(group)
-        chunks = [footer.column(number) for number in range(footer.num_columns)]
-        names = {chunk.path_in_schema.partition(".")[0] for chunk in chunks}
-        if missing := [name for name in self._columns or () if name not in names]:
-            raise LoaderError(f"{self._files[file].path} has no column {missing[0]}; there are: {', '.join(sorted(names))}")
-        wanted = [chunk for chunk in chunks if self._columns is None or chunk.path_in_schema.partition(".")[0] in self._columns]
-        starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in wanted]
-        ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, wanted, strict=True)]
-        return Extent(self._files[file].path, min(starts), max(ends) - min(starts), self._files[file].mark)
+        return pyarrow.parquet.ParquetFile(part, metadata=self._files[file].footer).read_row_group(group, self._columns, use_threads=False)
 
 
-def _footer(found: Found) -> Any:  # noqa: ANN401
+@dataclass(frozen=True)
+class _File:
+    """A Parquet file whose footer was read.
+
+    Attributes:
+        footer: pyarrow's metadata of the file.
+        groups: number in the file, extent and number of rows of each group that has rows.
+    """
+
+    footer: Any
+    groups: list[tuple[int, Extent, int]]
+
+
+def _read(path: str, columns: list[str] | None) -> _File:
+    """Reads a file's footer.
+
+    Raises:
+        OSError: the file can't be read.
+        LoaderError: it is no Parquet file, or lacks a column.
+    """
     import pyarrow
     import pyarrow.parquet
 
+    found = look_up(path)
     try:
         with found.open() as file:
-            return pyarrow.parquet.read_metadata(file)
-    except pyarrow.ArrowInvalid as error:
-        raise LoaderError(f"{found.path}: {error}: it was cut, or is no Parquet file") from None
+            opened = pyarrow.parquet.ParquetFile(file)
+            footer, schema = opened.metadata, opened.reader.column_paths
+    except pyarrow.ArrowException as error:
+        raise LoaderError(f"{path}: {error}: it was cut, or is no Parquet file") from None
+    except OSError as error:
+        # pyarrow's own have no number.
+        if error.errno is not None:
+            raise
+        raise LoaderError(f"{path}: {error}: its footer is damaged") from None
+    leaves = _leaves(path, schema, columns)
+    return _File(
+        footer, [(number, *group) for number in range(footer.num_row_groups) if (group := _group(found, footer, number, leaves))[1]]
+    )
+
+
+def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> list[int]:
+    """Returns the numbers of the leaf columns that columns of a file consist of.
+
+    Args:
+        path: of the file.
+        schema: names from the top-level column down to each leaf, such as `["observation.state", "list", "element"]`. A name may have dots.
+        columns: each the name of a top-level column, or a path to a field below one, joined by dots; None for all.
+
+    Raises:
+        LoaderError: the file lacks a column.
+    """
+    if columns is None:
+        return list(range(len(schema)))
+    below = defaultdict(list)
+    for number, names in enumerate(schema):
+        for prefix in accumulate(names, "{}.{}".format):
+            below[prefix].append(number)
+    if missing := [name for name in columns if name not in below]:
+        tops = sorted({names[0] for names in schema})
+        fields = sorted({".".join(names) for names in schema if missing[0].startswith(f"{names[0]}.")} - {*tops})
+        inside = f"; with fields: {', '.join(fields)}" if fields else ""
+        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(tops)}{inside}")
+    return sorted({number for name in columns for number in below[name]})
+
+
+def _group(found: Found, footer: Any, number: int, leaves: list[int]) -> tuple[Extent, int]:  # noqa: ANN401  (pyarrow has no types)
+    """Returns the extent of these leaf columns in a group of rows, with the bytes between them, and the number of rows."""
+    group = footer.row_group(number)
+    chunks = [group.column(leaf) for leaf in leaves]
+    starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in chunks]
+    ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+    return Extent(found.path, min(starts), max(ends) - min(starts), found.mark), group.num_rows
 
 
 class _Part(Seekable):

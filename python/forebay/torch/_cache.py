@@ -105,7 +105,8 @@ def _check_apart(directory: str, dataset: object) -> None:
     for one in _single(dataset):
         folders: set[Path] = set()
         if isinstance(root := getattr(one, "root", None), str | os.PathLike):
-            folders.add(Path(root).expanduser().resolve())
+            # Unlike Path.expanduser, this leaves '~' where nobody's home directory is known.
+            folders.add(Path(os.path.expanduser(root)).resolve())  # noqa: PTH111
         is_inside = any(disk.is_relative_to(folder) for folder in folders)
         if is_located(one):
             # Who reads a sample is told why it can't be located.
