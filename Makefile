@@ -86,6 +86,10 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 100 minutes); writes bench/out/loader.json
 	$(PY) -m bench.loader
 
+.PHONY: bench-wheels
+bench-wheels: .test-tools build ## compare what the wheels OLD=a.whl and NEW=b.whl (default: dist/) cost, by turns (about ten minutes)
+	$(PY) -m bench.wheels $(or $(OLD),$(error name the wheel to compare with: OLD=a.whl)) $(or $(NEW),dist/forebay-*.whl)
+
 .PHONY: sbom
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
 

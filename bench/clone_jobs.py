@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,22 @@ Told = dict[str, Any]
 
 @dataclass(frozen=True)
 class Node:
-    """A node of its own: what is started in its environment meets at its fork agent. `place` takes what peers write into files."""
+    """A node of its own: what is started in its environment meets at its fork agent. `place` takes what peers write into files.
+
+    `command` is Forebay's, and `variables` join the environment: both name another installation than this process's own.
+    """
 
     root: Path
     place: Path
+    command: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """For programs: one thread each, since several ranks share the cores."""
         kept = {name: value for name, value in environment(None).items() if not name.startswith(("SLURM", "PBS", "LSB"))}
         own = {"FOREBAY_RUNTIME_DIR": str(self.root / "run"), "FOREBAY_STATE_DIR": str(self.root / "state"), "FOREBAY_JOB": JOB}
-        return {**kept, **own, "OMP_NUM_THREADS": "1"}
+        return {**kept, **own, "OMP_NUM_THREADS": "1", **self.variables}
 
     @contextlib.contextmanager
     def cloning(self, at: str = "next") -> Iterator[str]:
@@ -48,7 +53,7 @@ class Node:
         Raises:
             ProgramError: there is no job to be forked.
         """
-        words = [str(forebay.command()), "clone", JOB, "--at", at, "--", *ASKED]
+        words = [str(self.command or forebay.command()), "clone", JOB, "--at", at, "--", *ASKED]
         pipe = subprocess.PIPE
         with subprocess.Popen(words, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
             assert running.stdin
@@ -75,13 +80,13 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(place: Path) -> Iterator[Node]:
-    """A node until the block ends. Its agent ends with its last job."""
+def node(place: Path, command: Path | None = None, variables: Mapping[str, str] | None = None) -> Iterator[Node]:
+    """A node until the block ends. Its agent ends with its last job. `command` and `variables` as for `Node`."""
     # A socket's name is short, so this lies where names are.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     files = Path(tempfile.mkdtemp(prefix="bench-clone-", dir=place))
     try:
-        yield Node(root, files)
+        yield Node(root, files, command, variables or {})
     finally:
         shutil.rmtree(files, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)

@@ -236,10 +236,12 @@ def epochs(loader: str, source: Path, size: Size, *, step_ms: float, agent: Mapp
     return program("loader_epochs", source, "--step", *options, *(["--agent", json.dumps(agent)] if agent is not None else []))
 
 
-def start(running: contextlib.ExitStack, source: Watched, words: Sequence[str]) -> tuple[Session, Node]:
-    """A program on a node of its own, until the stack is left."""
+def start(
+    running: contextlib.ExitStack, source: Watched, words: Sequence[str], variables: Mapping[str, str] | None = None
+) -> tuple[Session, Node]:
+    """A program on a node of its own, until the stack is left; `variables` join its environment."""
     here = running.enter_context(node())
-    return running.enter_context(session(source, words, variables=here.variables)), here
+    return running.enter_context(session(source, words, variables={**here.variables, **(variables or {})})), here
 
 
 def lines(words: Sequence[str], variables: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -23,16 +23,16 @@ FOREIGN = "/etc/os-release"
 
 def micro(world: World, report: Report) -> None:
     """Opens and stats by CPU time, starts by instructions."""
-    open_cost, start = compiled(world, "open_cost"), compiled(world, "start")
+    open_cost, start = compiled(world.place, "open_cost"), compiled(world.place, "start")
     directory = sorted(path for path in world.files.iterdir() if path.is_dir())[0]
     with world.tier() as tier:
         opens(world, tier, [str(open_cost), str(directory), str(tier.dir)], report)
         starts(world, tier, start, sorted(directory.iterdir())[0], report)
 
 
-def compiled(world: World, name: str) -> Path:
-    """A C program of ours."""
-    binary = world.place / "bin" / name
+def compiled(place: Path, name: str) -> Path:
+    """Compiles a C program of ours into `place`/bin, which exists; returns its path."""
+    binary = place / "bin" / name
     subprocess.run(["cc", "-O2", "-Wall", "-o", binary, PROGRAMS / f"{name}.c", "-ldl"], check=True)
     return binary
 

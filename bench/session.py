@@ -64,8 +64,13 @@ def program(name: str, *words: object) -> list[str]:
 
 def tiered(world: World, tier: Tier, size: int, freshness: str, words: Sequence[str], source: Path | None = None) -> list[str]:
     """The command line under Forebay."""
-    options = ["--source", str(source or world.cluster.mnt), "--tier", f"{tier.dir}={size}B", "--freshness", freshness]
-    return [str(world.command), "run", *options, "--record", str(tier.dir.parent / "record.json"), "--quiet", "--", *words]
+    return tiered_by(world.command, tier, size, freshness, words, source or world.cluster.mnt)
+
+
+def tiered_by(command: Path, tier: Tier, size: int, freshness: str, words: Sequence[str], source: Path) -> list[str]:
+    """Returns the command line of `words` under this command, with one source and one tier of `size` bytes."""
+    options = ["--source", str(source), "--tier", f"{tier.dir}={size}B", "--freshness", freshness]
+    return [str(command), "run", *options, "--record", str(tier.dir.parent / "record.json"), "--quiet", "--", *words]
 
 
 def environment(tier: Tier | None) -> dict[str, str]:
@@ -298,7 +303,7 @@ def hand_over_hand(
     return one, replace(other, settled_after_s=0.0, agent_cpu_ms=0.0)
 
 
-def run_once(world: World, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:
+def run_once(world: Watched, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:
     """A program from start to end, from cold caches: its lines, and what the source saw until the last copy was made."""
     world.drop_caches()
     before = world.traffic()

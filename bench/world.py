@@ -122,23 +122,9 @@ class World:
         self.cluster.drop_caches()
         time.sleep(QUIET_S)
 
-    @contextlib.contextmanager
-    def tier(self, owner: int = 0) -> Iterator[Tier]:
+    def tier(self, owner: int = 0) -> contextlib.AbstractContextManager[Tier]:
         """An empty tier with its own runtime and state directories; removed afterwards, or at the end if it holds many copies."""
-        place = Path(tempfile.mkdtemp(prefix="tier-", dir=self.place))
-        # Short: the path of a socket has room for 108 bytes.
-        runtime = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir="/dev/shm"))
-        try:
-            tier = Tier(place / "tier", place / "state", runtime)
-            tier.dir.mkdir()
-            tier.state.mkdir(mode=0o700)
-            for directory in (place, tier.dir, tier.state, runtime):
-                os.chown(directory, owner, owner)
-            yield tier
-        finally:
-            if len(tier.files()) <= REMOVED_AT_ONCE_MAX:
-                shutil.rmtree(place, ignore_errors=True)
-            shutil.rmtree(runtime, ignore_errors=True)
+        return empty_tier(self.place, owner)
 
 
 @dataclass(frozen=True)
@@ -165,6 +151,25 @@ class Tier:
             with contextlib.suppress(FileNotFoundError):
                 total += entry.stat().st_size
         return total
+
+
+@contextlib.contextmanager
+def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[Tier]:
+    """Makes an empty tier of `owner`'s below `parent`. It is removed afterwards, or with `parent` if it is `kept` or holds many copies."""
+    place = Path(tempfile.mkdtemp(prefix="tier-", dir=parent))
+    # Short: the path of a socket has room for 108 bytes.
+    runtime = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir="/dev/shm"))
+    try:
+        tier = Tier(place / "tier", place / "state", runtime)
+        tier.dir.mkdir()
+        tier.state.mkdir(mode=0o700)
+        for directory in (place, tier.dir, tier.state, runtime):
+            os.chown(directory, owner, owner)
+        yield tier
+    finally:
+        if not kept and len(tier.files()) <= REMOVED_AT_ONCE_MAX:
+            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 def unlabelled(local: Path, size: Size) -> None:

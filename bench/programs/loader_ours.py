@@ -38,7 +38,8 @@ def data_loader(dataset: Any, batch: int, agent: Mapping[str, Any] | None, **opt
         sys.exit("the loader uses no agent here")
     rest = {name: value for name, value in agent.items() if name not in (MEMORY, *CHOICES)}
     # That of who asks for samples, and that of who tells the agent.
-    joins._settings = joins._joining._settings = dataclasses.replace(joins._settings, **rest)
+    if rest:
+        joins._settings = joins._joining._settings = dataclasses.replace(joins._settings, **rest)
 
     def told() -> dict[str, Any]:
         if joins.lost is not None:
