@@ -1,4 +1,8 @@
-"""Threads and worker processes stay on a NUMA node where there are several."""
+"""Threads and worker processes stay on a NUMA node where there are several.
+
+The nodes are stand-ins: the kernel's description is a directory that a test writes, and a node is one processor of this machine. So the
+tests hold which processors threads and processes are bound to, and nothing about memory. No test was run on a machine of several nodes.
+"""
 
 import os
 from pathlib import Path
@@ -64,5 +68,7 @@ def test_threads_and_processes_stay_on_theirs(nodes: int, tmp_path: Path, monkey
     for dataset, context in ((Where(tmp_path, 12), None), (PlainWhere(12), "fork")):
         loader = DataLoader(dataset, 1, num_workers=2, collate_fn=list, multiprocessing_context=context, report=False)
         found = {tuple(where[0] if isinstance(where, tuple) else where) for (where,) in loader}
-        assert found <= ({(one,) for one in ends} if nodes == 2 else {tuple(sorted(before))})
+        wanted = {(one,) for one in ends} if nodes == 2 else {tuple(sorted(before))}
+        # Worker processes have samples by turns; of two threads one may be given all of them.
+        assert found == wanted if context else found and found <= wanted
         assert os.sched_getaffinity(0) == before, "training's own thread goes where it likes"

@@ -96,6 +96,11 @@ ON_THE_COPY = {
 }
 
 
+def unread(status: os.stat_result) -> dict[str, object]:
+    """Returns all that a file's status says but its time of access, which reading changes."""
+    return {name: getattr(status, name) for name in dir(status) if name.startswith("st_") and not name.startswith("st_atime")}
+
+
 @pytest.mark.parametrize("how", CHANGES)
 def test_changes_through_a_copy_s_descriptor_act_on_the_source_or_are_refused(
     place: Place, how: str, request: pytest.FixtureRequest
@@ -118,11 +123,9 @@ def test_changes_through_a_copy_s_descriptor_act_on_the_source_or_are_refused(
             assert everything(path) == before
         else:
             assert everything(path) != before
-        for now, then in zip(copy.stat(), copy_before[0], strict=True):
-            assert now == then or copy.stat().st_atime != copy_before[0].st_atime
+        assert unread(copy.stat()) == unread(copy_before[0])
         assert copy.read_bytes() == copy_before[1]
         assert stat.S_IMODE(copy.stat().st_mode) == 0o400
-        assert copy.stat().st_ctime_ns == copy_before[0].st_ctime_ns
         assert worker.do(FLAGS, copy=str(copy)) == flags_before
         # The time of access, which is the eighth, is the copy's.
         same = worker.do("all(os.fstat(fd)[n] == os.stat(path)[n] for n in (0, 1, 2, 3, 4, 5, 6, 8))")
