@@ -10,6 +10,7 @@ from datasets.table import ConcatenationTable, MemoryMappedTable, Table
 
 from forebay.loader import ArrowRows, Extent, LoaderError
 from forebay.loader._given import check_function
+from forebay.loader._samples import Samples
 
 __all__ = ["DatasetRows"]
 
@@ -17,7 +18,7 @@ HARMLESS = {"slice", "select", "drop", "remove_column", "replace_schema_metadata
 """What may have been done to the table of a file: rows and values are still its own. Types are compared."""
 
 
-class DatasetRows:
+class DatasetRows(Samples):
     """Rows of a `datasets.Dataset` that lies in Arrow files, such as `load_dataset`, `load_from_disk` and `map` give, for the loader.
 
     Rows are those of the dataset, also of one that was shuffled, selected from or split. They lie in record batches, which are read as a
@@ -97,6 +98,9 @@ class DatasetRows:
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`."""
         return self._rows.decode(data, self._row(i), rng)
+
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+        return self._rows._sample(self._row(i), rng)
 
     def _row(self, i: int) -> int:
         if not 0 <= i < len(self):

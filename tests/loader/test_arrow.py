@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
+from pyarrow import feather
 
 from forebay.loader import ArrowRows, LoaderError
 from forebay.loader.dataset import is_located
@@ -78,6 +80,41 @@ def test_columns_are_named_as_in_the_schema(columns: list[str] | None, tmp_path:
         LoaderError, match=r"odd has no column observation\.stat; there are: a, a, größe\.ß, observation, observation\.state"
     ):
         ArrowRows(tmp_path / "odd", row, columns=["observation.stat"])
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd", "uncompressed"])
+def test_a_record_batch_of_feather_is_decompressed_once_while_it_is_kept(
+    compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some columns gain nothing by compression, so that their buffers stay as they are.
+    random = np.random.default_rng(0)
+    frame = pyarrow.table({"id": range(1000), "noise": list(random.bytes(1000)), "same": ["x" * 50] * 1000})
+    feather.write_feather(frame, tmp_path / "a", compression=compression, chunksize=250)
+    dataset = ArrowRows(tmp_path / "a", row, groups_kept=2)
+    decoded: list[int] = []
+    decode = dataset._decoded
+
+    def counted(number: int, data: object) -> object:
+        decoded.append(number)
+        return decode(number, data)
+
+    monkeypatch.setattr(dataset, "_decoded", counted)
+    wanted = feather.read_table(tmp_path / "a").to_pylist()
+    order = [0, 1, 300, 2, 301, 600, 0, 999]
+    found = []
+    for number in order:
+        # The memory is another's as soon as a batch was put together.
+        data = bytearray(read_sample(dataset.locate, number))
+        found.append(dataset.decode(memoryview(data), number, None))
+        data[:] = bytes(len(data))
+    assert found == [wanted[number] for number in order]
+    # What is not compressed needs no decoding, so nothing is kept.
+    assert decoded == ([number // 250 for number in order] if compression == "uncompressed" else [0, 1, 2, 0, 3])
+    decoded.clear()
+    again = pickle.loads(pickle.dumps(ArrowRows(tmp_path / "a", row)))  # noqa: S301  (its own)
+    assert list(again) == [dataset[number] for number in range(1000)] == wanted
+    if compression != "uncompressed":
+        assert decoded == [1, 2, 3], "0 was kept"
 
 
 def identity(values: Mapping[str, Any], rng: object) -> int:

@@ -139,8 +139,8 @@ def test_one_dataset_is_no_list_of_datasets(tmp_path: Path) -> None:
 
 
 def test_there_are_no_more_samples_than_it_has() -> None:
-    for wrong in (-1, 5):
-        with pytest.raises(IndexError, match=f"sample {wrong}: there are 5"):
+    for wrong in (-6, 5):
+        with pytest.raises(IndexError, match=rf"Mixture\[{wrong}\]: there are 5 samples"):
             mixture([Indices(5)], [1])[wrong]
 
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -191,11 +192,16 @@ def kinds(both: Both) -> dict[str, Callable[[str, Path], Any]]:
     write_records(both.node.root / "made", [os.urandom(size) for size in sizes])
     table = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"id": list(range(20)), "text": [f"row {n}" for n in range(20)]}), table, row_group_size=8)
+    numpys = io.BytesIO()
+    np.save(numpys, np.arange(101, dtype=np.int32))
     both.put(
         {
             "a.tar": tar({f"{number:03}.{field}": os.urandom(size) for number, size in enumerate(sizes) for field in ("jpg", "cls")}),
             "a.records": (both.node.root / "made").read_bytes(),
             "tokens": np.arange(101, dtype=np.uint16).tobytes(),
+            "tokens.npy": numpys.getvalue(),
+            "m.bin": np.arange(101, dtype=np.int32).tobytes(),
+            "m.idx": struct.pack("<9sQBQQi", b"MMIDIDX\0\0", 1, 4, 1, 2, 101) + struct.pack("<3q", 0, 0, 1),
             "rows": os.urandom(160),
             "a.parquet": table.getvalue(),
         }
@@ -204,6 +210,8 @@ def kinds(both: Both) -> dict[str, Callable[[str, Path], Any]]:
         "a.tar": lambda root, index: TarShards([f"{root}/a.tar"], copied, index=index),
         "a.records": lambda root, index: RecordShards(f"{root}/a.records", lambda record, rng: bytes(record), index=index),
         "tokens": lambda root, _: TokenFile(f"{root}/tokens", 10),
+        "tokens.npy": lambda root, _: TokenFile([f"{root}/tokens.npy"], 10),
+        "m.bin": lambda root, _: TokenFile(f"{root}/m.bin", 10),
         "rows": lambda root, _: FixedRows(f"{root}/rows", 16),
         "a.parquet": lambda root, _: ParquetRows([f"{root}/a.parquet"], lambda row, rng: dict(row)),
     }
@@ -214,7 +222,7 @@ def decoded(dataset: Any) -> list[str]:  # noqa: ANN401
     return [repr(dataset.decode(memoryview(data), number, None)) for number, data in enumerate(read(DirectSource(), extents))]
 
 
-@pytest.mark.parametrize("kind", ["a.tar", "a.records", "tokens", "rows", "a.parquet"])
+@pytest.mark.parametrize("kind", ["a.tar", "a.records", "tokens", "tokens.npy", "m.bin", "rows", "a.parquet"])
 def test_each_kind_of_dataset_is_what_its_copy_is(both: Both, kind: str) -> None:
     make = kinds(both)[kind]
     index = both.node.root / "index"

@@ -12,8 +12,9 @@ from forebay.loader.mixture import Mixture, mixture
 from forebay.loader.order import Order
 from forebay.loader.parquet import ParquetRows
 from forebay.loader.rows import FixedRows
-from forebay.loader.shards import RecordShards, TarShards, TokenFile
+from forebay.loader.shards import RecordShards, TarShards
 from forebay.loader.source import DirectSource, Request, Source
+from forebay.loader.tokens import TokenFile
 
 __all__ = [
     "ArrowRows",

@@ -19,15 +19,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from forebay._say import say
-from forebay.loader._at_once import at_once
+from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import Found, is_object, look_up
 
 __all__ = ["Index", "Indices", "indexed", "records", "tar_samples"]
 
 VERSION = 1
-AT_ONCE = 16
-"""Shards that are looked through; on a network file system that is waiting for the most part."""
 TAR_BLOCK = 512
 RECORD_HEAD = struct.Struct("<QI")
 RECORD_TAIL_BYTES = 4
@@ -103,16 +101,17 @@ class Indices:
         return self._shards[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
 
 
-def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
-    """The samples of these shards. An index that was kept is used if its shard is the same still.
+def indexed(paths: list[str], read: Reader, directory: Path | None, on_error: str) -> tuple[Indices, dict[str, str]]:
+    """Returns the samples of these shards, and the reason by path for each one that was left out.
 
-    That is one of the same size and time of change, or the same version of an object.
+    An index that was kept is used if its shard has the same size and time of change, or is the same version of an object.
 
     Args:
         paths: of shards; their order is that of the samples.
         read: makes the index of one.
         directory: where indices are kept; None for the user's cache. Without a user's cache, or if the directory can't be written to, no
             index is kept, which one line says.
+        on_error: see `look_through`.
 
     Raises:
         OSError: a shard can't be read.
@@ -121,7 +120,8 @@ def indexed(paths: list[str], read: Reader, directory: Path | None) -> Indices:
     directory = directory or _users_directory()
     if directory is None:
         _tell_unkept(f"user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry)")
-    return Indices(at_once("forebay-index", AT_ONCE, lambda path: _kept_or_read(look_up(path), read, directory), paths))
+    shards, skipped = look_through(lambda path: _kept_or_read(look_up(path), read, directory), paths, on_error)
+    return Indices(shards), skipped
 
 
 def _users_directory() -> Path | None:

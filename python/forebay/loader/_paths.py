@@ -57,6 +57,18 @@ class Found:
             return open(self.path, "rb")  # noqa: PTH123  (paths are strings here)
         return cast("BinaryIO", io.BufferedReader(_Object(self), LOOK_BYTES))
 
+    def head(self, length: int) -> bytes:
+        """Returns the first bytes, fewer if there are not as many.
+
+        Raises:
+            OSError: see `open`.
+        """
+        length = min(length, self.size)
+        if is_object(self.path):
+            return stores().open(self.path, 0, length, self.mark).read() if length else b""
+        with self.open() as file:
+            return file.read(length)
+
 
 def is_object(path: str | os.PathLike[str]) -> bool:
     """Whether a path is of an object, or of what lies below a prefix, of a store."""

@@ -1,23 +1,28 @@
 """Rows of Arrow files. Rows lie in record batches, and one is read as a whole, so its rows share an extent."""
 
+import os
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from forebay.loader._at_once import at_once
+from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import check_function, columns_of, paths_of
-from forebay.loader._groups import RowGroups
-from forebay.loader._paths import is_object
+from forebay.loader._given import check_function, check_whole, columns_of, paths_of
+from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
+from forebay.loader._paths import is_object, look_up
 from forebay.loader.dataset import Extent
+from forebay.loader.source import read_sample
 
 __all__ = ["ArrowRows"]
 
-FILES_AT_ONCE = 16
-"""That are looked through; on a network file system that is waiting for the most part."""
+MESSAGE_HEADER, BATCH_LENGTH, BATCH_COMPRESSION = 2, 0, 3
+"""Numbers of fields in a message's flatbuffer."""
 MAGIC = b"ARROW1\0\0"
+MAGIC_END = MAGIC.rstrip(b"\0")
 """Of a file whose record batches are listed at its end. They lie there as in a stream, which has nothing of the kind."""
 
 
@@ -25,24 +30,29 @@ class ArrowRows(RowGroups):
     """Rows of Arrow files (IPC, as a stream or a file: Feather's second version, what `datasets` keeps), each a sample. Needs pyarrow.
 
     A global shuffle would read a whole record batch for each sample or few; `shuffle="blocks"` reads each once, and mixes the rows of some
-    at a time. The head of each record batch is read when it is made.
+    at a time. The head of each record batch is read when it is made. A record batch that is compressed, as pandas writes Feather, is
+    decoded as a whole and kept, so that its rows need it once.
 
     Args:
         paths: of the files, or of one; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
+        groups_kept: compressed record batches that are kept decoded, in each process.
+        on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
 
     Attributes:
         keyed: as given.
         extents: record batches, of all files.
+        skipped_shards: the reason by path for each file that was left out.
         schemas: pyarrow's, of each file.
         firsts: number of each file's first row, and one more for the end.
 
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Arrow file, or lacks a column.
-        ValueError: there is no file, or one is an object of a store; decode is no function, or columns are no names.
+        ValueError: there is no file, or one is an object of a store; decode is no function, columns are no names, or no group
+            is to be kept.
     """
 
     def __init__(
@@ -52,6 +62,8 @@ class ArrowRows(RowGroups):
         *,
         columns: Sequence[str] | None = None,
         keyed: bool = True,
+        groups_kept: int = GROUPS_KEPT,
+        on_error: str = "raise",
     ) -> None:
         check_function("decode", decode)
         self._decode = decode
@@ -60,15 +72,14 @@ class ArrowRows(RowGroups):
         found = paths_of(paths)
         if objects := [path for path in found if is_object(path)]:
             raise ValueError(f"{objects[0]}: an Arrow file is looked through in memory; give files, such as those of a view (forebay view)")
-        files = at_once("forebay-index", FILES_AT_ONCE, _read, found)
-        for file in files:
-            if missing := [name for name in self._columns or () if name not in file.schema.names]:
-                raise LoaderError(f"{file.path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
+        self._kept = DecodedGroups(check_whole("groups_kept", groups_kept, 1))
+        files, self.skipped_shards = look_through(partial(_read, columns=self._columns), found, on_error)
         self.schemas = [file.schema for file in files]
         # Not by name: several columns may have one, of which a row has the last, as pyarrow's rows have.
         self._numbers = [None if self._columns is None else _numbers(schema, self._columns) for schema in self.schemas]
         self.firsts = [0, *accumulate(sum(rows for _, rows in file.batches) for file in files)]
         self._files = [number for number, file in enumerate(files) for _ in file.batches]
+        self._is_compressed = [flag for file in files for flag in file.is_compressed]
         super().__init__(batch for file in files for batch in file.batches)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
@@ -77,20 +88,48 @@ class ArrowRows(RowGroups):
         Raises:
             LoaderError: the file is another than when it was looked through.
         """
+        number, row = self._find(i)
+        # What is kept is decoded from a copy: even of a compressed batch some columns may be views of the data.
+        batch = self._kept.get(number, self._copied, data) if self._is_compressed[number] else self._decoded(number, data)
+        (values,) = batch.slice(row, 1).to_pylist()
+        return self._decode(values, rng)
+
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+        number, row = self._find(i)
+        batch = self._kept.get(number, self._read_batch if self._is_compressed[number] else self._mapped)
+        (values,) = batch.slice(row, 1).to_pylist()
+        return self._decode(values, rng)
+
+    def _read_batch(self, number: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        return self._decoded(number, read_sample(self._extents.__getitem__, number))
+
+    def _mapped(self, number: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        """Returns a record batch that is not compressed: views of its file, of which no more is read than is looked at."""
         import pyarrow
 
-        number, row = self._find(i)
+        extent = self._extents[number]
+        with pyarrow.memory_map(extent.path) as file:
+            file.seek(extent.offset)
+            return self._decoded(number, file.read_buffer(extent.length))
+
+    def _copied(self, number: int, data: memoryview) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        return self._decoded(number, bytes(data))
+
+    def _decoded(self, number: int, data: Any) -> Any:  # noqa: ANN401  (a buffer; pyarrow has no types)
+        """Returns the columns that are wanted of a record batch; those that are not compressed are views of the data."""
+        import pyarrow
+
+        file = self._files[number]
         try:
             message = pyarrow.ipc.read_message(pyarrow.py_buffer(data))
-            batch = pyarrow.ipc.read_record_batch(message, self.schemas[self._files[number]])
-            columns = self._numbers[self._files[number]]
-            (values,) = (batch if columns is None else batch.select(columns)).slice(row, 1).to_pylist()
+            batch = pyarrow.ipc.read_record_batch(message, self.schemas[file])
+            columns = self._numbers[file]
+            return batch if columns is None else batch.select(columns)
         except (pyarrow.ArrowException, EOFError, OSError, ValueError) as error:
             path = self._extents[number].path
             raise LoaderError(
                 f"{path} is not the file that was looked through ({error}): begin again with the files as they are now"
             ) from None
-        return self._decode(values, rng)
 
 
 @dataclass(frozen=True)
@@ -101,25 +140,37 @@ class _File:
         path: of the file.
         schema: pyarrow's.
         batches: extent and rows of each record batch that has any.
+        is_compressed: whether its buffers are, for each of these.
     """
 
     path: str
     schema: Any
     batches: list[tuple[Extent, int]]
+    is_compressed: list[bool]
 
 
 def _numbers(schema: Any, columns: list[str]) -> list[int]:  # noqa: ANN401  (pyarrow has no types)
     return [number for name in columns for number in schema.get_all_field_indices(name)]
 
 
-def _read(path: str) -> _File:
-    """Looks through a file: only the heads of its record batches are read."""
+def _read(path: str, columns: list[str] | None) -> _File:
+    """Looks through a file: only the heads of its record batches are read.
+
+    Raises:
+        OSError: the file can't be read.
+        LoaderError: it is no Arrow file, or lacks a column.
+    """
     import pyarrow
 
-    batches, schema = [], None
+    batches, flags, schema = [], [], None
+    found = look_up(path)
+    with found.open() as plain:
+        is_stream = plain.read(len(MAGIC)) != MAGIC
+        if not is_stream and plain.seek(-len(MAGIC_END), os.SEEK_END) and plain.read() != MAGIC_END:
+            raise LoaderError(f"{path} does not end as an Arrow file does: it was cut, or is no Arrow file")
     with pyarrow.memory_map(path) as file:
         try:
-            file.seek(len(MAGIC) if file.read(len(MAGIC)) == MAGIC else 0)
+            file.seek(0 if is_stream else len(MAGIC))
             messages = pyarrow.ipc.MessageReader.open_stream(file)
             while True:
                 start = file.tell()
@@ -131,10 +182,43 @@ def _read(path: str) -> _File:
                     schema = pyarrow.ipc.read_schema(message)
                 elif message.type != "record batch" or schema is None:
                     raise LoaderError(f"{path} has a {message.type}, without which its rows can't be read: write it without dictionaries")
-                elif rows := pyarrow.ipc.read_record_batch(message, schema).num_rows:
-                    batches.append((Extent(path, start, file.tell() - start), rows))
+                else:
+                    rows, is_compressed = _batch_head(message.metadata)
+                    if not is_compressed:
+                        # That costs nothing, and compares the buffers with the schema.
+                        rows = pyarrow.ipc.read_record_batch(message, schema).num_rows
+                    if rows:
+                        batches.append((Extent(path, start, file.tell() - start), rows))
+                        flags.append(is_compressed)
         except (pyarrow.ArrowInvalid, OSError, EOFError) as error:
             raise LoaderError(f"{path}: {error}: it was cut, or is no Arrow file") from None
     if schema is None:
         raise LoaderError(f"{path} is empty: it was cut, or is no Arrow file")
-    return _File(path, schema, batches)
+    if missing := [name for name in columns or () if name not in schema.names]:
+        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(schema.names))}")
+    return _File(path, schema, batches, flags)
+
+
+def _batch_head(metadata: Any) -> tuple[int, bool]:  # noqa: ANN401  (a buffer)
+    """Returns the number of rows of a record batch, and whether it is compressed, which pyarrow tells only of one that it decompressed.
+
+    Args:
+        metadata: of its message: a flatbuffer, which pyarrow has verified. Arrow's `Message.fbs` has the numbers of its fields.
+    """
+    data = memoryview(metadata)
+
+    def field(table: int, number: int) -> int | None:
+        (back,) = struct.unpack_from("<i", data, table)
+        (size,) = struct.unpack_from("<H", data, table - back)
+        place = 4 + 2 * number
+        offset = struct.unpack_from("<H", data, table - back + place)[0] if place < size else 0
+        return table + offset if offset else None
+
+    def table(at: int) -> int:
+        return at + int(struct.unpack_from("<I", data, at)[0])
+
+    header = field(table(0), MESSAGE_HEADER)
+    assert header is not None
+    batch = table(header)
+    length = field(batch, BATCH_LENGTH)
+    return 0 if length is None else struct.unpack_from("<q", data, length)[0], field(batch, BATCH_COMPRESSION) is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay import _core
 from forebay.loader._given import check_map_style, check_whole, is_number, seed_of
+from forebay.loader._samples import Samples, index_of
 from forebay.loader.dataset import Extent, Located, is_located
 
 __all__ = ["Mixture", "mixture"]
@@ -56,12 +57,15 @@ class Mixture:
         return which, _core.counter_at(length, _core.sample_key(self._seed, cycle % 2**32, which), at)
 
     def __getitem__(self, i: int) -> Any:  # noqa: ANN401  (whatever a sample is)
-        which, index = self.find(i)
+        which, index = self.find(index_of(i, len(self), "Mixture"))
         return self._datasets[which][index]
 
 
-class _LocatedMixture(Mixture):
+class _LocatedMixture(Samples, Mixture):
     """Of datasets that all say where their samples lie."""
+
+    # Not the function of `Samples`.
+    __len__ = Mixture.__len__
 
     _datasets: list[Located]
 
@@ -74,6 +78,11 @@ class _LocatedMixture(Mixture):
         """See `Located.decode`."""
         which, index = self.find(i)
         return self._datasets[which].decode(data, index, rng)
+
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+        which, index = self.find(i)
+        dataset = self._datasets[which]
+        return dataset._sample(index, rng) if isinstance(dataset, Samples) else super()._sample(i, rng)
 
 
 def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | None = None, seed: int = 0) -> Mixture:

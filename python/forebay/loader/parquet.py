@@ -1,27 +1,22 @@
 """Rows of Parquet files. Rows lie in groups, and a group is read and decoded as a whole, so its rows share an extent."""
 
-import threading
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from forebay.loader._at_once import at_once
+from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
-from forebay.loader._groups import RowGroups
+from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
 from forebay.loader._paths import Found, Seekable, look_up
 from forebay.loader.dataset import Extent
+from forebay.loader.source import read_sample
 
 __all__ = ["ParquetRows"]
-
-FOOTERS_AT_ONCE = 16
-GROUPS_KEPT = 24
-"""Decoded: those that a block shuffle mixes at once, and some more, for it goes from one lot to the next bit by bit."""
 
 
 class ParquetRows(RowGroups):
@@ -37,10 +32,12 @@ class ParquetRows(RowGroups):
             them; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
         groups_kept: groups whose rows are kept decoded, in each process.
+        on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
 
     Attributes:
         keyed: as given.
         extents: groups of rows, of all files.
+        skipped_shards: the reason by path for each file that was left out.
 
     Raises:
         OSError: a file can't be read.
@@ -56,53 +53,31 @@ class ParquetRows(RowGroups):
         columns: Sequence[str] | None = None,
         keyed: bool = True,
         groups_kept: int = GROUPS_KEPT,
+        on_error: str = "raise",
     ) -> None:
         check_function("decode", decode)
-        self._kept_max = check_whole("groups_kept", groups_kept, 1)
+        self._kept = DecodedGroups(check_whole("groups_kept", groups_kept, 1))
         self._columns = columns_of(columns)
         self._decode = decode
         self.keyed = keyed
-        self._files = at_once("forebay-index", FOOTERS_AT_ONCE, partial(_read, columns=self._columns), paths_of(paths))
+        self._files, self.skipped_shards = look_through(partial(_read, columns=self._columns), paths_of(paths), on_error)
         # Number of its file, and number in the file, of each group that has rows.
         self._groups = [(file, group) for file, found in enumerate(self._files) for group, _, _ in found.groups]
         super().__init__((extent, rows) for found in self._files for _, extent, rows in found.groups)
-        self._forget()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_tables")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`."""
         number, row = self._find(i)
-        (values,) = self._table(number, data).slice(row, 1).to_pylist()
+        (values,) = self._kept.get(number, self._decoded, data).slice(row, 1).to_pylist()
         return self._decode(values, rng)
 
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._tables: OrderedDict[int, Future[Any]] = OrderedDict()
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+        number, row = self._find(i)
+        (values,) = self._kept.get(number, self._read_group, i).slice(row, 1).to_pylist()
+        return self._decode(values, rng)
 
-    def _table(self, number: int, data: memoryview) -> Any:  # noqa: ANN401  (pyarrow has no types)
-        """A group's rows: decoded by whoever comes first, while others wait."""
-        with self._lock:
-            decoded = self._tables.get(number)
-            is_mine = decoded is None
-            if decoded is None:
-                decoded = self._tables[number] = Future()
-                while len(self._tables) > self._kept_max:
-                    self._tables.popitem(last=False)
-            self._tables.move_to_end(number)
-        if is_mine:
-            try:
-                decoded.set_result(self._decoded(number, data))
-            except BaseException as error:
-                decoded.set_exception(error)
-                with self._lock:
-                    self._tables.pop(number, None)
-        return decoded.result()
+    def _read_group(self, number: int, i: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        return self._decoded(number, read_sample(self.locate, i))
 
     def _decoded(self, number: int, data: memoryview) -> Any:  # noqa: ANN401
         import pyarrow

@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.loader._given import is_whole
 from forebay.loader._paths import look_up, spelled
+from forebay.loader._samples import Samples
 from forebay.loader.dataset import Extent
 
 __all__ = ["FixedRows"]
@@ -13,7 +14,7 @@ __all__ = ["FixedRows"]
 ROW_BYTES_MAX = 2**31 - 1
 
 
-class FixedRows:
+class FixedRows(Samples):
     """Rows of bytes, all of one size, such as `numpy.ndarray.tofile` writes those of an array.
 
     A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. A loader with a cache puts batches
@@ -33,6 +34,8 @@ class FixedRows:
         OSError: the file can't be read.
         ValueError: it is no regular file, or has no whole number of rows, or none.
     """
+
+    draws = False
 
     def __init__(self, path: str | Path, row_bytes: int, *, offset: int = 0) -> None:
         if not is_whole(row_bytes) or not 1 <= row_bytes <= ROW_BYTES_MAX:

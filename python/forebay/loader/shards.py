@@ -1,19 +1,19 @@
-"""Datasets whose samples lie many to a file: tar files, TFRecord files, files of tokens. Nothing is converted."""
+"""Datasets whose samples lie many to a file: tar files, TFRecord files. Nothing is converted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._given import check_function, check_whole, paths_of
+from forebay.loader._given import check_function, paths_of
 from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
-from forebay.loader._paths import look_up, spelled
+from forebay.loader._samples import Samples
 from forebay.loader.dataset import Extent
 
-__all__ = ["RecordShards", "TarShards", "TokenFile"]
+__all__ = ["RecordShards", "TarShards"]
 
 
-class _Shards:
+class _Shards(Samples):
     """Samples that lie many to a file, found by an index of each file.
 
     Args:
@@ -21,11 +21,12 @@ class _Shards:
         read: makes the index of one.
         keyed: see `Located`.
         index: a directory where indices are kept; None for the user's cache.
+        on_error: `"raise"` or `"skip"`.
     """
 
-    def __init__(self, paths: Iterable[str | Path] | Path, read: Reader, *, keyed: bool, index: str | Path | None) -> None:
+    def __init__(self, paths: Iterable[str | Path] | Path, read: Reader, *, keyed: bool, index: str | Path | None, on_error: str) -> None:
         self.keyed = keyed
-        self._indices = indexed(paths_of(paths), read, None if index is None else Path(index))
+        self._indices, self.skipped_shards = indexed(paths_of(paths), read, None if index is None else Path(index), on_error)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -48,9 +49,11 @@ class TarShards(_Shards):
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
+        on_error: `"raise"`, or `"skip"`: shards that are damaged or missing are left out, which one line says.
 
     Attributes:
         keyed: as given.
+        skipped_shards: the reason by path for each shard that was left out.
 
     Raises:
         OSError: a shard can't be read.
@@ -65,9 +68,10 @@ class TarShards(_Shards):
         *,
         keyed: bool = True,
         index: str | Path | None = None,
+        on_error: str = "raise",
     ) -> None:
         check_function("decode", decode)
-        super().__init__(paths, tar_samples, keyed=keyed, index=index)
+        super().__init__(paths, tar_samples, keyed=keyed, index=index, on_error=on_error)
         self._decode = decode
 
     def key(self, i: int) -> str:
@@ -100,9 +104,11 @@ class RecordShards(_Shards):
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.
+        on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
 
     Attributes:
         keyed: as given.
+        skipped_shards: the reason by path for each file that was left out.
 
     Raises:
         OSError: a file can't be read.
@@ -117,9 +123,10 @@ class RecordShards(_Shards):
         *,
         keyed: bool = True,
         index: str | Path | None = None,
+        on_error: str = "raise",
     ) -> None:
         check_function("decode", decode)
-        super().__init__(paths, records, keyed=keyed, index=index)
+        super().__init__(paths, records, keyed=keyed, index=index, on_error=on_error)
         self._decode = decode
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
@@ -132,67 +139,6 @@ class RecordShards(_Shards):
         if RECORD_HEAD.unpack_from(data)[0] != len(record):
             raise _changed(self._indices.find(i)[0].path)
         return self._decode(record, rng)
-
-
-class TokenFile:
-    """Windows of a file of tokens, such as `numpy.ndarray.tofile` writes: the tokens and the one after each, as training predicts them.
-
-    Window `i` begins at token `i * window`; what is left at the file's end is left out. Samples are pairs of NumPy arrays of `window`
-    tokens, read-only.
-
-    Args:
-        path: of the file, or `s3://BUCKET/KEY`.
-        window: tokens.
-        dtype: of a token, as NumPy names it.
-
-    Raises:
-        OSError: the file can't be read.
-        ValueError: it is no regular file, has no whole number of tokens, or not enough for one window; or a window or dtype that can't be.
-    """
-
-    def __init__(self, path: str | Path, window: int, dtype: str = "uint16") -> None:
-        window = check_whole("window", window, 1)
-        self._dtype = _token_type(dtype)
-        self._found = look_up(spelled(path))
-        self._window = window
-        tokens, left = divmod(self._found.size, self._dtype.itemsize)
-        if left:
-            raise ValueError(f"{path} has {left} bytes more than {tokens} tokens of {self._dtype}: it was cut, or has another dtype")
-        self._length: int = (tokens - 1) // window
-        if self._length < 1:
-            raise ValueError(f"{path} has {tokens} tokens: a window of {window} needs {window + 1}")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`."""
-        if not 0 <= i < self._length:
-            raise IndexError(f"window {i}: there are {self._length}")
-        item = self._dtype.itemsize
-        return Extent(self._found.path, i * self._window * item, (self._window + 1) * item, self._found.mark)
-
-    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
-        """See `Located.decode`."""
-        del i, rng
-        import numpy as np
-
-        tokens = np.frombuffer(data, self._dtype)
-        return tokens[:-1], tokens[1:]
-
-
-def _token_type(dtype: object) -> Any:  # noqa: ANN401  (NumPy's, which may be missing)
-    import numpy as np
-
-    wrong = f"dtype={dtype!r}: give a token's type as NumPy names it, such as uint16"
-    try:
-        found = np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
-        raise ValueError(wrong) from None
-    # NumPy takes None for float64.
-    if dtype is None or found.kind not in "biuf":
-        raise ValueError(wrong)
-    return found
 
 
 def _changed(path: str) -> LoaderError:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.utils.data import Subset
-
 from forebay._off import is_off
 from forebay._say import say
 from forebay.loader._agent import Agent
@@ -19,6 +17,7 @@ from forebay.loader.dataset import is_located
 from forebay.loader.mixture import Mixture
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
+from forebay.torch._keyed import datasets_of
 from forebay.torch._order import Known, Plan
 
 __all__ = ["Ahead", "agent_of"]
@@ -118,19 +117,18 @@ def _check_apart(directory: str, dataset: object) -> None:
 
 def _single(dataset: object) -> Iterator[object]:
     """The datasets that one is made of."""
-    if type(dataset) is Subset:
-        yield from _single(dataset.dataset)
-    elif isinstance(dataset, Mixture):
-        for one in dataset._datasets:
-            yield from _single(one)
-    else:
-        yield dataset
+    for one in datasets_of(dataset):
+        if isinstance(one, Mixture):
+            for inner in one._datasets:
+                yield from _single(inner)
+        else:
+            yield one
 
 
 def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:
     """The order, and `drop_last` of sampler and loader: enough to compute all epochs of all ranks, or nothing."""
     # A dataset that is told of the epoch may have its samples lie elsewhere in each.
-    is_moving = callable(getattr(dataset, "set_epoch", None))
+    is_moving = any(callable(getattr(one, "set_epoch", None)) for one in datasets_of(dataset))
     if not isinstance(plan, Known) or plan.blocks is not None or is_moving or (plan.shuffle and plan.seed is None):
         return "unknown", (False, False)
     return ("torch" if plan.shuffle else "sequential"), plan.drop_last

@@ -3,11 +3,12 @@
 import contextlib
 import random
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
 from forebay import _core
 from forebay.loader._given import check_epoch, check_map_style, seed_of
@@ -20,9 +21,30 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-__all__ = ["Keyed", "check_dataset", "generators", "globals_kept", "located", "on_one_thread", "reseed", "stay_on_one_thread", "tell_epoch"]
+__all__ = [
+    "Keyed",
+    "check_dataset",
+    "datasets_of",
+    "generator_of",
+    "generators",
+    "globals_kept",
+    "located",
+    "on_one_thread",
+    "reseed",
+    "stay_on_one_thread",
+    "tell_epoch",
+]
 
 _staying = threading.Lock()
+
+
+class _Seeded(threading.local):
+    """Whether a sample's or a batch's key has seeded the global generators, and they will be set back."""
+
+    is_keyed = False
+
+
+_seeded = _Seeded()
 
 
 def reseed(key: int) -> None:
@@ -32,6 +54,7 @@ def reseed(key: int) -> None:
         # Takes 32 bits; torch's generator uses the lower ones.
         numpy.random.seed(key >> 32)
     torch.default_generator.manual_seed(key)
+    _seeded.is_keyed = True
 
 
 @contextlib.contextmanager
@@ -40,9 +63,11 @@ def globals_kept(other: torch.Generator | None = None) -> Iterator[None]:
     python, processor = random.getstate(), torch.default_generator.get_state()
     others = other.get_state() if other is not None else None
     legacy = numpy.random.get_state() if numpy is not None else None
+    was_keyed = _seeded.is_keyed
     try:
         yield
     finally:
+        _seeded.is_keyed = was_keyed
         random.setstate(python)
         torch.default_generator.set_state(processor)
         if other is not None and others is not None:
@@ -78,6 +103,15 @@ def generators() -> Callable[[int], torch.Generator]:
     return torch.Generator().manual_seed
 
 
+def generator_of(index: int) -> torch.Generator:
+    """Returns the generator of a sample that is asked for by its index: see `Samples.__getitem__`."""
+    if _seeded.is_keyed or get_worker_info() is not None:
+        key = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
+    else:
+        key = _core.sample_key(0, 0, index % 2**32)
+    return torch.Generator().manual_seed(key)
+
+
 class _LocatedSubset:
     """A part of a located dataset."""
 
@@ -96,11 +130,51 @@ class _LocatedSubset:
         return self._whole.decode(data, self._indices[i], rng)
 
 
+class _LocatedConcat:
+    """Located datasets one after the other. It has `blocks` and `extents` if all of them have."""
+
+    def __init__(self, concat: "ConcatDataset[Any]", parts: list[Located]) -> None:
+        self._parts = parts
+        self._ends = concat.cumulative_sizes
+        self.keyed = all(getattr(part, "keyed", True) for part in parts)
+        if all(callable(getattr(part, "blocks", None)) for part in parts):
+            self.blocks = self._blocks
+        if all(hasattr(part, "extents") for part in parts):
+            self.extents = sum(part.extents for part in parts)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def _blocks(self) -> list[int]:
+        starts = [0, *self._ends]
+        return [start + end for start, part in zip(starts, self._parts, strict=False) for end in part.blocks()]  # type: ignore[attr-defined]
+
+    def _find(self, i: int) -> tuple[Located, int]:
+        if not 0 <= i < self._ends[-1]:
+            raise IndexError(f"sample {i}: there are {self._ends[-1]}")
+        which = bisect_right(self._ends, i)
+        return self._parts[which], i - (self._ends[which - 1] if which else 0)
+
+    def locate(self, i: int, /) -> Extent:
+        part, number = self._find(i)
+        return part.locate(number)
+
+    def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (whatever a sample is)
+        part, number = self._find(i)
+        return part.decode(data, number, rng)
+
+
 def located(dataset: object) -> Located | None:
-    """A dataset by what it says of where its samples lie, also through torch's `Subset` (`random_split`); None if it says nothing."""
+    """Returns a dataset by what it says of where its samples lie; None if it says nothing.
+
+    That goes through torch's `Subset` (`random_split`), and through its `ConcatDataset` if all of its datasets say it.
+    """
     if type(dataset) is Subset:
         whole = located(dataset.dataset)
         return _LocatedSubset(dataset, whole) if whole is not None else None
+    if type(dataset) is ConcatDataset:
+        parts = [part for one in dataset.datasets if (part := located(one)) is not None]
+        return _LocatedConcat(dataset, parts) if len(parts) == len(dataset.datasets) else None
     return dataset if is_located(dataset) else None
 
 
@@ -116,11 +190,21 @@ def check_dataset(dataset: object) -> None:
 
 
 def tell_epoch(dataset: object, epoch: int) -> None:
-    """Has a dataset that wants to know (`set_epoch`) know which epoch's samples are asked for; also through torch's `Subset`."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if callable(set_epoch := getattr(dataset, "set_epoch", None)):
-        set_epoch(epoch)
+    """Tells each dataset that has a `set_epoch` which epoch's samples are asked for; also through torch's wrappers."""
+    for one in datasets_of(dataset):
+        if callable(set_epoch := getattr(one, "set_epoch", None)):
+            set_epoch(epoch)
+
+
+def datasets_of(dataset: object) -> Iterator[object]:
+    """Yields the datasets that torch's `Subset` and `ConcatDataset` are made of; any other dataset itself."""
+    if type(dataset) is Subset:
+        yield from datasets_of(dataset.dataset)
+    elif type(dataset) is ConcatDataset:
+        for one in dataset.datasets:
+            yield from datasets_of(one)
+    else:
+        yield dataset
 
 
 class Keyed(Dataset[Any]):

@@ -153,13 +153,13 @@ class DataLoader:
         self._identity: str | None = getattr(dataset, "identity", None)
         self._processors = processors()
         self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
-        blocks = blocks_of(dataset, shuffle, blocks_at_once)
+        blocks = blocks_of(self._located if hasattr(self._located, "blocks") else dataset, shuffle, blocks_at_once)
         self._plan = self._planned(batch_size, bool(shuffle), seed, blocks)
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
         if self._is_reporting and shuffle is True:
-            tell_amplification(dataset)
+            tell_amplification(self._located or dataset)
         self._prefetch = PREFETCH if prefetch_factor is None else prefetch_factor
         self._processes: Processes | None = None
         self._has_drawn = False
