@@ -9,11 +9,12 @@ from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import Dataset
 
 from forebay.torch import DataLoader
+from forebay.torch._streams import IterableLoader
 
 __all__ = ["prepare", "prepared"]
 
 
-def prepare(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
+def prepare(accelerator: Accelerator, loader: DataLoader | IterableLoader) -> DataLoaderShard:
     """A loader as `accelerator.prepare` gives those of torch's own, but dealt to the ranks once, by the loader itself.
 
     Batches come on the accelerator's device, gradients that are accumulated are applied at the end of an epoch, `skip_first_batches` reads
@@ -22,11 +23,14 @@ def prepare(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
 
     Args:
         accelerator: is told of the loader, and of its state.
-        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this.
+        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this. One over an `IterableDataset` is
+            torch's own, and is prepared by Accelerate as any of torch's.
 
     Returns:
         A loader of Accelerate's. To `accelerator.prepare` it may be given, and stays what it is.
     """
+    if isinstance(loader, IterableLoader):
+        return accelerator.prepare_data_loader(loader)
     shard = prepared(accelerator, loader)
     accelerator.register_for_checkpointing(shard.dataset)
     return shard

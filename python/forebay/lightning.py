@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay import torch
 from forebay.loader import StateError
+from forebay.torch._keyed import check_dataset
 
 __all__ = ["DataLoader"]
 
@@ -44,6 +45,7 @@ class DataLoader:
             ValueError, TypeError: its arguments are wrong; when it is asked for first.
         """
         if self._loader is None:
+            check_dataset(self.dataset)
             self._loader = self._make()
         return self._loader
 

@@ -29,7 +29,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     Raises:
         ValueError: training begins, and is to go through the dataset neither in random nor in sequential order.
-        TypeError: training begins, and the dataset is an `IterableDataset`.
+            Training begins, `loader_options` are given, and the dataset is an `IterableDataset`, which transformers' own loader reads.
     """
 
     def __init__(self, *arguments: Any, loader_options: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -39,13 +39,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> DataLoaderShard:
         """As transformers' `Trainer` asks for it: from its own loader, only what is in it is taken."""
         theirs, args = super().get_train_dataloader(), self.args
+        if isinstance(theirs.dataset, IterableDataset):
+            if self._loader_options:
+                raise ValueError("loader_options are for map-style datasets, and transformers' own loader reads an IterableDataset")
+            return theirs
         self.accelerator._dataloaders.remove(theirs)
         sampler = theirs.batch_sampler
         # Accelerate's own, which deals batches to the ranks, is around the one that makes them.
         while (inner := getattr(sampler, "batch_sampler", None)) is not None:
             sampler = inner
         order = getattr(sampler, "sampler", sampler)
-        if not isinstance(theirs.dataset, IterableDataset) and not isinstance(order, RandomSampler | SequentialSampler):
+        if not isinstance(order, RandomSampler | SequentialSampler):
             raise ValueError(
                 f"{type(order).__name__} is an order that the loader does not have: train in random or sequential order, or with "
                 "transformers' own Trainer"

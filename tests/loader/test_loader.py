@@ -27,10 +27,24 @@ class Endless(IterableDataset[int]):
         return iter(range(10))
 
 
-def test_an_iterable_dataset_is_refused_with_one_line() -> None:
-    with pytest.raises(TypeError, match=r"Endless is an IterableDataset: .* keep torch's own loader") as refused:
-        DataLoader(Endless())
+def test_an_iterable_dataset_has_no_keyed_samples() -> None:
+    with pytest.raises(TypeError, match=r"Endless is an IterableDataset, whose order is not known beforehand: .*") as refused:
+        Keyed(Endless())
     assert "\n" not in str(refused.value)
+
+
+def test_a_loader_may_be_named_with_the_type_of_its_batches() -> None:
+    loader = DataLoader[torch.Tensor](Indices(4), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"])
+def test_what_torch_makes_read_only_is_read_only(name: str) -> None:
+    loader = DataLoader(Indices(4))
+    before = getattr(loader, name)
+    with pytest.raises(ValueError, match=f"{name} of a DataLoader can't be set after it was made: make another one"):
+        setattr(loader, name, None)
+    assert getattr(loader, name) is before
 
 
 @pytest.mark.parametrize("dataset", [5, iter([1]), {1, 2}])
@@ -43,7 +57,8 @@ def test_what_is_no_dataset_is_refused(dataset: object) -> None:
     ("options", "wrong"),
     [
         ({"batch_size": 0}, "batch_size=0: a batch has a whole number of samples, at least 1"),
-        ({"batch_size": None}, "batch_size=None"),
+        ({"in_order": False}, "in_order=False: batches come in their order"),
+        ({"pin_memory_device": "cuda:1"}, "pin_memory_device='cuda:1': memory is pinned for the current GPU"),
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
         ({"num_workers": -1}, "num_workers=-1: give a whole number, 0 or more"),

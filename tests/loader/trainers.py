@@ -155,7 +155,7 @@ def transformers(root: Path) -> dict[str, Seen]:
         return "not refused"
 
     assert refused(Weighted, Samples()).startswith("WeightedRandomSampler is an order that the loader does not have"), "its own order"
-    assert "is an IterableDataset: what comes next is not known" in refused(Trainer, Endless())
+    assert refused(Trainer, Endless()) == "not refused", "transformers' own loader reads it"
 
     def train(state: Path | None = None) -> Seen:
         arguments = TrainingArguments(

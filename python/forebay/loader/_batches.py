@@ -30,12 +30,14 @@ class Batch:
         samples: their indices.
         seed: of the samples' own chance.
         epoch: the same.
+        is_one_call: the dataset is asked once, for the list of indices; its first index seeds the generators.
     """
 
     iteration: int
     samples: list[int]
     seed: int
     epoch: int
+    is_one_call: bool = False
 
     def key(self, sample: int) -> int:
         """What that sample's generators are seeded with."""
@@ -175,8 +177,8 @@ def decoded(
                     part.is_waiting = False
             read_bytes += len(data)
             if not are_bytes_kept:
-                # The batch may be made of views of them, and outlive their release.
-                data = memoryview(bytes(data))
+                # The batch may be made of views of them, and outlive their release. What is made of a copy may be written to.
+                data = memoryview(bytearray(data))
             sample = decode(data, index, rng(key))
         except MemoryError:
             raise

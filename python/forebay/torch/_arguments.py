@@ -6,9 +6,21 @@ from typing import Any
 import torch
 
 from forebay._say import say
-from forebay.loader._given import check_function, check_whole, seed_of
+from forebay.loader._given import check_function, check_whole, is_whole, seed_of
+from forebay.loader._launcher import rank_and_world
+from forebay.torch._group import of_group
 
-__all__ = ["blocks_of", "check_flags", "check_numbers", "check_objects", "tell_amplification"]
+__all__ = [
+    "blocks_of",
+    "check_flags",
+    "check_numbers",
+    "check_objects",
+    "check_order",
+    "check_threads",
+    "check_unbatched",
+    "ranks_of",
+    "tell_amplification",
+]
 
 BLOCKS_AT_ONCE = 16
 
@@ -29,10 +41,10 @@ def blocks_of(dataset: object, shuffle: bool | str | None, at_once: int | None) 
     return [operator.index(end) for end in blocks()], at_once
 
 
-def tell_amplification(dataset: Any) -> None:  # noqa: ANN401  (by what it has)
+def tell_amplification(dataset: Any, *, is_read_all_over: bool) -> None:  # noqa: ANN401  (by what it has)
     """Says what a global shuffle costs where samples share extents."""
     extents = getattr(dataset, "extents", None)
-    if extents and (each := len(dataset) // extents) > 1:
+    if is_read_all_over and extents and (each := len(dataset) // extents) > 1:
         say(
             f"{each:,} samples share an extent: a global shuffle may read each extent as many times; "
             'shuffle="blocks" reads it once, in another order'
@@ -70,3 +82,35 @@ def check_objects(sampler: object, batch_sampler: object, collate_fn: object, wo
             check_function(name, value)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ValueError(f"generator={generator!r}: give a torch.Generator")
+
+
+def check_order(in_order: bool, pin_memory_device: str) -> None:
+    """Refuses what torch's loader takes and this one has no other way for (`ValueError`)."""
+    if in_order is not True:
+        raise ValueError(f"in_order={in_order!r}: batches come in their order, whichever is ready first: leave it out")
+    if pin_memory_device != "":
+        raise ValueError(f"pin_memory_device={pin_memory_device!r}: memory is pinned for the current GPU: leave it out, and set the device")
+
+
+def check_unbatched(drop_last: bool) -> None:
+    """Refuses what needs batches (`ValueError`)."""
+    if drop_last:
+        raise ValueError("drop_last=True is about batches, and batch_size=None gives single samples: leave one of them out")
+
+
+def check_threads(worker_init_fn: object, multiprocessing_context: object) -> None:
+    """Refuses what is for worker processes where samples are decoded in threads (`ValueError`)."""
+    for name, value in (("worker_init_fn", worker_init_fn), ("multiprocessing_context", multiprocessing_context)):
+        if value is not None:
+            raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
+
+
+def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Returns this rank's number and the number of ranks: as given, else as torch.distributed or the launcher says."""
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank= and world_size= go together: give both, or neither")
+    if rank is not None and world_size is not None:
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= operator.index(rank) < operator.index(world_size)):
+            raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1; give whole numbers")
+        return operator.index(rank), operator.index(world_size)
+    return of_group() or rank_and_world()

@@ -13,7 +13,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-__all__ = ["collated"]
+__all__ = ["collated", "single"]
 
 NUMBERS = "biufc"
 """Kinds of NumPy's types that torch may have, too."""
@@ -46,3 +46,13 @@ def _are_alike(batch: Sequence[Any]) -> bool:
     if first.dtype.kind not in NUMBERS or not first.dtype.isnative or first.size == 0:
         return False
     return all(one.dtype == first.dtype and one.shape == first.shape and one.flags.c_contiguous for one in batch)
+
+
+def single(convert: Callable[[Any], Any], samples: list[Any]) -> Any:  # noqa: ANN401  (whatever a sample is)
+    """Returns the only sample, converted."""
+    if len(samples) != 1:
+        raise TypeError(
+            "batch_size=None asks the dataset for each list of indices in one call, and a dataset with locate and decode gives single "
+            "samples: pass that sampler as batch_sampler= instead"
+        )
+    return convert(samples[0])

@@ -183,8 +183,8 @@ def check_dataset(dataset: object) -> None:
     if isinstance(dataset, IterableDataset):
         kind = type(dataset).__name__
         raise TypeError(
-            f"{kind} is an IterableDataset: what comes next is not known, so nothing can be fetched ahead or resumed; give a map-style "
-            "dataset (__len__ and __getitem__), or keep torch's own loader for it"
+            f"{kind} is an IterableDataset, whose order is not known beforehand: give a map-style dataset (__len__ and __getitem__), or "
+            "use forebay.torch.DataLoader itself, which returns torch's own loader for it"
         )
     check_map_style(dataset)
 

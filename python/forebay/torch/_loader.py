@@ -1,26 +1,28 @@
 """The data loader."""
 
+import inspect
 import itertools
-import operator
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
-from torch.utils.data import DistributedSampler, default_collate
+from torch.utils.data import DistributedSampler, IterableDataset, default_collate, default_convert
+
+# Which torch itself needs.
+from typing_extensions import TypeVar
 
 from forebay._say import say
 from forebay.loader import _told
 from forebay.loader._agent import Agent
-from forebay.loader._batches import sample_error
+from forebay.loader._batches import Batch, Fetched, sample_error
 from forebay.loader._errors import LoaderError, StateError
-from forebay.loader._given import check_epoch, check_whole, is_whole
-from forebay.loader._launcher import processors, rank_and_world
+from forebay.loader._given import check_epoch, check_map_style, check_whole
+from forebay.loader._launcher import processors
 from forebay.loader._report import EpochReport, Meter
 from forebay.loader._rows import RowSource, RowThreads
 from forebay.loader._settings import cache_words, check_choices
@@ -29,15 +31,26 @@ from forebay.loader._workers import Serving
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
-from forebay.torch._arguments import blocks_of, check_flags, check_numbers, check_objects, tell_amplification
+from forebay.torch._arguments import (
+    blocks_of,
+    check_flags,
+    check_numbers,
+    check_objects,
+    check_order,
+    check_threads,
+    check_unbatched,
+    ranks_of,
+    tell_amplification,
+)
 from forebay.torch._cache import Ahead, agent_of
-from forebay.torch._collate import collated
+from forebay.torch._collate import collated, single
 from forebay.torch._group import of_group
-from forebay.torch._keyed import check_dataset, generators, globals_kept, located, stay_on_one_thread, tell_epoch
+from forebay.torch._keyed import generators, globals_kept, located, stay_on_one_thread, tell_epoch
 from forebay.torch._order import Begun, Given, Known, Place, Plan, check_version
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
-from forebay.torch._work import InProcesses, InThreads, Work, to_pinned
+from forebay.torch._streams import IterableLoader
+from forebay.torch._work import InProcesses, InThreads, Work, pinning_device, to_pinned
 
 __all__ = ["DataLoader"]
 
@@ -48,8 +61,17 @@ PREFETCH = 2
 _names = itertools.count()
 
 
-class DataLoader:
+T_co = TypeVar("T_co", covariant=True, default=Any)
+"""Of a batch; nobody needs to say it."""
+
+READ_ONLY = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"})
+"""Attributes that torch's loader makes read-only, too."""
+
+
+class DataLoader(Generic[T_co]):
     """Batches of a map-style dataset: the samples, order and bytes of torch's own loader, with what they need fetched ahead.
+
+    For an `IterableDataset` this returns torch's own loader instead (`forebay.torch._streams.IterableLoader`).
 
     The order is that of `DistributedSampler(dataset, world_size, rank, shuffle, seed, drop_last)` with the epoch set, and each rank gets
     its part. It begins with epoch 0 and goes on by itself when an epoch has been gone through; `set_epoch` says which one the next is.
@@ -60,7 +82,8 @@ class DataLoader:
 
     Args:
         dataset: with `__len__` and `__getitem__`, or `locate` and `decode`.
-        batch_size: samples of a batch of this rank.
+        batch_size: samples of a batch of this rank. None: single samples, converted by torch's `default_convert` or by `collate_fn`; a
+            `sampler` that gives lists of indices has the dataset asked for each list in one call.
         shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets that say where runs of samples end that lie together
             (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is not torch's order.
         sampler: gives indices in its place; knows by itself which rank it is of. A `DistributedSampler` of torch's is understood: the
@@ -79,6 +102,8 @@ class DataLoader:
         generator: of torch, from which the order is drawn, on one rank, if there is no seed.
         prefetch_factor: batches ahead; of each worker process, or in all for threads. 2 unless given.
         persistent_workers: worker processes stay from one epoch to the next.
+        pin_memory_device: only `""`: memory is pinned for the current GPU.
+        in_order: only True: batches come in their order.
         seed: of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's loader does it; on
             several 0, as `DistributedSampler` has it.
         rank: this one's number. None: as torch.distributed or the launcher (torchrun, srun, mpirun) says.
@@ -107,10 +132,20 @@ class DataLoader:
         TypeError: a dataset whose order can't be known.
     """
 
+    def __new__(cls, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (as `__init__`)
+        """Returns torch's own loader for an `IterableDataset`, and otherwise a new loader of this class."""
+        dataset = args[0] if args else options.get("dataset")
+        if not isinstance(dataset, IterableDataset):
+            return super().__new__(cls)
+        if cls is not DataLoader:
+            raise TypeError(f"{cls.__name__} takes no IterableDataset: make forebay.torch.DataLoader itself of it")
+        given = inspect.signature(cls.__init__).bind(None, *args, **options).arguments
+        return IterableLoader(dataset, {name: value for name, value in given.items() if name not in ("self", "dataset")})
+
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401  (by what it has)
-        batch_size: int = 1,
+        batch_size: int | None = 1,
         shuffle: bool | Literal["blocks"] | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -125,6 +160,8 @@ class DataLoader:
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -137,17 +174,19 @@ class DataLoader:
         hedge_budget: float | None = None,
         background_fill: bool = False,
     ) -> None:
-        check_dataset(dataset)
+        check_map_style(dataset)
+        check_order(in_order, pin_memory_device)
         check_choices(policy, schedule, hedge_budget, background_fill)
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         check_objects(sampler, batch_sampler, collate_fn, worker_init_fn, generator)
         check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
         self.dataset = dataset
         self.sampler, self.batch_sampler = sampler, batch_sampler
-        self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
+        self._is_batching = batch_size is not None
+        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_collate if self._is_batching else default_convert)
         self.pin_memory, self.timeout, self.generator, self.persistent_workers = pin_memory, timeout, generator, persistent_workers
         self.drop_last, self.batch_size = bool(drop_last), batch_size if batch_sampler is None else None
-        self.rank, self.world_size = _rank_and_world(rank, world_size)
+        self.rank, self.world_size = ranks_of(rank, world_size)
         self._is_rank_found = rank is None and sampler is None and batch_sampler is None
         self._located: Located | None = located(dataset)
         self._identity: str | None = getattr(dataset, "identity", None)
@@ -158,8 +197,7 @@ class DataLoader:
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
-        if self._is_reporting and shuffle is True:
-            tell_amplification(self._located or dataset)
+        tell_amplification(self._located or dataset, is_read_all_over=self._is_reporting and shuffle is True)
         self._prefetch = PREFETCH if prefetch_factor is None else prefetch_factor
         self._processes: Processes | None = None
         self._has_drawn = False
@@ -168,14 +206,17 @@ class DataLoader:
         self.skipped = self.padding = 0
         self.last_report: EpochReport | None = None
         if self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True):
-            for name, value in (("worker_init_fn", worker_init_fn), ("multiprocessing_context", multiprocessing_context)):
-                if value is not None:
-                    raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")
+            check_threads(worker_init_fn, multiprocessing_context)
         else:
             self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
         chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
-        choices = {name: choice for name, choice in chosen.items() if choice is not None}
-        self._agent: Agent | None = self._made_agent(cache_words(cache), choices)
+        self._agent: Agent | None = self._made_agent(cache_words(cache), {name: one for name, one in chosen.items() if one is not None})
+        self._is_made = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in READ_ONLY and self.__dict__.get("_is_made"):
+            raise ValueError(f"{name} of a {type(self).__name__} can't be set after it was made: make another one")
+        super().__setattr__(name, value)
 
     @property
     def epoch(self) -> int:
@@ -290,13 +331,16 @@ class DataLoader:
         """Where the epoch that is gone through next begins."""
         return self._resume or Place(self._place.epoch + self._is_through())
 
-    def _planned(self, batch_size: int, shuffle: bool, seed: int | None, blocks: tuple[list[int], int] | None) -> Plan:
+    def _planned(self, batch_size: int | None, shuffle: bool, seed: int | None, blocks: tuple[list[int], int] | None) -> Plan:
         samples, sampler = len(self.dataset), self.sampler
         if self.batch_sampler is not None:
             if batch_size != 1 or shuffle or sampler is not None or self.drop_last:
                 raise ValueError("batch_sampler= makes the batches: leave out batch_size, shuffle, sampler and drop_last")
             return Given(self.batch_sampler, samples, 0, self.rank, self.world_size, seed=seed, drop_last=False)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if batch_size is None:
+            check_unbatched(self.drop_last)
+            batch_size = 1
+        elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")
         if sampler is not None and shuffle:
             raise ValueError("sampler= makes the order: leave out shuffle")
@@ -309,7 +353,9 @@ class DataLoader:
                 raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
             sampler = torch.utils.data.RandomSampler(self.dataset, generator=self.generator)
         if sampler is not None:
-            return Given(sampler, samples, batch_size, self.rank, self.world_size, seed=seed, drop_last=self.drop_last)
+            given = Given(sampler, samples, batch_size, self.rank, self.world_size, seed=seed, drop_last=self.drop_last)
+            given.is_batching = self._is_batching
+            return given
         if seed is None and self.world_size > 1:
             seed = 0
         return Known(
@@ -352,7 +398,8 @@ class DataLoader:
                 "or leave it out, and start the program with `forebay run`"
             )
         batches = self._prefetch * (1 if self._processes is None else self.num_workers)
-        return agent_of(self.dataset, self._plan, self.batch_size, Ahead(batches, self.rank, self.world_size), cache, choices)
+        batch_size = self.batch_size if self._is_batching else 1
+        return agent_of(self.dataset, self._plan, batch_size, Ahead(batches, self.rank, self.world_size), cache, choices)
 
     def _made_processes(
         self,
@@ -373,10 +420,12 @@ class DataLoader:
         )
 
     def _collate(self) -> Collate:
+        if not self._is_batching:
+            return Collate(partial(single, self.collate_fn), is_users=self.collate_fn is not default_convert, is_copying=False)
         if self.collate_fn is not default_collate:
-            return Collate(self.collate_fn, is_users=True)
+            return Collate(self.collate_fn, is_users=True, is_copying=False)
         # Bytes that are read ahead are only to be read, and samples may be views of them.
-        return Collate(collated if self._located is not None else default_collate, is_users=False)
+        return Collate(collated if self._located is not None else default_collate, is_users=False, is_copying=True)
 
     def _chance(self) -> int:
         """What torch's loader will draw for its workers: looked at, not drawn."""
@@ -399,14 +448,13 @@ class DataLoader:
             self._has_drawn = True
         assert self._located is not None
         tell_epoch(self.dataset, self._place.epoch)
-        collate, device = self._collate(), _device() if self.pin_memory else None
+        collate, device = self._collate(), pinning_device() if self.pin_memory else None
 
         def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
             batch = samples if collate.is_users else collate.function(samples)
             return batch if device is None or collate.is_users else to_pinned(batch, device)
 
-        # Torch's own function copies whatever it puts together; of the user's nothing is known.
-        decoding = Decoding(self._located, _generators, assemble, is_copying=not collate.is_users, skip=self._is_skipping)
+        decoding = Decoding(self._located, _generators, assemble, is_copying=collate.is_copying, skip=self._is_skipping)
         if (rows := self._row_source(begun, collate)) is not None:
             making = RowTensors(rows.dataset.row_bytes, device)
             options: dict[str, Any] = {"ahead": self._prefetch, "timeout_s": self.timeout, "skip": self._is_skipping}
@@ -422,7 +470,7 @@ class DataLoader:
 
     def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
         """What gives whole batches; None where samples are to be had one by one."""
-        if self._agent is None or collate.is_users or not isinstance(self._located, FixedRows):
+        if self._agent is None or not collate.is_copying or not isinstance(self._located, FixedRows):
             return None
         rows = RowSource(self._agent, connect(), self._located)
         rows.begin(begun.order)
@@ -450,6 +498,18 @@ class _Epoch:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401  (whatever a batch is)
+        while True:
+            batch, fetched = self._next()
+            loader = self._loader
+            self._batches += 1
+            loader.padding = self._begun.padding_of(batch.iteration)
+            # Counted before it is handed out, so that a state that is taken while it is trained with has it.
+            loader._place = self._begun.place_after(self._batches)
+            if not fetched.failed:
+                return fetched.value
+
+    def _next(self) -> tuple[Batch, Fetched]:
+        """Returns the next batch, which failed only if the loader gives single samples and leaves out those that fail."""
         if self._is_over:
             raise StopIteration
         asked = time.perf_counter()
@@ -466,14 +526,10 @@ class _Epoch:
         loader.skipped = self._meter.skipped
         if loader._agent is not None and samples:
             loader._agent.decodes(fetched.decoded_s / samples / loader.num_workers)
-        if fetched.failed:
+        if fetched.failed and (loader._is_batching or not loader._is_skipping):
             self._stop()
             raise sample_error(fetched, samples)
-        self._batches += 1
-        loader.padding = self._begun.padding_of(batch.iteration)
-        # Counted before it is handed out, so that a state that is taken while it is trained with has it.
-        loader._place = self._begun.place_after(self._batches)
-        return fetched.value
+        return batch, fetched
 
     def _stop(self) -> None:
         self._is_over = True
@@ -514,21 +570,3 @@ def _draw(generator: torch.Generator | None) -> int:
     """As torch's loader and its `RandomSampler` draw."""
     device = generator.device if generator is not None else None
     return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator).item())
-
-
-def _device() -> int | None:
-    """The GPU for which memory is pinned; None if there is none."""
-    if torch.cuda.is_available():
-        return torch.cuda.current_device()
-    warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=4)
-    return None
-
-
-def _rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError("rank= and world_size= go together: give both, or neither")
-    if rank is not None and world_size is not None:
-        if not (is_whole(rank) and is_whole(world_size) and 0 <= operator.index(rank) < operator.index(world_size)):
-            raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbered from 0 to world_size - 1; give whole numbers")
-        return operator.index(rank), operator.index(world_size)
-    return of_group() or rank_and_world()

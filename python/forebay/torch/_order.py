@@ -2,7 +2,7 @@
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, cast
@@ -272,6 +272,8 @@ class Given(_Seeded):
     """
 
     is_known = False
+    is_batching = True
+    """False: the sampler's indices are asked for one by one, and those that are lists in one call each."""
 
     def __init__(
         self, sampler: Iterable[Any], samples: int, batch: int, rank: int, world: int, *, seed: int | None, drop_last: bool
@@ -327,7 +329,7 @@ class _GivenEpoch:
         for iteration, samples in enumerate(batches):
             _add(digest, samples)
             self._digests[iteration + 1] = digest.hexdigest()
-            yield Batch(iteration, samples, cast("int", place.chance) % 2**64, place.epoch)
+            yield Batch(iteration, list(samples), cast("int", place.chance) % 2**64, place.epoch, is_one_call=isinstance(samples, tuple))
 
     def place_after(self, batches: int) -> Place:
         # Asked for after each batch.
@@ -339,8 +341,12 @@ class _GivenEpoch:
         del iteration
         return 0
 
-    def _cut(self) -> Iterator[list[int]]:
+    def _cut(self) -> Iterator[list[int] | tuple[int, ...]]:
+        """Yields the indices of each batch: a list, or a tuple where the dataset is asked for all of them in one call."""
         plan = self._plan
+        if not plan.is_batching:
+            yield from map(_asked, plan.sampler)
+            return
         if plan.batch == 0:
             yield from ([operator.index(index) for index in batch] for batch in plan.sampler)
             return
@@ -354,7 +360,15 @@ class _GivenEpoch:
             yield samples
 
 
-def _add(digest: "hashlib.blake2b", samples: list[int]) -> None:
+def _asked(index: Any) -> list[int] | tuple[int, ...]:  # noqa: ANN401  (a number, or several)
+    """Returns what a sampler gives without batches: `[index]`, or a tuple of the indices of a list."""
+    try:
+        return [operator.index(index)]
+    except TypeError:
+        return tuple(map(operator.index, index))
+
+
+def _add(digest: "hashlib.blake2b", samples: Sequence[int]) -> None:
     digest.update(b"%d:" % len(samples) + b"".join(b"%d," % sample for sample in samples))
 
 

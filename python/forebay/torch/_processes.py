@@ -37,10 +37,12 @@ class Collate:
     Attributes:
         function: the user's, which may draw from the global generators, or torch's.
         is_users: it is the user's.
+        is_copying: what it makes refers to no sample's bytes.
     """
 
     function: Callable[[list[Any]], Any]
     is_users: bool
+    is_copying: bool
 
     def __call__(self, samples: list[Any], batch: Batch) -> Any:  # noqa: ANN401  (what the function gives)
         """Where global generators matter to the caller, they have to be kept: see `globals_kept`."""
@@ -128,10 +130,10 @@ class _Fetcher(Dataset[Any]):
         """Samples of a dataset that reads by itself. While it is on no processor it is taken to read."""
         samples = []
         begun, begun_cpu = time.perf_counter(), time.thread_time()
-        for index in batch.samples:
+        for index in batch.samples[:1] if batch.is_one_call else batch.samples:
             reseed(batch.key(index))
             try:
-                samples.append(self.dataset[index])
+                samples.append(self.dataset[batch.samples if batch.is_one_call else index])
             except MemoryError:
                 raise
             except Exception as error:
@@ -157,7 +159,7 @@ class _Fetcher(Dataset[Any]):
 
         # The agent's are another's as soon as the batch is put together.
         is_lasting = source.is_lasting and shared is None
-        part, are_bytes_kept = Part(range(len(batch.samples))), is_lasting or not self._collate.is_users
+        part, are_bytes_kept = Part(range(len(batch.samples))), is_lasting or self._collate.is_copying
         decoded(dataset, request, batch, part, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
         if task.share is not None:
             fetched.lost = self._seated.lost

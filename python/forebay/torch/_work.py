@@ -1,6 +1,7 @@
 """An epoch's batches being made: in threads, or in worker processes."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from forebay.torch._keyed import globals_kept, on_one_thread
 from forebay.torch._order import Begun
 from forebay.torch._processes import Collate, Processes
 
-__all__ = ["InProcesses", "InThreads", "Work", "to_pinned"]
+__all__ = ["InProcesses", "InThreads", "Work", "pinning_device", "to_pinned"]
 
 
 class Work(Protocol):
@@ -100,3 +101,11 @@ def to_pinned(batch: Any, device: int) -> Any:  # noqa: ANN401  (whatever a batc
     # In another thread the first GPU would be meant.
     torch.cuda.set_device(device)
     return pinned(batch)
+
+
+def pinning_device() -> int | None:
+    """Returns the number of the GPU for which memory is pinned, or None with a warning if there is no GPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.current_device()
+    warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=4)
+    return None
