@@ -13,6 +13,7 @@ from torch import nn
 import forebay.clone as clone
 from forebay.clone import _session, _source
 from forebay.clone._dealt import PLACE, left_out
+from forebay.clone._place import Place
 from forebay.clone._resume import Asked, Resumed, resume
 from forebay.clone._values import spelled
 from forebay.torch import DataLoader
@@ -144,7 +145,7 @@ class Small:
 
     def inventory(self) -> clone.Inventory:
         kinds = {"scheduler": None, "scaler": None, "ema": None, "loader": None}
-        return clone.inventory(model=self.model, optimizer=self.optimizer, counters={}, others={PLACE: {}}, **kinds)
+        return clone.inventory(model=self.model, optimizer=self.optimizer, counters={}, others={PLACE: Place()}, **kinds)
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: Node, o
         def go_on(rank: int) -> None:
             inventory, resumed = become(set_rank, asked, rank, 2)
             state = _session._State(loader_has_place=False, limits=_source.Limits(), shadow=0)
-            state.place.update(batch=3, generators={})
+            state.place.batch = 3
             entered = clone.Session(resumed.name, inventory, state, resumed.lineage, forkable=False)
             next(entered.batches(loader))
 

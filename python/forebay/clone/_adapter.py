@@ -52,6 +52,7 @@ class Component:
         reads_more: asked when something was exchanged there: whether it reads more than that.
         shapes: tensors of which it reads type and sizes, though it does not give them.
         is_plain: to set it to the values that it has does nothing.
+        draws: to read it may draw from random-number generators; the inventory sets those back afterwards.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class Component:
     reads_more: Callable[[], bool] = lambda: False
     shapes: Callable[[], list[Any]] = list
     is_plain: bool = False
+    draws: bool = False
 
 
 class Memory(NamedTuple):
@@ -134,6 +136,9 @@ class Adapter(Ranks, Protocol):
 
     def process(self, generators: Mapping[str, object]) -> list[Component]:
         """What belongs to the process: generators, its own and the named ones, and flags that change results."""
+
+    def access(self, value: object) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+        """Returns how the state of a generator of random numbers is read and set; None for any other object."""
 
     def check(self, given: Mapping[str, Mapping[str, object]]) -> None:
         """Looks for signs that something declared absent is there.

@@ -65,13 +65,13 @@ def _component(path: str, names: Collection[str]) -> str:
 def _is_own(name: str) -> bool:
     """Whether ranks would most likely hold it each otherwise, though there was one alone."""
     kind, _, rest = name.partition("/")
-    return kind == "generators" or (kind == "others" and rest != PLACE)
+    return kind == "generators" or (kind == "others" and rest.partition("/")[0] != PLACE)
 
 
 def _mend(name: str) -> str:
     kind, _, rest = name.partition("/")
     if kind == "loader":
         return "a forebay.torch.DataLoader's place is good for any number of ranks; or start the clone with as many"
-    if (kind, rest) == ("others", PLACE):
+    if (kind, rest.partition("/")[0]) == ("others", PLACE):
         return "fork it between epochs, or give session() a forebay.torch.DataLoader"
     return "start the clone with as many"

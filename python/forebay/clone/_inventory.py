@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from forebay import _core
@@ -170,7 +171,8 @@ class Inventory:
         self._adapter = adapter
         self._ranks = ranks
         self._objects = objects
-        self._components = components
+        generators = [component for component in components if component.path[0] == GENERATORS]
+        self._components = [_undrawn(component, generators) if component.draws else component for component in components]
         self._steady = [component for component in components if component.steady]
         self._described = Parts(adapter)
         # Apart: with shared storage, and without.
@@ -477,6 +479,21 @@ class Inventory:
             there, here = ("absent" if kind in absent else "given" for absent in (manifest.absent, self._absent))
             if there != here:
                 raise DifferenceError(f"{kind} is {there} where the state was captured, and {here} here")
+
+
+def _undrawn(component: Component, generators: Sequence[Component]) -> Component:
+    """Returns the component with a `get` after which the job's generators are as they were: nothing here may change what the job draws."""
+
+    def get() -> object:
+        before = [(one.put, one.get()) for one in generators]
+        try:
+            return component.get()
+        finally:
+            for put, states in before:
+                if put is not None:
+                    put(states)
+
+    return replace(component, get=get)
 
 
 def _replicated(part: Part) -> Part | None:

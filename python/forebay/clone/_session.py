@@ -1,12 +1,13 @@
 """A session: a training job that can be forked while it trains, and the same program as a clone."""
 
 import atexit
+import functools
 import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from forebay._off import is_off
 from forebay._say import say
@@ -15,6 +16,8 @@ from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._given import check_given
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
+from forebay.clone._loaders import Loaders
+from forebay.clone._place import Place
 from forebay.clone._probation import Probation, steps_of
 from forebay.clone._resume import Asked, Lineage, Resumed, resume, warm_up
 from forebay.clone._shared import Arena
@@ -32,7 +35,6 @@ MEMBERS_END = 1 << 31
 """From here on Slurm numbers steps of its own, as an interactive one."""
 NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]+")
 FORKS_KEPT = 100
-END = object()
 
 Batch = TypeVar("Batch")
 
@@ -69,6 +71,8 @@ class Session:
         self._counters = state.counters
         self._place = state.place
         self._loader_has_place = state.loader_has_place
+        # The one that `batches` was last given, if its place is this session's to know.
+        self._loader: Iterable[object] | None = None
         self._is_resuming = lineage is not None
         self._stepped = False
         self._process = os.getpid()
@@ -81,6 +85,11 @@ class Session:
         if self._is_forkable or probation is not None:
             self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
+
+    @functools.cached_property
+    def _loaders(self) -> Loaders:
+        adapter = self._inventory.adapter
+        return Loaders(adapter.access, adapter.plain())
 
     def _made_source(self) -> Source:
         state = self._state
@@ -175,7 +184,10 @@ class Session:
             self._counters["epoch"] = epoch
             yield epoch
             # By now the epoch's own work is done, a scheduler's step too.
-            self._place.clear()
+            if self._loader is None:
+                self._place.clear()
+            else:
+                self._place.begin({}, self._loaders, self._loader)
             self.point(epoch=epoch + 1, step=self._counters.get("step", 0))
             # Also where gradients were still accumulating and the point was passed over.
             self._counters["epoch"] = epoch + 1
@@ -184,8 +196,10 @@ class Session:
         """The batches of an epoch, a step each, in a clone from its parent's place on.
 
         After each but the last is a `point()`; the last one's is that of `epochs`. A loader that was given to the session finds its place
-        by itself. With any other the clone has the same order of samples, for its generators are set to what they were when the epoch
-        began; what its parent has had of the epoch is read and thrown away.
+        by itself. With any other the clone has the same order of samples, for its generators, and what the loader itself keeps from one
+        epoch to the next (generators, counters, orders), are set to what they were when the epoch began; what its parent has had of the
+        epoch is read and thrown away. A loader that keeps an iterator, as with `persistent_workers=True`, can be forked in its first epoch
+        only: in a later one the clone's `session` says so.
 
         Args:
             loader: has a length, and gives that many batches each time.
@@ -198,14 +212,15 @@ class Session:
         # What has no length says so itself.
         length = len(loader)  # type: ignore[arg-type]
         for batch in iterator:
-            self._place["batch"] += 1
+            self._place.batch += 1
             self._counters["step"] = step = self._counters.get("step", 0) + 1
             yield batch
-            if self._place["batch"] < length:
+            if self._place.batch < length:
                 self.point(epoch=self._counters.get("epoch", 0), step=step)
 
     def _at_place(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        had, self._is_resuming = self._place.get("batch", 0) if self._is_resuming else 0, False
+        is_resuming, self._is_resuming = self._is_resuming, False
+        had = self._place.batch if is_resuming else 0
         ours = self._inventory.rank[1]
         theirs = self.lineage.parent_ranks if self.lineage else ours
         is_dealt = theirs != ours
@@ -214,18 +229,19 @@ class Session:
                 f"its parent, of another number of ranks ({theirs}), had had {had} batches of this epoch in each: fork it between "
                 "epochs, or give session() a forebay.torch.DataLoader, whose place is good for any number of ranks"
             )
-        if had == 0 or is_dealt:
-            # Batches of other ranks count for nothing here: what is left of the epoch is dealt anew.
-            self._place.update(batch=0, generators={} if self._loader_has_place else self._inventory.generators())
-            return iter(loader)
         if self._loader_has_place:
+            # Batches of other ranks count for nothing here: what is left of the epoch is dealt anew.
+            if had == 0 or is_dealt:
+                self._place.clear()
+            return iter(loader)
+        self._loader = loader
+        if had == 0:
+            if is_resuming:
+                self._place.go_on(self._loaders, loader)
+            self._place.begin(self._inventory.generators(), self._loaders, loader)
             return iter(loader)
         here = self._inventory.generators()
-        self._inventory.set_generators(self._place["generators"])
-        iterator = iter(loader)
-        for batch in range(had):
-            if next(iterator, END) is END:
-                raise CloneError(f"the loader has {batch} batches, and its parent had had {had} of this epoch: make it as the parent's")
+        iterator = self._place.catch_up(self._loaders, loader, self._inventory.set_generators)
         self._inventory.set_generators(here)
         return iterator
 
@@ -275,7 +291,7 @@ class _State:
 
     Attributes:
         counters: what `point` was last told.
-        place: in the epoch, as `Session.batches` counts: `batch`, those that were had; `generators`, as they were when it began.
+        place: in the epoch, as `Session.batches` counts.
         loader_has_place: the state has a loader that knows its place by itself.
         limits: what a fork may cost.
         shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
@@ -285,7 +301,7 @@ class _State:
 
     def __init__(self, *, loader_has_place: bool, limits: Limits, shadow: int) -> None:
         self.counters: dict[str, int] = {}
-        self.place: dict[str, Any] = {}
+        self.place = Place()
         self.loader_has_place = loader_has_place
         self.limits = limits
         self.shadow = shadow

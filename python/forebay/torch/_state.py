@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import importlib
 import math
-import random
 import secrets
 import sys
 import weakref
@@ -15,17 +13,21 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR
 
 from forebay import _core
 from forebay.clone._adapter import Component, Described, Known, Memory, Watch
-from forebay.clone._errors import DamagedError, DifferenceError, UndescribableError
+from forebay.clone._errors import DamagedError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
-from forebay.torch._flags import DEVICES, dtype_name, flags, set_flags
+from forebay.torch._changes import change as change
+from forebay.torch._changes import optimizers
+from forebay.torch._flags import dtype_name, flags, set_flags
+from forebay.torch._generators import access as access
+from forebay.torch._generators import generator, process_generators, set_process_generators
 from forebay.torch._given import check_given, check_kind, check_optimizer, path_of, type_of
 from forebay.torch._group import of_group
 from forebay.torch._modules import plain_kinds, watch
+from forebay.torch._objects import state_of
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
 from forebay.torch._tensors import PLAIN, Asked, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
@@ -98,16 +100,16 @@ def components(kind: str, given: Mapping[str, object]) -> list[Component]:
         elif isinstance(value, Optimizer):
             found += _optimizer(value, path)
         else:
-            found += _other(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK), portable=kind != "loader" or _is_dealt(value))
+            found += state_of(value, path, _PLACEMENTS.get(kind, Placement.PER_RANK), portable=kind != "loader" or _is_dealt(value))
     return found
 
 
 def process(generators: Mapping[str, object]) -> list[Component]:
     """See `Adapter.process`."""
-    named = [_generator(generator, ("generators", "named", name)) for name, generator in generators.items()]
+    named = [generator(value, ("generators", "named", name)) for name, value in generators.items()]
     return [
         Component(("flags",), Placement.REPLICATED, flags, set_flags),
-        Component(("generators", "process"), Placement.PER_RANK, _generators, _set_generators),
+        Component(("generators", "process"), Placement.PER_RANK, process_generators, set_process_generators),
         *named,
     ]
 
@@ -258,7 +260,7 @@ def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None
     """See `Adapter.on_step`."""
     hooks = [
         hook
-        for optimizer in _optimizers(given)
+        for optimizer in optimizers(given)
         for hook in (
             optimizer.register_step_pre_hook(lambda *_: before()),
             optimizer.register_step_post_hook(lambda *_: after()),
@@ -272,35 +274,6 @@ def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None
     return remove
 
 
-def change(given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
-    """See `Adapter.change`."""
-    if name == "seed":
-        _seed(int(value) + rank)
-        return
-    groups = [group for optimizer in _optimizers(given) for group in optimizer.param_groups]
-    if not any(_is_number(group.get(name)) for group in groups):
-        numbers = {(key, isinstance(old, bool)) for group in groups for key, old in group.items() if _is_number(old)}
-        known = ", ".join(f"{key} (0 or 1)" if is_truth else key for key, is_truth in sorted(numbers | {("seed", False)}))
-        raise DifferenceError(f"{name} can't be set: the optimizer has no number of that name; there are {known}")
-    schedulers = [one for scheduler in given["scheduler"].values() for one in (scheduler, *getattr(scheduler, "_schedulers", []))]
-    if any(isinstance(one, CyclicLR) and (name == "lr" or (one.cycle_momentum and "momentum" in name)) for one in schedulers):
-        raise DifferenceError(f"{name} can't be set: with each step CyclicLR makes it anew of bounds that it has for itself")
-    # As OneCycleLR has them.
-    if any(f"max_{name}" in group for group in groups):
-        bounds = " and ".join(bound for bound in (f"max_{name}", f"min_{name}", f"base_{name}") if bound in groups[0])
-        raise DifferenceError(f"{name} can't be set: with each step a schedule makes it anew of {bounds}: set these")
-    if value not in (0, 1) and any(isinstance(group.get(name), bool) for group in groups):
-        raise DifferenceError(f"{name} can't be set to {value:g}: it is a truth value, 0 or 1")
-    for group in groups:
-        for key in (name, f"initial_{name}"):
-            if _is_number(group.get(key)):
-                _set_number(group, key, value)
-    if name == "lr":
-        for one in schedulers:
-            if isinstance(rates := getattr(one, "base_lrs", None), list):
-                one.base_lrs = [value] * len(rates)
-
-
 def shared_number() -> int:
     """See `Ranks.shared_number`."""
     number = secrets.randbelow(2**31)
@@ -311,31 +284,6 @@ def shared_number() -> int:
     shared = torch.tensor([number], device=device)
     distributed.broadcast(shared, src=0)
     return int(shared.item())
-
-
-def _optimizers(given: Mapping[str, Mapping[str, object]]) -> list[Optimizer]:
-    return [optimizer for optimizer in given["optimizer"].values() if isinstance(optimizer, Optimizer)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-
-
-def _set_number(group: dict[str, Any], key: str, value: float) -> None:
-    old = group[key]
-    if isinstance(old, torch.Tensor):
-        old.fill_(value)
-    else:
-        # `maximize` stays a truth value; a weight decay of 0 may well become 0.01.
-        group[key] = bool(value) if isinstance(old, bool) else value
-
-
-def _seed(seed: int) -> None:
-    seed %= 2**32
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
 
 
 def _dtype(layout: Layout) -> torch.dtype:
@@ -384,15 +332,6 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         for name, child in module.named_modules():
             child.training = name not in evaluated
 
-    def has_extra() -> bool:
-        kinds = plain_kinds(module)
-        return kinds is None or any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds)
-
-    def extra() -> Iterator[tuple[str, nn.Module]]:
-        if has_extra():
-            children = module.named_modules()
-            yield from ((name, child) for name, child in children if type(child).get_extra_state is not nn.Module.get_extra_state)
-
     # As they were when they were last asked for.
     last: list[weakref.ref[nn.Parameter]] = []
 
@@ -400,10 +339,6 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         found = dict(module.named_parameters())
         last[:] = map(weakref.ref, found.values())
         return found
-
-    def set_extra(states: Mapping[str, object]) -> None:
-        for name, child in extra():
-            child.set_extra_state(states[name])
 
     structure = watch(module)
     # To look at these alone takes half as long as to go through all modules once more.
@@ -434,15 +369,35 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
             watches=(structure,),
             is_plain=True,
         ),
-        Component(
-            (*path, "extra"),
-            Placement.PER_RANK,
-            lambda: {name: child.get_extra_state() for name, child in extra()},
-            set_extra,
-            watches=(structure,),
-            reads_more=has_extra,
-        ),
+        _extra(module, path, structure),
     ]
+
+
+def _extra(module: nn.Module, path: Path, structure: Watch) -> Component:
+    """Returns the component of what modules give by `get_extra_state`."""
+
+    def has_extra() -> bool:
+        kinds = plain_kinds(module)
+        return kinds is None or any(kind.get_extra_state is not nn.Module.get_extra_state for kind in kinds)
+
+    def extra() -> Iterator[tuple[str, nn.Module]]:
+        if has_extra():
+            children = module.named_modules()
+            yield from ((name, child) for name, child in children if type(child).get_extra_state is not nn.Module.get_extra_state)
+
+    def set_extra(states: Mapping[str, object]) -> None:
+        for name, child in extra():
+            child.set_extra_state(states[name])
+
+    return Component(
+        (*path, "extra"),
+        Placement.PER_RANK,
+        lambda: {name: child.get_extra_state() for name, child in extra()},
+        set_extra,
+        watches=(structure,),
+        reads_more=has_extra,
+        draws=True,
+    )
 
 
 def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
@@ -512,62 +467,3 @@ def _beside(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a ten
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
     return type(parameter).from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
-
-
-def _other(value: Any, path: Path, placement: Placement, *, portable: bool) -> list[Component]:  # noqa: ANN401  (whatever the program has)
-    """An object known by its state_dict alone, or a dictionary of values and tensors."""
-    if type(value) is dict:
-
-        def update(values: dict[object, object]) -> None:
-            value.clear()
-            value.update(values)
-
-        return [Component(path, placement, lambda: value, update, portable=portable)]
-    if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
-        raise UndescribableError(
-            f"{spelled(path)}: a {type_of(value)} has no state_dict and load_state_dict: give it both, or declare it absent "
-            f"({path[0]}=None) and restore it from the counters"
-        )
-    return [
-        _fixed((*path, "type"), lambda: type_of(value)),
-        Component((*path, "state"), placement, value.state_dict, value.load_state_dict, portable=portable),
-    ]
-
-
-def _generators() -> dict[str, object]:
-    """Torch's of the processor and of each device in use, NumPy's global one, Python's."""
-    numpy = sys.modules.get("numpy")
-    devices = {name: getattr(torch, name).get_rng_state_all() for name in DEVICES if getattr(torch, name).is_initialized()}
-    return {
-        "torch": {"cpu": torch.get_rng_state()} | devices,
-        "numpy": numpy.random.get_state(legacy=False) if numpy else None,
-        "python": random.getstate(),
-    }
-
-
-def _set_generators(states: dict[str, Any]) -> None:
-    devices = dict(states["torch"])
-    torch.set_rng_state(devices.pop("cpu"))
-    for name, state in devices.items():
-        getattr(torch, name).set_rng_state_all(state)
-    if states["numpy"] is not None:
-        importlib.import_module("numpy").random.set_state(states["numpy"])
-    random.setstate(states["python"])
-
-
-def _generator(generator: Any, path: Path) -> Component:  # noqa: ANN401  (one of four classes)
-    numpy = sys.modules.get("numpy")
-    get: Callable[[], object]
-    put: Callable[[Any], object]
-    if isinstance(generator, torch.Generator):
-        get, put = generator.get_state, generator.set_state
-    elif isinstance(generator, random.Random):
-        get, put = generator.getstate, generator.setstate
-    elif numpy and isinstance(generator, numpy.random.RandomState):
-        get, put = lambda: generator.get_state(legacy=False), generator.set_state
-    elif numpy and isinstance(generator, numpy.random.Generator):
-        bits = generator.bit_generator
-        get, put = lambda: bits.state, lambda state: setattr(bits, "state", state)
-    else:
-        raise UndescribableError(f"{spelled(path)}: a {type_of(generator)} is no generator of torch, NumPy or Python")
-    return Component(path, Placement.PER_RANK, lambda: {"state": get()}, lambda states: put(states["state"]))
