@@ -161,7 +161,7 @@ def test_a_shard_that_changed_is_indexed_anew(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda kept: kept[:-1], lambda kept: b"[]\n", lambda kept: b"", lambda kept: kept.replace(b'"version": 1', b'"version": 2')]
+    "damage", [lambda kept: kept[:-1], lambda kept: b"[]\n", lambda kept: b"", lambda kept: kept.replace(b'"version": 2', b'"version": 1')]
 )
 def test_an_index_that_is_damaged_or_of_another_version_is_made_anew(
     damage: Callable[[bytes], bytes], shard: Shard, tmp_path: Path

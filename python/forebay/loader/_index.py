@@ -5,10 +5,8 @@ import hashlib
 import json
 import os
 import pwd
-import re
 import struct
 import sys
-import tarfile
 import tempfile
 import threading
 from array import array
@@ -17,24 +15,38 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay._say import say
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import Found, is_object, look_up
 
-__all__ = ["Index", "Indices", "indexed", "records", "tar_samples"]
+__all__ = ["Index", "Indices", "Unusual", "indexed", "records"]
 
-VERSION = 1
-TAR_BLOCK = 512
+VERSION = 2
 RECORD_HEAD = struct.Struct("<QI")
 RECORD_TAIL_BYTES = 4
-META = re.compile(r"(.*/)?__[^/]*__($|/)")
-"""Members of a tar file that are no samples' (WebDataset)."""
-
 
 _untold = threading.Lock()
 """Held for good by who has said that indices can't be kept."""
+
+
+class Unusual(NamedTuple):
+    """A field of which more has to be known than where its bytes lie.
+
+    Attributes:
+        header: where in the sample's extent the header block lies that describes it.
+        checksum: of that header block, which tells it from that of another file.
+        size: bytes of the field.
+        parts: offset in the field and length of each run of its bytes in the extent, which lie there one after the other; between them
+            are zeros. None if all its bytes lie there.
+    """
+
+    header: int
+    checksum: str
+    size: int
+    parts: list[tuple[int, int]] | None
 
 
 @dataclass
@@ -50,6 +62,7 @@ class Index:
         field_offsets: where in its extent each field's bytes begin.
         field_lengths: of the fields.
         keys: each sample's name, a line each.
+        unusual: fields of which more has to be known, by number.
     """
 
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -60,6 +73,7 @@ class Index:
     field_offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     field_lengths: "array[int]" = field(default_factory=lambda: array("Q"))
     keys: list[str] = field(default_factory=list)
+    unusual: dict[int, Unusual] = field(default_factory=dict)
 
     def fields(self, sample: int) -> Iterator[tuple[str, int, int]]:
         """Name, offset in the extent and length of each of a sample's fields."""
@@ -184,7 +198,9 @@ def _packed(index: Index, of: dict[str, object]) -> bytes:
             one.byteswap()
     body = b"".join(one.tobytes() for one in arrays)
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-    head = {**of, "counts": [len(one) for one in arrays], "digest": digest, "names": index.names, "keys": index.keys}
+    unusual = {str(number): one for number, one in index.unusual.items()}
+    named = {"names": index.names, "keys": index.keys, "unusual": unusual}
+    head = {**of, "counts": [len(one) for one in arrays], "digest": digest, **named}
     return json.dumps(head).encode() + b"\n" + body
 
 
@@ -195,6 +211,7 @@ def _unpacked(content: bytes, of: dict[str, object]) -> Index:
     if {key: head.get(key) for key in of} != of or hashlib.blake2b(body, digest_size=16).hexdigest() != head["digest"]:
         raise ValueError("of another shard, or damaged")
     index = Index(names=head["names"], keys=head["keys"])
+    index.unusual = {int(number): Unusual(*one) for number, one in head["unusual"].items()}
     del index.firsts[:]
     start = 0
     for one, count in zip(index.arrays(), head["counts"], strict=True):
@@ -206,64 +223,6 @@ def _unpacked(content: bytes, of: dict[str, object]) -> Index:
     if [len(one) for one in index.arrays()] != [samples, samples, samples + 1, fields, fields, fields] or index.firsts[-1] != fields:
         raise ValueError("its parts don't fit together")
     return index
-
-
-def tar_samples(shard: Found) -> Index:
-    """The samples of a tar file, as WebDataset groups them: members in a row whose names are the same up to the first dot.
-
-    A sample's extent begins with its first member's header block and has all headers in between; a field is named by what follows the dot.
-    """
-    index = Index()
-    names: dict[str, int] = {}
-    path, size = shard.path, shard.size
-    last: str | None = None
-    seen: set[str] = set()
-    for member in _members(shard):
-        key, dot, name = _split(member.name)
-        if not (member.isreg() and dot) or META.match(member.name):
-            continue
-        if member.offset_data + member.size > size:
-            raise LoaderError(f"{path} ends at byte {size}, and its member {member.name} at {member.offset_data + member.size}: it was cut")
-        if key != last:
-            index.offsets.append(member.offset_data - TAR_BLOCK)
-            index.lengths.append(0)
-            index.firsts.append(index.firsts[-1])
-            index.keys.append(key)
-            last, seen = key, set()
-        if name in seen:
-            raise LoaderError(f"{path} has {member.name} twice in one sample")
-        seen.add(name)
-        index.field_names.append(names.setdefault(name, len(names)))
-        index.field_offsets.append(member.offset_data - index.offsets[-1])
-        index.field_lengths.append(member.size)
-        index.firsts[-1] += 1
-        index.lengths[-1] = member.offset_data + member.size - index.offsets[-1]
-    index.names = list(names)
-    return index
-
-
-def _members(shard: Found) -> Iterator[tarfile.TarInfo]:
-    try:
-        with shard.open() as file:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
-                    yield member
-                    # It would remember them all.
-                    tar.members.clear()  # type: ignore[attr-defined]
-                end = tar.offset
-            file.seek(end)
-            # tarfile takes a header that was cut for the end.
-            if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
-                raise tarfile.ReadError(f"no end mark at byte {end}")
-    except tarfile.ReadError as error:
-        raise LoaderError(f"{shard.path}: {error}: it was cut, or is no plain tar file (a compressed one can't be read in parts)") from None
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    """A member's key, a dot if there is one, and the field's name: what WebDataset makes of it."""
-    folder, slash, file = name.rpartition("/")
-    stem, dot, rest = file.partition(".")
-    return folder + slash + stem, dot if stem else "", rest.lower()
 
 
 def records(shard: Found) -> Index:

@@ -6,8 +6,9 @@ from typing import Any
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, paths_of
-from forebay.loader._index import RECORD_HEAD, TAR_BLOCK, Reader, indexed, records, tar_samples
+from forebay.loader._index import RECORD_HEAD, Index, Reader, Unusual, indexed, records
 from forebay.loader._samples import Samples
+from forebay.loader._tar import BLOCK, checksum_of, tar_samples
 from forebay.loader.dataset import Extent
 
 __all__ = ["RecordShards", "TarShards"]
@@ -86,11 +87,13 @@ class TarShards(_Shards):
             LoaderError: the shard is another than when it was indexed.
         """
         shard, index, number = self._indices.find(i)
+        if index.unusual:
+            return self._decode(_fields(index, number, data, shard.path), rng)
         found = {}
         for name, offset, length in index.fields(number):
-            # The size in the member's header, in octal digits; from 8 GiB on it is written otherwise.
-            size = bytes(data[offset - TAR_BLOCK + 124 : offset - TAR_BLOCK + 136]).strip(b" \0")
-            if size[:1] != b"\x80" and (not size.isdigit() or int(size, 8) != length):
+            # As GNU tar and Python write it; others may have blanks, or fewer digits.
+            header = data[offset - BLOCK : offset]
+            if header[124:136] != b"%011o\0" % length and not _has_size(header, length):
                 raise _changed(shard.path)
             found[name] = data[offset : offset + length]
         return self._decode(found, rng)
@@ -139,6 +142,37 @@ class RecordShards(_Shards):
         if RECORD_HEAD.unpack_from(data)[0] != len(record):
             raise _changed(self._indices.find(i)[0].path)
         return self._decode(record, rng)
+
+
+def _has_size(header: memoryview, length: int) -> bool:
+    """Returns whether a member's header says this size, in octal digits; from 8 GiB on it is written otherwise."""
+    size = bytes(header[124:136]).strip(b" \0")
+    return size[:1] == b"\x80" or (size.isdigit() and int(size, 8) == length)
+
+
+def _fields(index: Index, sample: int, data: memoryview, path: str) -> dict[str, memoryview]:
+    """Returns the fields of a sample, some of which are described by more than the header block before them."""
+    found = {}
+    for number, (name, offset, length) in enumerate(index.fields(sample), index.firsts[sample]):
+        unusual = index.unusual.get(number)
+        if unusual is None:
+            is_same = _has_size(data[offset - BLOCK : offset], length)
+        else:
+            is_same = checksum_of(data[unusual.header : unusual.header + BLOCK]) == unusual.checksum
+        if not is_same:
+            raise _changed(path)
+        content = data[offset : offset + length]
+        found[name] = content if unusual is None or unusual.parts is None else _expanded(content, unusual, unusual.parts)
+    return found
+
+
+def _expanded(content: memoryview, unusual: Unusual, parts: list[tuple[int, int]]) -> memoryview:
+    """Returns a sparse file's bytes with its holes, read-only."""
+    whole, at = bytearray(unusual.size), 0
+    for offset, length in parts:
+        whole[offset : offset + length] = content[at : at + length]
+        at += length
+    return memoryview(whole).toreadonly()
 
 
 def _changed(path: str) -> LoaderError:
