@@ -75,6 +75,17 @@ def test_rows_are_those_that_the_dataset_gives(way: str, whole: datasets.Dataset
         rows.locate(len(rows))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_are_had_by_index_without_a_loader(way: str, whole: datasets.Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    dataset = WAYS[way](whole)
+    rows: Any = DatasetRows(dataset)
+    assert [plain(row) for row in rows] == [plain(row) for row in dataset]
+    assert plain(rows[-1]) == plain(dataset[-1])
+    with pytest.raises(TypeError, match="give the index of one sample"):
+        rows["id"]
+
+
 def test_columns_may_have_dots(tmp_path: Path) -> None:
     rows = {"observation.state": [[0.5], [1.5, 2.5]], "observation": [{"state": 1}, {"state": 2}], "action.x": [3, 4]}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path)

@@ -40,7 +40,7 @@ class Samples:
             OSError: its file can't be read.
             EOFError: its file was cut.
         """
-        index = index_of(i, len(self), type(self).__name__)
+        index = index_of(i, len(self), type(self).__name__.removeprefix("_Located"))
         return self._sample(index, _generator(index) if self.draws else None)
 
     def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (the framework's; whatever a sample is)

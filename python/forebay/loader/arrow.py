@@ -3,9 +3,9 @@
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from forebay.loader.source import read_sample
 
 __all__ = ["ArrowRows"]
 
-MESSAGE_HEADER, BATCH_LENGTH, BATCH_COMPRESSION = 2, 0, 3
-"""Numbers of fields in a message's flatbuffer."""
+MESSAGE_HEADER = 2
+BATCH_LENGTH, BATCH_COMPRESSION = 0, 3
+DICTIONARY_ID, DICTIONARY_IS_DELTA = 0, 2
+"""Numbers of fields in messages' flatbuffers: see Arrow's `Message.fbs`."""
+MAGIC_OLD = b"FEA1"
 MAGIC = b"ARROW1\0\0"
 MAGIC_END = MAGIC.rstrip(b"\0")
 """Of a file whose record batches are listed at its end. They lie there as in a stream, which has nothing of the kind."""
@@ -30,8 +33,9 @@ class ArrowRows(RowGroups):
     """Rows of Arrow files (IPC, as a stream or a file: Feather's second version, what `datasets` keeps), each a sample. Needs pyarrow.
 
     A global shuffle would read a whole record batch for each sample or few; `shuffle="blocks"` reads each once, and mixes the rows of some
-    at a time. The head of each record batch is read when it is made. A record batch that is compressed, as pandas writes Feather, is
-    decoded as a whole and kept, so that its rows need it once.
+    at a time. The head of each record batch is read when it is made. A record batch that is compressed, as pandas writes Feather, or has
+    columns with dictionaries, such as pandas' categories, is decoded as a whole and kept, so that its rows need it once. Dictionaries
+    themselves are read when it is made, and stay in memory.
 
     Args:
         paths: of the files, or of one; their order is that of the rows.
@@ -79,7 +83,9 @@ class ArrowRows(RowGroups):
         self._numbers = [None if self._columns is None else _numbers(schema, self._columns) for schema in self.schemas]
         self.firsts = [0, *accumulate(sum(rows for _, rows in file.batches) for file in files)]
         self._files = [number for number, file in enumerate(files) for _ in file.batches]
-        self._is_compressed = [flag for file in files for flag in file.is_compressed]
+        # Those that have to be decoded as a whole; the others are views of their file.
+        self._heads = [head for file in files for head in file.heads]
+        self._is_kept = [flag or bool(head) for file in files for flag, head in zip(file.is_compressed, file.heads, strict=True)]
         super().__init__(batch for file in files for batch in file.batches)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
@@ -90,15 +96,19 @@ class ArrowRows(RowGroups):
         """
         number, row = self._find(i)
         # What is kept is decoded from a copy: even of a compressed batch some columns may be views of the data.
-        batch = self._kept.get(number, self._copied, data) if self._is_compressed[number] else self._decoded(number, data)
-        (values,) = batch.slice(row, 1).to_pylist()
-        return self._decode(values, rng)
+        batch = self._kept.get(number, self._copied, data) if self._is_kept[number] else self._decoded(number, data)
+        return self._decode(self._values(batch, number, row), rng)
 
     def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
         number, row = self._find(i)
-        batch = self._kept.get(number, self._read_batch if self._is_compressed[number] else self._mapped)
-        (values,) = batch.slice(row, 1).to_pylist()
-        return self._decode(values, rng)
+        batch = self._kept.get(number, self._read_batch if self._is_kept[number] else self._mapped)
+        return self._decode(self._values(batch, number, row), rng)
+
+    def _values(self, batch: Any, number: int, row: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
+        rows = batch.slice(row, 1).to_pylist()
+        if not rows:
+            raise self._changed(number, f"its record batch has {batch.num_rows} rows")
+        return rows[0]
 
     def _read_batch(self, number: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
         return self._decoded(number, read_sample(self._extents.__getitem__, number))
@@ -119,17 +129,20 @@ class ArrowRows(RowGroups):
         """Returns the columns that are wanted of a record batch; those that are not compressed are views of the data."""
         import pyarrow
 
-        file = self._files[number]
+        file, head = self._files[number], self._heads[number]
         try:
-            message = pyarrow.ipc.read_message(pyarrow.py_buffer(data))
-            batch = pyarrow.ipc.read_record_batch(message, self.schemas[file])
+            if head:
+                batch = pyarrow.ipc.open_stream(b"".join([*head, data])).read_next_batch()
+            else:
+                batch = pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(pyarrow.py_buffer(data)), self.schemas[file])
             columns = self._numbers[file]
             return batch if columns is None else batch.select(columns)
-        except (pyarrow.ArrowException, EOFError, OSError, ValueError) as error:
-            path = self._extents[number].path
-            raise LoaderError(
-                f"{path} is not the file that was looked through ({error}): begin again with the files as they are now"
-            ) from None
+        except (pyarrow.ArrowException, EOFError, OSError, ValueError, StopIteration) as error:
+            raise self._changed(number, error) from None
+
+    def _changed(self, number: int, why: object) -> LoaderError:
+        path = self._extents[number].path
+        return LoaderError(f"{path} is not the file that was looked through ({why}): begin again with the files as they are now")
 
 
 @dataclass(frozen=True)
@@ -141,12 +154,14 @@ class _File:
         schema: pyarrow's.
         batches: extent and rows of each record batch that has any.
         is_compressed: whether its buffers are, for each of these.
+        heads: schema and dictionaries that each of these refers to, as messages; empty if it refers to none.
     """
 
     path: str
     schema: Any
     batches: list[tuple[Extent, int]]
     is_compressed: list[bool]
+    heads: list[tuple[bytes, ...]]
 
 
 def _numbers(schema: Any, columns: list[str]) -> list[int]:  # noqa: ANN401  (pyarrow has no types)
@@ -162,63 +177,94 @@ def _read(path: str, columns: list[str] | None) -> _File:
     """
     import pyarrow
 
-    batches, flags, schema = [], [], None
     found = look_up(path)
     with found.open() as plain:
-        is_stream = plain.read(len(MAGIC)) != MAGIC
+        first = plain.read(len(MAGIC))
+        if first.startswith(MAGIC_OLD):
+            raise LoaderError(f"{path} is of Feather's first version, which is no Arrow file: write it with version 2")
+        is_stream = first != MAGIC
         if not is_stream and plain.seek(-len(MAGIC_END), os.SEEK_END) and plain.read() != MAGIC_END:
             raise LoaderError(f"{path} does not end as an Arrow file does: it was cut, or is no Arrow file")
-    with pyarrow.memory_map(path) as file:
+    file = _File(path, None, [], [], [])
+    with pyarrow.memory_map(path) as mapped:
         try:
-            file.seek(0 if is_stream else len(MAGIC))
-            messages = pyarrow.ipc.MessageReader.open_stream(file)
-            while True:
-                start = file.tell()
-                try:
-                    message = messages.read_next_message()
-                except StopIteration:
-                    break
-                if message.type == "schema":
-                    schema = pyarrow.ipc.read_schema(message)
-                elif message.type != "record batch" or schema is None:
-                    raise LoaderError(f"{path} has a {message.type}, without which its rows can't be read: write it without dictionaries")
-                else:
-                    rows, is_compressed = _batch_head(message.metadata)
-                    if not is_compressed:
-                        # That costs nothing, and compares the buffers with the schema.
-                        rows = pyarrow.ipc.read_record_batch(message, schema).num_rows
-                    if rows:
-                        batches.append((Extent(path, start, file.tell() - start), rows))
-                        flags.append(is_compressed)
-        except (pyarrow.ArrowInvalid, OSError, EOFError) as error:
+            mapped.seek(0 if is_stream else len(MAGIC))
+            file = _looked_through(file, mapped)
+        except (pyarrow.ArrowException, OSError, EOFError) as error:
             raise LoaderError(f"{path}: {error}: it was cut, or is no Arrow file") from None
-    if schema is None:
+    if file.schema is None:
         raise LoaderError(f"{path} is empty: it was cut, or is no Arrow file")
-    if missing := [name for name in columns or () if name not in schema.names]:
-        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(schema.names))}")
-    return _File(path, schema, batches, flags)
+    if missing := [name for name in columns or () if name not in file.schema.names]:
+        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
+    return file
+
+
+def _looked_through(file: _File, mapped: Any) -> _File:  # noqa: ANN401  (pyarrow has no types)
+    """Returns what there is of a file from its schema on."""
+    import pyarrow
+
+    messages, first = pyarrow.ipc.MessageReader.open_stream(mapped), b""
+    # By their ids, each with what was added to it.
+    dictionaries: dict[int, list[bytes]] = {}
+    while True:
+        start = mapped.tell()
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            return file
+        if message.type == "schema":
+            file, first = replace(file, schema=pyarrow.ipc.read_schema(message)), message.serialize().to_pybytes()
+        elif message.type == "dictionary" and file.schema is not None:
+            identity, is_more = _dictionary_head(message.metadata)
+            if not is_more:
+                dictionaries[identity] = []
+            dictionaries.setdefault(identity, []).append(message.serialize().to_pybytes())
+        elif message.type != "record batch" or file.schema is None:
+            raise LoaderError(f"{file.path} has a {message.type} where a record batch should be: it is no Arrow file of rows")
+        else:
+            head = (first, *chain.from_iterable(dictionaries.values())) if dictionaries else ()
+            rows, is_compressed = _batch_head(message.metadata)
+            if not (is_compressed or head):
+                # That costs nothing, and compares the buffers with the schema.
+                rows = pyarrow.ipc.read_record_batch(message, file.schema).num_rows
+            if rows:
+                file.batches.append((Extent(file.path, start, mapped.tell() - start), rows))
+                file.is_compressed.append(is_compressed)
+                file.heads.append(head)
 
 
 def _batch_head(metadata: Any) -> tuple[int, bool]:  # noqa: ANN401  (a buffer)
-    """Returns the number of rows of a record batch, and whether it is compressed, which pyarrow tells only of one that it decompressed.
-
-    Args:
-        metadata: of its message: a flatbuffer, which pyarrow has verified. Arrow's `Message.fbs` has the numbers of its fields.
-    """
+    """Returns the number of rows of a record batch, and whether it is compressed, which pyarrow tells only of one that it decompressed."""
     data = memoryview(metadata)
+    batch = _message_body(data)
+    length = _field(data, batch, BATCH_LENGTH)
+    return 0 if length is None else struct.unpack_from("<q", data, length)[0], _field(data, batch, BATCH_COMPRESSION) is not None
 
-    def field(table: int, number: int) -> int | None:
-        (back,) = struct.unpack_from("<i", data, table)
-        (size,) = struct.unpack_from("<H", data, table - back)
-        place = 4 + 2 * number
-        offset = struct.unpack_from("<H", data, table - back + place)[0] if place < size else 0
-        return table + offset if offset else None
 
-    def table(at: int) -> int:
-        return at + int(struct.unpack_from("<I", data, at)[0])
+def _dictionary_head(metadata: Any) -> tuple[int, bool]:  # noqa: ANN401  (a buffer)
+    """Returns a dictionary's id, and whether it is added to the one that has that id."""
+    data = memoryview(metadata)
+    body = _message_body(data)
+    identity, is_more = _field(data, body, DICTIONARY_ID), _field(data, body, DICTIONARY_IS_DELTA)
+    return 0 if identity is None else struct.unpack_from("<q", data, identity)[0], is_more is not None and bool(data[is_more])
 
-    header = field(table(0), MESSAGE_HEADER)
+
+def _message_body(data: memoryview) -> int:
+    """Returns where a message's table of its own kind lies. Messages are flatbuffers, which pyarrow has verified."""
+    header = _field(data, _table(data, 0), MESSAGE_HEADER)
     assert header is not None
-    batch = table(header)
-    length = field(batch, BATCH_LENGTH)
-    return 0 if length is None else struct.unpack_from("<q", data, length)[0], field(batch, BATCH_COMPRESSION) is not None
+    return _table(data, header)
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Returns where a field of a table lies; None if it is left out, as one with its default value is."""
+    (back,) = struct.unpack_from("<i", data, table)
+    (size,) = struct.unpack_from("<H", data, table - back)
+    place = 4 + 2 * number
+    offset = struct.unpack_from("<H", data, table - back + place)[0] if place < size else 0
+    return table + offset if offset else None
+
+
+def _table(data: memoryview, at: int) -> int:
+    """Returns where the table lies that is referred to here."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
