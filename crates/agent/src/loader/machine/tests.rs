@@ -17,6 +17,7 @@ use super::*;
 mod beyond;
 mod hung;
 mod ranks;
+mod schedules;
 
 const SAMPLES: u32 = 60;
 const EPOCHS: u32 = 4;
@@ -109,13 +110,17 @@ impl World {
     }
 
     fn core(self) -> Core {
+        self.core_with(self.scheduler())
+    }
+
+    fn core_with(self, scheduler: Box<dyn Scheduler>) -> Core {
         let tiers = [self.memory_bytes, self.disk_bytes].map(|quota_bytes| TierSpec {
             quota_bytes,
             quota_inodes: u64::MAX,
         });
         Core::new(Parts {
             residency: self.residency(),
-            scheduler: self.scheduler(),
+            scheduler,
             order: self.order(),
             extents: SAMPLES,
             ranks: self.ranks as usize,

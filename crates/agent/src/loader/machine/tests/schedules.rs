@@ -1,0 +1,143 @@
+//! No schedule starves a rank: ranks that need equally much and train together get their batches about as fast as all threads can read. A
+//! schedule that gives one rank all threads answers each use as well, in the end; here it is found out.
+
+use std::collections::VecDeque;
+
+use forebay_policy::schedule::{Request, StepLoad};
+
+use super::*;
+
+const THREADS: u32 = 8;
+
+/// Gives all threads to one rank. Each request is picked once, and no rank waits for ever: the others have one read at a time.
+struct AllToOne {
+    favoured: usize,
+    queues: Vec<VecDeque<Request>>,
+}
+
+impl AllToOne {
+    fn new(ranks: u32, favoured: usize) -> Self {
+        Self {
+            favoured,
+            queues: (0..ranks).map(|_| VecDeque::new()).collect(),
+        }
+    }
+}
+
+impl Scheduler for AllToOne {
+    fn name(&self) -> &'static str {
+        "all_to_one"
+    }
+
+    fn push(&mut self, request: Request) {
+        self.queues[request.local_rank as usize].push_back(request);
+    }
+
+    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+        let favoured = self.queues[self.favoured].pop_front();
+        favoured.or_else(|| {
+            let waits = |rank: &usize| busy[*rank] == 0 && !self.queues[*rank].is_empty();
+            let rank = (0..self.queues.len()).find(waits)?;
+            self.queues[rank].pop_front()
+        })
+    }
+
+    fn assign(&mut self, _load: &StepLoad) {}
+
+    fn loading_threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn waiting(&self) -> usize {
+        self.queues.iter().map(VecDeque::len).sum()
+    }
+}
+
+/// Returns how many rounds all epochs take. In a round all reads that are under way end. The ranks need equally much, nothing is kept, and ranks
+/// train together, as fast as the last of them gets its batch.
+fn rounds(world: World, scheduler: Box<dyn Scheduler>) -> u32 {
+    let ranks = world.ranks as usize;
+    let mut play = Play::new(world, Vec::new());
+    play.core = world.core_with(scheduler);
+    let mut rounds = 0;
+    while !play.is_over() {
+        play.core.concurrency = all_threads();
+        // By turns, each as far as it can.
+        while (0..ranks).fold(false, |moved, rank| {
+            let is_in_step = (0..ranks).all(|other| step_of(&play, rank) <= step_of(&play, other));
+            (is_in_step && play.release(rank, 49)) || play.ask(rank) || moved
+        }) {}
+        let under_way = play.reads.len();
+        assert!(under_way > 0 || play.is_over(), "it stands still");
+        play.now_s += 0.01;
+        (0..under_way).for_each(|_| play.end_read(0, 99));
+        rounds += 1;
+    }
+    rounds
+}
+
+/// The step whose batch a rank has or waits for.
+fn step_of(play: &Play, rank: usize) -> usize {
+    let seen = &play.seen[rank];
+    seen.iter().position(|seen| *seen != Seen::Released).unwrap_or(seen.len()) / play.world.batch as usize
+}
+
+/// As many reads at once as there are threads, of a source that has gained by each more so far. Of a few, each rank's one would be much already.
+fn all_threads() -> Concurrency {
+    let mut grown = Concurrency::new(THREADS);
+    for read in 0.. {
+        if grown.limit() == THREADS {
+            break;
+        }
+        grown.ended(f64::from(read), 1_000_000 << (read / 32), true);
+    }
+    grown
+}
+
+fn without_memory(ranks: u32, scheduler: u8) -> World {
+    World {
+        ranks,
+        batch: 5,
+        window: 6,
+        window_bytes: 60_000,
+        memory_bytes: 0,
+        scheduler,
+        ..roomy()
+    }
+}
+
+/// Returns the rounds of a schedule over those of one pool for all ranks, whose threads are idle only when nobody waits.
+fn over_a_pool(world: World, scheduler: Box<dyn Scheduler>) -> f64 {
+    f64::from(rounds(world, scheduler)) / f64::from(rounds(world, Box::new(FirstCome::new(THREADS))))
+}
+
+const OVER_A_POOL_MAX: f64 = 1.3;
+
+#[test]
+fn each_schedule_serves_all_ranks() {
+    for ranks in [2, 3] {
+        for number in 0..5 {
+            let world = without_memory(ranks, number);
+            let scheduler = world.scheduler();
+            let name = scheduler.name();
+            let found = over_a_pool(world, scheduler);
+            assert!(
+                found <= OVER_A_POOL_MAX,
+                "{name}, {ranks} ranks: {found:.2} times as long as one pool for all"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_schedule_that_gives_one_rank_all_threads_is_found_out() {
+    for ranks in [2, 3] {
+        for favoured in 0..ranks as usize {
+            let found = over_a_pool(without_memory(ranks, 0), Box::new(AllToOne::new(ranks, favoured)));
+            assert!(
+                found > OVER_A_POOL_MAX,
+                "{found:.2} times as long, where rank {favoured} of {ranks} has all threads"
+            );
+        }
+    }
+}
