@@ -5,7 +5,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from forebay.loader import ArrowRows, FixedRows, ParquetRows, RecordShards, TarS
 from forebay.torch import DataLoader, Keyed
 from forebay.torch._keyed import located
 from tests.loader.data import Indices, same, write_records
+from tests.loader.node import Node, a_node
 from tests.loader.test_shards import write_tar
 
 SAMPLES = 12
@@ -70,11 +71,11 @@ def tokens(folder: Path) -> TokenFile:
     return TokenFile(folder / "tokens", 3, "int32")
 
 
-def mixed(folder: Path) -> Any:  # noqa: ANN401
+def mixed_of(folder: Path) -> Any:  # noqa: ANN401
     return mixture([tar(folder), records(folder)], [1, 1], SAMPLES)
 
 
-KINDS = [tar, records, parquet, arrow, fixed, tokens, mixed]
+KINDS = [tar, records, parquet, arrow, fixed, tokens, mixed_of]
 Made = Callable[[Path], Any]
 
 
@@ -172,6 +173,23 @@ def test_a_concatenation_is_read_ahead(made: Made, tmp_path: Path) -> None:
     for workers in (0, 2):
         found = [sample for batch in DataLoader(both, 4, num_workers=workers, **options) for sample in batch]
         assert found == [plain(keyed[i]) for i in order]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with a_node(monkeypatch) as node:
+        yield node
+
+
+def test_a_cache_keeps_what_a_concatenation_reads(node: Node) -> None:
+    dataset: Any = tar(node.root)
+    mixed: Any = mixture([dataset, dataset], [1, 1], SAMPLES)
+    both: Any = ConcatDataset([dataset, Subset(dataset, [3, 1]), mixed])
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": 2, "collate_fn": plain, "report": False}
+    plainly, cached = DataLoader(both, 4, **options), DataLoader(both, 4, cache="ram=1M", hedge_budget=0, **options)
+    assert [list(plainly) for _ in range(2)] == [list(cached) for _ in range(2)]
+    assert cached._agent is not None
+    assert cached._agent.figures()["from_source"] == SAMPLES
 
 
 def test_a_concatenation_has_the_blocks_of_its_parts(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_where_indices_can_not_be_kept_that_is_said_once(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("home", [None, "", "relative"])
+@pytest.mark.parametrize("home", [None, "", "relative", "/nonexistent"])
 def test_a_user_without_a_home_or_a_password_entry_has_no_index_kept(
     home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,10 +292,10 @@ def test_a_user_without_a_home_or_a_password_entry_has_no_index_kept(
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    for name, value in (("HOME", home), ("XDG_CACHE_HOME", home)):
+    for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
+        if home is not None and not (name == "XDG_CACHE_HOME" and Path(home).is_absolute()):
+            monkeypatch.setenv(name, home)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_index, "_untold", threading.Lock())
     if home is None:
@@ -319,6 +319,7 @@ def test_a_home_that_only_the_password_entry_names_is_used(tmp_path: Path, monke
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", lambda _: types.SimpleNamespace(pw_dir=str(tmp_path / "home")))
+    (tmp_path / "home").mkdir()
     RecordShards([write_records(tmp_path / "a", [b"x"])], content)
     assert len(list((tmp_path / "home/.cache/forebay/shards").iterdir())) == 1
 

@@ -71,6 +71,8 @@ def test_one_axis_in_fortrans_order_is_an_order_and_two_are_none(tmp_path: Path)
     with (tmp_path / "column.npy").open("wb") as file:
         file.write(b"\x93NUMPY\x01\0v\0" + b"{'descr': '<u2', 'fortran_order': True, 'shape': (40, 1), }".ljust(117) + b"\n")
         file.write(tokens(40).tobytes())
+    (tmp_path / "old.npy").write_bytes((tmp_path / "column.npy").read_bytes().replace(b"(40, 1), } ", b"(40L, 1L)} "))
+    assert read(TokenFile(tmp_path / "old.npy", WINDOW)) == windows(tokens(40)), "as Python 2 wrote it"
     for name in ("one.npy", "column.npy"):
         assert read(TokenFile(tmp_path / name, WINDOW)) == windows(np.load(tmp_path / name).ravel())
     np.save(tmp_path / "two.npy", np.asfortranarray(tokens(40).reshape(5, 8)))

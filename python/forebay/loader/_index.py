@@ -149,7 +149,8 @@ def _users_directory() -> Path | None:
     if not os.path.isabs(home):  # noqa: PTH117
         with contextlib.suppress(KeyError):
             home = pwd.getpwuid(os.getuid()).pw_dir
-    return Path(home) / ".cache" / "forebay" / "shards" if os.path.isabs(home) else None  # noqa: PTH117
+    # One that does not exist is not ours to make.
+    return Path(home) / ".cache" / "forebay" / "shards" if os.path.isabs(home) and Path(home).is_dir() else None  # noqa: PTH117
 
 
 def _kept_or_read(found: Found, read: Reader, directory: Path | None) -> tuple[Found, Index]:

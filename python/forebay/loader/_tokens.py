@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +130,8 @@ def _npy(found: Found, wanted: Any) -> Tokens:  # noqa: ANN401
         text = head[8 + size.size : offset].decode("utf-8" if version == b"\x03\0" else "latin-1")
         if len(text.encode("utf-8" if version == b"\x03\0" else "latin-1")) < length:
             raise ValueError("it ends too early")
-        said = ast.literal_eval(text.strip())
+        # Python 2 wrote long integers with an L.
+        said = ast.literal_eval(re.sub(r"(?<=\d)L\b", "", text.strip()))
         dtype, shape, is_fortran = said["descr"], tuple(map(int, said["shape"])), said["fortran_order"]
     except (struct.error, ValueError, SyntaxError, LookupError, TypeError) as error:
         raise LoaderError(f"{path} has the head of a .npy file, which can't be read ({error}): it was cut, or is damaged") from None
