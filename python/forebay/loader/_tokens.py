@@ -10,7 +10,7 @@ from typing import Any
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import Found, look_up
 
-__all__ = ["Tokens", "tokens_of"]
+__all__ = ["Tokens", "npy_head", "tokens_of"]
 
 NPY = b"\x93NUMPY"
 NPY_HEAD_MAX = 1 << 16
@@ -80,10 +80,10 @@ def tokens_of(path: str, *, dtype: Any, unless_said: Any, offset: int | None) ->
     """
     found = look_up(path)
     if offset is not None:
-        return _plain(found, dtype or unless_said, offset)
+        return _plain(found, unless_said if dtype is None else dtype, offset)
     head = found.head(LLMC_HEAD_BYTES)
-    if head.startswith(NPY):
-        return _npy(found, dtype)
+    if head.startswith(NPY) and (npy := npy_head(found)) is not None:
+        return _npy(found, *npy, dtype)
     if len(head) >= 12 and (magic := int.from_bytes(head[:4], "little")) in LLMC | LLMC_OTHERS:
         return _llmc(found, head, magic, dtype)
     for first, kind in OTHERS.items():
@@ -91,7 +91,7 @@ def tokens_of(path: str, *, dtype: Any, unless_said: Any, offset: int | None) ->
             raise ValueError(f"{path} begins as {kind}; if it is tokens all the same, give offset=0")
     if path.endswith(".bin") and (index := _index_beside(path)) is not None:
         return _megatron(found, *index, dtype)
-    return _plain(found, dtype or unless_said, 0)
+    return _plain(found, unless_said if dtype is None else dtype, 0)
 
 
 def _plain(found: Found, dtype: Any, offset: int) -> Tokens:  # noqa: ANN401
@@ -116,32 +116,45 @@ def _said(found: Found, said: Any, wanted: Any, offset: int, tokens: int, by: st
     return Tokens(found.path, found.mark, said, offset, tokens)
 
 
-def _npy(found: Found, wanted: Any) -> Tokens:  # noqa: ANN401
-    """NumPy's format, versions 1 to 3."""
-    import numpy as np
+def npy_head(found: Found) -> tuple[int, dict[str, Any]] | None:
+    """Returns where the numbers of a .npy file begin, and what its head says of them; None if it is no such file.
 
-    path, head = found.path, found.head(NPY_HEAD_MAX)
-    version, size = head[6:8], struct.Struct("<H" if head[6:7] == b"\x01" else "<I")
+    Raises:
+        OSError: the file can't be read.
+        LoaderError: the head is damaged.
+        ValueError: it is of another version than 1 to 3.
+    """
+    head = found.head(NPY_HEAD_MAX)
+    if not head.startswith(NPY):
+        return None
+    path, version, size = found.path, head[6:8], struct.Struct("<H" if head[6:7] == b"\x01" else "<I")
     if version not in (b"\x01\0", b"\x02\0", b"\x03\0"):
         raise ValueError(f"{path} is a .npy file of version {'.'.join(map(str, version))}, and 1.0, 2.0 and 3.0 are known")
+    encoding = "utf-8" if version == b"\x03\0" else "latin-1"
     try:
         (length,) = size.unpack_from(head, 8)
         offset = 8 + size.size + length
-        text = head[8 + size.size : offset].decode("utf-8" if version == b"\x03\0" else "latin-1")
-        if len(text.encode("utf-8" if version == b"\x03\0" else "latin-1")) < length:
+        if offset > len(head):
             raise ValueError("it ends too early")
         # Python 2 wrote long integers with an L.
-        said = ast.literal_eval(re.sub(r"(?<=\d)L\b", "", text.strip()))
-        dtype, shape, is_fortran = said["descr"], tuple(map(int, said["shape"])), said["fortran_order"]
+        said = ast.literal_eval(re.sub(r"(?<=\d)L\b", "", head[8 + size.size : offset].decode(encoding).strip()))
+        return offset, {"descr": said["descr"], "shape": tuple(map(int, said["shape"])), "fortran_order": said["fortran_order"]}
     except (struct.error, ValueError, SyntaxError, LookupError, TypeError) as error:
         raise LoaderError(f"{path} has the head of a .npy file, which can't be read ({error}): it was cut, or is damaged") from None
+
+
+def _npy(found: Found, offset: int, said: dict[str, Any], wanted: Any) -> Tokens:  # noqa: ANN401
+    """NumPy's format, versions 1 to 3."""
+    import numpy as np
+
+    path, dtype, shape = found.path, said["descr"], said["shape"]
     try:
         found_type = np.dtype(dtype)
     except TypeError:
         found_type = np.dtype(object)
     if found_type.kind not in "biuf":
         raise ValueError(f"{path} has no tokens, but an array of {dtype!r}: give an array of numbers")
-    if is_fortran and sum(axis > 1 for axis in shape) > 1:
+    if said["fortran_order"] and sum(axis > 1 for axis in shape) > 1:
         raise ValueError(f"{path} has an array of {len(shape)} axes in Fortran's order: its tokens do not lie one after the other")
     # NumPy itself reads one array, whatever follows it.
     return _said(found, found_type, wanted, offset, math.prod(shape), "its .npy head", is_end_open=True)
@@ -183,6 +196,8 @@ def _megatron(found: Found, index: Found, head: bytes, wanted: Any) -> Tokens:  
         tokens, left = 0, 4 * sequences
         while left:
             lengths = file.read(min(left, 1 << 20))
+            if not lengths:
+                raise LoaderError(f"{index.path} ends at byte {file.tell()}, within the lengths of its sequences: it was cut meanwhile")
             tokens += int(np.frombuffer(lengths, "<i4").sum(dtype=np.int64))
             left -= len(lengths)
     return _said(found, np.dtype(MEGATRON_TYPES[code]).newbyteorder("<"), wanted, 0, tokens, f"{index.path}")

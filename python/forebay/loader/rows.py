@@ -7,6 +7,7 @@ from typing import Any
 from forebay.loader._given import is_whole
 from forebay.loader._paths import look_up, spelled
 from forebay.loader._samples import Samples
+from forebay.loader._tokens import npy_head
 from forebay.loader.dataset import Extent
 
 __all__ = ["FixedRows"]
@@ -23,7 +24,7 @@ class FixedRows(Samples):
     Args:
         path: of the file, or `s3://BUCKET/KEY`.
         row_bytes: of a row.
-        offset: bytes before the first row, such as a header's.
+        offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is no row, is then refused.
 
     Attributes:
         path: of the file.
@@ -37,18 +38,21 @@ class FixedRows(Samples):
 
     draws = False
 
-    def __init__(self, path: str | Path, row_bytes: int, *, offset: int = 0) -> None:
+    def __init__(self, path: str | Path, row_bytes: int, *, offset: int | None = None) -> None:
         if not is_whole(row_bytes) or not 1 <= row_bytes <= ROW_BYTES_MAX:
             raise ValueError(f"row_bytes={row_bytes!r}: give the bytes of a row, a whole number from 1 to {ROW_BYTES_MAX:,}")
-        if not is_whole(offset) or offset < 0:
+        begin = 0 if offset is None else offset
+        if not is_whole(begin) or begin < 0:
             raise ValueError(f"offset={offset!r}: give the byte of the file at which rows begin, a whole number from 0")
-        self.path, self.row_bytes, self.offset = spelled(path), operator.index(row_bytes), operator.index(offset)
+        self.path, self.row_bytes, self.offset = spelled(path), operator.index(row_bytes), operator.index(begin)
         found = look_up(self.path)
+        if offset is None and self.path.endswith(".npy") and (npy := npy_head(found)) is not None:
+            raise ValueError(f"{path} is a .npy file, whose head is no row: give offset={npy[0]}, at which its numbers begin")
         self._mark = found.mark
         self._rows, left = divmod(found.size - self.offset, self.row_bytes)
         if self._rows < 1 or left:
             has = f"{left} bytes more than {self._rows:,} rows" if self._rows > 0 else "no whole row"
-            raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {offset} on: it was cut, or has rows of another size")
+            raise ValueError(f"{path} has {has} of {row_bytes} bytes from byte {begin} on: it was cut, or has rows of another size")
         self.identity = f"{self._rows} rows of {row_bytes} bytes"
 
     def __len__(self) -> int:
