@@ -24,6 +24,7 @@ HOOKS = (
     "mkdir mkdirat mknod mknodat mkfifo mkfifoat "
     "mkdtemp mkstemp mkstemp64 mkostemp mkostemp64 mkstemps mkstemps64 mkostemps mkostemps64 "
     "opendir readdir readdir64 readdir_r readdir64_r rewinddir seekdir telldir dirfd closedir "
+    "flock fcntl fcntl64 lockf lockf64 "
     "chroot unshare setns "
 )
 # libc's, and only such as another libc has too: a program of that one must start with us in LD_PRELOAD.

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.support import Place
+from tests.support import Place, Word
 
 HERE = Path(__file__).parent
 NEEDED = ("h5py", "numpy", "PIL", "pyarrow", "safetensors", "torch", "torchvision")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: uv sync --group programs --group examples")
 IMAGES = 40
+# HDF5 locks each file that it opens, and what is locked is the source's (see test_shared_live.py).
+NO_LOCKS = {"HDF5_USE_FILE_LOCKING": "FALSE"}
 # Between two epochs.
 COPIES_MADE = [sys.executable, "-E", str(support.IDLE)]
 
@@ -48,7 +50,8 @@ def expected(data: Path) -> list[str]:
 
 def test_each_library_reads_the_same_with_copies_and_without(shared: Place, expected: list[str]) -> None:
     """One process, two epochs; what is only mapped is not copied ahead, but another reader of the file saw to that."""
-    ran = shared.run(sys.executable, HERE / "reads.py", shared.source, "all", "2", *COPIES_MADE, freshness="ttl=600")
+    words: list[Word] = [sys.executable, HERE / "reads.py", shared.source, "all", "2", *COPIES_MADE]
+    ran = shared.run(*words, freshness="ttl=600", environment=NO_LOCKS)
     lines = ran.out.decode().splitlines()
     assert lines == expected + [line.replace("0", "1", 1) for line in expected]
     assert ran.record["agent"]["files_copied"] == 9
@@ -72,7 +75,7 @@ LIBRARIES = [
 def test_each_library_is_served_in_a_later_run(shared: Place, expected: list[str], library: str) -> None:
     """After one that read everything: every open of the file is answered by its copy."""
     with shared.adopted():
-        ran = shared.run(sys.executable, HERE / "reads.py", shared.source, library, "1", freshness="immutable")
+        ran = shared.run(sys.executable, HERE / "reads.py", shared.source, library, "1", freshness="immutable", environment=NO_LOCKS)
     assert ran.out.decode().splitlines() == [
         line for line in expected if line.startswith(f"0 {library} ") and line.count(" ") == library.count(" ") + 2
     ]

@@ -233,7 +233,8 @@ def test_what_was_changed_through_a_door_is_copied_anew(place: Place) -> None:
 def test_what_is_open_for_writing_is_not_published(place: Place) -> None:
     path = place.source / "a"
     with place.worker() as worker:
-        worker.do("f = open(path, 'r+b', buffering=0); f.write(b'one')", path=str(path))
+        # Made anew: what is changed in place is live, and has no copy for longer.
+        worker.do("f = open(path, 'wb', buffering=0); f.write(b'one')", path=str(path))
         settle(path)
         read(worker, path)
         assert place.idle(1)["not_copied"] == {"open_for_writing": 1}

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,19 +126,6 @@ def test_watchers_of_the_source_see_no_open(place: Place) -> None:
         with pytest.raises(BlockingIOError):
             os.read(watch, 4096)
         os.close(watch)
-
-
-def test_locks_are_the_copy_s(place: Place) -> None:
-    """One through a redirected descriptor does not exclude one through the source."""
-    path = place.source / "a"
-    with place.worker() as worker:
-        warm(place, worker, path)
-        worker.do("import fcntl\nfd = os.open(path, 0); fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", path=str(path))
-        done = subprocess.run(["flock", "--nonblock", path, "true"], check=False)
-        assert done.returncode == 0
-        # Between redirected descriptors it does.
-        with pytest.raises(BlockingIOError):
-            worker.do("fcntl.flock(os.open(path, 0), fcntl.LOCK_SH | fcntl.LOCK_NB)")
 
 
 def test_holes_are_filled(place: Place) -> None:

@@ -438,6 +438,10 @@ impl Clerk {
         if !run.sources.iter().any(|source| source.dev == identity.dev) {
             return Err("another_file_system");
         }
+        // First: the mark of such a file is that of a change, too.
+        if is_regular && self.is_live(handed) {
+            return Err("live");
+        }
         self.is_settled(handed)?;
         if is_regular && self.has_writer(handed) {
             return Err("open_for_writing");
@@ -476,6 +480,8 @@ impl Clerk {
             sampled,
             ahead,
             pages: self.pages_to_clean(&identity),
+            opened_at: handed.opened_at,
+            control: self.control,
             opened: Opened {
                 source: handed.source,
                 pid: handed.pid,

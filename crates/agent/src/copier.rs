@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::Identity;
+use forebay_contract::{Control, Identity};
 use forebay_policy::{
     speed::Sample,
     wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake},
@@ -49,6 +49,16 @@ pub(crate) struct Job {
     pub(crate) ahead: bool,
     /// Which pages must be clean before it is read.
     pub(crate) pages: DirtyPages,
+    /// When the descriptor was opened, and where programs mark what they change after that.
+    pub(crate) opened_at: u64,
+    pub(crate) control: Control<'static>,
+}
+
+impl Job {
+    /// Whether the file was changed or locked since: the copy would come to nothing, and a lock lasts for as long as our duplicate.
+    fn is_marked(&self) -> bool {
+        self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
+    }
 }
 
 /// Whether copies may be made ahead of programs.
@@ -94,6 +104,8 @@ pub(crate) enum Outcome {
     GivenUp,
     /// It was to lie in memory, of which there is too little left.
     MemoryShort,
+    /// The source was changed or locked by a program meanwhile.
+    Marked,
     /// The source has pages that could not be written back: its times need not tell its next change.
     DirtyPages,
     /// Something failed; what was written has been removed.
@@ -323,6 +335,8 @@ fn work(queue: &Queue, large: &Queue, events: &Sender<Event>, followed: &Followe
             let is_short = following.job.tier.is_memory() && asks.memory_short.load(Relaxed);
             let outcome = if is_short {
                 Some(Outcome::MemoryShort)
+            } else if following.job.is_marked() {
+                Some(Outcome::Marked)
             } else if following.job.ahead {
                 following.go_ahead(Ahead::of(&asks.ahead), &mut buffer, newer)
             } else {

@@ -137,11 +137,11 @@ pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
     rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
 }
 
-/// Files that processes of this user can change: open for writing, or mapped for it, as far as these processes can be looked into. Files are
+/// Files that processes of this user have open, and those that they can change: open for writing, or mapped for it, as far as these processes can be looked into. Files are
 /// known by the names of links and mappings in /proc, and mapped ones by device and inode, too: nothing is asked of the source.
 #[derive(Debug, Default)]
 pub(crate) struct Writers {
-    opened: HashSet<CString>,
+    opened: HashMap<CString, Holders>,
     mapped: Mapped,
     opened_due: Option<Instant>,
     mapped_due: Option<Instant>,
@@ -150,11 +150,7 @@ pub(crate) struct Writers {
 impl Writers {
     /// Returns whether a process can change the file. One look at all processes serves many files that come together.
     pub(crate) fn hold(&mut self, source: &SourceFile, identity: &Identity) -> bool {
-        let begun = Instant::now();
-        if self.opened_due.is_none_or(|due| due <= begun) {
-            self.look_at_descriptors();
-            self.opened_due = Some(begun + WRITERS_LOOK);
-        }
+        self.look_at_descriptors();
         let begun = Instant::now();
         if self.mapped_due.is_none_or(|due| due <= begun) {
             self.look_at_mappings();
@@ -162,18 +158,38 @@ impl Writers {
             self.mapped_due = Some(begun + WRITERS_LOOK.max(begun.elapsed() * WRITERS_MAPS_PART));
         }
         let Some(name) = name_of(source) else { return true };
-        self.opened.contains(&name) || self.mapped.has(name.to_bytes(), identity)
+        self.opened.get(&name).is_some_and(|holders| holders.write) || self.mapped.has(name.to_bytes(), identity)
+    }
+
+    /// Returns whether a descriptor other than number `own.1` of process `own.0` is of the same name.
+    pub(crate) fn is_open_elsewhere(&mut self, source: &SourceFile, own: (i32, i32)) -> bool {
+        self.look_at_descriptors();
+        let Some(name) = name_of(source) else { return true };
+        self.opened.get(&name).is_some_and(|holders| holders.only != Some(own))
     }
 
     fn look_at_descriptors(&mut self) {
+        let begun = Instant::now();
+        if self.opened_due.is_some_and(|due| begun < due) {
+            return;
+        }
+        self.opened_due = Some(begun + WRITERS_LOOK);
         self.opened.clear();
         for pid in other_processes() {
             for number in numbers_in(&format!("/proc/{pid}/fd")) {
                 let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
                 let file = link.ok().filter(|name| name.to_bytes().starts_with(b"/"));
-                if let Some(name) = file.filter(|_| is_writable(&format!("/proc/{pid}/fdinfo/{number}"))) {
-                    self.opened.insert(name);
-                }
+                let Some(name) = file else { continue };
+                let write = is_writable(&format!("/proc/{pid}/fdinfo/{number}"));
+                let first = Holders {
+                    write,
+                    only: Some((pid, number)),
+                };
+                let more = |holders: &mut Holders| {
+                    holders.write |= write;
+                    holders.only = None;
+                };
+                self.opened.entry(name).and_modify(more).or_insert(first);
             }
         }
     }
@@ -187,6 +203,15 @@ impl Writers {
             }
         }
     }
+}
+
+/// Who has a file open.
+#[derive(Debug)]
+struct Holders {
+    /// Somebody can write to it.
+    write: bool,
+    /// The only descriptor, by process and number; `None`: there are several.
+    only: Option<(i32, i32)>,
 }
 
 /// Files with a mapping that is shared and writable: by it they are changed without any descriptor.

@@ -19,6 +19,7 @@ pub(crate) const MISSED: &[Counter] = &[
     Counter::NoRoom,
     Counter::Stale,
     Counter::Tombstoned,
+    Counter::Live,
     Counter::SourceChanged,
     Counter::CopyGone,
     Counter::TierOff,
@@ -35,6 +36,7 @@ pub(crate) const PASSED: &[Counter] = &[
     Counter::NotRegular,
     Counter::OtherNamespace,
     Counter::NoPage,
+    Counter::Locked,
 ];
 
 /// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one. The first listing of a

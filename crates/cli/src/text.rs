@@ -130,6 +130,7 @@ pub fn why_not_copied(key: &str) -> String {
         "index_full" => "no memory for more names of copies",
         "large_directory" => "a directory of more names than a listing holds",
         "larger_than_every_tier" => "larger than every tier",
+        "live" => "changed in place or locked by a program, and open or changed lately",
         "malformed" => "a message that could not be read",
         "memory_short" => "memory grew short",
         "mostly_unread" => "mostly left unread",

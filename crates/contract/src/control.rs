@@ -22,10 +22,15 @@ const TOMBSTONES: u64 = 1 << 18;
 pub const DIRECTORIES_STAMPED_MAX: u64 = 1 << 20;
 const TOMBSTONES_AT: u64 = 4096;
 const USED_AT: u64 = TOMBSTONES_AT + TOMBSTONES * 8;
+/// Live marks: fewer than tombstones, for few files are shared while they change.
+const LIVE_MARKS: u64 = 1 << 16;
+const LIVE_AT: u64 = USED_AT + DIRECTORIES_STAMPED_MAX * 4;
 /// Length of the control file in bytes.
-pub const CONTROL_BYTES: usize = (USED_AT + DIRECTORIES_STAMPED_MAX * 4) as usize;
+pub const CONTROL_BYTES: usize = (LIVE_AT + LIVE_MARKS * 8) as usize;
 /// The seed of tombstone slots. Fixed: a collision costs a re-check, no more.
 const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
+/// The seed of live marks. A collision costs copies of a file that is not shared, no more.
+const LIVE_SEED: u64 = 0x6C69_7665_6D61_726B;
 
 /// What doors and agent must lay out alike.
 pub(crate) const LAYOUT: &[&[u64]] = &[
@@ -37,6 +42,11 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
         TOMBSTONE_SEED,
         DIRECTORIES_STAMPED_MAX,
         USED_AT,
+        LIVE_MARKS,
+        LIVE_AT,
+        LIVE_SEED,
+        LIVE_REST_MIN,
+        LIVE_REST_GAPS,
         CONTROL_BYTES as u64,
     ],
 ];
@@ -67,6 +77,59 @@ pub enum Freshness {
     Immutable,
     /// The source is asked by name at each open.
     OnOpen,
+}
+
+/// A file that was changed in place, or locked, has no copy before it has been left alone for so long, in nanoseconds,
+const LIVE_REST_MIN: u64 = 60_000_000_000;
+/// and for so many times as long as it ever was left alone between two such changes.
+const LIVE_REST_GAPS: u64 = 4;
+
+/// A file that programs share while it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Time of the last mark, boot time in nanoseconds.
+    pub marked_at: u64,
+    /// Longest time between two marks, in nanoseconds.
+    pub longest_gap: u64,
+}
+
+/// Milliseconds of boot time in the upper 40 bits of a mark, seconds of the longest gap below them. 0: no mark.
+impl Live {
+    const GAP_BITS: u32 = 24;
+    const GAP_MAX: u64 = (1 << Self::GAP_BITS) - 1;
+
+    /// How long the file must be left alone before it may have a copy, in nanoseconds.
+    pub const fn rest(&self) -> u64 {
+        let by_gap = self.longest_gap.saturating_mul(LIVE_REST_GAPS);
+        if by_gap > LIVE_REST_MIN { by_gap } else { LIVE_REST_MIN }
+    }
+
+    /// Until when it has no copy, if it is not marked again: boot time in nanoseconds.
+    pub const fn rests_until(&self) -> u64 {
+        self.marked_at.saturating_add(self.rest())
+    }
+
+    fn unpack(mark: u64) -> Option<Self> {
+        let marked_at = (mark >> Self::GAP_BITS) * 1_000_000;
+        let longest_gap = (mark & Self::GAP_MAX) * 1_000_000_000;
+        (mark != 0).then_some(Self { marked_at, longest_gap })
+    }
+
+    fn pack(self) -> u64 {
+        let gap_s = (self.longest_gap / 1_000_000_000).min(Self::GAP_MAX);
+        (self.marked_at / 1_000_000).max(1) << Self::GAP_BITS | gap_s
+    }
+
+    /// The mark after one more at `now`.
+    fn renewed(mark: u64, now: u64) -> u64 {
+        let gap = |live: Self| live.longest_gap.max(now.saturating_sub(live.marked_at));
+        let longest_gap = Self::unpack(mark).map_or(0, gap);
+        Self {
+            marked_at: now,
+            longest_gap,
+        }
+        .pack()
+    }
 }
 
 /// Access to the control page.
@@ -158,6 +221,26 @@ impl<'a> Control<'a> {
     /// Records that the file with this inode changes now, under whatever names.
     pub fn mark_file(&self, dev: u64, ino: u64, now: u64) {
         self.mark(hash_pair(TOMBSTONE_SEED, dev, ino), now);
+    }
+
+    fn live_slot(&self, dev: u64, ino: u64) -> Option<&'a AtomicU64> {
+        let hash = hash_pair(LIVE_SEED, dev, ino);
+        self.region.element(LIVE_AT, hash & (LIVE_MARKS - 1))
+    }
+
+    /// Records that the file with this inode is shared while it changes: what it held is changed in place, or a program locks it. That is a
+    /// change as well.
+    pub fn mark_live(&self, dev: u64, ino: u64, now: u64) {
+        if let Some(slot) = self.live_slot(dev, ino) {
+            // Of two programs that mark it in the same moment one may be lost.
+            slot.store(Live::renewed(slot.load(Relaxed), now), Release);
+        }
+        self.mark_file(dev, ino, now);
+    }
+
+    /// Returns what is known of a file that is, or was, shared while it changes.
+    pub fn live(&self, dev: u64, ino: u64) -> Option<Live> {
+        Live::unpack(self.live_slot(dev, ino)?.load(Acquire))
     }
 
     /// Records that what `name` leads to in the directory with this inode changes now.
@@ -264,4 +347,31 @@ impl<'a> Control<'a> {
 
 fn name_key(parent_dev: u64, parent_ino: u64, name: &[u8]) -> u64 {
     hash_bytes(hash_pair(TOMBSTONE_SEED, parent_dev, parent_ino), name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_live_mark_keeps_its_time_and_the_longest_gap() {
+        assert_eq!(Live::unpack(0), None);
+        let mut mark = 0;
+        for at in [0, 3, 10, 11] {
+            mark = Live::renewed(mark, at * SECOND);
+        }
+        let live = Live {
+            marked_at: 11 * SECOND,
+            longest_gap: 7 * SECOND,
+        };
+        assert_eq!(Live::unpack(mark), Some(live));
+        let late = Live::renewed(mark, u64::MAX / 2);
+        assert_eq!(
+            Live::unpack(late).map(|live| live.longest_gap),
+            Some(Live::GAP_MAX * SECOND),
+            "as far as it can be told"
+        );
+    }
 }

@@ -61,6 +61,8 @@ counters! {
     TierOff = "pass_tier_off",
     /// the source file is larger than any room left in the tiers
     NoRoom = "pass_no_room",
+    /// shared while it changes: changed in place or locked by a program on this node, not long ago
+    Live = "pass_live",
     /// not a regular file
     NotRegular = "pass_not_regular",
     /// the program is in another root or mount namespace
@@ -71,6 +73,8 @@ counters! {
     Tombstones = "tombstones",
     /// attribute changes through a redirected descriptor, carried out on the source
     AttributesForwarded = "attributes_forwarded",
+    /// descriptors of copies that became the source's: the program locked them, or a file beside theirs
+    Locked = "locked",
     /// opens that a door tried under a source for reading (hits and misses)
     SourceOpens = "source_opens",
     /// questions about what lies under a source by its name (stat, access and kin)

@@ -10,6 +10,7 @@ const DIGESTS: &[(u32, u64)] = &[
     (3, 0x6EDF_347C_FEEC_E4B8),
     (4, 0xD437_36BE_1B81_3BDB),
     (5, 0x24F8_579B_BE1E_8C5F),
+    (6, 0xBDE4_FD6C_48F2_7422),
 ];
 
 /// Size of a type, and where its fields lie.

@@ -42,7 +42,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 5;
+pub const CONTRACT_VERSION: u32 = 6;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -10,7 +10,7 @@ use forebay_contract::{Counter, message::HandOver};
 use crate::{
     lookup::Miss,
     state::Serving,
-    sys::{self, Errno},
+    sys::{self, Errno, FileKind},
 };
 
 const SOCKET: &[u8] = b"/door.sock";
@@ -19,10 +19,8 @@ const SOCKET: &[u8] = b"/door.sock";
 /// `opened_at` is a time before that open.
 pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
     let Serving { door, control } = serving;
-    let Ok((kind, size)) = sys::type_and_size(fd) else {
-        return;
-    };
-    let is_regular = kind == libc::S_IFREG;
+    let Ok(file) = sys::kind_of(fd) else { return };
+    let FileKind { is_regular, size, .. } = file;
     if is_regular {
         door.count(Counter::FromSourceBytes, size);
         door.note_open(path);
@@ -32,6 +30,10 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
     }
     if !is_regular {
         return door.count(Counter::NotRegular, 1);
+    }
+    if control.live(file.dev, file.ino).is_some_and(|live| opened_at < live.rests_until()) {
+        // No duplicate goes to the agent: a lock that the program takes would be the agent's as well.
+        return door.count(Counter::Live, u64::from(matches!(miss, Miss::Unknown)));
     }
     if size > control.room_hint() && !miss.is_news_of_copy() {
         return door.count(Counter::NoRoom, 1);

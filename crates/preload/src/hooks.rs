@@ -55,6 +55,7 @@ macro_rules! next_open {
 
 // Below the macros, which they use.
 mod dirs;
+mod locks;
 mod stats;
 
 #[unsafe(no_mangle)]

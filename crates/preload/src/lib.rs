@@ -15,7 +15,8 @@
 //!
 //! `state` what is mapped, and whether we are on | `real` the next definitions of what is hooked | `sys` raw system calls |
 //! `rights` whether the process may still read | `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a
-//! descriptor back to the source, for `stat` (what a redirected descriptor says of itself) and `attributes` (changes through one) |
+//! descriptor back to the source, for `stat` (what a redirected descriptor says of itself) and `attributes` (changes through one) | `locks` a copy's
+//! descriptor becomes the source's |
 //! `path` paths on the stack.
 #![no_std]
 #![deny(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used)]
@@ -25,6 +26,7 @@ mod copies;
 mod handover;
 mod hooks;
 mod listings;
+mod locks;
 mod lookup;
 mod marks;
 mod names;

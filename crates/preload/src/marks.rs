@@ -14,6 +14,9 @@ use crate::{
     sys,
 };
 
+/// A file that was modified so recently, in seconds, has no copy.
+const SETTLED_S: i64 = 2;
+
 /// A name on a source's file system, and what it led to before the change.
 pub(crate) struct Place<'a> {
     name: &'a [u8],
@@ -194,8 +197,17 @@ pub(crate) fn mark_descriptor(serving: Serving, fd: c_int) -> bool {
         return false;
     };
     let ours = stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.door.run.is_source_device(stat.st_dev);
-    if ours {
+    if ours && was_at_rest(&stat) {
+        serving.control.mark_live(stat.st_dev, stat.st_ino, real::now());
+    } else if ours {
         serving.control.mark_file(stat.st_dev, stat.st_ino, real::now());
     }
     ours
+}
+
+/// Whether a file that has just been opened for writing holds something that programs may have copies of: it was not cut, and is older than
+/// [`SETTLED_S`]. What comes now changes it in place. A file that is written in one go, though by several opens, is none of these.
+fn was_at_rest(stat: &libc::stat) -> bool {
+    // A time ahead is that of a server whose clock differs: nobody knows how old the file is.
+    stat.st_size > 0 && !(0..SETTLED_S).contains(&real::unix_s().saturating_sub(stat.st_mtime))
 }

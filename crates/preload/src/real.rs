@@ -92,6 +92,8 @@ type MakeFileWithBoth = unsafe extern "C" fn(Template, c_int, c_int) -> c_int;
 type Directory = *mut libc::DIR;
 type ReadDir = unsafe extern "C" fn(Directory) -> *mut libc::dirent;
 type ReadDirInto = unsafe extern "C" fn(Directory, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
+type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
+type Lockf = unsafe extern "C" fn(c_int, c_int, libc::off_t) -> c_int;
 type OldStatAt = unsafe extern "C" fn(c_int, c_int, Text, *mut libc::stat, c_int) -> c_int;
 
 next! {
@@ -189,6 +191,11 @@ next! {
     LUTIMES = c"lutimes": unsafe extern "C" fn(Text, *const libc::timeval) -> c_int;
     SETXATTR = c"setxattr": unsafe extern "C" fn(Text, Text, *const c_void, usize, c_int) -> c_int;
     REMOVEXATTR = c"removexattr": TwoNames;
+    FLOCK = c"flock": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    FCNTL = c"fcntl": Fcntl;
+    FCNTL64 = c"fcntl64": Fcntl;
+    LOCKF = c"lockf": Lockf;
+    LOCKF64 = c"lockf64": Lockf;
     CHROOT = c"chroot": OneName;
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
     SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
@@ -231,6 +238,12 @@ pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mode as usize, 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
+}
+
+/// `fcntl` before the library has started.
+pub(crate) fn raw_fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the program's own arguments, which the kernel checks.
+    as_libc(unsafe { sys::call(libc::SYS_fcntl, [sys::word(fd), sys::word(command), argument, 0, 0, 0]) }.map(|answer| answer as c_int))
 }
 
 /// `newfstatat` before the library has started.
@@ -298,6 +311,15 @@ fn is_of_libc(function: *mut c_void) -> bool {
     }
     // SAFETY: `look` keeps nothing.
     unsafe { dl_iterate_phdr(look, function) == 1 }
+}
+
+/// Seconds since 1970, by the kernel's word.
+pub(crate) fn unix_s() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let arguments = [sys::word(libc::CLOCK_REALTIME), &raw mut time as usize, 0, 0, 0, 0];
+    // SAFETY: room for the answer.
+    let _ = unsafe { sys::call(libc::SYS_clock_gettime, arguments) };
+    time.tv_sec
 }
 
 /// `CLOCK_BOOTTIME` in nanoseconds. Through libc where that can be had, which asks no kernel for it.

@@ -3,11 +3,15 @@
 use core::{
     arch::asm,
     ffi::{CStr, c_int},
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
     ptr::NonNull,
+    slice,
 };
 
 use crate::path::PathBuffer;
+
+/// How often it is tried to put a descriptor in the place of another.
+const PUT_TRIES_MAX: u32 = 100;
 
 /// What a failed call says: a positive `errno`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -114,17 +118,30 @@ pub(crate) fn stat_fd(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// Type bits and size of an open file as the kernel has them at hand: a network file system is not asked.
-pub(crate) fn type_and_size(fd: c_int) -> Result<(libc::mode_t, u64), Errno> {
+/// What an open file is.
+pub(crate) struct FileKind {
+    pub(crate) is_regular: bool,
+    pub(crate) size: u64,
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+}
+
+/// What an open file is, as the kernel has it at hand: a network file system is not asked.
+pub(crate) fn kind_of(fd: c_int) -> Result<FileKind, Errno> {
     let mut answer = MaybeUninit::<libc::statx>::uninit();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    let mask = (libc::STATX_TYPE | libc::STATX_SIZE) as usize;
+    let mask = (libc::STATX_TYPE | libc::STATX_SIZE | libc::STATX_INO) as usize;
     let arguments = [word(fd), c"".as_ptr() as usize, word(flags), mask, answer.as_mut_ptr() as usize, 0];
     // SAFETY: a string with its NUL, and room for the answer.
     unsafe { call(libc::SYS_statx, arguments) }?;
     // SAFETY: the call succeeded, so the kernel has filled it.
     let answer = unsafe { answer.assume_init() };
-    Ok((libc::mode_t::from(answer.stx_mode) & libc::S_IFMT, answer.stx_size))
+    Ok(FileKind {
+        is_regular: libc::mode_t::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+        size: answer.stx_size,
+        dev: libc::makedev(answer.stx_dev_major, answer.stx_dev_minor),
+        ino: answer.stx_ino,
+    })
 }
 
 /// Appends the current directory to an empty buffer; `None` if there is none that has a path.
@@ -245,4 +262,100 @@ pub(crate) unsafe fn send(fd: c_int, message: &libc::msghdr) -> Result<usize, Er
 pub(crate) fn truncate_fd(fd: c_int, len: u64) -> Result<(), Errno> {
     // SAFETY: takes numbers only.
     unsafe { call(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `getppid`; 0 if the parent is in another process namespace.
+pub(crate) fn parent_id() -> c_int {
+    // SAFETY: takes nothing, can't fail.
+    unsafe { call(libc::SYS_getppid, [0; 6]) }.unwrap_or(0) as c_int
+}
+
+/// Whether descriptor `other` of process `pid` and `fd` of this one are of the same open file description (`kcmp`). False where the kernel
+/// does not tell.
+pub(crate) fn shares_description(pid: c_int, fd: c_int, other: c_int) -> bool {
+    const KCMP_FILE: usize = 0;
+    let own = process_id() as usize;
+    // SAFETY: takes numbers only.
+    let answer = unsafe { call(libc::SYS_kcmp, [own, word(pid), KCMP_FILE, word(fd), word(other), 0]) };
+    answer == Ok(0)
+}
+
+/// The flags that a descriptor was opened with, as `fcntl(F_GETFL)` tells them.
+pub(crate) fn descriptor_flags(fd: c_int) -> Result<c_int, Errno> {
+    // SAFETY: takes numbers only.
+    unsafe { call(libc::SYS_fcntl, [word(fd), word(libc::F_GETFL), 0, 0, 0, 0]) }.map(|flags| flags as c_int)
+}
+
+/// The offset of a file; 0 if it has none.
+pub(crate) fn offset(fd: c_int) -> usize {
+    // SAFETY: takes numbers only.
+    unsafe { call(libc::SYS_lseek, [word(fd), 0, word(libc::SEEK_CUR), 0, 0, 0]) }.unwrap_or(0)
+}
+
+/// Sets the offset of a file.
+pub(crate) fn seek_to(fd: c_int, offset: usize) -> Result<(), Errno> {
+    // SAFETY: takes numbers only.
+    unsafe { call(libc::SYS_lseek, [word(fd), offset, word(libc::SEEK_SET), 0, 0, 0]) }.map(drop)
+}
+
+/// Makes `fd` a descriptor of what `source` is of, in one step (`dup3`). Whether it stays over `exec` is kept.
+pub(crate) fn put_in_place(source: c_int, fd: c_int) -> Result<(), Errno> {
+    // SAFETY: takes numbers only.
+    let kept = unsafe { call(libc::SYS_fcntl, [word(fd), word(libc::F_GETFD), 0, 0, 0, 0]) }?;
+    let flags = if kept & libc::FD_CLOEXEC as usize == 0 {
+        0
+    } else {
+        libc::O_CLOEXEC
+    };
+    let mut answer = Err(Errno(libc::EBUSY));
+    // Busy: another thread is opening a file that gets this very number, which the program itself has let go meanwhile.
+    for _ in 0..PUT_TRIES_MAX {
+        // SAFETY: takes numbers only; the caller replaces a descriptor of the program's by one of the same file.
+        answer = unsafe { call(libc::SYS_dup3, [word(source), word(fd), word(flags), 0, 0, 0]) }.map(drop);
+        if !matches!(answer, Err(Errno(libc::EINTR | libc::EBUSY))) {
+            break;
+        }
+    }
+    answer
+}
+
+/// Entries of a directory, some at a time.
+pub(crate) struct Entries {
+    bytes: [MaybeUninit<u8>; 1024],
+    len: usize,
+}
+
+impl Entries {
+    /// None.
+    pub(crate) const fn new() -> Self {
+        Self {
+            bytes: [MaybeUninit::uninit(); 1024],
+            len: 0,
+        }
+    }
+
+    /// Reads the next ones; false at the end.
+    pub(crate) fn read(&mut self, directory: c_int) -> bool {
+        let arguments = [word(directory), self.bytes.as_mut_ptr() as usize, self.bytes.len(), 0, 0, 0];
+        // SAFETY: the kernel writes no more than the room there is.
+        self.len = unsafe { call(libc::SYS_getdents64, arguments) }.unwrap_or(0).min(self.bytes.len());
+        self.len > 0
+    }
+
+    /// Calls `act` with the name of each.
+    pub(crate) fn names(&self, mut act: impl FnMut(&[u8])) {
+        const LENGTH_AT: usize = mem::offset_of!(libc::dirent64, d_reclen);
+        const NAME_AT: usize = mem::offset_of!(libc::dirent64, d_name);
+        // SAFETY: the kernel has written the first `len` bytes.
+        let mut rest = unsafe { slice::from_raw_parts(self.bytes.as_ptr().cast::<u8>(), self.len) };
+        while let Some(&[low, high]) = rest.get(LENGTH_AT..LENGTH_AT + 2) {
+            let len = usize::from(u16::from_ne_bytes([low, high]));
+            let Some((entry, after)) = rest.split_at_checked(len).filter(|_| len > NAME_AT) else {
+                return;
+            };
+            let name = entry.get(NAME_AT..).unwrap_or(&[]);
+            act(name.split(|byte| *byte == 0).next().unwrap_or(&[]));
+            rest = after;
+        }
+    }
 }

@@ -1,12 +1,32 @@
 //! Files that somebody may be changing, and what their times tell of it.
 
+use std::time::Duration;
+
 use forebay_contract::{Identity, Record};
 
-use crate::{limits::WRITERS_BEFORE_START, mounts::MountSource, receiver::Handed, shared::DirtyPages};
+use crate::{
+    clock::{boot_ns, unix_s},
+    limits::WRITERS_BEFORE_START,
+    mounts::MountSource,
+    receiver::Handed,
+    shared::DirtyPages,
+};
 
 use super::Clerk;
 
 impl Clerk {
+    /// Returns whether a file is shared while it changes: a program has changed in place what it held, or locked it, not long ago or with somebody else
+    /// having it open still. Who opens it must see what comes.
+    pub(super) fn is_live(&mut self, handed: &Handed) -> bool {
+        let identity = &handed.stat.identity;
+        let Some(live) = self.control.live(identity.dev, identity.ino) else {
+            return false;
+        };
+        let left_alone = Duration::from_secs(u64::try_from(unix_s() - identity.mtime.sec).unwrap_or(0));
+        let rests = boot_ns() < live.rests_until() || left_alone < Duration::from_nanos(live.rest());
+        rests || self.writers.is_open_elsewhere(&handed.source, (handed.pid, handed.descriptor))
+    }
+
     /// Returns whether a process can change a file, as far as that is worth a look: through a descriptor or a mapping.
     pub(super) fn has_writer(&mut self, handed: &Handed) -> bool {
         let identity = &handed.stat.identity;

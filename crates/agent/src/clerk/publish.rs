@@ -41,6 +41,7 @@ impl Clerk {
             },
             Outcome::GivenUp => "mostly_unread",
             Outcome::MemoryShort => "memory_short",
+            Outcome::Marked => "changed_meanwhile",
             Outcome::DirtyPages => "source_error",
             Outcome::Failed(error) => self.blame(&flight, &error),
         };
