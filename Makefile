@@ -52,8 +52,8 @@ test-long: .test-tools .venv/.mpi build ## run the tests that are too long for C
 	$(PY) -m pytest -m long
 
 .PHONY: test-gpu
-test-gpu: build ## run the tests that need a GPU of NVIDIA's
-	$(PY) -m pytest -m gpu tests/clone tests/loader tests/semantics
+test-gpu: build ## run the tests that need a GPU of NVIDIA's, those that prove most first; results in build/gpu.jsonl
+	$(PY) scripts/gpu.py
 
 .PHONY: check
 check: .venv/.synced ## formatting, lints and types
