@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 KEY = "AKIAFOREBAYTEST"
 SECRET = "top/secret+of=the-test"  # noqa: S105 # made up, as is the next
 TOKEN = "a-session-token/+="  # noqa: S105
+IDENTITY = "a-token/of+the=cluster"
 REGION = "eu-test-1"
 BUCKET = "data"
 LONG_S = 120
@@ -80,8 +81,12 @@ class Store:
     backend: Any
     signed_with: str = SECRET
     public: bool = False
-    # Of credentials that a machine lends; None: it lends none.
+    # Of credentials that a machine or the token service lends; None: they lend none.
     lent_token: str | None = None
+    # The web identities that came to the token service.
+    identities: list[dict[str, str]] = field(default_factory=list)
+    # When what the token service lends ends.
+    lent_until: str = "2099-01-01T00:00:00Z"
     # A store that does not know `If-Match`.
     forgets_conditions: bool = False
     behave: Behaviour | None = None
@@ -177,6 +182,16 @@ class Store:
         }
         return Answer(200, {}, paths[urlsplit(target).path].encode())
 
+    def lend_to(self, form: dict[str, str]) -> Answer:
+        """The token service: lends keys for a web identity."""
+        self.identities.append(form)
+        if self.lent_token is None or form["WebIdentityToken"] != IDENTITY:
+            return refusal(400, "InvalidIdentityToken", "the token is none")
+        lent = {"AccessKeyId": KEY, "SecretAccessKey": SECRET, "SessionToken": self.lent_token, "Expiration": self.lent_until}
+        key = "".join(f"<{name}>{value}</{name}>" for name, value in lent.items())
+        name = "AssumeRoleWithWebIdentity"
+        return Answer(200, {}, f"<{name}Response><{name}Result><Credentials>{key}</Credentials></{name}Result></{name}Response>".encode())
+
 
 def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
@@ -184,7 +199,13 @@ def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            answer = store.answer(self.path, headers["host"], headers)
+            self.reply(store.answer(self.path, headers["host"], headers))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self.reply(store.lend_to(dict(parse_qsl(body.decode()))))
+
+        def reply(self, answer: Answer | None) -> None:
             if answer is None:
                 self.close_connection = True
                 return

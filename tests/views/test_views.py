@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.views.conftest import Views, held
-from tests.views.store import BUCKET, TOKEN
+from tests.views.store import BUCKET, IDENTITY, TOKEN
 
 MIB = 1 << 20
 NAMES = ["plain", "a/b/c", "blanks and + and %2B and %", "ünï/\u2603.jpg", "quo'te\"s&<x>", "semi;colon=1/x?y#z", "~tilde/-_.!*()"]
@@ -165,7 +165,7 @@ def test_a_view_is_removed(views: Views) -> None:
     assert views.held() == {"a/mine": b"mine"}
 
 
-@pytest.mark.parametrize("where", ["variables", "profile", "machine"])
+@pytest.mark.parametrize("where", ["variables", "profile", "machine", "identity", "identity of a profile"])
 def test_credentials_come_from_where_other_tools_have_them(views: Views, where: str) -> None:
     views.put({"a": b"1"})
     env = views.environment()
@@ -181,9 +181,44 @@ def test_credentials_come_from_where_other_tools_have_them(views: Views, where: 
     if where == "machine":
         views.bucket.lent_token = TOKEN
         env["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = views.bucket.url
+    if where.startswith("identity"):
+        views.bucket.lent_token = TOKEN
+        token = views.desk.home / "identity"
+        token.write_text(f"{IDENTITY}\n")
+        env |= {
+            "AWS_ENDPOINT_URL_STS": views.bucket.url,
+            "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+            "AWS_ROLE_ARN": "arn:aws:iam::1:role/r",
+        }
+    if where == "identity of a profile":
+        config = f"[default]\nrole_arn = {env.pop('AWS_ROLE_ARN')}\nweb_identity_token_file = {env.pop('AWS_WEB_IDENTITY_TOKEN_FILE')}\n"
+        (views.desk.home / "config").write_text(config)
+        env["AWS_CONFIG_FILE"] = str(views.desk.home / "config")
     done = views.desk.type("view", views.address, views.dir, env=env)
     assert done.returncode == 0, done.stderr
     assert views.held() == {"a": b"1"}
+    asked = {"Action": "AssumeRoleWithWebIdentity", "Version": "2011-06-15", "RoleArn": "arn:aws:iam::1:role/r"}
+    asked |= {"RoleSessionName": "forebay", "WebIdentityToken": IDENTITY}
+    assert views.bucket.identities == ([asked] if where.startswith("identity") else [])
+
+
+def test_a_web_identity_is_read_again_when_its_keys_end(views: Views) -> None:
+    views.put({f"{number}": b"1" for number in range(3)})
+    views.bucket.lent_token = TOKEN
+    token = views.desk.home / "identity"
+    token.write_text(IDENTITY)
+    env = {name: value for name, value in views.bucket.environment.items() if not name.startswith("AWS_S") and name != "AWS_ACCESS_KEY_ID"}
+    env |= {"AWS_ENDPOINT_URL_STS": views.bucket.url, "AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": "r"}
+    views.bucket.lent_until = "2020-01-01T00:00:00Z"
+    done = views.desk.type("view", views.address, views.dir, env=env)
+    assert done.returncode == 0, done.stderr
+    # For the listing, and each object.
+    assert len(views.bucket.identities) == 4
+    token.write_text("old")
+    line = views.desk.refuse("view", views.address, views.dir, env=env)
+    assert f"{views.bucket.url}/ lends no credentials: 400 Bad Request: " in line
+    assert "InvalidIdentityToken" in line
+    assert len(views.bucket.identities) == 5, "what is refused is not asked again"
 
 
 def test_a_public_bucket_needs_none(views: Views) -> None:

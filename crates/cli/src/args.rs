@@ -130,7 +130,8 @@ pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
-    /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX into a local directory; what is there already is only compared
+    /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX (or gs://, az://) into a local directory; what is there already is
+    /// only compared
     #[arg(long, value_name = "s3://BUCKET/PREFIX=DIR")]
     pub view: Vec<OsString>,
     /// Keep the agent after the last run, until `forebay clean`, so that the next run finds it warm
@@ -327,7 +328,8 @@ fn interval(text: &str) -> Result<f64, String> {
     after_help = "\
 Programs see a new directory when all of it is there, and a changed object when all changed ones are; objects that are gone are removed \
 then. Credentials, region and endpoint come from where other tools have them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, \
-~/.aws, a container's or a machine's role; AWS_REGION; AWS_ENDPOINT_URL. Nothing is ever written to the store. The exit status is 1 where \
+~/.aws, a container's or a machine's role; AWS_REGION; AWS_ENDPOINT_URL. gs://BUCKET/PREFIX is fetched with those of gcloud, \
+az://CONTAINER/PREFIX with AZURE_STORAGE_ACCOUNT and its key or identity. Nothing is ever written to the store. The exit status is 1 where \
 fetching ended early: the same command goes on from there."
 )]
 pub struct ViewArgs {
@@ -343,7 +345,7 @@ pub struct ViewArgs {
     /// Say nothing unless something is wrong
     #[arg(long, short)]
     pub quiet: bool,
-    /// What to fetch
+    /// What to fetch, from S3 (s3://), Google (gs://) or Azure (az://)
     #[arg(value_name = "s3://BUCKET/PREFIX", required_unless_present = "remove")]
     pub url: Option<String>,
     /// A directory on a local disk, to be made, in one that is there

@@ -11,7 +11,7 @@ use std::{
 };
 
 use forebay_agent::protocol::RunFreshness;
-use forebay_objects::{Access, Address, Error, Event, Outcome, Store, View, Wish};
+use forebay_objects::{Access, Address, Error, Event, Outcome, Scheme, Store, View, Wish};
 
 use crate::{
     args::ViewArgs,
@@ -48,7 +48,7 @@ impl fmt::Display for ViewWish {
     }
 }
 
-/// Reads `s3://BUCKET/PREFIX=DIR`. A prefix may have an equals sign in it (`day=1`), so the last one counts.
+/// Reads `s3://BUCKET/PREFIX=DIR`, or the same with `gs://` or `az://`. A prefix may have an equals sign in it (`day=1`), so the last one counts.
 ///
 /// # Errors
 /// One line that names the mend.
@@ -76,14 +76,18 @@ fn address_of(origin: &Origin, text: &str) -> Result<Address, Refusal> {
         .map_err(|error: Error| Refusal::bad_input(format_args!("{origin}: {error}")))
 }
 
-/// The views of a variable, with a colon between two of them. Addresses have colons, too: one that counts has `s3://` after it.
+/// The views of a variable, with a colon between two of them. Addresses have colons, too: one that counts has an address after it.
 pub fn split(text: &OsStr) -> Vec<OsString> {
     // What is no text is no view either, and is refused as one.
     let Some(text) = text.to_str() else { return vec![text.to_owned()] };
-    let mut views: Vec<String> = Vec::new();
-    for (number, piece) in text.split(":s3://").enumerate() {
-        views.push(if number == 0 { piece.to_owned() } else { format!("s3://{piece}") });
+    let begins = |at: usize| Scheme::of(&text.as_bytes()[at + 1..]).is_some();
+    let mut views = Vec::new();
+    let mut from = 0;
+    for (at, _) in text.match_indices(':').filter(|(at, _)| begins(*at)) {
+        views.push(&text[from..at]);
+        from = at + 1;
     }
+    views.push(&text[from..]);
     views.into_iter().filter(|view| !view.is_empty()).map(OsString::from).collect()
 }
 
@@ -170,10 +174,10 @@ struct Prepared {
 impl Prepared {
     fn of(wish: &ViewWish, environment: &Environment) -> Result<Self, Refusal> {
         let variables = |name: &str| environment.get(name).and_then(OsStr::to_str).map(str::to_owned);
-        let access = Access::find(wish.address.bucket(), &variables).map_err(refusal)?;
+        let access = Access::find(&wish.address, &variables).map_err(refusal)?;
         Ok(Self {
             place: place_of(&wish.dir, &Mounts::read())?,
-            store: Store::new(wish.address.clone(), access).map_err(refusal)?,
+            store: Store::new(wish.address.clone(), access),
         })
     }
 
@@ -407,6 +411,8 @@ mod tests {
             ("s3://b/p=/data", "s3://b/p", "/data"),
             ("s3://b=data/x/", "s3://b", "/here/data/x"),
             ("s3://b/day=1/=/data", "s3://b/day=1", "/data"),
+            ("gs://b/p=/data", "gs://b/p", "/data"),
+            ("az://b/p=/data", "az://b/p", "/data"),
         ] {
             let wish = read(text).unwrap();
             assert_eq!((&*wish.address.to_string(), &*wish.dir), (address, Path::new(dir)), "{text}");
@@ -417,7 +423,7 @@ mod tests {
             "s3://b=",
             "/data",
             "b=/data",
-            "gs://b=/data",
+            "gcs://b=/data",
             "s3://b/../x=/data",
             "=/data",
         ] {
@@ -437,5 +443,10 @@ mod tests {
         assert_eq!(pieces("s3://a/p=/x"), ["s3://a/p=/x"]);
         assert_eq!(pieces("s3://a=/x:s3://b/q=/y:z"), ["s3://a=/x", "s3://b/q=/y:z"]);
         assert_eq!(pieces("/x:s3://b=/y"), ["/x", "s3://b=/y"]);
+        assert_eq!(
+            pieces("gs://a=/x:az://b/q=/y:z:s3://c=/w:"),
+            ["gs://a=/x", "az://b/q=/y:z", "s3://c=/w:"]
+        );
+        assert_eq!(pieces(":gs://a=/x"), ["gs://a=/x"]);
     }
 }

@@ -1,18 +1,71 @@
-//! `s3://BUCKET/PREFIX`.
+//! `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`.
 
 use std::{fmt, str::FromStr};
 
 use crate::Error;
 
+/// The kind of a store, by which an address begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Amazon S3, and whatever speaks as it does.
+    S3,
+    /// Google Cloud Storage.
+    Gs,
+    /// Azure Blob Storage. A bucket is a container there.
+    Az,
+}
+
+impl Scheme {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::S3, Self::Gs, Self::Az];
+
+    /// The beginning of an address.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::S3 => "s3://",
+            Self::Gs => "gs://",
+            Self::Az => "az://",
+        }
+    }
+
+    /// The scheme of an address; `None` if it is none of a store.
+    pub fn of(address: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|scheme| address.starts_with(scheme.prefix().as_bytes()))
+    }
+
+    /// An address as a person writes it, up to the prefix or key.
+    fn bucket_form(self) -> &'static str {
+        match self {
+            Self::S3 => "s3://BUCKET",
+            Self::Gs => "gs://BUCKET",
+            Self::Az => "az://CONTAINER",
+        }
+    }
+}
+
 /// A bucket, or all of it that lies below a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
+    scheme: Scheme,
     bucket: String,
     /// Empty, or ends with `/`.
     prefix: String,
 }
 
 impl Address {
+    /// The kind of its store.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// All of the bucket.
+    pub(crate) fn whole(&self) -> Self {
+        Self {
+            prefix: String::new(),
+            ..self.clone()
+        }
+    }
+
     /// The bucket's name.
     pub fn bucket(&self) -> &str {
         &self.bucket
@@ -23,15 +76,16 @@ impl Address {
         &self.prefix
     }
 
-    /// The bucket that an object is in, and its key, of `s3://BUCKET/KEY`.
+    /// The bucket that an object is in, and its key, of `s3://BUCKET/KEY` or as it is with other schemes.
     ///
     /// # Errors
     /// [`Error::Input`], which names the mend.
     pub fn of_object(text: &str) -> Result<(Self, String), Error> {
-        let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write s3://BUCKET/KEY"));
-        let rest = text.strip_prefix("s3://").unwrap_or_default();
+        let scheme = Scheme::of(text.as_bytes()).unwrap_or(Scheme::S3);
+        let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write {}/KEY", scheme.bucket_form()));
+        let rest = text.strip_prefix(scheme.prefix()).unwrap_or_default();
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let bucket = format!("s3://{bucket}").parse()?;
+        let bucket = format!("{}{bucket}", scheme.prefix()).parse()?;
         if key.is_empty() {
             return Err(refuse("names no object"));
         }
@@ -44,7 +98,7 @@ impl Address {
 
     /// An object of the bucket, for people: a terminal obeys control characters.
     pub fn object(&self, key: &str) -> String {
-        format!("s3://{}/{}", self.bucket, key.replace(char::is_control, "?"))
+        format!("{}{}/{}", self.scheme.prefix(), self.bucket, key.replace(char::is_control, "?"))
     }
 }
 
@@ -56,10 +110,12 @@ impl FromStr for Address {
     /// # Errors
     /// [`Error::Input`], which names the mend.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write s3://BUCKET/PREFIX"));
-        let rest = text
-            .strip_prefix("s3://")
-            .ok_or_else(|| refuse("is no address of an object store"))?;
+        let Some(scheme) = Scheme::of(text.as_bytes()) else {
+            let forms = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX";
+            return Err(Error::Input(format!("'{text}' is no address of an object store; write {forms}")));
+        };
+        let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write {}/PREFIX", scheme.bucket_form()));
+        let rest = &text[scheme.prefix().len()..];
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
         if bucket.is_empty() {
@@ -75,6 +131,7 @@ impl FromStr for Address {
         }
         let prefix = if bare.is_empty() { String::new() } else { format!("{bare}/") };
         Ok(Self {
+            scheme,
             bucket: bucket.to_owned(),
             prefix,
         })
@@ -84,7 +141,7 @@ impl FromStr for Address {
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = format!("{}/{}", self.bucket, self.prefix);
-        write!(formatter, "s3://{}", path.trim_end_matches('/'))
+        write!(formatter, "{}{}", self.scheme.prefix(), path.trim_end_matches('/'))
     }
 }
 
@@ -100,6 +157,9 @@ mod tests {
             ("s3://my.data-1/a/b", "my.data-1", "a/b/", "s3://my.data-1/a/b"),
             ("s3://data/a/b/", "data", "a/b/", "s3://data/a/b"),
             ("s3://data/day=1/x?#%", "data", "day=1/x?#%/", "s3://data/day=1/x?#%"),
+            ("gs://data", "data", "", "gs://data"),
+            ("gs://my.data_1/a/b/", "my.data_1", "a/b/", "gs://my.data_1/a/b"),
+            ("az://data/a", "data", "a/", "az://data/a"),
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.bucket(), address.prefix(), &*address.to_string()), (bucket, prefix, shown));
@@ -112,6 +172,8 @@ mod tests {
         for (text, bucket, key) in [
             ("s3://data/x", "s3://data", "x"),
             ("s3://data/day=1/x?#%.jpg", "s3://data", "day=1/x?#%.jpg"),
+            ("gs://data/x/y", "gs://data", "x/y"),
+            ("az://data/x/y", "az://data", "x/y"),
         ] {
             let (address, found) = Address::of_object(text).unwrap();
             assert_eq!((&*address.to_string(), &*found), (bucket, key));
@@ -133,6 +195,14 @@ mod tests {
             let line = Address::of_object(text).unwrap_err().to_string();
             assert!(line.contains("; write s3://BUCKET/"), "{line}");
         }
+        for (text, form) in [
+            ("gs://data", "gs://BUCKET/KEY"),
+            ("az://data/../x", "az://CONTAINER/KEY"),
+            ("az://", "az://CONTAINER/PREFIX"),
+        ] {
+            let line = Address::of_object(text).unwrap_err().to_string();
+            assert!(line.ends_with(&format!("; write {form}")), "{line}");
+        }
     }
 
     #[test]
@@ -141,7 +211,9 @@ mod tests {
             "",
             "data",
             "/data",
-            "gs://data",
+            "gcs://data",
+            "abfs://data",
+            "GS://data",
             "S3://data",
             "s3:/data",
             "s3://",
@@ -158,7 +230,7 @@ mod tests {
             "s3://data/a/./b",
         ] {
             let line = text.parse::<Address>().unwrap_err().to_string();
-            assert!(line.contains(text) && line.ends_with("write s3://BUCKET/PREFIX"), "{line}");
+            assert!(line.contains(text) && line.contains("; write s3://BUCKET/PREFIX"), "{line}");
         }
     }
 }

@@ -7,6 +7,9 @@ use std::{
 };
 
 use thiserror::Error;
+use ureq::http::StatusCode;
+
+use crate::{credentials::plain, dialect::Refused};
 
 /// What went wrong, where. No variant holds a signed address, a key or a token.
 #[derive(Clone, Debug, Error)]
@@ -78,5 +81,80 @@ impl Error {
     /// Whether fetching had begun: otherwise nothing has changed at all.
     pub fn is_unfinished(&self) -> bool {
         matches!(self, Self::Unfinished(_))
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// Another attempt may succeed.
+    Passing(String),
+    /// The same, and some of the bytes have come.
+    Partly(String),
+    /// No other will.
+    Lasting(String),
+    /// Who asks may not have it.
+    Denied(String),
+    /// There is no such object.
+    Missing,
+    /// The object is not, or no longer, the version that is meant.
+    Changed,
+    /// It ends before the bytes that were asked for.
+    Short,
+    /// What was received could not be kept.
+    Disk(io::Error),
+}
+
+impl Fault {
+    /// What it comes to, of an object or of a bucket.
+    pub(crate) fn of(self, object: String) -> Error {
+        match self {
+            Self::Passing(why) | Self::Partly(why) | Self::Lasting(why) => Error::Store { object, why },
+            Self::Denied(why) => Error::Denied { object, why },
+            Self::Missing => Error::Missing { object },
+            Self::Changed => Error::Changed { object },
+            Self::Short => Error::Store {
+                object,
+                why: "is shorter than it was said to be".into(),
+            },
+            Self::Disk(error) => Error::Store {
+                object,
+                why: error.to_string(),
+            },
+        }
+    }
+}
+
+impl Fault {
+    /// A key that the store does not take.
+    pub(crate) fn refused_key(words: &str) -> Self {
+        Self::Denied(format!("{words}; check the credentials and what they allow"))
+    }
+
+    /// There is no key, and the store wants one; `mend` says how to have one.
+    pub(crate) fn no_key(words: &str, mend: &str) -> Self {
+        Self::Denied(format!("{words}, and no credentials were found; {mend}"))
+    }
+
+    /// A listing has no time of an object.
+    pub(crate) fn no_time() -> Self {
+        Self::Lasting("lists an object with a time that is none".into())
+    }
+
+    /// A listing has no version of an object, which this protocol names so.
+    pub(crate) fn no_version(name: &str) -> Self {
+        Self::Lasting(format!("lists an object without its version ({name})"))
+    }
+}
+
+impl Refused {
+    /// The store's words, or the status where it has none.
+    pub(crate) fn words(&self, status: StatusCode) -> String {
+        match (self.code.is_empty(), self.message.is_empty()) {
+            (true, true) => format!("HTTP status {}", status.as_u16()),
+            (true, false) => format!("HTTP status {}: {}", status.as_u16(), plain(&self.message)),
+            (false, true) => plain(&self.code),
+            (false, false) => format!("{}: {}", plain(&self.code), plain(&self.message)),
+        }
     }
 }

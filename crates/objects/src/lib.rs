@@ -3,6 +3,7 @@
 //! The door can only ever redirect the open of a path, and an object has none. So what a bucket holds is fetched into a *view* first: a
 //! directory tree of whole files, which any program reads. The loader, which says itself what it reads, needs none: it reads ranges of
 //! objects ([`Stores`], `read.rs`), each of the version that was listed. What speaks HTTP and TLS comes into the house only here.
+//! Stores speak S3, or the protocols of Google or Azure (`dialect.rs`).
 //!
 //! What must not be here: the environment (variables are looked up through a function), terminals, decisions of the command.
 //!
@@ -13,9 +14,14 @@
 
 mod access;
 mod address;
+mod amazon;
+mod azure;
+mod credentials;
+mod dialect;
 mod disk;
 mod error;
 mod fetch;
+mod google;
 pub mod limits;
 mod names;
 mod network;
@@ -29,7 +35,7 @@ mod stores;
 mod view;
 
 pub use access::{Access, VARIABLES, Variables};
-pub use address::Address;
+pub use address::{Address, Scheme};
 pub use error::Error;
 pub use names::Odd;
 pub use read::Opened;

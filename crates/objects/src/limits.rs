@@ -28,6 +28,10 @@ pub const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// For the rest of it: a part at 70 KB/s.
 pub const BODY_DEADLINE: Duration = Duration::from_secs(120);
+/// For a service that lends credentials, over the network.
+pub const TOKEN_DEADLINE: Duration = Duration::from_secs(30);
+/// For how long a token that we sign ourselves is valid: the most that Google takes.
+pub const TOKEN_LIFE: Duration = Duration::from_secs(3600);
 /// For a machine's own metadata service, which is near or not there.
 pub const METADATA_DEADLINE: Duration = Duration::from_secs(2);
 

@@ -14,6 +14,8 @@ use crate::{Error, access::Variables};
 pub(crate) struct Network {
     /// `None`: at once.
     pub(crate) proxy: Option<Proxy>,
+    /// The same for the service that lends credentials, where there is one that is not near.
+    pub(crate) lender_proxy: Option<Proxy>,
     /// Those of the system, unless others are named: sites have authorities of their own.
     pub(crate) roots: RootCerts,
 }
@@ -36,19 +38,34 @@ impl fmt::Display for Network {
 }
 
 impl Network {
-    /// Of a store at this host; `bundle` is what the profile says of certificates.
+    /// Finds the way to a store at this host, and to the service that lends credentials for it; `bundle` is what the profile says of
+    /// certificates.
     ///
     /// # Errors
     /// [`Error::Input`], which names the variable and the mend.
-    pub(crate) fn find(endpoint: &Url, host: &str, bundle: Option<String>, variables: Variables<'_>) -> Result<Self, Error> {
+    pub(crate) fn find(
+        endpoint: &Url,
+        host: &str,
+        lender: Option<&Url>,
+        bundle: Option<String>,
+        variables: Variables<'_>,
+    ) -> Result<Self, Error> {
+        let at_lender = |lender: &Url| proxy(lender, lender.host_str().unwrap_or_default(), variables);
+        let lender_proxy = lender.map(at_lender).transpose()?.flatten();
         let proxy = proxy(endpoint, host, variables)?;
-        let is_proxy_secure = proxy.as_ref().is_some_and(|proxy| proxy.protocol() == ProxyProtocol::Https);
-        let roots = if is_proxy_secure || endpoint.scheme() == "https" {
+        let is_secure = |proxy: &Proxy| proxy.protocol() == ProxyProtocol::Https;
+        let is_any_secure = [&proxy, &lender_proxy].into_iter().flatten().any(is_secure)
+            || [Some(endpoint), lender].into_iter().flatten().any(|url| url.scheme() == "https");
+        let roots = if is_any_secure {
             roots(bundle, variables)?
         } else {
             RootCerts::PlatformVerifier
         };
-        Ok(Self { proxy, roots })
+        Ok(Self {
+            proxy,
+            lender_proxy,
+            roots,
+        })
     }
 }
 
@@ -169,7 +186,9 @@ mod tests {
         let known: BTreeMap<&str, &str> = set.iter().copied().collect();
         let endpoint: Url = endpoint.parse().unwrap();
         let host = endpoint.host_str().unwrap().to_owned();
-        Network::find(&endpoint, &host, None, &|name| known.get(name).map(|value| (*value).to_owned()))
+        Network::find(&endpoint, &host, None, None, &|name| {
+            known.get(name).map(|value| (*value).to_owned())
+        })
     }
 
     #[test]

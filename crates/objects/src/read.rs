@@ -2,16 +2,19 @@
 
 use std::{fmt, io, io::Read, ops::Range, sync::Arc};
 
-use rusty_s3::{Credentials, S3Action, actions::GetObject};
 use ureq::{
     Body,
     http::{HeaderMap, Response, StatusCode},
 };
 
 use crate::{
-    Error, Object, Store, Version, limits,
+    Error, Object, Store, Version,
+    credentials::Credential,
+    dialect::{Wanted, header},
+    error::Fault,
+    limits,
     stop::Stop,
-    store::{Fault, bare, header, is_encoded},
+    store::is_encoded,
 };
 
 /// Where the bytes of a range go, one after the other.
@@ -131,11 +134,7 @@ impl Store {
             Some(mark) if mark != answer.version.mark => Err(Fault::Changed),
             _ => Ok(answer),
         };
-        let ask = |range| {
-            self.again(&self.stop, |credentials| {
-                self.request(key, range, None, credentials).and_then(is_it)
-            })
-        };
+        let ask = |range| self.again(&self.stop, |credential| self.request(key, range, None, credential).and_then(is_it));
         let answer = match ask(Some(range)) {
             // Of an object without bytes there is no part.
             Err(Fault::Short) if range.start == 0 => ask(None),
@@ -170,11 +169,11 @@ impl Store {
         let mut at = range.start;
         loop {
             let end = range.end.min(at + limits::READ_BYTES);
-            self.again(stop, |credentials| {
+            self.again(stop, |credential| {
                 let wanted = at..end;
                 let response = match first.take() {
                     Some(first) => first,
-                    None => self.request(key, Some(&wanted), Some(version), credentials)?.response,
+                    None => self.request(key, Some(&wanted), Some(version), credential)?.response,
                 };
                 take(response, &mut at, end, sink).map_err(|fault| match fault {
                     Fault::Passing(why) if at > wanted.start => Fault::Partly(why),
@@ -193,16 +192,16 @@ impl Store {
         key: &str,
         range: Option<&Range<u64>>,
         version: Option<&Version>,
-        credentials: Option<&Credentials>,
+        credential: Option<&Credential>,
     ) -> Result<Answer, Fault> {
-        let url = GetObject::new(self.bucket(), credentials, key).sign(limits::SIGNATURE_LIFE);
-        let asked = range.filter(|range| version.is_none_or(|version| **range != (0..version.size)));
-        let range_header = asked.map(|range| ("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))));
-        let version_header = version.map(|version| ("if-match", format!("\"{}\"", version.etag)));
-        let headers: Vec<_> = range_header.into_iter().chain(version_header).collect();
-        let mut response = self.get_signed(url.as_str(), &headers)?;
+        let wanted = Wanted {
+            key,
+            range: range.filter(|range| version.is_none_or(|version| **range != (0..version.size))),
+            version: version.map(|version| &*version.etag),
+        };
+        let mut response = self.send(&self.dialect().object(&wanted, credential))?;
         if !response.status().is_success() {
-            return Err(match self.refusal(&mut response, credentials.is_some()) {
+            return Err(match self.refusal(&mut response, credential.is_some()) {
                 // This version has these bytes.
                 Fault::Short if version.is_some() => Fault::Changed,
                 fault => fault,
@@ -214,8 +213,8 @@ impl Store {
                 "was answered with status {status}, and not with the bytes that were asked for"
             ))
         })?;
-        let etag = header(response.headers(), "etag").map(bare).filter(|etag| !etag.is_empty());
-        let etag = etag.ok_or_else(|| Fault::Lasting("was answered without its version (ETag)".into()))?;
+        let etag = self.dialect().version(response.headers());
+        let etag = etag.ok_or_else(|| Fault::Lasting(format!("was answered without its version ({})", self.dialect().version_name())))?;
         let found = self.version_of(etag, size);
         if let Some(version) = version {
             // Stores that know no `If-Match` send what they have.

@@ -1,19 +1,15 @@
-//! An object store that speaks S3: listing a bucket, and getting parts of objects. rusty-s3 signs, ureq speaks HTTP; retries, and what counts as
-//! an answer, are decided here.
+//! An object store: listing a bucket, and getting parts of objects. Its protocol is a [`Dialect`](crate::dialect::Dialect); ureq speaks HTTP.
+//! Retries, and what counts as an answer, are decided here.
 //!
-//! Requests are only ever GET, of the bucket and of objects: nothing is written. Each is signed in its address, which is why no address that
-//! was signed comes into an error.
+//! Requests are only ever GET, of the bucket and of objects: nothing is written. Some are signed in their address, which is why no address of
+//! a request comes into an error.
 
 use std::{
-    fmt, io,
+    fmt,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use jiff::Timestamp;
-use percent_encoding::percent_decode_str;
-use rusty_s3::{Bucket, Credentials, S3Action, actions::GetObject};
-use serde::Deserialize;
 use twox_hash::XxHash3_64;
 use ureq::{
     Agent, Body,
@@ -21,7 +17,15 @@ use ureq::{
     tls::TlsConfig,
 };
 
-use crate::{Address, Error, access::Access, limits, stop::Stop};
+use crate::{
+    Address, Error,
+    access::Access,
+    credentials::{Caller, Credential},
+    dialect::{Dialect, Next, Page, Request, WantedPage, header},
+    error::Fault,
+    limits,
+    stop::Stop,
+};
 
 /// An object as a listing has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,106 +67,14 @@ pub struct Version {
 pub struct Store {
     address: Address,
     access: Arc<Access>,
-    bucket: Bucket,
     agent: Agent,
     /// Set once nothing is to be tried again.
     pub(crate) stop: Arc<Stop>,
 }
 
-/// Why an attempt failed.
-#[derive(Debug)]
-pub(crate) enum Fault {
-    /// Another attempt may succeed.
-    Passing(String),
-    /// The same, and some of the bytes have come.
-    Partly(String),
-    /// No other will.
-    Lasting(String),
-    /// Who asks may not have it.
-    Denied(String),
-    /// There is no such object.
-    Missing,
-    /// The object is not, or no longer, the version that is meant.
-    Changed,
-    /// It ends before the bytes that were asked for.
-    Short,
-    /// What was received could not be kept.
-    Disk(io::Error),
-}
-
-impl Fault {
-    /// What it comes to, of an object or of a bucket.
-    pub(crate) fn of(self, object: String) -> Error {
-        match self {
-            Self::Passing(why) | Self::Partly(why) | Self::Lasting(why) => Error::Store { object, why },
-            Self::Denied(why) => Error::Denied { object, why },
-            Self::Missing => Error::Missing { object },
-            Self::Changed => Error::Changed { object },
-            Self::Short => Error::Store {
-                object,
-                why: "is shorter than it was said to be".into(),
-            },
-            Self::Disk(error) => Error::Store {
-                object,
-                why: error.to_string(),
-            },
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Page {
-    #[serde(default)]
-    contents: Vec<Content>,
-    /// Every listing has it, and little else does.
-    is_truncated: bool,
-    next_continuation_token: Option<String>,
-    encoding_type: Option<String>,
-    #[serde(default)]
-    common_prefixes: Vec<Common>,
-}
-
-impl Page {
-    fn is_url(&self) -> bool {
-        self.encoding_type.as_deref() == Some("url")
-    }
-}
-
-/// What keys have in common up to a delimiter.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Common {
-    prefix: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Content {
-    key: String,
-    size: u64,
-    last_modified: String,
-    #[serde(rename = "ETag")]
-    e_tag: Option<String>,
-}
-
-/// What a store answers that refuses.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Refused {
-    code: String,
-    message: String,
-}
-
 impl Store {
     /// A store that is reached in this way. Nothing is asked yet.
-    ///
-    /// # Errors
-    /// [`Error::Input`]: bucket and endpoint make no URL together.
-    pub fn new(address: Address, access: Access) -> Result<Self, Error> {
-        let name = address.bucket().to_owned();
-        let bucket = Bucket::new(access.endpoint.clone(), access.style, name, access.region.clone())
-            .map_err(|error| Error::Input(format!("{address}: {error}; check the bucket's name and the endpoint")))?;
+    pub fn new(address: Address, access: Access) -> Self {
         let tls = TlsConfig::builder()
             .root_certs(access.network.roots.clone())
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -181,13 +93,12 @@ impl Store {
             .timeout_recv_body(Some(limits::BODY_DEADLINE))
             .max_idle_connections(limits::CONNECTIONS_KEPT)
             .max_idle_connections_per_host(limits::CONNECTIONS_KEPT);
-        Ok(Self {
+        Self {
             address,
             access: Arc::new(access),
-            bucket,
             agent: config.build().into(),
             stop: Arc::default(),
-        })
+        }
     }
 
     /// What of the same bucket lies below another prefix, reached by the same connections.
@@ -195,7 +106,6 @@ impl Store {
         Self {
             address,
             access: Arc::clone(&self.access),
-            bucket: self.bucket.clone(),
             agent: self.agent.clone(),
             stop: Arc::clone(&self.stop),
         }
@@ -207,13 +117,13 @@ impl Store {
         self.agent.clone().shutdown();
     }
 
-    pub(crate) fn bucket(&self) -> &Bucket {
-        &self.bucket
+    pub(crate) fn dialect(&self) -> &dyn Dialect {
+        &*self.access.dialect
     }
 
     /// The version of an object that this store calls so.
     pub(crate) fn version_of(&self, etag: &str, size: u64) -> Version {
-        let named = format!("{} {etag} {size}", self.access.place());
+        let named = format!("{} {etag} {size}", self.access.place);
         Version {
             etag: etag.to_owned(),
             size,
@@ -232,11 +142,8 @@ impl Store {
     /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there is nothing, or far too much.
     pub fn list(&self, seen: &dyn Fn(u64)) -> Result<Vec<Object>, Error> {
         let mut objects = Vec::new();
-        self.pages(None, |page| {
-            let is_url = page.is_url();
-            for content in page.contents {
-                objects.push(self.object(content, is_url)?);
-            }
+        self.pages(false, |page| {
+            objects.extend(page.objects);
             seen(objects.len() as u64);
             self.bounded(objects.len())
         })?;
@@ -252,10 +159,8 @@ impl Store {
     /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there are far too many, or a name is no UTF-8.
     pub fn folders(&self) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
-        self.pages(Some("/"), |page| {
-            let is_url = page.is_url();
-            for common in page.common_prefixes {
-                let key = decoded(common.prefix, is_url);
+        self.pages(true, |page| {
+            for key in page.folders {
                 let key =
                     key.map_err(|_| Error::Input(format!("{} has a key below it that is no UTF-8; name another prefix", self.address)))?;
                 let name = key.strip_prefix(self.address.prefix()).unwrap_or(&key);
@@ -277,92 +182,70 @@ impl Store {
         Ok(())
     }
 
-    /// Goes through the pages of a listing. With a delimiter, what has one further on in its key comes as a common prefix.
-    fn pages(&self, delimiter: Option<&str>, mut take: impl FnMut(Page) -> Result<(), Error>) -> Result<(), Error> {
+    /// Goes through the pages of a listing; `by_folder`: what has a slash behind the prefix comes as a folder.
+    fn pages(&self, by_folder: bool, mut take: impl FnMut(Page) -> Result<(), Error>) -> Result<(), Error> {
         let mut token: Option<String> = None;
         loop {
-            let mut page = self.page(token.as_deref(), delimiter)?;
-            let (is_truncated, next) = (page.is_truncated, page.next_continuation_token.take());
+            let mut page = self.page(token.as_deref(), by_folder)?;
+            let next = std::mem::take(&mut page.next);
             take(page)?;
-            if !is_truncated {
-                return Ok(());
-            }
             match next {
+                Next::End => return Ok(()),
                 // A listing that stands still would go on for ever, and one that only stops is not whole.
-                Some(next) if !next.is_empty() && token.as_ref() != Some(&next) => token = Some(next),
-                _ => return Err(self.failed("its listing does not go on where it should: is this an endpoint of S3?")),
+                Next::Page(next) if token.as_ref() != Some(&next) => token = Some(next),
+                Next::Page(_) | Next::Lost => {
+                    let why = format!(
+                        "its listing does not go on where it should: is this an endpoint of {}?",
+                        self.dialect().name()
+                    );
+                    return Err(Fault::Lasting(why).of(self.address.to_string()));
+                }
             }
         }
     }
 
-    fn page(&self, token: Option<&str>, delimiter: Option<&str>) -> Result<Page, Error> {
-        let asked = self.again(&self.stop, |credentials| {
-            // A GET of the bucket itself: of the object without a name. (The library's own action for listings takes a plus sign in a key, which
-            // stands for a blank, as it is.)
-            let mut request = GetObject::new(&self.bucket, credentials, "");
-            let query = request.query_mut();
-            query.insert("list-type", "2");
-            // What XML can't hold comes escaped.
-            query.insert("encoding-type", "url");
-            query.insert("prefix", self.address.prefix());
-            if let Some(delimiter) = delimiter {
-                query.insert("delimiter", delimiter);
-            }
-            if let Some(token) = token {
-                query.insert("continuation-token", token);
-            }
-            let mut answer = self.get_signed(request.sign(limits::SIGNATURE_LIFE).as_str(), &[])?;
+    fn page(&self, token: Option<&str>, by_folder: bool) -> Result<Page, Error> {
+        let wanted = WantedPage {
+            prefix: self.address.prefix(),
+            by_folder,
+            token,
+        };
+        let asked = self.again(&self.stop, |credential| {
+            let mut answer = self.send(&self.dialect().page(&wanted, credential))?;
             if !answer.status().is_success() {
-                return Err(self.refusal(&mut answer, credentials.is_some()));
+                return Err(self.refusal(&mut answer, credential.is_some()));
             }
             let text = answer.body_mut().with_config().limit(limits::PAGE_BYTES_MAX).read_to_string();
-            let text = text.map_err(|error| fault_of(&error))?;
-            quick_xml::de::from_str(&text).map_err(|_| Fault::Passing("its listing can't be read: is this an endpoint of S3?".into()))
+            self.dialect().read_page(&text.map_err(|error| fault_of(&error))?)
         });
-        asked.map_err(|fault| match fault {
-            Fault::Missing | Fault::Changed | Fault::Short => self.failed("does not answer as S3 does: is this its endpoint?"),
-            fault => fault.of(self.address.to_string()),
-        })
+        let fault = |fault| match fault {
+            Fault::Missing | Fault::Changed | Fault::Short => Fault::Lasting(self.dialect().no_listing().into()),
+            fault => fault,
+        };
+        asked.map_err(|asked| fault(asked).of(self.address.to_string()))
     }
 
-    fn object(&self, content: Content, is_url: bool) -> Result<Object, Error> {
-        let modified: Timestamp = content
-            .last_modified
-            .parse()
-            .map_err(|_| self.failed("lists an object with a time that is none"))?;
-        let key = decoded(content.key, is_url);
-        let etag = content.e_tag.as_deref().map(bare).filter(|etag| !etag.is_empty());
-        Ok(Object {
-            key,
-            etag: etag
-                .ok_or_else(|| self.failed("lists an object without its version (ETag)"))?
-                .to_owned(),
-            size: content.size,
-            modified_ms: modified.as_millisecond(),
-        })
-    }
-
-    pub(crate) fn get_signed(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Body>, Fault> {
-        let request = headers
-            .iter()
-            .fold(self.agent.get(url), |request, (name, value)| request.header(*name, value));
+    pub(crate) fn send(&self, request: &Request) -> Result<Response<Body>, Fault> {
+        let headers = request.headers.iter();
+        let request = headers.fold(self.agent.get(&*request.url), |request, (name, value)| request.header(*name, value));
         request.call().map_err(|error| match fault_of(&error) {
             // Nobody has answered: is this the one that is meant?
-            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}{}", self.access.place(), self.access.network)),
+            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}{}", self.access.place, self.access.network)),
             fault => fault,
         })
     }
 
     /// Tries until it succeeds, can't succeed, or was tried often enough without any progress; longer and longer pauses lie between.
-    pub(crate) fn again<T>(&self, stop: &Stop, mut attempt: impl FnMut(Option<&Credentials>) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn again<T>(&self, stop: &Stop, mut attempt: impl FnMut(Option<&Credential>) -> Result<T, Fault>) -> Result<T, Fault> {
         let mut pause = limits::PAUSE_FIRST;
         let mut left = self.access.attempts;
         loop {
             left = left.saturating_sub(1);
-            let credentials = self.access.credentials(&self.agent);
-            let answer = credentials
-                .map_err(Fault::Passing)
-                .and_then(|credentials| attempt(credentials.as_ref()));
+            let credential = self.access.credentials.now(&Caller {
+                agent: &self.agent,
+                proxy: self.access.network.lender_proxy.as_ref(),
+            });
+            let answer = credential.and_then(|credential| attempt(credential.as_deref()));
             match answer {
                 Err(Fault::Passing(_)) if left > 0 => {}
                 // What has come is not asked for again, so each attempt is nearer to the end.
@@ -378,48 +261,21 @@ impl Store {
 
     /// What a refusal means.
     pub(crate) fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
+        let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
+        let refused = self.dialect().read_refusal(&body.read_to_string().unwrap_or_default());
         let status = answer.status();
-        let region = answer
-            .headers()
-            .get("x-amz-bucket-region")
-            .and_then(|value| value.to_str().ok())
-            .map(str::to_owned);
-        let text = answer
-            .body_mut()
-            .with_config()
-            .limit(limits::ANSWER_BYTES_MAX)
-            .lossy_utf8(true)
-            .read_to_string();
-        let told: Refused = quick_xml::de::from_str(&text.unwrap_or_default()).unwrap_or_default();
-        let words = match (told.code.is_empty(), told.message.is_empty()) {
-            (true, _) => format!("HTTP status {}", status.as_u16()),
-            (false, true) => plain(&told.code),
-            (false, false) => format!("{}: {}", plain(&told.code), plain(&told.message)),
-        };
-        if let (301 | 307 | 400, Some(region)) = (status.as_u16(), region.filter(|region| *region != self.access.region)) {
-            let region = plain(&region);
-            return Fault::Lasting(format!("the bucket is in the region {region}; set AWS_REGION={region}"));
+        if let Some(fault) = self.dialect().explain(status, answer.headers(), &refused, is_signed) {
+            return fault;
         }
-        match (status.as_u16(), &*told.code) {
-            (_, "NoSuchBucket") => Fault::Lasting("there is no such bucket; check its name and the endpoint".into()),
-            (404, _) => Fault::Missing,
-            (412, _) => Fault::Changed,
-            (416, _) => Fault::Short,
-            (408 | 429 | 500 | 502..=504, _) => Fault::Passing(words),
-            (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken") if is_signed => {
-                Fault::Denied(format!("{words}; check the credentials and what they allow"))
-            }
-            (401 | 403, _) => Fault::Denied(format!(
-                "{words}, and no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-            )),
+        let words = refused.words(status);
+        match status.as_u16() {
+            404 => Fault::Missing,
+            412 => Fault::Changed,
+            416 => Fault::Short,
+            408 | 429 | 500 | 502..=504 => Fault::Passing(words),
+            401 | 403 if is_signed => Fault::refused_key(&words),
+            401 | 403 => Fault::no_key(&words, self.dialect().mend()),
             _ => Fault::Lasting(words),
-        }
-    }
-
-    fn failed(&self, why: &str) -> Error {
-        Error::Store {
-            object: self.address.to_string(),
-            why: why.to_owned(),
         }
     }
 }
@@ -429,19 +285,15 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
     header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") && header(headers, "content-length").is_none()
 }
 
-pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()
-}
-
 /// Never with the address, which is signed.
 fn fault_of(error: &ureq::Error) -> Fault {
     let words: &dyn fmt::Display = match error {
         ureq::Error::HostNotFound => &"there is no such host; check the endpoint, the region and the network",
         ureq::Error::Timeout(_) => &"it did not answer in time",
         ureq::Error::Io(error) => error,
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) => {
-            return Fault::Lasting("it has no usable address".into());
-        }
+        ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => return Fault::Lasting("it has no usable address".into()),
+        // A header of ours that is none has a token in it.
+        ureq::Error::Http(_) => return Fault::Lasting("its address, or a token, can't stand in a request; check the credentials".into()),
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) => return Fault::Lasting(format!("no secure connection: {error}")),
         other => other,
     };
@@ -452,24 +304,4 @@ fn fault_of(error: &ureq::Error) -> Fault {
 fn uneven(pause: Duration) -> Duration {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
     pause / 2 + (pause / 2).mul_f64(f64::from(nanos % 1000) / 1000.0)
-}
-
-/// A key as a listing has it; the bytes of one that is no UTF-8.
-fn decoded(key: String, is_url: bool) -> Result<String, Vec<u8>> {
-    if !is_url {
-        return Ok(key);
-    }
-    // As forms encode it: a blank is a plus sign.
-    let bytes: Vec<u8> = percent_decode_str(&key.replace('+', " ")).collect();
-    String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
-}
-
-pub(crate) fn bare(etag: &str) -> &str {
-    etag.trim().trim_matches('"')
-}
-
-/// What somebody else's program says, in one short line that a terminal does not obey.
-fn plain(text: &str) -> String {
-    let line: String = text.chars().take(200).collect();
-    line.replace(char::is_control, " ")
 }

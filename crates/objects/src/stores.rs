@@ -16,7 +16,7 @@ type Found = Result<Arc<Store>, (Instant, Error)>;
 pub struct Stores {
     /// The environment of whoever asks.
     variables: BTreeMap<String, String>,
-    /// By its bucket.
+    /// By its address.
     known: Mutex<HashMap<String, Found>>,
     stop: Arc<Stop>,
 }
@@ -54,7 +54,7 @@ impl Stores {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The version of an object, of `s3://BUCKET/KEY`, that is there now.
+    /// The version of an object, of `s3://BUCKET/KEY` or as it is with other schemes, that is there now.
     ///
     /// # Errors
     /// As of [`Self::open`].
@@ -98,16 +98,17 @@ impl Stores {
 
     /// The store of a bucket, for all who ask for its objects.
     fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
-        match self.known().get(bucket.bucket()) {
+        let name = bucket.to_string();
+        match self.known().get(&name) {
             Some(Ok(store)) => return Ok(Arc::clone(store)),
             Some(Err((since, error))) if since.elapsed() < limits::FAILURE_KEPT => return Err(error.clone()),
             _ => {}
         }
         // Files may be read for this, which lie on a file system that hangs: nobody else is to wait.
-        let made = self.access(bucket).and_then(|access| Store::new(bucket.clone(), access));
+        let made = self.access(bucket).map(|access| Store::new(bucket.clone(), access));
         let mut known = self.known();
         // Another thread may have been faster.
-        if let Some(Ok(store)) = known.get(bucket.bucket()) {
+        if let Some(Ok(store)) = known.get(&name) {
             return Ok(Arc::clone(store));
         }
         let found = match made {
@@ -120,18 +121,17 @@ impl Stores {
             }
             Err(error) => Err((Instant::now(), error)),
         };
-        known.insert(bucket.bucket().to_owned(), found.clone());
+        known.insert(name, found.clone());
         found.map_err(|(_, error)| error)
     }
 
     /// A store for what lies below a prefix: it shares connections and lent credentials with that of its bucket.
     fn listing(&self, address: Address) -> Result<Store, Error> {
-        let bucket = format!("s3://{}", address.bucket()).parse()?;
-        Ok(self.store(&bucket)?.below(address))
+        Ok(self.store(&address.whole())?.below(address))
     }
 
     fn access(&self, bucket: &Address) -> Result<Access, Error> {
-        Access::find(bucket.bucket(), &|name| self.variables.get(name).cloned())
+        Access::find(bucket, &|name| self.variables.get(name).cloned())
     }
 }
 
@@ -197,6 +197,37 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_service_for_credentials_ends_at_once() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = format!("http://{}", silent.local_addr().unwrap());
+        let token = tempfile::NamedTempFile::new().unwrap();
+        let token = token.path().to_str().unwrap();
+        let identity = [
+            ("AWS_ENDPOINT_URL_STS", &*service),
+            ("AWS_ENDPOINT_URL", "http://127.0.0.1:1"),
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", token),
+            ("AWS_ROLE_ARN", "role"),
+        ];
+        let application = [
+            ("AZURE_STORAGE_ACCOUNT", "me"),
+            ("AZURE_AUTHORITY_HOST", &*service),
+            ("AZURE_TENANT_ID", "t"),
+            ("AZURE_CLIENT_ID", "c"),
+            ("AZURE_CLIENT_SECRET", "s"),
+        ];
+        for (object, stores) in [("s3://data/x", stores(identity)), ("az://data/x", stores(application))] {
+            let begun = Instant::now();
+            thread::scope(|scope| {
+                let asked = scope.spawn(|| stores.version(object).unwrap_err().to_string());
+                let _connection = silent.accept().unwrap();
+                stores.end();
+                assert_eq!(asked.join().unwrap(), format!("{object}: was ended before it had been answered"));
+            });
+            assert!(begun.elapsed() < limits::TOKEN_DEADLINE);
+        }
+    }
+
+    #[test]
     fn why_a_store_can_not_be_reached_is_known_for_a_while_only() {
         let home = tempfile::tempdir().unwrap();
         let stores = stores([("HOME", home.path().to_str().unwrap()), ("AWS_PROFILE", "mine")]);
@@ -209,12 +240,12 @@ mod tests {
             "[mine]\naws_access_key_id = K\naws_secret_access_key = S\n",
         )
         .unwrap();
-        let (since, error) = stores.known().remove("data").unwrap().unwrap_err();
+        let (since, error) = stores.known().remove("s3://data").unwrap().unwrap_err();
         for (since, is_known) in [
             (since + Duration::from_secs(3600), true),
             (since.checked_sub(limits::FAILURE_KEPT).unwrap(), false),
         ] {
-            stores.known().insert("data".into(), Err((since, error.clone())));
+            stores.known().insert("s3://data".into(), Err((since, error.clone())));
             assert_eq!(stores.store(&bucket).is_err(), is_known, "{since:?}");
         }
     }

@@ -1,4 +1,4 @@
-"""What a path leads to: a file, or an object of a store, `s3://BUCKET/KEY`. Whatever the loader reads by a path it reads here."""
+"""Files, and objects of stores (`s3://`, `gs://`, `az://`). All that the loader reads by a path it reads here."""
 
 import io
 import os
@@ -26,7 +26,7 @@ __all__ = [
     "stores",
 ]
 
-SCHEME = "s3://"
+SCHEMES = ("s3://", "gs://", "az://")
 LOOK_BYTES = 1 << 20
 """Of an object that is looked through, so many are asked for at once."""
 
@@ -72,7 +72,7 @@ class Found:
 
 def is_object(path: str | os.PathLike[str]) -> bool:
     """Whether a path is of an object, or of what lies below a prefix, of a store."""
-    return os.fspath(path).startswith(SCHEME)
+    return os.fspath(path).startswith(SCHEMES)
 
 
 def spelled(path: str | Path) -> str:
@@ -82,8 +82,9 @@ def spelled(path: str | Path) -> str:
         ValueError: it was the address of an object once.
     """
     text = os.fspath(path)
-    if text.startswith("s3:/") and not is_object(text):
-        raise ValueError(f"{text!r}: a pathlib.Path takes a slash out of an address; give it as text, '{SCHEME}{text[4:].lstrip('/')}'")
+    scheme, _, rest = text.partition(":/")
+    if f"{scheme}://" in SCHEMES and not is_object(text):
+        raise ValueError(f"{text!r}: a pathlib.Path takes a slash out of an address; give it as text, '{scheme}://{rest.lstrip('/')}'")
     return text
 
 
@@ -134,12 +135,12 @@ def objects_below(prefix: str) -> list[tuple[str, int]]:
         LoaderError: one can't be read by its name.
         ValueError: the prefix is none, or nothing is there.
     """
-    bucket = prefix.removeprefix(SCHEME).partition("/")[0]
+    bucket = "/".join(prefix.split("/", 3)[:3])
     found = []
     for key, _, mark in stores().list(prefix):
         if key.endswith("/"):
             continue
-        path = f"{SCHEME}{bucket}/{key}"
+        path = f"{bucket}/{key}"
         _check_readable(path, key)
         found.append((path, mark))
     return found
@@ -158,7 +159,7 @@ def store_variables() -> dict[str, str]:
 
 def _from_here(name: str, value: str) -> str:
     """A variable's value as another process can use it, which has another directory."""
-    if name.endswith(("_FILE", "_BUNDLE")):
+    if name.endswith(("_FILE", "_BUNDLE")) or name in ("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS"):
         return os.path.abspath(value)  # noqa: PTH100  (links are to be followed when it is read)
     if name.endswith("_DIR"):
         return ":".join(map(os.path.abspath, value.split(":")))

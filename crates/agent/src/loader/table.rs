@@ -8,6 +8,7 @@ use std::{
 };
 
 use forebay_contract::{Extents, PATH_BYTES_MAX, extents::TO_THE_END};
+use forebay_objects::Scheme;
 use hashbrown::HashTable;
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
@@ -80,7 +81,7 @@ impl Table {
         // The agent is in another directory.
         if !(path.starts_with(b"/") || is_object(path)) || path.len() > PATH_BYTES_MAX || path.contains(&0) {
             return Err(refused(&format!(
-                "a path begins with / or s3://, and has at most {PATH_BYTES_MAX} bytes, and no zero byte"
+                "a path begins with /, s3://, gs:// or az://, and has at most {PATH_BYTES_MAX} bytes, and no zero byte"
             )));
         }
         let length = length.unwrap_or(TO_THE_END);
@@ -224,7 +225,7 @@ impl Table {
 
 /// Whether a path is of an object of a store.
 pub(crate) fn is_object(path: &[u8]) -> bool {
-    path.starts_with(b"s3://")
+    Scheme::of(path).is_some()
 }
 
 fn path_of<'a>(paths: &'a [u8], ends: &[u64], file: u32) -> &'a [u8] {

@@ -1,0 +1,321 @@
+//! Azure Blob Storage (`az://CONTAINER/BLOB`). The account is named by the environment.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use jiff::{
+    Timestamp,
+    fmt::rfc2822::{DateTimeParser, DateTimePrinter},
+};
+use percent_encoding::percent_decode_str;
+use ring::hmac;
+use serde::Deserialize;
+use ureq::http::{HeaderMap, StatusCode};
+use url::Url;
+
+use crate::{
+    Address, Error, Object,
+    access::{Access, Variables, attempts, endpoint},
+    amazon::read_error,
+    credentials::{Credential, Credentials},
+    dialect::{Dialect, ETAG, Next, Page, Refused, Request, Wanted, WantedPage, bare, encoded_path, header, query, unreadable},
+    error::Fault,
+    network::Network,
+    profile::Secret,
+};
+
+mod lenders;
+
+/// Version of the protocol.
+const VERSION: &str = "2023-11-03";
+
+/// A container of Azure's.
+#[derive(Debug)]
+struct Azure {
+    /// Scheme, host and port of the endpoint.
+    origin: String,
+    /// Path of the container.
+    path: String,
+    account: String,
+}
+
+/// Finds account, endpoint and credentials, by the variables that Azure's own tools read.
+///
+/// # Errors
+/// Those of [`Access::find`].
+pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
+    let settings = Settings::find(variables)?;
+    let endpoint = endpoint(&settings.endpoint)?;
+    let (credentials, lender) = settings.credentials(variables)?;
+    let host = endpoint.host_str().unwrap_or_default().to_owned();
+    Ok(Access {
+        network: Network::find(&endpoint, &host, lender.as_ref(), None, variables)?,
+        place: endpoint.as_str().trim_end_matches('/').to_owned(),
+        attempts: attempts(variables)?,
+        credentials,
+        dialect: Box::new(Azure {
+            origin: endpoint.origin().ascii_serialization(),
+            path: format!("{}{}", endpoint.path(), address.bucket()),
+            account: settings.account,
+        }),
+    })
+}
+
+/// Where a storage account is, and its keys.
+struct Settings {
+    endpoint: String,
+    account: String,
+    key: Option<Secret>,
+    shared_access: Option<Secret>,
+}
+
+impl Settings {
+    fn find(variables: Variables<'_>) -> Result<Self, Error> {
+        let text = variables("AZURE_STORAGE_CONNECTION_STRING").map(Secret);
+        let pairs = text
+            .as_ref()
+            .map(|text| text.0.split(';').filter_map(|pair| pair.trim().split_once('=')));
+        let mut settings = Self {
+            endpoint: String::new(),
+            account: variables("AZURE_STORAGE_ACCOUNT").unwrap_or_default(),
+            key: variables("AZURE_STORAGE_KEY").map(Secret),
+            shared_access: variables("AZURE_STORAGE_SAS_TOKEN").map(Secret),
+        };
+        let (mut protocol, mut suffix) = ("https", "core.windows.net");
+        for (name, value) in pairs.into_iter().flatten() {
+            match &*name.to_ascii_lowercase() {
+                "accountname" => value.clone_into(&mut settings.account),
+                "accountkey" => settings.key = Some(Secret(value.to_owned())),
+                "sharedaccesssignature" => settings.shared_access = Some(Secret(value.to_owned())),
+                "blobendpoint" => value.clone_into(&mut settings.endpoint),
+                "defaultendpointsprotocol" => protocol = value,
+                "endpointsuffix" => suffix = value,
+                _ => {}
+            }
+        }
+        let is_name = settings.account.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if !is_name || (settings.account.is_empty() && (settings.endpoint.is_empty() || settings.key.is_some())) {
+            let why =
+                "no storage account is named, or by a name that can't be; set AZURE_STORAGE_ACCOUNT or AZURE_STORAGE_CONNECTION_STRING";
+            return Err(Error::Input(why.into()));
+        }
+        if settings.endpoint.is_empty() {
+            settings.endpoint = format!("{protocol}://{}.blob.{suffix}", settings.account);
+        }
+        Ok(settings)
+    }
+
+    /// The account's key or a shared access signature, or else what an identity is lent.
+    fn credentials(&self, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
+        if let Some(key) = &self.key {
+            let bytes = BASE64_STANDARD.decode(key.0.trim()).map_err(|_| {
+                let why = "the key of the storage account is none: it is not Base64; copy AZURE_STORAGE_KEY or the connection string again";
+                Error::Input(why.into())
+            })?;
+            let key = Credential::AccountKey(hmac::Key::new(hmac::HMAC_SHA256, &bytes));
+            return Ok((Credentials::fixed(key), None));
+        }
+        if let Some(text) = &self.shared_access {
+            let text = Secret(text.0.trim().trim_start_matches('?').to_owned());
+            return Ok((Credentials::fixed(Credential::SharedAccess(text)), None));
+        }
+        lenders::find(variables)
+    }
+}
+
+impl Azure {
+    /// Signs a request for a path, with parameters that are sorted by name.
+    fn sign(
+        &self,
+        path: &str,
+        parameters: &[(&str, &str)],
+        headers: impl IntoIterator<Item = (&'static str, String)>,
+        credential: Option<&Credential>,
+    ) -> Request {
+        let mut headers: Vec<(&'static str, String)> = headers.into_iter().collect();
+        let now = DateTimePrinter::new().timestamp_to_rfc9110_string(&Timestamp::now());
+        // The years from 0 to 9999 can be written.
+        headers.push(("x-ms-date", now.unwrap_or_default()));
+        headers.push(("x-ms-version", VERSION.to_owned()));
+        let mut url = format!("{}{path}", self.origin);
+        if !parameters.is_empty() {
+            url += &query(parameters);
+        }
+        match credential {
+            Some(Credential::AccountKey(key)) => {
+                let tag = hmac::sign(key, self.to_sign(path, parameters, &headers).as_bytes());
+                let signature = BASE64_STANDARD.encode(tag);
+                headers.push(("authorization", format!("SharedKey {}:{signature}", self.account)));
+            }
+            Some(Credential::Bearer(token)) => headers.push(("authorization", format!("Bearer {}", token.0))),
+            Some(Credential::SharedAccess(text)) => {
+                url.push(if parameters.is_empty() { '?' } else { '&' });
+                url += &text.0;
+            }
+            _ => {}
+        }
+        Request { url, headers }
+    }
+
+    /// The text whose signature shows that somebody has the account's key.
+    fn to_sign(&self, path: &str, parameters: &[(&str, &str)], headers: &[(&str, String)]) -> String {
+        let of = |name: &str| headers.iter().find(|(header, _)| *header == name).map_or("", |(_, value)| value);
+        let own = headers.iter().filter(|(name, _)| name.starts_with("x-ms-"));
+        let own: Vec<String> = own.map(|(name, value)| format!("{name}:{value}\n")).collect();
+        let parameters: Vec<String> = parameters.iter().map(|(name, value)| format!("\n{name}:{value}")).collect();
+        // Seven headers that no request of ours has, then the condition; two more, then the range.
+        format!(
+            "GET\n\n\n\n\n\n\n\n{}\n\n\n{}\n{}/{}{path}{}",
+            of("if-match"),
+            of("range"),
+            own.concat(),
+            self.account,
+            parameters.concat()
+        )
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listing {
+    #[serde(default)]
+    blobs: Blobs,
+    /// Every listing has it; on the last page it is empty.
+    next_marker: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Blobs {
+    blob: Vec<Blob>,
+    blob_prefix: Vec<BlobPrefix>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct BlobPrefix {
+    name: Name,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Blob {
+    name: Name,
+    properties: Properties,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    /// Whether it has characters that XML can't hold, and comes escaped.
+    #[serde(rename = "@Encoded", default)]
+    is_encoded: bool,
+    #[serde(rename = "$text", default)]
+    text: String,
+}
+
+impl Name {
+    fn read(self) -> Result<String, Vec<u8>> {
+        if !self.is_encoded {
+            return Ok(self.text);
+        }
+        String::from_utf8(percent_decode_str(&self.text).collect()).map_err(std::string::FromUtf8Error::into_bytes)
+    }
+}
+
+#[derive(Deserialize)]
+struct Properties {
+    #[serde(rename = "Last-Modified", default)]
+    last_modified: String,
+    #[serde(rename = "Etag", default)]
+    etag: String,
+    #[serde(rename = "Content-Length")]
+    size: u64,
+    /// Of accounts with directories.
+    #[serde(rename = "ResourceType", default)]
+    resource_type: String,
+}
+
+impl Blob {
+    fn read(self) -> Result<Object, Fault> {
+        let modified = DateTimeParser::new().parse_timestamp(&self.properties.last_modified);
+        let mut key = self.name.read();
+        // Other stores end the name of what stands for a directory with a slash.
+        if self.properties.resource_type == "directory" {
+            match &mut key {
+                Ok(key) => key.push('/'),
+                Err(bytes) => bytes.push(b'/'),
+            }
+        }
+        Ok(Object {
+            key,
+            etag: bare(&self.properties.etag).ok_or_else(|| Fault::no_version(ETAG))?.to_owned(),
+            size: self.properties.size,
+            modified_ms: modified.map_err(|_| Fault::no_time())?.as_millisecond(),
+        })
+    }
+}
+
+impl Dialect for Azure {
+    fn name(&self) -> &'static str {
+        "Azure Blob Storage"
+    }
+
+    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
+        let version = wanted.version.map(|etag| ("if-match", format!("\"{etag}\"")));
+        let path = format!("{}/{}", self.path, encoded_path(wanted.key));
+        self.sign(&path, &[], wanted.range_header().into_iter().chain(version), credential)
+    }
+
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
+        let mut parameters = vec![("comp", "list")];
+        if wanted.by_folder {
+            parameters.push(("delimiter", "/"));
+        }
+        parameters.extend(wanted.token.map(|marker| ("marker", marker)));
+        parameters.push(("prefix", wanted.prefix));
+        parameters.push(("restype", "container"));
+        self.sign(&self.path, &parameters, [], credential)
+    }
+
+    fn read_page(&self, text: &str) -> Result<Page, Fault> {
+        let listing: Listing = quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| unreadable(self.name()))?;
+        let objects = listing.blobs.blob.into_iter().map(Blob::read);
+        let folders = listing.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.read());
+        Ok(Page {
+            objects: objects.collect::<Result<_, _>>()?,
+            folders: folders.collect(),
+            next: match listing.next_marker {
+                Some(marker) if marker.is_empty() => Next::End,
+                Some(marker) => Next::Page(marker),
+                None => return Err(unreadable(self.name())),
+            },
+        })
+    }
+
+    fn version<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+        bare(header(headers, "etag")?)
+    }
+
+    fn read_refusal(&self, text: &str) -> Refused {
+        read_error(text.trim_start_matches('\u{feff}'))
+    }
+
+    fn explain(&self, _: StatusCode, headers: &HeaderMap, refused: &Refused, is_signed: bool) -> Option<Fault> {
+        let code = header(headers, "x-ms-error-code").unwrap_or(&refused.code);
+        match code {
+            "ContainerNotFound" => Some(Fault::Lasting(self.no_listing().into())),
+            // Whoever may not know is told that there is nothing.
+            "ResourceNotFound" | "PublicAccessNotPermitted" if !is_signed => Some(Fault::no_key(code, self.mend())),
+            _ => None,
+        }
+    }
+
+    fn no_listing(&self) -> &'static str {
+        "there is no such container; check its name and the account"
+    }
+
+    fn mend(&self) -> &'static str {
+        "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or give the machine an identity"
+    }
+}
+
+#[cfg(test)]
+mod tests;

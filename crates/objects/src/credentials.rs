@@ -1,0 +1,339 @@
+//! What a request is signed with: fixed, from variables or a file; or lent for a while by a service, which is asked again in time.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use ring::hmac;
+use serde::{Deserialize, de::DeserializeOwned};
+use ureq::{Agent, Body, Proxy, http::Response};
+
+use crate::{error::Fault, limits, profile::Secret};
+
+/// One that a store knows.
+pub(crate) enum Credential {
+    /// An access key of S3, with a session token if it is lent.
+    AccessKey(rusty_s3::Credentials),
+    /// A token of OAuth 2.0.
+    Bearer(Secret),
+    /// The key of a storage account of Azure.
+    AccountKey(hmac::Key),
+    /// A shared access signature of Azure: parameters of an address.
+    SharedAccess(Secret),
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::AccessKey(_) => "AccessKey",
+            Self::Bearer(_) => "Bearer",
+            Self::AccountKey(_) => "AccountKey",
+            Self::SharedAccess(_) => "SharedAccess",
+        })
+    }
+}
+
+/// A service that lends credentials.
+pub(crate) trait Lender: fmt::Debug + Send + Sync {
+    /// Asks for new ones.
+    ///
+    /// # Errors
+    /// The service does not answer, refuses, or answers something else.
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault>;
+}
+
+/// Where credentials come from.
+#[derive(Debug)]
+pub(crate) enum Credentials {
+    Fixed(Arc<Credential>),
+    Lent {
+        lender: Box<dyn Lender>,
+        last: Mutex<Option<Lent>>,
+    },
+}
+
+/// What a service has lent.
+#[derive(Clone, Debug)]
+pub(crate) struct Lent {
+    /// `None`: there are none, and the bucket may be public.
+    pub(crate) credential: Option<Arc<Credential>>,
+    pub(crate) ends: Option<SystemTime>,
+    /// When it was last asked for.
+    asked: SystemTime,
+}
+
+/// Nobody lends any, and the bucket may be public.
+#[derive(Debug)]
+pub(crate) struct Nobody;
+
+impl Lender for Nobody {
+    fn lend(&self, _: &Caller<'_>) -> Result<Lent, Fault> {
+        Ok(Lent::none())
+    }
+}
+
+impl Credentials {
+    pub(crate) fn fixed(credential: Credential) -> Self {
+        Self::Fixed(Arc::new(credential))
+    }
+
+    pub(crate) fn lent(lender: impl Lender + 'static) -> Self {
+        Self::Lent {
+            lender: Box::new(lender),
+            last: Mutex::default(),
+        }
+    }
+
+    /// Returns the credential to sign with now; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of [`Lender::lend`].
+    pub(crate) fn now(&self, caller: &Caller<'_>) -> Result<Option<Arc<Credential>>, Fault> {
+        let (lender, last) = match self {
+            Self::Fixed(credential) => return Ok(Some(Arc::clone(credential))),
+            Self::Lent { lender, last } => (lender, last),
+        };
+        let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = SystemTime::now();
+        match known.as_mut() {
+            Some(lent) if lent.is_fresh(now) => Ok(lent.credential.clone()),
+            // For the others what is known holds on while this thread asks.
+            Some(lent) if lent.holds(now) => {
+                lent.asked = now;
+                let held = lent.credential.clone();
+                drop(known);
+                match lender.lend(caller) {
+                    // A service that does not answer just now has taken nothing back.
+                    Err(_) | Ok(Lent { credential: None, .. }) => Ok(held),
+                    Ok(lent) => Ok(lent.kept(&mut last.lock().unwrap_or_else(PoisonError::into_inner))),
+                }
+            }
+            // Nobody can do without an answer: one thread asks for all.
+            had => match (lender.lend(caller)?, had.is_some()) {
+                (Lent { credential: None, .. }, true) => Err(Fault::Passing("no credentials are lent any more".into())),
+                (lent, _) => Ok(lent.kept(&mut known)),
+            },
+        }
+    }
+}
+
+impl Lent {
+    pub(crate) fn new(credential: Credential, ends: Option<SystemTime>) -> Self {
+        Self {
+            credential: Some(Arc::new(credential)),
+            ends,
+            asked: SystemTime::now(),
+        }
+    }
+
+    pub(crate) fn none() -> Self {
+        Self {
+            credential: None,
+            ends: None,
+            asked: SystemTime::now(),
+        }
+    }
+
+    /// Whether new ones need not be asked for yet.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        // Where there are none there may be some later.
+        let is_lasting = self.credential.is_some() && self.ends.is_none_or(|ends| ends > now + limits::RENEW_AHEAD);
+        is_lasting || (self.holds(now) && self.asked + limits::RENEW_PAUSE > now)
+    }
+
+    /// Keeps it for whoever asks next.
+    fn kept(self, known: &mut Option<Self>) -> Option<Arc<Credential>> {
+        let credential = self.credential.clone();
+        *known = Some(self);
+        credential
+    }
+
+    /// Whether it may be used still.
+    fn holds(&self, now: SystemTime) -> bool {
+        self.ends.is_none_or(|ends| ends > now)
+    }
+}
+
+/// Asks services, by the connections of the store that needs the answer.
+pub(crate) struct Caller<'a> {
+    pub(crate) agent: &'a Agent,
+    /// The way to services that are not near.
+    pub(crate) proxy: Option<&'a Proxy>,
+}
+
+/// A request to a service.
+pub(crate) enum Ask<'a> {
+    /// GET, of the metadata service of a machine or a container: no proxy, and little patience.
+    Near(&'a str),
+    /// The same with PUT.
+    NearPut(&'a str),
+    /// POST of a form. What it holds is secret.
+    Form(&'a str, &'a [(&'a str, &'a str)]),
+}
+
+/// The answer of a service for tokens of OAuth 2.0.
+#[derive(Deserialize)]
+struct Token {
+    access_token: String,
+    /// Seconds; some services write them as text.
+    expires_in: Seconds,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Seconds {
+    Number(u64),
+    Text(String),
+}
+
+impl Caller<'_> {
+    /// Asks, and returns the answer's body. The address is no secret; the answer is.
+    ///
+    /// # Errors
+    /// [`Fault::Denied`] for a form that was refused; otherwise [`Fault::Passing`].
+    pub(crate) fn ask(&self, ask: &Ask<'_>, header: Option<(&str, &str)>) -> Result<Secret, Fault> {
+        let (name, value) = header.unwrap_or(("accept", "*/*"));
+        let near = Some(limits::METADATA_DEADLINE);
+        let (url, answer) = match *ask {
+            Ask::Near(url) => {
+                let request = self.agent.get(url).config().proxy(None).timeout_global(near).build();
+                (url, request.header(name, value).call())
+            }
+            Ask::NearPut(url) => {
+                let request = self.agent.put(url).config().proxy(None).timeout_global(near).build();
+                (url, request.header(name, value).send_empty())
+            }
+            Ask::Form(url, fields) => {
+                let config = self.agent.post(url).config().proxy(self.proxy.cloned());
+                let request = config.timeout_global(Some(limits::TOKEN_DEADLINE)).build();
+                (url, request.header(name, value).send_form(fields.iter().copied()))
+            }
+        };
+        let failed = |why: &dyn fmt::Display| Fault::Passing(format!("{url}: {why}"));
+        let mut answer = answer.map_err(|error| failed(&error))?;
+        let text = text_of(&mut answer).map_err(|error| failed(&error))?;
+        let status = answer.status();
+        match ask {
+            _ if status.is_success() => Ok(text),
+            Ask::Form(..) if status.is_client_error() && status.as_u16() != 429 => {
+                let why = plain(text.0.trim());
+                Err(Fault::Denied(format!(
+                    "{url} lends no credentials: {status}: {why}; check what they are lent for"
+                )))
+            }
+            _ => Err(failed(&status)),
+        }
+    }
+
+    /// Asks for a token of OAuth 2.0.
+    ///
+    /// # Errors
+    /// Those of [`Self::ask`]; and an answer that is no token.
+    pub(crate) fn token(&self, ask: &Ask<'_>, header: Option<(&str, &str)>) -> Result<Lent, Fault> {
+        let (Ask::Near(url) | Ask::NearPut(url) | Ask::Form(url, _)) = *ask;
+        let token: Token = read_json(&self.ask(ask, header)?).ok_or_else(|| Fault::Passing(format!("{url} answers no token")))?;
+        let seconds = match token.expires_in {
+            Seconds::Number(seconds) => Some(seconds),
+            Seconds::Text(text) => text.parse().ok(),
+        };
+        // Years ahead is for ever.
+        let ends = seconds.and_then(|seconds| SystemTime::now().checked_add(Duration::from_secs(seconds)));
+        Ok(Lent::new(Credential::Bearer(Secret(token.access_token)), ends))
+    }
+}
+
+/// The body of an answer, as far as anybody reads it.
+fn text_of(answer: &mut Response<Body>) -> Result<Secret, ureq::Error> {
+    let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
+    body.read_to_string().map(Secret)
+}
+
+pub(crate) fn read_json<T: DeserializeOwned>(text: &Secret) -> Option<T> {
+    serde_json::from_str(&text.0).ok()
+}
+
+/// What somebody else's program says, in one short line that a terminal does not obey.
+pub(crate) fn plain(text: &str) -> String {
+    let line: String = text.chars().take(200).collect();
+    line.replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Credential {
+        Credential::AccessKey(rusty_s3::Credentials::new(name, "hidden"))
+    }
+
+    fn name(credential: &Credential) -> String {
+        match credential {
+            Credential::AccessKey(key) => key.key().to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn now(credentials: &Credentials) -> Result<Option<String>, String> {
+        let agent = Agent::new_with_defaults();
+        let caller = Caller {
+            agent: &agent,
+            proxy: None,
+        };
+        let credential = credentials.now(&caller).map_err(|fault| format!("{fault:?}"))?;
+        Ok(credential.map(|credential| name(&credential)))
+    }
+
+    fn last(credentials: &Credentials) -> &Mutex<Option<Lent>> {
+        match credentials {
+            Credentials::Lent { last, .. } => last,
+            Credentials::Fixed(_) => panic!("there are none that are fixed"),
+        }
+    }
+
+    #[test]
+    fn what_was_lent_holds_until_it_ends() {
+        let credentials = Credentials::lent(Nobody);
+        let (at, second) = (SystemTime::now(), Duration::from_secs(1));
+        let held = |ends| {
+            *last(&credentials).lock().unwrap() = Some(Lent {
+                asked: at - 3600 * second,
+                ..Lent::new(key("K"), ends)
+            });
+            now(&credentials)
+        };
+        for ends in [None, Some(at + 3600 * second), Some(at + 200 * second)] {
+            assert_eq!(held(ends), Ok(Some("K".into())), "{ends:?}");
+        }
+        assert!(held(Some(at - second)).unwrap_err().contains("no credentials"));
+        *last(&credentials).lock().unwrap() = None;
+        assert_eq!(now(&credentials), Ok(None), "there never were any");
+    }
+
+    #[test]
+    fn that_there_are_none_is_asked_again_after_a_while() {
+        let credentials = Credentials::lent(Nobody);
+        let is_asked_again = |asked: SystemTime| {
+            *last(&credentials).lock().unwrap() = Some(Lent { asked, ..Lent::none() });
+            assert_eq!(now(&credentials), Ok(None));
+            last(&credentials).lock().unwrap().as_ref().unwrap().asked > asked
+        };
+        let at = SystemTime::now();
+        assert!(!is_asked_again(at + Duration::from_secs(3600)));
+        assert!(is_asked_again(at - limits::RENEW_PAUSE));
+    }
+
+    #[test]
+    fn no_secret_is_printed() {
+        let lent = Lent::new(Credential::Bearer(Secret("hidden".into())), None);
+        let shared = Credentials::fixed(Credential::SharedAccess(Secret("hidden".into())));
+        for shown in [
+            format!("{:?}", Credentials::fixed(key("K"))),
+            format!("{lent:?}"),
+            format!("{shared:?}"),
+        ] {
+            assert!(!shown.contains("hidden"), "{shown}");
+        }
+    }
+}

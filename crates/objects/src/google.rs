@@ -1,0 +1,194 @@
+//! Google Cloud Storage (`gs://`), by its JSON API. A version is a generation: each upload has another.
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use ureq::http::HeaderMap;
+use url::Url;
+
+use crate::{
+    Address, Error, Object,
+    access::{Access, Variables, attempts, endpoint},
+    credentials::Credential,
+    dialect::{Dialect, Next, Page, Refused, Request, Wanted, WantedPage, bare, encoded, header, query, unreadable},
+    error::Fault,
+    network::Network,
+};
+
+mod lenders;
+
+/// What names a version.
+const GENERATION: &str = "generation";
+
+/// A bucket of Google's.
+#[derive(Debug)]
+struct Google {
+    /// The address of its objects.
+    objects: String,
+}
+
+/// Finds endpoint and credentials, by the variables and files that Google's own tools read.
+///
+/// # Errors
+/// Those of [`Access::find`].
+pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
+    let emulator = variables("STORAGE_EMULATOR_HOST");
+    let endpoint = match &emulator {
+        Some(text) if text.contains("://") => endpoint(text)?,
+        Some(text) => endpoint(&format!("http://{text}"))?,
+        None => endpoint("https://storage.googleapis.com")?,
+    };
+    let (credentials, lender) = lenders::find(emulator.is_some(), variables)?;
+    let host = endpoint.host_str().unwrap_or_default().to_owned();
+    Ok(Access {
+        network: Network::find(&endpoint, &host, lender.as_ref(), None, variables)?,
+        place: endpoint.as_str().trim_end_matches('/').to_owned(),
+        attempts: attempts(variables)?,
+        credentials,
+        dialect: Box::new(Google::new(address, &endpoint)),
+    })
+}
+
+impl Google {
+    fn new(address: &Address, endpoint: &Url) -> Self {
+        Self {
+            objects: format!("{endpoint}storage/v1/b/{}/o", encoded(address.bucket())),
+        }
+    }
+}
+
+fn authorization(credential: Option<&Credential>) -> Option<(&'static str, String)> {
+    match credential {
+        Some(Credential::Bearer(token)) => Some(("authorization", format!("Bearer {}", token.0))),
+        _ => None,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Listing {
+    /// Every listing has it.
+    kind: String,
+    #[serde(default)]
+    items: Vec<Item>,
+    #[serde(default)]
+    prefixes: Vec<String>,
+    next_page_token: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item {
+    name: String,
+    /// A number, as text.
+    size: String,
+    #[serde(default)]
+    generation: String,
+    /// Of this generation. What is changed later is about the object, and not in it.
+    #[serde(default)]
+    time_created: String,
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: ErrorWords,
+}
+
+#[derive(Deserialize)]
+struct ErrorWords {
+    #[serde(default)]
+    message: String,
+}
+
+impl Dialect for Google {
+    fn name(&self) -> &'static str {
+        "Google Cloud Storage"
+    }
+
+    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
+        let mut parameters = vec![("alt", "media")];
+        parameters.extend(wanted.version.map(|generation| ("ifGenerationMatch", generation)));
+        // Without this an object that was put there compressed comes expanded, and with another length.
+        let as_it_is = ("accept-encoding", "gzip".to_owned());
+        Request {
+            url: format!("{}/{}{}", self.objects, encoded(wanted.key), query(&parameters)),
+            headers: wanted
+                .range_header()
+                .into_iter()
+                .chain(authorization(credential))
+                .chain([as_it_is])
+                .collect(),
+        }
+    }
+
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
+        let mut parameters = vec![
+            ("prefix", wanted.prefix),
+            ("fields", "kind,nextPageToken,prefixes,items(name,size,generation,timeCreated)"),
+        ];
+        if wanted.by_folder {
+            parameters.push(("delimiter", "/"));
+        }
+        parameters.extend(wanted.token.map(|token| ("pageToken", token)));
+        Request {
+            url: format!("{}{}", self.objects, query(&parameters)),
+            headers: authorization(credential).into_iter().collect(),
+        }
+    }
+
+    fn read_page(&self, text: &str) -> Result<Page, Fault> {
+        let listing: Listing = serde_json::from_str(text).map_err(|_| unreadable(self.name()))?;
+        if listing.kind != "storage#objects" {
+            return Err(unreadable(self.name()));
+        }
+        let objects = listing.items.into_iter().map(|item| item.read(self.name()));
+        Ok(Page {
+            objects: objects.collect::<Result<_, _>>()?,
+            folders: listing.prefixes.into_iter().map(Ok).collect(),
+            next: match listing.next_page_token {
+                None => Next::End,
+                Some(token) if token.is_empty() => Next::Lost,
+                Some(token) => Next::Page(token),
+            },
+        })
+    }
+
+    fn version_name(&self) -> &'static str {
+        GENERATION
+    }
+
+    fn version<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+        bare(header(headers, "x-goog-generation")?)
+    }
+
+    fn read_refusal(&self, text: &str) -> Refused {
+        let body: Option<ErrorBody> = serde_json::from_str(text).ok();
+        Refused {
+            code: String::new(),
+            message: body.map(|body| body.error.message).unwrap_or_default(),
+        }
+    }
+
+    fn no_listing(&self) -> &'static str {
+        "there is no such bucket; check its name"
+    }
+
+    fn mend(&self) -> &'static str {
+        "write gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+    }
+}
+
+impl Item {
+    fn read(self, dialect: &str) -> Result<Object, Fault> {
+        let created: Timestamp = self.time_created.parse().map_err(|_| Fault::no_time())?;
+        let generation = bare(&self.generation).ok_or_else(|| Fault::no_version(GENERATION))?;
+        Ok(Object {
+            etag: generation.to_owned(),
+            key: Ok(self.name),
+            size: self.size.parse().map_err(|_| unreadable(dialect))?,
+            modified_ms: created.as_millisecond(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
