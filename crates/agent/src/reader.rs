@@ -137,8 +137,9 @@ pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
     rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
 }
 
-/// Files that processes of this user have open, and those that they can change: open for writing, or mapped for it, as far as these processes can be looked into. Files are
-/// known by the names of links and mappings in /proc, and mapped ones by device and inode, too: nothing is asked of the source.
+/// Files that processes of this user have open, and those that they can change: open or mapped for writing, as far as these
+/// processes can be looked into. Files are known by the names of links and mappings in /proc, and mapped ones by device and
+/// inode, too: nothing is asked of the source.
 #[derive(Debug, Default)]
 pub(crate) struct Writers {
     opened: HashMap<CString, Holders>,

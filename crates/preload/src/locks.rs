@@ -1,8 +1,9 @@
-//! Locks are taken on the source (promise P2). A redirected descriptor that a program locks becomes the source's before the lock is taken:
-//! number, flags and offset stay, and what is read from then on is what others have written under the lock.
+//! Locks are taken on the source (promise P2). A redirected descriptor that a program locks becomes the source's before the
+//! lock is taken. Number, flags and offset stay; from then on the program reads what others have written under the lock.
 //!
-//! A lock file stands for the files beside it. So when a program locks a file of a source, its redirected descriptors of files in the same directory
-//! become the source's, too: LMDB opens its data first, then locks a file beside them, and maps the data after that.
+//! A lock file stands for the files beside it. So when a program locks a file of a source, its redirected descriptors of files
+//! in the same directory become the source's, too: LMDB opens its data first, then locks a file beside them, and maps the
+//! data after that.
 
 use core::ffi::{CStr, c_int};
 
@@ -10,6 +11,7 @@ use forebay_contract::Counter;
 
 use crate::{
     copies::{self, COPY_MODE, Copy},
+    open::has_source_path,
     path::{PathBuffer, descriptor_path, split},
     real,
     state::{self, Serving},
@@ -52,7 +54,10 @@ fn prepare(serving: Serving, fd: c_int, owner: Owner) -> Result<(), Errno> {
     }
     if stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.door.run.is_source_device(stat.st_dev) {
         serving.control.mark_live(stat.st_dev, stat.st_ino, real::now());
-        free_beside(serving, fd);
+        // The file system may hold much else, which is locked often (databases).
+        if has_source_path(serving, fd) {
+            free_beside(serving, fd);
+        }
     }
     Ok(())
 }

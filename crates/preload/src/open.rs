@@ -184,8 +184,14 @@ fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
     if bytes.first() == Some(&b'/') && run.covers(bytes) {
         return true;
     }
+    has_source_path(serving, fd)
+}
+
+/// Whether the path that the kernel has for an open file lies under a source.
+#[inline(never)]
+pub(crate) fn has_source_path(serving: Serving, fd: c_int) -> bool {
     let mut buffer = PathBuffer::new();
-    descriptor_path(fd, &mut buffer).is_some_and(|()| run.covers(buffer.bytes()))
+    descriptor_path(fd, &mut buffer).is_some_and(|()| serving.door.run.covers(buffer.bytes()))
 }
 
 /// A copy's descriptor is opened again by name, for writing: the source is opened instead, if it is still the same file.

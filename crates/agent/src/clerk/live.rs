@@ -15,8 +15,8 @@ use crate::{
 use super::Clerk;
 
 impl Clerk {
-    /// Returns whether a file is shared while it changes: a program has changed in place what it held, or locked it, not long ago or with somebody else
-    /// having it open still. Who opens it must see what comes.
+    /// Returns whether a file is shared while it changes: a program has changed it in place or locked it, and that was not long
+    /// ago, or another process has the file open. Programs that open it must see what comes.
     pub(super) fn is_live(&mut self, handed: &Handed) -> bool {
         let identity = &handed.stat.identity;
         let Some(live) = self.control.live(identity.dev, identity.ino) else {
@@ -41,16 +41,16 @@ impl Clerk {
         lately || self.control.file_marked_at(identity.dev, identity.ino) != 0
     }
 
-    /// Returns whether a record's copy holds the file's bytes, as far as times tell. In memory they tell nothing of a mapping: there a file that
-    /// was opened for writing since its copy was compared with it counts as changed.
+    /// Returns whether a record's copy holds the file's bytes, as far as times tell. In memory they tell nothing of a mapping:
+    /// there a file that was opened for writing since its copy was compared with it counts as changed.
     pub(super) fn is_copy_of(&self, record: &Record, identity: &Identity) -> bool {
         let marked = self.control.file_marked_at(identity.dev, identity.ino);
         let is_unseen = marked != 0 && marked >= record.checked_at() && self.is_mounted_in_memory(identity.dev);
         self.pages.index().is_version(record, identity) && !is_unseen
     }
 
-    /// Returns which pages of a file are to be written back before it is copied. To ask overlayfs costs the file system below it a commit: it is
-    /// asked only of what was changed lately.
+    /// Returns which pages of a file are to be written back before it is copied. To ask overlayfs costs the file system below
+    /// it a commit: it is asked only of what was changed lately.
     pub(super) fn pages_to_clean(&self, identity: &Identity) -> DirtyPages {
         let is_overlay = self.mounts.find(identity.dev).is_some_and(MountSource::is_overlay);
         if is_overlay && self.is_changed_lately(identity) {
