@@ -54,7 +54,8 @@ impl fmt::Display for ViewWish {
 /// One line that names the mend.
 pub fn parse(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<ViewWish, Refusal> {
     let shown = text.to_string_lossy();
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {shown} {why}; write s3://BUCKET/PREFIX=DIR"));
+    let form = Scheme::of(shown.as_bytes()).unwrap_or(Scheme::S3).bucket_form();
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {shown} {why}; write {form}/PREFIX=DIR"));
     let text = text.to_str().ok_or_else(|| refuse("is no text"))?;
     let Some((address, dir)) = text.rsplit_once('=') else {
         // An address that is none is the greater mistake.
@@ -429,6 +430,10 @@ mod tests {
         ] {
             let line = read(text).unwrap_err().to_string();
             assert!(line.starts_with("--view: ") && line.contains("write s3://BUCKET/PREFIX"), "{line}");
+        }
+        for (text, form) in [("gs://b/p", "gs://BUCKET/PREFIX=DIR"), ("az://b=", "az://CONTAINER/PREFIX=DIR")] {
+            let line = read(text).unwrap_err().to_string();
+            assert!(line.ends_with(&format!("names no directory; write {form}")), "{line}");
         }
     }
 

@@ -33,8 +33,8 @@ impl Scheme {
         Self::ALL.into_iter().find(|scheme| address.starts_with(scheme.prefix().as_bytes()))
     }
 
-    /// An address as a person writes it, up to the prefix or key.
-    fn bucket_form(self) -> &'static str {
+    /// The form of an address up to the prefix or key, as messages show it.
+    pub fn bucket_form(self) -> &'static str {
         match self {
             Self::S3 => "s3://BUCKET",
             Self::Gs => "gs://BUCKET",

@@ -86,7 +86,7 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
     as of a copy of it that is a directory.
 
     Args:
-        root: the directory, or `s3://BUCKET/PREFIX`.
+        root: the directory, or an address such as `s3://BUCKET/PREFIX`.
         endings: of the files that count, in lower case.
 
     Raises:

@@ -9,7 +9,7 @@ class Extent(NamedTuple):
     """Where the bytes of a sample lie: a file, or an object of a store, or a range of one.
 
     Attributes:
-        path: of the file; or `s3://BUCKET/KEY`.
+        path: of the file; or an address of an object, such as `s3://BUCKET/KEY` (also `gs://` and `az://`).
         offset: of the first byte.
         length: bytes; None for all from the offset to the file's end. A dataset need not know: a file's length is learned when it is
             read, and asking a slow file system for a million of them beforehand takes most of an hour.

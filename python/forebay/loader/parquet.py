@@ -26,7 +26,7 @@ class ParquetRows(RowGroups):
     of some groups at a time. The footers of the files are read when it is made.
 
     Args:
-        paths: of the files, or of one, or `s3://BUCKET/KEY`; their order is that of the rows.
+        paths: of the files, or of one, or an address such as `s3://BUCKET/KEY`; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names of columns (`observation.state`: they may have dots), or paths to fields of structs (`pose.x`), as pyarrow takes
             them; None for all.

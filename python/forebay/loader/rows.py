@@ -22,7 +22,7 @@ class FixedRows(Samples):
     together natively: no Python runs for a row.
 
     Args:
-        path: of the file, or `s3://BUCKET/KEY`.
+        path: of the file, or an address such as `s3://BUCKET/KEY`.
         row_bytes: of a row.
         offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is no row, is then refused.
 

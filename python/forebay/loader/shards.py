@@ -46,7 +46,7 @@ class TarShards(_Shards):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
-        paths: of the shards, or of one; or `s3://BUCKET/KEY`.
+        paths: of the shards, or of one; or an address such as `s3://BUCKET/KEY`.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
@@ -103,7 +103,7 @@ class RecordShards(_Shards):
     """Records in TFRecord files, each a sample.
 
     Args:
-        paths: of the files, or of one, uncompressed; or `s3://BUCKET/KEY`.
+        paths: of the files, or of one, uncompressed; or an address such as `s3://BUCKET/KEY`.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.

@@ -30,7 +30,7 @@ class TokenFile(Samples):
     file's size. Files that can't be tokens by their first bytes (archives, compressed files, checkpoints) are refused.
 
     Args:
-        path: of the file, or of several, whose windows are numbered through; or `s3://BUCKET/KEY`.
+        path: of the file, or of several, whose windows are numbered through; or an address such as `s3://BUCKET/KEY`.
         window: tokens.
         dtype: of a token, as NumPy names it; or `"auto"`: as the file's head or its `.idx` says, else uint16.
         offset: bytes before the first token. Then the file's head is not looked at. None: as the head says.

@@ -27,7 +27,7 @@ class ImageFolder(Dataset[Any]):
     global generators are seeded for each sample.
 
     Args:
-        root: a directory with one directory a class; or `s3://BUCKET/PREFIX` with the same below it.
+        root: a directory with one directory a class; or an address such as `s3://BUCKET/PREFIX` with the same below it.
         transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be. `TrainCrop` and `EvalCrop`
             are given the file itself: they decode JPEG files only in part.
         target_transform: takes the class's number.
