@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 
-from bench.loader_bounds import imbalanced, stalled
+from bench.loader_bounds import imbalanced, over_others, stalled
 from bench.loader_world import LATENCY, World, lines, node
 from bench.report import Report, What
 from bench.session import program
@@ -48,6 +48,10 @@ def imbalance(world: World, report: Report, *, fill: bool = False) -> None:
         )
         note = f"{bound}; each run: {', '.join(map(str, counts[schedule]))}; all ranks wait: {', '.join(map(str, waiting[schedule]))}"
         report.once(what, sum(counts[schedule]), note)
+    # A bar that few events keep by chance proves little; here they must tell ours from first come.
+    ratio, interval = over_others(sum(counts[OURS]), sum(counts[FIRST_COME]))
+    what = What(scenario, "imbalanced steps over those of first come", "x", OF_OTHERS if fill else 1.0, FIRST_COME)
+    report.between(what, ratio, interval, f"{sum(counts[OURS])} and {sum(counts[FIRST_COME])} steps")
 
 
 def bar_of(counts: Mapping[str, list[int]], *, fill: bool) -> float:

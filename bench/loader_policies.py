@@ -6,7 +6,7 @@ import contextlib
 
 from bench.epochs import moved
 from bench.loader_bounds import lru_share, payload_least, payload_max
-from bench.loader_warm import SHARES, STEP_MS, name_of, rounds
+from bench.loader_warm import OVER_IDEAL_MAX, SHARES, STEP_MS, name_of, rounds
 from bench.loader_world import BANDWIDTH, World, epochs, start
 from bench.report import Report, What
 
@@ -34,6 +34,10 @@ def policies(other: str, world: World, report: Report) -> None:
         bar = 1 / faster if faster else NEVER_SLOWER_MAX
         note = f"bound {least(other, share):.2f}: the bytes that ours has to read over those that {other} does, where these are known"
         report.time(What(scenario, "time over its", "x", bar, other), [one.seconds / two.seconds for one, two in pairs], note)
+        if other == LRU:
+            bound = least(other, share)
+            what = What(scenario, "the same over the bound", "x", OVER_IDEAL_MAX, "both as good as they can be")
+            report.time(what, [one.seconds / two.seconds / bound for one, two in pairs], f"bound 1, {bound:.3f} of the time of {other}")
         size, cache = world.bytes, int(share * world.bytes)
         note = f"bound S - C = {payload_least(size, cache):,}; its bytes: {', '.join(f'{moved(two).bytes:,}' for _, two in pairs)}"
         what = What(scenario, "source bytes over its", "x", 1.0 if other == AS_WRITTEN else None, other)

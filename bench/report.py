@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.figures import Holds, count_under, median, under
+from bench.figures import CONFIDENCE, Holds, Median, count_under, median, under
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "out"
@@ -71,7 +71,7 @@ class Report:
     """What this invocation has found, and what earlier ones have found of the same commit.
 
     `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured at a higher load
-    than `load_max` says so.
+    than `load_max` says so, and keeps no bar: it is undecided at best.
     """
 
     bench: str
@@ -116,6 +116,11 @@ class Report:
         holds = None if what.bar is None else count_under([value], what.bar)
         self._add(what, value, holds, (value, value), [value], 1, note)
 
+    def between(self, what: What, value: float, interval: tuple[float, float], note: str = "") -> None:
+        """A figure whose interval comes with it; a bar holds if the whole interval is within it."""
+        holds = None if what.bar is None else under(Median(value, *interval, CONFIDENCE, (value,)), what.bar)
+        self._add(what, value, holds, interval, [value], 1, note)
+
     def _add(
         self, what: What, value: float, holds: Holds | None, interval: tuple[float, float], samples: Sequence[float], needed: int, note: str
     ) -> None:
@@ -126,7 +131,7 @@ class Report:
         if self.quick:
             flags.append("quick")
         verdict = holds and holds.value
-        if verdict == Holds.YES.value and (self.quick or "too few" in flags):
+        if verdict == Holds.YES.value and flags:
             verdict = Holds.UNDECIDED.value
         row = Row(
             scenario=what.scenario,

@@ -15,6 +15,8 @@ from bench.epochs import Seen, of_files
 from bench.figures import Holds, count_under, median, under
 from bench.report import Report, What
 
+pytestmark = pytest.mark.usefixtures("idle_machine")
+
 COMMIT = "c0ffee"
 LINK_COPIES = Path(bench.report.ROOT) / "bench" / "programs" / "link_copies.py"
 
@@ -74,6 +76,26 @@ def test_a_bar_that_is_missed_undecided_or_measured_too_seldom_fails(samples: li
     both.time(What("one: timed", "time", "x", 1.02), samples)
     both.once(What("two: told", "seconds", "s"), 3)
     assert both.verdict() == exit_code
+
+
+@pytest.mark.parametrize(("load", "holds"), [(0.5, "yes"), (3.5, "undecided")])
+def test_what_was_measured_on_a_busy_machine_keeps_no_bar(load: float, holds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    busy = report()
+    busy.begin("one")
+    busy.time(What("one", "time", "x", 1.02), [1.0] * 9)
+    busy.count(What("one", "bytes", "x", 1.02), [1.0] * 3)
+    busy.once(What("two", "seconds", "s", 2), 1)
+    busy.time(What("one", "missed", "x", 0.9), [1.0] * 9)
+    assert [row.holds for row in busy.rows] == [holds, holds, holds, "no"]
+    assert all(("busy machine" in row.flags) == (holds != "yes") for row in busy.rows)
+
+
+def test_an_interval_that_comes_with_a_figure_decides() -> None:
+    found = report()
+    for interval in ((0.1, 0.9), (0.13, 7.5), (1.1, 2.0)):
+        found.between(What("one", "ratio", "x", 1.0), 1.0, interval)
+    assert [row.holds for row in found.rows] == ["yes", "undecided", "no"]
 
 
 def test_what_was_not_measured_fails() -> None:

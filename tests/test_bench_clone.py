@@ -22,6 +22,8 @@ from bench.programs.clone_cost import Own
 from bench.report import Report
 from bench.session import PROGRAMS, ProgramError
 
+pytestmark = pytest.mark.usefixtures("idle_machine")
+
 MIB = 1 << 20
 # A job that is forked at its third step; what is wrong in it, a test changes.
 FORKED = 2

@@ -16,13 +16,27 @@ import pytest
 
 from bench import loader_cpu, loader_imbalance, loader_memory, loader_network, loader_policies, loader_small, loader_warm, loader_world
 from bench.loader import SCENARIOS
-from bench.loader_bounds import apart, growth, ideal_s, imbalanced, least_of, lru_share, payload_least, payload_max, quantile, stalled
+from bench.loader_bounds import (
+    apart,
+    growth,
+    ideal_s,
+    imbalanced,
+    least_of,
+    lru_share,
+    over_others,
+    payload_least,
+    payload_max,
+    quantile,
+    stalled,
+)
 from bench.loader_world import BANDWIDTH, QUICK, World
 from bench.report import Report, scenario_of
 from bench.session import Epoch, ProgramError, program
 from bench.world import Traffic
 from forebay.loader._settings import Kept
 from forebay.torch import DataLoader
+
+pytestmark = pytest.mark.usefixtures("idle_machine")
 
 PROGRAM_S = 300
 S = 1_000_000
@@ -112,6 +126,16 @@ def test_ours_is_held_against_both_others(fill: bool, bar: float) -> None:
     assert loader_imbalance.bar_of({"static": [10, 10], "first_come": [3, 5]}, fill=fill) == bar
 
 
+@pytest.mark.parametrize(
+    ("ours", "others", "ratio", "low", "high"),
+    [(3, 3, 1.0, 0.134, 7.47), (0, 3, 0.0, 0.0, 2.42), (3, 1197, 0.0025, 0.0005, 0.0073), (20, 100, 0.2, 0.117, 0.325)],
+)
+def test_few_events_tell_little(ours: int, others: int, ratio: float, low: float, high: float) -> None:
+    found, interval = over_others(ours, others)
+    assert found == pytest.approx(ratio, rel=0.01)
+    assert list(interval) == pytest.approx([low, high], rel=0.02, abs=1e-4)
+
+
 def test_there_are_200_batches_an_epoch() -> None:
     size = loader_world.FULL
     assert size.files // size.batch >= 200
@@ -142,6 +166,7 @@ def test_warm_rows_have_their_bounds_beside_them() -> None:
     held: dict[str, tuple[Any, ...]] = {row.metric: (row.value, row.bar, row.holds) for row in report.rows if row.bar is not None}
     assert held["time over the ideal"] == (pytest.approx(0.41 / 0.4), 1.08, "yes")
     assert held["time over PyTorch's loader's"] == (pytest.approx(0.41), pytest.approx(1 / 1.5), "yes")
+    assert held["the same over 1 - C/S"] == (pytest.approx(0.41 / 0.4), 1.08, "yes")
     value, bar, holds = held["source bytes over 1.03 x (S - C) + W"]
     assert (bar, holds) == (1, "yes")
     assert value == pytest.approx(0.4 * world.bytes / (1.03 * 0.4 * world.bytes + world.window_bytes), rel=1e-3)

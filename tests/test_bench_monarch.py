@@ -23,6 +23,8 @@ from bench.report import Report
 from bench.session import Epoch, program
 from bench.world import Traffic
 
+pytestmark = pytest.mark.usefixtures("idle_machine")
+
 PROGRAM_S = 300
 PLAIN_S, LOCAL_S = 20.0, 5.0
 SIZES = [90_000, 110_000] * 50
