@@ -58,8 +58,10 @@ def test_f02_a_tier_is_off_after_a_few_faults(place: Place) -> None:
     assert read_adopted(place, kept).from_tier == 1
 
 
-@pytest.mark.parametrize("how", [Disk.turn_read_only, Disk.break_down])
-def test_f02_copies_go_to_the_next_tier(place: Place, how: Callable[[Disk], None]) -> None:
+@pytest.mark.parametrize(
+    ("how", "why"), [(Disk.turn_read_only, "Read-only file system"), (Disk.break_down, "Input/output error")], ids=["read-only", "broken"]
+)
+def test_f02_copies_go_to_the_next_tier(place: Place, how: Callable[[Disk], None], why: str) -> None:
     first, *others = SMALL
     second = place.root / "second"
     second.mkdir()
@@ -73,6 +75,6 @@ def test_f02_copies_go_to_the_next_tier(place: Place, how: Callable[[Disk], None
         warm(place, worker, *(place.source / name for name in others))
         assert len(list(second.glob("forebay-*/objects/*/*"))) == len(others)
         tiers = place.status()["tiers"]
-        assert "error" in tiers[0]["off"] or "Read-only" in tiers[0]["off"]
+        assert why in tiers[0]["off"]
         assert read(worker, place.source / first) == CORPUS[first]
         assert tiers[1]["off"] is None
