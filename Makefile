@@ -87,7 +87,7 @@ bench-loader: .test-tools .venv/.peers build ## measure the loader against its b
 	$(PY) -m bench.loader
 
 .PHONY: bench-wheels
-bench-wheels: .test-tools build ## compare what the wheels OLD=a.whl and NEW=b.whl (default: dist/) cost, by turns (about ten minutes)
+bench-wheels: .test-tools build ## compare what the wheels OLD=a.whl and NEW=b.whl (default: dist/) cost, by turns (ten to fifteen minutes)
 	$(PY) -m bench.wheels $(or $(OLD),$(error name the wheel to compare with: OLD=a.whl)) $(or $(NEW),dist/forebay-*.whl)
 
 .PHONY: sbom

@@ -1,9 +1,9 @@
 """Compares what two wheels cost, by turns: `make bench-wheels OLD=old.whl NEW=new.whl`, or `python -m bench.wheels OLD.whl NEW.whl`.
 
 Each wheel is installed into a directory of its own, with this environment's Python and torch. A row is the median of ratios, new over old,
-of pairs; pairs alternate in who comes first. Costs are CPU seconds or instructions, and a wall time where it is the promise. A later
-call for the same two wheels measures what is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one
-is missed, undecided, or not measured.
+of pairs; pairs alternate in who comes first. Costs are CPU seconds or instructions, and a wall time where it is the promise. A later call
+for the same two wheels, by the same commit of this benchmark, measures what is missing, or what is named, and keeps the rest. Exit code 0:
+every bar is known to hold. 1: one is missed, undecided, or not measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import command
-from bench.report import OUT, ROOT, Report
+from bench.report import OUT, ROOT, Report, commit
 from bench.session import ProgramError, environment
 from bench.wheel_rows import FULL, QUICK, SCENARIOS, Size, Wheel, World
 
@@ -80,7 +80,8 @@ def main() -> int:
             parser.error(f"{wheel}: there is no such wheel; `make build` leaves one in dist/")
     if args.pairs is not None and args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: give 1 or more")
-    report = Report("wheels", tuple(SCENARIOS), quick=args.quick, commit=f"{digest(args.old)} to {digest(args.new)}, bar {args.bar}")
+    measured = f"{digest(args.old)} to {digest(args.new)}, bar {args.bar}, by {commit()}"
+    report = Report("wheels", tuple(SCENARIOS), quick=args.quick, commit=measured)
     wanted = command.wanted(parser, args.only, report)
     if (missing := [name for name in ("cc", "valgrind") if shutil.which(name) is None]) and {"open", "start"} & set(wanted):
         print(f"bench-wheels: missing: {', '.join(missing)}; install them, or leave out open and start with --only", file=sys.stderr)
