@@ -54,7 +54,7 @@ def test_keras_has_the_loaders_epochs(backend: str) -> None:
     assert found["by hand"] == [order(8), order(9)]
     assert found["looked at by hand"] == [order(0)]
     assert found["derived"] == [order(0)]
-    assert "sample 3: OSError: it is gone" in found["failed"]
+    assert "sample 3: it is gone" in found["failed"]
     assert found["at once"] == [order(0, samples=60)]
     assert found["last"] == [order(1, samples=60)[:4]]
     told = [line.partition(" samples")[0] for line in done.stderr.splitlines() if line.startswith("forebay: epoch")]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from forebay.loader import EpochReport
-from forebay.loader._batches import Failure, Fetched
+from forebay.loader._batches import Fetched
+from forebay.loader._failures import Failure
 from forebay.loader._report import SPAN_S, SPANS, Course, Meter, Wait
 from forebay.loader._told import is_asked, tell
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.loader import FixedRows, SampleError
+from forebay.loader import FixedRows
 from forebay.torch import DataLoader, _cache
 from tests.loader.data import same
 from tests.loader.node import Node, a_node
@@ -141,7 +141,7 @@ def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: Native, p
 def test_a_file_that_was_cut_is_named(rows: Native) -> None:
     cut = ROWS - 10
     os.truncate(rows.path, HEAD + cut * ROW_BYTES + 1)
-    with pytest.raises(SampleError, match=f"sample [0-9]+ .{rows.path}.: EOFError: .* it was cut"):
+    with pytest.raises(EOFError, match=f"sample [0-9]+ .{rows.path}.: .* it was cut"):
         list(DataLoader(rows, **CACHED))
     loader = DataLoader(rows, **CACHED, on_error="skip")
     had = torch.cat(list(loader))
@@ -152,7 +152,7 @@ def test_a_file_that_was_cut_is_named(rows: Native) -> None:
 
 def test_a_row_that_there_is_not(rows: Native) -> None:
     for sampler in ([1, ROWS], [1, -1]):
-        with pytest.raises(SampleError, match=f"IndexError: row {sampler[1]}: there are {ROWS}"):
+        with pytest.raises(IndexError, match=f"row {sampler[1]}: there are {ROWS}"):
             list(DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None}))
 
 

@@ -30,7 +30,8 @@ def test_samples_are_converted_as_torch_converts_them(workers: int) -> None:
 
 def test_the_order_is_torchs_and_a_state_goes_on_after_a_sample() -> None:
     torch.manual_seed(3)
-    theirs = list(torch.utils.data.DataLoader(range(20), batch_size=None, shuffle=True))
+    numbers: Any = range(20)
+    theirs = list(torch.utils.data.DataLoader(numbers, batch_size=None, shuffle=True))
     torch.manual_seed(3)
     loader = DataLoader(range(20), batch_size=None, shuffle=True, report=False)
     assert len(loader) == 20
@@ -43,7 +44,7 @@ def test_the_order_is_torchs_and_a_state_goes_on_after_a_sample() -> None:
 
 
 def test_a_sampler_that_gives_lists_asks_the_dataset_for_each_in_one_call() -> None:
-    numbers = torch.arange(10)
+    numbers: Any = torch.arange(10)
     sampler = BatchSampler(SequentialSampler(numbers), 4, drop_last=False)
     theirs = list(torch.utils.data.DataLoader(numbers, batch_size=None, sampler=sampler))
     ours = list(DataLoader(numbers, batch_size=None, sampler=sampler, report=False))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from forebay import _core
-from forebay.loader import DirectSource, SampleError
+from forebay.loader import DirectSource
 from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch
 from forebay.loader._place import Place
@@ -181,7 +181,7 @@ def test_a_sample_that_fails_is_told_or_left_out(files: GlobalFiles) -> None:
     assert loader.skipped == 1
     assert loader.last_report is not None
     assert "FileNotFoundError" in str(loader.last_report.first_skipped)
-    with pytest.raises(SampleError, match=r"sample 7 .*: FileNotFoundError"):
+    with pytest.raises(FileNotFoundError, match=r"sample 7 .*: FileNotFoundError"):
         list(DataLoader(files, **CACHED))
 
 

@@ -1,18 +1,17 @@
 """A batch on its way: what it is to be made of, and what became of that."""
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from forebay import _core
-from forebay.loader._errors import SampleError
-from forebay.loader.dataset import Located, is_located
+from forebay.loader._failures import Failure, failure
+from forebay.loader.dataset import Located
 from forebay.loader.source import Request
 
-__all__ = ["FAILED", "Batch", "Failure", "Fetched", "Part", "decoded", "failure", "sample_error"]
+__all__ = ["FAILED", "Batch", "Fetched", "Part", "decoded"]
 
 LOOKED_AT = 32
 """Samples of which it is looked at once whether they are at hand: more may come while these are decoded."""
@@ -51,26 +50,6 @@ class Batch:
             return _core.sample_keys(self.seed, self.epoch, samples)
         except OverflowError:
             return [self.key(sample) for sample in samples]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A sample that could not be read or decoded.
-
-    Attributes:
-        index: of the sample.
-        path: where it lies, if that is known.
-        reason: in a line.
-        traceback: of whoever tried.
-    """
-
-    index: int
-    path: str | None
-    reason: str
-    traceback: str
-
-    def __str__(self) -> str:
-        return f"sample {self.index}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
 @dataclass
@@ -200,37 +179,3 @@ def _looked_at(request: Request, batch: Batch, part: Part) -> Iterator[Iterable[
         found = request.at_hand(look)
         part.is_waiting = False
         yield zip(look, batch.samples[look.start : look.stop], batch.keys(look), found, strict=True)
-
-
-def failure(dataset: object, index: int, error: Exception) -> Failure:
-    """How a sample failed."""
-    path = getattr(error, "filename", None)
-    if is_located(dataset):
-        try:
-            path = dataset.locate(index).path
-        except Exception:
-            # That may be what failed.
-            path = None
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(index, None if path is None else str(path), reason, told)
-
-
-class _Told(Exception):
-    """Another thread's or process's exception, as its traceback: the exception itself may not be fit to be sent."""
-
-
-def sample_error(fetched: Fetched, samples: int) -> SampleError:
-    """The error that a batch failed with.
-
-    Args:
-        fetched: has failures.
-        samples: of the batch.
-    """
-    first = fetched.failures[0]
-    if samples > 1 and len(fetched.failures) == samples:
-        error = SampleError(f"none of the batch's {samples} samples could be had; the first: {first}", None, first.path)
-    else:
-        error = SampleError(str(first), first.index, first.path)
-    error.__cause__ = _Told(first.traceback)
-    return error

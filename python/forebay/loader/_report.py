@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from forebay.loader._batches import Failure, Fetched
+from forebay.loader._batches import Fetched
+from forebay.loader._failures import Failure
 
 __all__ = ["Course", "EpochReport", "Meter", "Wait"]
 

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from forebay import _core
 from forebay.loader._agent import PATIENCE_S, Agent, AgentSource
-from forebay.loader._batches import Failure, Part, failure
+from forebay.loader._batches import Part
 from forebay.loader._errors import LoaderError
+from forebay.loader._failures import Failure, failure
 from forebay.loader._joining import WAIT_S
 from forebay.loader._threads import Decoding, Pending, Threads
 from forebay.loader.order import Order

@@ -28,6 +28,7 @@ __all__ = [
     "generator_of",
     "generators",
     "globals_kept",
+    "is_training",
     "located",
     "on_one_thread",
     "reseed",
@@ -55,6 +56,14 @@ def reseed(key: int) -> None:
         numpy.random.seed(key >> 32)
     torch.default_generator.manual_seed(key)
     _seeded.is_keyed = True
+
+
+def is_training() -> bool:
+    """Returns True in the main thread, and in torch's worker processes: there the global generators may be borrowed.
+
+    In another thread they may not: what the main thread draws meanwhile would be other numbers.
+    """
+    return threading.current_thread() is threading.main_thread() or get_worker_info() is not None
 
 
 @contextlib.contextmanager
@@ -117,17 +126,18 @@ class _LocatedSubset:
 
     def __init__(self, subset: "Subset[Any]", whole: Located) -> None:
         self._whole = whole
-        self._indices = subset.indices
+        # Asked for its indices each time: torch's `Subset` goes by those that it has then.
+        self._subset = subset
         self.keyed = getattr(whole, "keyed", True)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._subset.indices)
 
     def locate(self, i: int, /) -> Extent:
-        return self._whole.locate(self._indices[i])
+        return self._whole.locate(self._subset.indices[i])
 
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (whatever a sample is)
-        return self._whole.decode(data, self._indices[i], rng)
+        return self._whole.decode(data, self._subset.indices[i], rng)
 
 
 class _LocatedConcat:
@@ -250,8 +260,10 @@ class Keyed(Dataset[Any]):
             tell_epoch(self.dataset, epoch)
             self._told = epoch
         key = _core.sample_key(self._seed, epoch, index % 2**32)
-        with globals_kept() if get_worker_info() is None else contextlib.nullcontext(), on_one_thread():
-            reseed(key)
+        is_borrowing = is_training()
+        with globals_kept() if is_borrowing and get_worker_info() is None else contextlib.nullcontext(), on_one_thread():
+            if is_borrowing:
+                reseed(key)
             if self._located is None:
                 return self.dataset[index]
             # What is made of a copy may be written to, as of any dataset of torch's.

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, Literal
 
@@ -19,8 +20,9 @@ from typing_extensions import TypeVar
 from forebay._say import say
 from forebay.loader import _told
 from forebay.loader._agent import Agent
-from forebay.loader._batches import Batch, Fetched, sample_error
+from forebay.loader._batches import Batch, Fetched
 from forebay.loader._errors import LoaderError, StateError
+from forebay.loader._failures import sample_error
 from forebay.loader._given import check_epoch, check_map_style, check_whole
 from forebay.loader._launcher import processors
 from forebay.loader._report import EpochReport, Meter
@@ -32,21 +34,21 @@ from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
 from forebay.torch._arguments import (
-    blocks_of,
     check_flags,
     check_numbers,
     check_objects,
     check_order,
     check_threads,
-    check_unbatched,
     ranks_of,
     tell_amplification,
 )
 from forebay.torch._cache import Ahead, agent_of
 from forebay.torch._collate import collated, single
+from forebay.torch._draws import Draws
 from forebay.torch._group import of_group
-from forebay.torch._keyed import generators, globals_kept, located, stay_on_one_thread, tell_epoch
-from forebay.torch._order import Begun, Given, Known, Place, Plan, check_version
+from forebay.torch._keyed import generators, globals_kept, is_training, located, stay_on_one_thread, tell_epoch
+from forebay.torch._order import Begun, Place, Plan, check_version
+from forebay.torch._plans import Ordering
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import RowTensors
 from forebay.torch._streams import IterableLoader
@@ -132,6 +134,19 @@ class DataLoader(Generic[T_co]):
         TypeError: a dataset whose order can't be known.
     """
 
+    # As every loader begins.
+    skipped = 0
+    padding = 0
+    last_report: EpochReport | None = None
+    _processes: Processes | None = None
+    _processes_settings: tuple[Any, ...] = ()
+    _has_drawn = False
+    _place = Place()
+    _resume: Place | None = None
+    # The epoch that was begun last, and the place where.
+    _begun: tuple[Place, Begun] | None = None
+    _is_made = False
+
     def __new__(cls, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (as `__init__`)
         """Returns torch's own loader for an `IterableDataset`, and otherwise a new loader of this class."""
         dataset = args[0] if args else options.get("dataset")
@@ -150,7 +165,7 @@ class DataLoader(Generic[T_co]):
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -185,36 +200,32 @@ class DataLoader(Generic[T_co]):
         self._is_batching = batch_size is not None
         self.collate_fn: Callable[[Any], Any] = collate_fn or (default_collate if self._is_batching else default_convert)
         self.pin_memory, self.timeout, self.generator, self.persistent_workers = pin_memory, timeout, generator, persistent_workers
+        self.worker_init_fn, self.multiprocessing_context, self.prefetch_factor = worker_init_fn, multiprocessing_context, prefetch_factor
         self.drop_last, self.batch_size = bool(drop_last), batch_size if batch_sampler is None else None
-        self.rank, self.world_size = ranks_of(rank, world_size)
         self._is_rank_found = rank is None and sampler is None and batch_sampler is None
         self._located: Located | None = located(dataset)
         self._identity: str | None = getattr(dataset, "identity", None)
         self._processors = processors()
         self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
-        blocks = blocks_of(self._located if hasattr(self._located, "blocks") else dataset, shuffle, blocks_at_once)
-        self._plan = self._planned(batch_size, bool(shuffle), seed, blocks)
+        self._ordering = Ordering(
+            batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, self.drop_last, *ranks_of(rank, world_size)
+        )
+        self._plan: Plan = self._ordering.plan(dataset, self._located, generator)
+        self.rank, self.world_size = self._plan.rank, self._plan.world
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
         tell_amplification(self._located or dataset, is_read_all_over=self._is_reporting and shuffle is True)
-        self._prefetch = PREFETCH if prefetch_factor is None else prefetch_factor
-        self._processes: Processes | None = None
-        self._has_drawn = False
-        self._place = Place()
-        self._resume: Place | None = None
-        self.skipped = self.padding = 0
-        self.last_report: EpochReport | None = None
-        if self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True):
+        if self._is_in_threads():
             check_threads(worker_init_fn, multiprocessing_context)
         else:
-            self._processes = self._made_processes(prefetch_factor, worker_init_fn, multiprocessing_context)
+            self._processes_now()
         chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
         self._agent: Agent | None = self._made_agent(cache_words(cache), {name: one for name, one in chosen.items() if one is not None})
         self._is_made = True
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in READ_ONLY and self.__dict__.get("_is_made"):
+        if name in READ_ONLY and self._is_made:
             raise ValueError(f"{name} of a {type(self).__name__} can't be set after it was made: make another one")
         super().__setattr__(name, value)
 
@@ -230,7 +241,7 @@ class DataLoader(Generic[T_co]):
         Raises:
             TypeError: a sampler of the user's own does not know.
         """
-        return self._plan.left(self._place)
+        return (self._plan if self._place.is_begun else self._plan_now()).left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch is gone through next. After `load_state_dict` the one of the state goes on where it was, any other begins anew.
@@ -257,19 +268,27 @@ class DataLoader(Generic[T_co]):
         if not self._plan.is_known:
             raise ValueError("what a sampler of your own would give can't be left out: go on by load_state_dict")
         self._settle()
+        if self._resume is None:
+            self._plan = self._plan_now()
         place = self._coming()
         if batches > (left := self._plan.left(place)):
             raise ValueError(f"batches={batches}: {left} are left of epoch {place.epoch}")
         # What an epoch draws when it begins is drawn now, if it was not before.
-        chance = _draw(self.generator) if self._resume is None else self._chance()
+        draws = Draws(self.generator)
+        chance = draws.draw() if self._resume is None else draws.peek()
         self._place = self._resume = self._plan.begin(place, chance).place_after(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, after the batch that was handed out last, as plain values: the same in all ranks, but for a custom sampler."""
-        return self._state(self._place)
+        """Where training is, after the batch that was handed out last, as plain values: the same in all ranks, but for a custom sampler.
+
+        Its `length` is the dataset's when the epoch began, or the dataset's now if none has begun. Nothing is drawn from any generator.
+        """
+        begun = self._begun
+        return self._state(begun[1].place_before() if begun is not None and begun[0] is self._place else self._place)
 
     def _state(self, place: Place) -> dict[str, Any]:
-        return {**self._plan.state(place), "dataset": self._identity}
+        plan = self._plan if place.is_begun else self._plan_now()
+        return {**plan.state(place), "dataset": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next epoch that is gone through is the state's, from the sample after the last one that was had.
@@ -282,16 +301,19 @@ class DataLoader(Generic[T_co]):
         check_version(state)
         if state.get("dataset") != self._identity:
             raise StateError("the state is of another dataset than this one, or of one that was made in another way")
+        plan = self._plan_now()
         try:
-            place = self._plan.place(state)
+            place = plan.place(state)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from None
         self.set_epoch(place.epoch)
-        self._place = self._resume = place
+        self._plan, self._begun = plan, None
+        # An epoch for which nothing was drawn begins as any other.
+        self._place, self._resume = place, place if place.is_begun else None
 
     def __len__(self) -> int:
         """Batches of a whole epoch of this rank. One that goes on from a state has fewer."""
-        return len(self._plan)
+        return len(self._plan_now())
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_rank_found and (group := of_group()) and group != (self.rank, self.world_size):
@@ -301,21 +323,30 @@ class DataLoader(Generic[T_co]):
             )
         self._settle()
         resume, self._resume = self._resume, None
-        place = self._place if resume is not None else Place(self._place.epoch)
-        self._place = place
-        self.skipped = self.padding = 0
+        place = resume or Place(self._place.epoch)
+        self._place, self._begun = place, None
         if resume is None:
-            return _Epoch(self, self._plan.begin(place, self._chance()), place)
-        # What an epoch draws when it begins was drawn by whoever began it.
-        with globals_kept(self.generator):
-            return _Epoch(self, self._plan.begin(place, self._chance()), place)
+            self._plan = self._plan_now()
+        self.skipped = self.padding = 0
+        if getattr(self._plan, "is_empty", False):
+            # Torch's loader draws for its workers all the same.
+            Draws(self.generator).draw()
+            self._place = Place(place.epoch + 1)
+            return iter(())
+        begun = self._plan.begin(place, Draws(self.generator).peek())
+        # What an epoch draws when it begins was drawn by whoever began it; generator= itself is set back to that time, if it was used.
+        is_kept = resume is not None and is_training()
+        with globals_kept(None if place.generator else self.generator) if is_kept else nullcontext():
+            epoch = _Epoch(self, begun, place)
+        self._begun = place, begun
+        return epoch
 
     def _is_through(self) -> bool:
         """Whether all batches of the epoch were handed out, and nobody asked for one more: who counts them does not."""
         if self._resume is not None or self._place.used == 0:
             return False
         try:
-            return self.left == 0
+            return self._plan.left(self._place) == 0
         except TypeError:
             return False
 
@@ -331,61 +362,19 @@ class DataLoader(Generic[T_co]):
         """Where the epoch that is gone through next begins."""
         return self._resume or Place(self._place.epoch + self._is_through())
 
-    def _planned(self, batch_size: int | None, shuffle: bool, seed: int | None, blocks: tuple[list[int], int] | None) -> Plan:
-        samples, sampler = len(self.dataset), self.sampler
-        if self.batch_sampler is not None:
-            if batch_size != 1 or shuffle or sampler is not None or self.drop_last:
-                raise ValueError("batch_sampler= makes the batches: leave out batch_size, shuffle, sampler and drop_last")
-            return Given(self.batch_sampler, samples, 0, self.rank, self.world_size, seed=seed, drop_last=False)
-        if batch_size is None:
-            check_unbatched(self.drop_last)
-            batch_size = 1
-        elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")
-        if sampler is not None and shuffle:
-            raise ValueError("sampler= makes the order: leave out shuffle")
-        if samples == 0:
-            raise ValueError("the dataset is empty")
-        if type(sampler) is DistributedSampler:
-            return self._of_distributed(sampler, batch_size, seed)
-        if sampler is None and shuffle and blocks is None and self.generator is not None and seed is None:
-            if self.world_size > 1:
-                raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
-            sampler = torch.utils.data.RandomSampler(self.dataset, generator=self.generator)
-        if sampler is not None:
-            given = Given(sampler, samples, batch_size, self.rank, self.world_size, seed=seed, drop_last=self.drop_last)
-            given.is_batching = self._is_batching
-            return given
-        if seed is None and self.world_size > 1:
-            seed = 0
-        return Known(
-            samples,
-            batch_size,
-            self.rank,
-            self.world_size,
-            shuffle=shuffle,
-            seed=seed,
-            draw=partial(_draw, self.generator),
-            drop_last=(self.drop_last, self.drop_last),
-            blocks=blocks,
-        )
-
-    def _of_distributed(self, sampler: "DistributedSampler[Any]", batch_size: int, seed: int | None) -> Plan:
-        if len(sampler.dataset) != len(self.dataset):  # type: ignore[arg-type]
-            raise ValueError("sampler= is of a dataset of another length: make it of the one that is given here")
-        if seed not in (None, sampler.seed):
-            raise ValueError(f"seed={seed}, and the sampler's is {sampler.seed}: leave one out")
-        self.rank, self.world_size = sampler.rank, sampler.num_replicas
-        return Known(
-            len(self.dataset),
-            batch_size,
-            self.rank,
-            self.world_size,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-            draw=partial(_draw, self.generator),
-            drop_last=(sampler.drop_last, self.drop_last),
-        )
+    def _plan_now(self) -> Plan:
+        """Returns the order of an epoch that begins now, over the dataset as long as it is now."""
+        if not self._ordering.has_stale_length(self._plan, self.dataset):
+            return self._plan
+        if self._agent is not None:
+            raise LoaderError(
+                f"the dataset has {len(self.dataset)} samples, and had {self._plan.samples} when the loader was made; a cache is for "
+                "datasets whose length stays: make another loader, or leave out cache="
+            )
+        plan = self._ordering.plan(self.dataset, self._located, self.generator, may_be_empty=True)
+        # A state may have brought it.
+        plan.seed = self._plan.seed
+        return plan
 
     def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> Agent | None:
         if not cache:
@@ -397,27 +386,34 @@ class DataLoader(Generic[T_co]):
                 "cache= is for datasets that say where their samples lie, with locate and decode, and for num_workers above 0; "
                 "or leave it out, and start the program with `forebay run`"
             )
-        batches = self._prefetch * (1 if self._processes is None else self.num_workers)
+        batches = self._ahead * (1 if self._is_in_threads() else self.num_workers)
         batch_size = self.batch_size if self._is_batching else 1
         return agent_of(self.dataset, self._plan, batch_size, Ahead(batches, self.rank, self.world_size), cache, choices)
 
-    def _made_processes(
-        self,
-        prefetch_factor: int | None,
-        worker_init_fn: Callable[[int], None] | None,
-        multiprocessing_context: Any,  # noqa: ANN401  (a name or a context)
-    ) -> Processes:
+    def _is_in_threads(self) -> bool:
+        return self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True)
+
+    @property
+    def _ahead(self) -> int:
+        return PREFETCH if self.prefetch_factor is None else self.prefetch_factor
+
+    def _processes_now(self) -> Processes:
+        """Returns what makes batches in worker processes, by the settings as they are now: torch looks at them when an epoch begins."""
         options: dict[str, Any] = {
             "pin_memory": self.pin_memory,
             "timeout": self.timeout,
-            "multiprocessing_context": multiprocessing_context,
+            "multiprocessing_context": self.multiprocessing_context,
             "generator": self.generator,
-            "prefetch_factor": prefetch_factor,
+            "prefetch_factor": self.prefetch_factor,
             "persistent_workers": self.persistent_workers,
         }
-        return Processes(
-            self.dataset, self._collate(), skip=self._is_skipping, workers=self.num_workers, worker_init_fn=worker_init_fn, options=options
-        )
+        settings = (self.collate_fn, self.num_workers, self.worker_init_fn, *options.values())
+        # Workers that stay go on as they began.
+        if self._processes is None or (settings != self._processes_settings and not self.persistent_workers):
+            collate, workers, begin = self._collate(), self.num_workers, self.worker_init_fn
+            made = Processes(self.dataset, collate, skip=self._is_skipping, workers=workers, worker_init_fn=begin, options=options)
+            self._processes, self._processes_settings = made, settings
+        return self._processes
 
     def _collate(self) -> Collate:
         if not self._is_batching:
@@ -427,24 +423,16 @@ class DataLoader(Generic[T_co]):
         # Bytes that are read ahead are only to be read, and samples may be views of them.
         return Collate(collated if self._located is not None else default_collate, is_users=False, is_copying=True)
 
-    def _chance(self) -> int:
-        """What torch's loader will draw for its workers: looked at, not drawn."""
-        generator = torch.default_generator if self.generator is None else self.generator
-        state = generator.get_state()
-        drawn = _draw(generator)
-        generator.set_state(state)
-        return drawn
-
     def _begin(self, begun: Begun) -> Work:
-        if self._processes is not None:
+        if not self._is_in_threads():
             serving = None
             if self._agent is not None and self._located is not None:
                 tell_epoch(self.dataset, self._place.epoch)
                 serving = Serving(self._agent, begun.order, self._located.locate)
-            return InProcesses(self._processes, begun, serving, is_known=self._plan.is_known)
+            return InProcesses(self._processes_now(), begun, serving, is_known=self._plan.is_known)
         if not (self._has_drawn and self.persistent_workers):
             # Torch's loader does, each time that it starts workers.
-            _draw(self.generator)
+            Draws(self.generator).draw()
             self._has_drawn = True
         assert self._located is not None
         tell_epoch(self.dataset, self._place.epoch)
@@ -457,7 +445,7 @@ class DataLoader(Generic[T_co]):
         decoding = Decoding(self._located, _generators, assemble, is_copying=collate.is_copying, skip=self._is_skipping)
         if (rows := self._row_source(begun, collate)) is not None:
             making = RowTensors(rows.dataset.row_bytes, device)
-            options: dict[str, Any] = {"ahead": self._prefetch, "timeout_s": self.timeout, "skip": self._is_skipping}
+            options: dict[str, Any] = {"ahead": self._ahead, "timeout_s": self.timeout, "skip": self._is_skipping}
             return InThreads(RowThreads(rows, making, threads=self.num_workers, **options), begun, collate, device)
         source = connect() if self._agent is None else self._agent.source(connect())
         try:
@@ -465,7 +453,7 @@ class DataLoader(Generic[T_co]):
         except BaseException:
             source.close()
             raise
-        threads = Threads(decoding, source, threads=self.num_workers, ahead=self._prefetch, timeout_s=self.timeout)
+        threads = Threads(decoding, source, threads=self.num_workers, ahead=self._ahead, timeout_s=self.timeout)
         return InThreads(threads, begun, collate, device)
 
     def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
@@ -528,7 +516,7 @@ class _Epoch:
             loader._agent.decodes(fetched.decoded_s / samples / loader.num_workers)
         if fetched.failed and (loader._is_batching or not loader._is_skipping):
             self._stop()
-            raise sample_error(fetched, samples)
+            raise sample_error(fetched.failures, samples, skip=loader._is_skipping)
         return batch, fetched
 
     def _stop(self) -> None:
@@ -564,9 +552,3 @@ def _generators() -> Callable[[int], torch.Generator]:
     """Those of a thread that decodes."""
     stay_on_one_thread()
     return generators()
-
-
-def _draw(generator: torch.Generator | None) -> int:
-    """As torch's loader and its `RandomSampler` draw."""
-    device = generator.device if generator is not None else None
-    return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator).item())

@@ -2,7 +2,7 @@
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, cast
@@ -29,6 +29,7 @@ class Place:
         seed: of the order; None where that is drawn, and has not been.
         chance: of the samples' own random numbers; None in the same way.
         digest: of the indices that this rank has had, under a sampler of the user's own.
+        generator: state of the loader's `generator=` when the epoch's order was drawn from it; "" where it was not.
     """
 
     epoch: int = 0
@@ -36,6 +37,12 @@ class Place:
     seed: int | None = None
     chance: int | None = None
     digest: str = ""
+    generator: str = ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Some sample of the epoch was had, or a number was drawn for it."""
+        return self.used > 0 or self.chance is not None or self.seed is not None
 
 
 class Begun(Protocol):
@@ -51,6 +58,9 @@ class Begun(Protocol):
     def place_after(self, batches: int) -> Place:
         """Where others can go on once this rank has had so many of the batches."""
 
+    def place_before(self) -> Place:
+        """Returns the place at which it begins, with the seed of its order: the one that was drawn, or that will be. Draws nothing."""
+
     def padding_of(self, iteration: int) -> int:
         """Samples at the end of that batch that are repeated, since some rank had to get one more."""
 
@@ -61,10 +71,16 @@ class Plan(Protocol):
     Attributes:
         is_known: all ranks' order is.
         seed: of all epochs; None where each draws its own.
+        samples: of the dataset.
+        rank: this one.
+        world: ranks.
     """
 
     is_known: bool
     seed: int | None
+    samples: int
+    rank: int
+    world: int
 
     def __len__(self) -> int:
         """Batches of a whole epoch of this rank."""
@@ -93,6 +109,22 @@ class Plan(Protocol):
         Raises:
             StateError: it is of something else.
         """
+
+
+class Drawn(Protocol):
+    """From which seeds are drawn; see `forebay.torch._draws.Draws`."""
+
+    def draw(self) -> int:
+        """Draws the next seed."""
+
+    def peek(self) -> int:
+        """Returns the seed that `draw` would give now."""
+
+    def saved(self) -> str:
+        """Returns where the generator is, as text."""
+
+    def restore(self, state: str) -> None:
+        """Sets the generator to where it was."""
 
 
 class _Seeded:
@@ -141,8 +173,9 @@ class Known(_Seeded):
         shuffle: whether the dataset is permuted.
         blocks: where the blocks of the dataset end, and how many are mixed at once; None if it is permuted as a whole.
         seed: of all epochs; None where each draws its own.
-        draw: draws a seed from torch's global generator.
+        draws: from which the seed of an epoch's order is drawn.
         drop_last: of the sampler, and of the loader.
+        may_be_empty: an epoch may be without a batch.
 
     Raises:
         ValueError: there can be no such order.
@@ -159,18 +192,22 @@ class Known(_Seeded):
         *,
         shuffle: bool,
         seed: int | None,
-        draw: Callable[[], int],
+        draws: "Drawn",
         drop_last: tuple[bool, bool],
         blocks: tuple[list[int], int] | None = None,
+        may_be_empty: bool = False,
     ) -> None:
         super().__init__(samples, batch, rank, world, seed)
-        self.shuffle, self.draw, self.drop_last = shuffle, draw, drop_last
+        self.shuffle, self.draws, self.drop_last = shuffle, draws, drop_last
+        self.is_empty = may_be_empty and samples < (batch * world if any(drop_last) else 1)
+        self._blocks_digest = None if blocks is None else hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest()
+        if self.is_empty:
+            return
         self.deal = _core.Deal(samples, world, batch, *drop_last)
         self.blocks = None if blocks is None else _core.Blocks(self.deal, *blocks)
-        self._blocks_digest = None if blocks is None else hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
-        return self.deal.iterations
+        return 0 if self.is_empty else self.deal.iterations
 
     def left(self, place: Place) -> int:
         """See `Plan.left`."""
@@ -218,13 +255,17 @@ class _KnownEpoch:
         self._plan = plan
         self._place = place
         self._order: Order | None = None
+        # The seed is known, and will be drawn once more when the epoch begins: so the generator gives afterwards what it gives without us.
+        self._is_to_be_drawn = False
 
     @property
     def order(self) -> Order:
         if self._order is None:
             plan, place = self._plan, self._place
             if place.seed is None:
-                self._place = place = replace(place, seed=plan.draw() if plan.shuffle else 0)
+                self._place = place = replace(place, seed=plan.draws.draw() if plan.shuffle else 0)
+            elif self._is_to_be_drawn:
+                plan.draws.draw()
             # A seed that was drawn is one epoch's; one that was given is that of all.
             is_drawn = plan.seed is None
             seed = cast("int", place.seed) % 2**64
@@ -254,6 +295,12 @@ class _KnownEpoch:
         used = self.order.epoch.used_after(batches)
         return replace(self._place, used=used)
 
+    def place_before(self) -> Place:
+        if self._place.seed is None:
+            self._is_to_be_drawn = self._plan.shuffle
+            self._place = replace(self._place, seed=self._plan.draws.peek() if self._plan.shuffle else 0)
+        return self._place
+
     def padding_of(self, iteration: int) -> int:
         return self.order.epoch.padding_of(self._plan.rank, iteration)
 
@@ -280,6 +327,8 @@ class Given(_Seeded):
     ) -> None:
         super().__init__(samples, batch, rank, world, seed)
         self.sampler, self.drop_last = sampler, drop_last
+        self.generator: Drawn | None = None
+        """From which the sampler draws its order; None for a sampler of the user's own."""
 
     def __len__(self) -> int:
         # What has no length says so itself.
@@ -297,7 +346,13 @@ class Given(_Seeded):
         return _GivenEpoch(self, self._seeded(place, chance))
 
     def _own_state(self, place: Place) -> dict[str, Any]:
-        return {"batches": place.used, "digest": place.digest, "rank": self.rank, "world": self.world}
+        return {
+            "batches": place.used,
+            "digest": place.digest,
+            "generator": place.generator,
+            "rank": self.rank,
+            "world": self.world,
+        }
 
     def place(self, state: Mapping[str, Any]) -> Place:
         """See `Plan.place`. What such a sampler would have given to more ranks or fewer, nobody knows."""
@@ -305,7 +360,10 @@ class Given(_Seeded):
         _same(state, "length", self.samples, "samples of the dataset")
         _same(state, "world", self.world, "ranks; a custom sampler's order can't be dealt to other ranks")
         _same(state, "rank", self.rank, "rank; with a custom sampler each rank has a state of its own")
-        return Place(_counted(state, "epoch"), _counted(state, "batches"), None, state["chance"], str(state["digest"]))
+        generator = str(state.get("generator", ""))
+        if generator and self.generator is None:
+            raise StateError("the state's order was drawn from a generator: give generator= to this loader, too")
+        return Place(_counted(state, "epoch"), _counted(state, "batches"), None, state["chance"], str(state["digest"]), generator)
 
 
 class _GivenEpoch:
@@ -319,6 +377,10 @@ class _GivenEpoch:
 
     def batches(self) -> Iterator[Batch]:
         digest = hashlib.blake2b(digest_size=16)
+        if (generator := self._plan.generator) is not None:
+            if self._place.generator:
+                generator.restore(self._place.generator)
+            self._place = replace(self._place, generator=generator.saved())
         place, batches = self._place, self._cut()
         for samples in islice(batches, place.used):
             _add(digest, samples)
@@ -335,6 +397,11 @@ class _GivenEpoch:
         # Asked for after each batch.
         self._digests.pop(batches - 1, None)
         return replace(self._place, used=self._place.used + batches, digest=self._digests[batches])
+
+    def place_before(self) -> Place:
+        if (generator := self._plan.generator) is not None and not self._place.generator:
+            return replace(self._place, generator=generator.saved())
+        return self._place
 
     def padding_of(self, iteration: int) -> int:
         """Of another's order nothing is known."""

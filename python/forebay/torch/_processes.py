@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
-from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded, failure
+from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
+from forebay.loader._failures import failure
 from forebay.loader._nodes import stay
 from forebay.loader._threads import READ_AHEAD
 from forebay.loader._uses import Uses
 from forebay.loader._workers import Lent, Seated, Serving, Share
 from forebay.loader.source import Request, Source, connect
-from forebay.torch._keyed import generators, globals_kept, located, on_one_thread, reseed, tell_epoch
+from forebay.torch._keyed import generators, globals_kept, is_training, located, on_one_thread, reseed, tell_epoch
 
 __all__ = ["Collate", "Processes"]
 
@@ -46,7 +47,7 @@ class Collate:
 
     def __call__(self, samples: list[Any], batch: Batch) -> Any:  # noqa: ANN401  (what the function gives)
         """Where global generators matter to the caller, they have to be kept: see `globals_kept`."""
-        if self.is_users and batch.samples:
+        if self.is_users and batch.samples and is_training():
             reseed(_core.sample_key(batch.key(batch.samples[0]), batch.epoch, NO_SAMPLE))
         return self.function(samples)
 
@@ -107,7 +108,7 @@ class _Fetcher(Dataset[Any]):
         if task.batch.epoch != self._told:
             tell_epoch(self.dataset, task.batch.epoch)
             self._told = task.batch.epoch
-        with contextlib.nullcontext() if is_worker else globals_kept(), on_one_thread():
+        with globals_kept() if is_training() and not is_worker else contextlib.nullcontext(), on_one_thread():
             fetched = _Fetched()
             samples = self._read(task, fetched) if self._located is not None else self._get(task.batch, fetched)
             fetched.settle(samples, skip=self._skip)
@@ -130,8 +131,10 @@ class _Fetcher(Dataset[Any]):
         """Samples of a dataset that reads by itself. While it is on no processor it is taken to read."""
         samples = []
         begun, begun_cpu = time.perf_counter(), time.thread_time()
+        is_borrowing = is_training()
         for index in batch.samples[:1] if batch.is_one_call else batch.samples:
-            reseed(batch.key(index))
+            if is_borrowing:
+                reseed(batch.key(index))
             try:
                 samples.append(self.dataset[batch.samples if batch.is_one_call else index])
             except MemoryError:
@@ -152,9 +155,12 @@ class _Fetcher(Dataset[Any]):
         shared = None if task.share is None else self._seated.request(batch, task.share, source)
         request = self._request = shared or self._requested(source, task)
 
+        is_borrowing = is_training()
+
         def rng(key: int) -> torch.Generator:
             # A dataset that is not keyed draws from the global ones.
-            reseed(key)
+            if is_borrowing:
+                reseed(key)
             return generator(key)
 
         # The agent's are another's as soon as the batch is put together.

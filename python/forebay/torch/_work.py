@@ -1,5 +1,6 @@
 """An epoch's batches being made: in threads, or in worker processes."""
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from forebay.loader._batches import Batch, Fetched
 from forebay.loader._threads import Threads
 from forebay.loader._workers import Serving
-from forebay.torch._keyed import globals_kept, on_one_thread
+from forebay.torch._keyed import globals_kept, is_training, on_one_thread
 from forebay.torch._order import Begun
 from forebay.torch._processes import Collate, Processes
 
@@ -84,11 +85,14 @@ class InThreads:
         self._threads.close()
 
     def _collated(self, result: tuple[Batch, Fetched]) -> tuple[Batch, Fetched]:
-        """The user's function may draw from the global generators, of which there is one for all threads: it runs in training's."""
+        """Puts a batch together by the user's function, in the thread that iterates over the loader.
+
+        It may draw from the global generators, of which a process has one set. They are borrowed in the main thread only.
+        """
         batch, fetched = result
         if not fetched.failed:
             begun = time.perf_counter()
-            with globals_kept(), on_one_thread():
+            with globals_kept() if is_training() else contextlib.nullcontext(), on_one_thread():
                 fetched.value = self._collate(fetched.value, batch)
             if self._device is not None:
                 fetched.value = to_pinned(fetched.value, self._device)

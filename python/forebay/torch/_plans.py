@@ -1,0 +1,110 @@
+"""The order of samples that a loader's arguments ask for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from forebay.torch._arguments import blocks_of, check_unbatched
+from forebay.torch._draws import Draws
+from forebay.torch._order import Given, Known, Plan
+
+__all__ = ["Ordering"]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """The arguments of a loader that say in which order samples come; see `forebay.torch.DataLoader`."""
+
+    batch_size: int | None
+    shuffle: bool | Literal["blocks"] | None
+    seed: int | None
+    blocks_at_once: int | None
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
+    drop_last: bool
+    rank: int
+    world: int
+
+    def has_stale_length(self, plan: Plan, dataset: Any) -> bool:  # noqa: ANN401  (by what it has)
+        """Returns True if the dataset's length is another one than the plan's, and torch's samplers would go by it.
+
+        They look at it when an epoch begins, but for `DistributedSampler`, which does when it is made.
+        """
+        return type(self.sampler) is not DistributedSampler and plan.samples != len(dataset)
+
+    def plan(self, dataset: Any, located: object, generator: torch.Generator | None, *, may_be_empty: bool = False) -> Plan:  # noqa: ANN401
+        """Returns the order over the dataset as long as it is now.
+
+        Args:
+            dataset: as the loader was given it.
+            located: the same by what it says of where its samples lie; None if it says nothing.
+            generator: from which the order is drawn; None for torch's global one.
+            may_be_empty: an epoch may be without a batch, as torch's: a dataset that is empty when the loader is made is a mistake.
+
+        Raises:
+            ValueError: arguments that can't be, or don't go together.
+        """
+        blocks = blocks_of(located if hasattr(located, "blocks") else dataset, self.shuffle, self.blocks_at_once)
+        samples, sampler, seed, shuffle = len(dataset), self.sampler, self.seed, bool(self.shuffle)
+        if self.batch_sampler is not None:
+            if self.batch_size != 1 or shuffle or sampler is not None or self.drop_last:
+                raise ValueError("batch_sampler= makes the batches: leave out batch_size, shuffle, sampler and drop_last")
+            return Given(self.batch_sampler, samples, 0, self.rank, self.world, seed=seed, drop_last=False)
+        batch = self._samples_of_a_batch()
+        if sampler is not None and shuffle:
+            raise ValueError("sampler= makes the order: leave out shuffle")
+        if samples == 0 and not may_be_empty:
+            raise ValueError("the dataset is empty")
+        if type(sampler) is DistributedSampler:
+            return self._of_distributed(sampler, samples, batch, generator)
+        if sampler is None and shuffle and blocks is None and generator is not None and seed is None:
+            if self.world > 1:
+                raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
+            drawn = RandomSampler(dataset, generator=generator)
+            given = Given(drawn, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last)
+            given.generator = Draws(generator)
+            return given
+        if sampler is not None:
+            given = Given(sampler, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last)
+            given.is_batching = self.batch_size is not None
+            return given
+        return Known(
+            samples,
+            batch,
+            self.rank,
+            self.world,
+            shuffle=shuffle,
+            seed=0 if seed is None and self.world > 1 else seed,
+            draws=Draws(generator),
+            drop_last=(self.drop_last, self.drop_last),
+            blocks=blocks,
+            may_be_empty=may_be_empty,
+        )
+
+    def _samples_of_a_batch(self) -> int:
+        batch_size = self.batch_size
+        if batch_size is None:
+            check_unbatched(self.drop_last)
+            return 1
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")
+        return batch_size
+
+    def _of_distributed(self, sampler: "DistributedSampler[Any]", samples: int, batch: int, generator: torch.Generator | None) -> Plan:
+        if len(sampler.dataset) != samples:  # type: ignore[arg-type]
+            raise ValueError("sampler= is of a dataset of another length: make it of the one that is given here")
+        if self.seed not in (None, sampler.seed):
+            raise ValueError(f"seed={self.seed}, and the sampler's is {sampler.seed}: leave one out")
+        return Known(
+            samples,
+            batch,
+            sampler.rank,
+            sampler.num_replicas,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            draws=Draws(generator),
+            drop_last=(sampler.drop_last, self.drop_last),
+        )
