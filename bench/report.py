@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,8 @@ class Report:
     """What this invocation has found, and what earlier ones have found of the same commit.
 
     `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured at a higher load
-    than `load_max` says so, and keeps no bar: it is undecided at best.
+    than `load_max` says so, and keeps no bar: it is undecided at best. `load_max_of` has other limits by scenario: some load the machine
+    themselves, and what is simulated depends on no load.
     """
 
     bench: str
@@ -79,6 +80,7 @@ class Report:
     quick: bool
     commit: str = field(default_factory=commit)
     load_max: float = LOAD_MAX
+    load_max_of: Mapping[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     _loads: list[float] = field(default_factory=list)
 
@@ -125,7 +127,8 @@ class Report:
         self, what: What, value: float, holds: Holds | None, interval: tuple[float, float], samples: Sequence[float], needed: int, note: str
     ) -> None:
         load = statistics.median(self._loads or [os.getloadavg()[0]])
-        flags = ["busy machine"] if load > self.load_max else []
+        load_max = self.load_max_of.get(what.scenario.split(":")[0], self.load_max)
+        flags = ["busy machine"] if load > load_max else []
         if holds is not None and len(samples) < needed:
             flags.append("too few")
         if self.quick:

@@ -23,6 +23,8 @@ from bench.workers import workers
 from bench.world import FULL, QUICK, World, world
 from testbed.testbed import have_gluster
 
+# Eight workers, and the file system that they read, on two cores: 4.2 by themselves.
+WORKERS_LOAD_MAX = 5.0
 SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "files": files,
     "shards": shards,
@@ -47,7 +49,7 @@ def main() -> int:
         print(f"bench-tiering: {reason}", file=sys.stderr)
         return 1
     command.hide("bench.tiering")
-    report = Report("tiering", tuple(SCENARIOS), quick=args.quick)
+    report = Report("tiering", tuple(SCENARIOS), quick=args.quick, load_max_of={"workers": WORKERS_LOAD_MAX})
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
     size = replace(size, pairs=args.pairs or size.pairs, seconds=args.seconds or size.seconds)

@@ -23,6 +23,8 @@ from bench.session import ProgramError, environment
 from bench.wheel_rows import FULL, QUICK, SCENARIOS, Size, Wheel, World
 
 BAR = 1.03
+# A program of three threads, and an agent or two.
+LOAD_MAX = 4.0
 
 
 def installed(wheel: Path, name: str, root: Path) -> Wheel:
@@ -81,7 +83,7 @@ def main() -> int:
     if args.pairs is not None and args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: give 1 or more")
     measured = f"{digest(args.old)} to {digest(args.new)}, bar {args.bar}, by {commit()}"
-    report = Report("wheels", tuple(SCENARIOS), quick=args.quick, commit=measured)
+    report = Report("wheels", tuple(SCENARIOS), quick=args.quick, commit=measured, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     if (missing := [name for name in ("cc", "valgrind") if shutil.which(name) is None]) and {"open", "start"} & set(wanted):
         print(f"bench-wheels: missing: {', '.join(missing)}; install them, or leave out open and start with --only", file=sys.stderr)

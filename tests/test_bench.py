@@ -91,6 +91,15 @@ def test_what_was_measured_on_a_busy_machine_keeps_no_bar(load: float, holds: st
     assert all(("busy machine" in row.flags) == (holds != "yes") for row in busy.rows)
 
 
+def test_a_scenario_that_loads_the_machine_itself_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (4.2, 4.2, 4.2))
+    found = Report("tiering", ("one", "two"), False, COMMIT, load_max_of={"two": 5.0})
+    for scenario in found.scenarios:
+        found.begin(scenario)
+        found.count(What(f"{scenario}: bytes", "bytes", "x", 1.02), [1.0] * 3)
+    assert [row.holds for row in found.rows] == ["undecided", "yes"]
+
+
 def test_an_interval_that_comes_with_a_figure_decides() -> None:
     found = report()
     for interval in ((0.1, 0.9), (0.13, 7.5), (1.1, 2.0)):
