@@ -34,7 +34,7 @@ const LIVE_SEED: u64 = 0x6C69_7665_6D61_726B;
 
 /// What doors and agent must lay out alike.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, version, generation, room_hint, newest_tombstone, void_since, tiers_off, closed),
+    layout!(Header: magic, version, generation, room_hint, newest_tombstone, void_since, unseen_since, tiers_off, closed),
     &[
         MAGIC,
         TOMBSTONES,
@@ -61,6 +61,7 @@ struct Header {
     room_hint: AtomicU64,
     newest_tombstone: AtomicU64,
     void_since: AtomicU64,
+    unseen_since: AtomicU64,
     tiers_off: AtomicU64,
     closed: AtomicU64,
 }
@@ -254,6 +255,17 @@ impl<'a> Control<'a> {
         self.header.newest_tombstone.fetch_max(now, AcqRel);
     }
 
+    /// Records that a program which no preload library covers has ended: any file may have changed by then.
+    pub fn mark_unseen(&self, now: u64) {
+        self.header.unseen_since.fetch_max(now, AcqRel);
+        self.header.newest_tombstone.fetch_max(now, AcqRel);
+    }
+
+    /// When a program that is not covered last ended, in nanoseconds of boot time; 0: never.
+    pub fn unseen_since(&self) -> u64 {
+        self.header.unseen_since.load(Acquire)
+    }
+
     /// When the file with this inode was last changed through a door; 0: never.
     pub fn file_marked_at(&self, dev: u64, ino: u64) -> u64 {
         self.tombstone(hash_pair(TOMBSTONE_SEED, dev, ino))
@@ -312,6 +324,10 @@ impl<'a> Control<'a> {
             // A mark of 0 is none; a record that was adopted and not yet checked has `since` 0 too.
             if marked != 0 && since <= marked {
                 return Err(Counter::Tombstoned);
+            }
+            // With `on_open` the source is asked in any case, and with `immutable` the user vouches for it.
+            if matches!(freshness, Freshness::Ttl(_)) && since <= self.unseen_since() {
+                return Err(Counter::Stale);
             }
         }
         match freshness {

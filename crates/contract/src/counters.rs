@@ -49,7 +49,7 @@ counters! {
     StdioMode = "pass_stdio_mode",
     /// path longer than the kernel's limit, or no current directory
     OddPath = "pass_odd_path",
-    /// the copy could not be compared with the source in time
+    /// the copy could not be compared with the source in time, or since a program that is not covered ended
     Stale = "pass_stale",
     /// changed by a program on this node since it was copied
     Tombstoned = "pass_tombstoned",
@@ -69,6 +69,8 @@ counters! {
     OtherNamespace = "pass_other_namespace",
     /// shared memory could not be mapped, or is of another version
     NoPage = "pass_no_page",
+    /// programs that are not covered and have ended: copies are compared with the source again
+    UncoveredEnds = "uncovered_ends",
     /// changes on the file system of a source that were seen and set tombstones
     Tombstones = "tombstones",
     /// attribute changes through a redirected descriptor, carried out on the source

@@ -12,6 +12,7 @@
 pub mod board;
 pub mod control;
 pub mod counters;
+pub mod covered;
 pub mod env;
 pub mod extents;
 mod hash;
@@ -30,6 +31,7 @@ mod writer;
 pub use board::Board;
 pub use control::{Control, Freshness};
 pub use counters::Counter;
+pub use covered::Covered;
 pub use extents::Extents;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
@@ -42,7 +44,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 6;
+pub const CONTRACT_VERSION: u32 = 7;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

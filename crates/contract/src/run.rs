@@ -9,6 +9,7 @@ use crate::{
     CONTRACT_VERSION, TIERS_MAX,
     control::Freshness,
     counters::{COUNT, Counter},
+    covered::{self, Covered},
     latency::{self, BUCKETS},
     layout::layout,
     opens::{self, Opens},
@@ -29,8 +30,9 @@ const COUNTERS_AT: u64 = 40_960;
 /// In a shard, behind the counters and those of the tiers: how long opens of the source took.
 const LATENCIES: usize = COUNT + 2 * TIERS_MAX;
 const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
+const COVERED_AT: u64 = OPENS_AT + opens::BYTES;
 /// Length of the run page in bytes.
-pub const RUN_BYTES: usize = (OPENS_AT + opens::BYTES) as usize;
+pub const RUN_BYTES: usize = (COVERED_AT + covered::BYTES) as usize;
 
 const _: () = assert!((LATENCIES + BUCKETS) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
@@ -40,8 +42,9 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(Header: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
         roots, root),
     layout!(Root: dev, len, path),
-    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, RUN_BYTES as u64],
+    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, COVERED_AT, RUN_BYTES as u64],
     opens::LAYOUT,
+    covered::LAYOUT,
     latency::LAYOUT,
 ];
 
@@ -253,6 +256,12 @@ impl<'a> Run<'a> {
     #[inline]
     pub const fn opens(&self) -> Opens<'a> {
         Opens::at(self.region, OPENS_AT)
+    }
+
+    /// Processes that the preload library covers.
+    #[inline]
+    pub const fn covered(&self) -> Covered<'a> {
+        Covered::at(self.region, COVERED_AT)
     }
 
     #[inline]

@@ -316,6 +316,7 @@ fn a_copy_is_unusable_from_a_mark_until_it_is_checked_or_swept() {
     let sibling: Marking = |control, _| control.mark_name(7, 50, b"y", 110);
     let elsewhere: Marking = |control, _| control.mark_name(7, 51, b"x", 110);
     let void: Marking = |control, _| control.mark_void(110);
+    let unseen: Marking = |control, _| control.mark_unseen(110);
     let dead = Err(Counter::Tombstoned);
     for (what, times, freshness, mark, want) in [
         ("file, after the check", (100, 0), TTL, file, dead),
@@ -333,6 +334,18 @@ fn a_copy_is_unusable_from_a_mark_until_it_is_checked_or_swept() {
         ("the same name elsewhere", (100, 0), TTL, elsewhere, Ok(())),
         ("void", (100, 0), TTL, void, dead),
         ("void, swept since", (100, 111), TTL, void, Ok(())),
+        ("a program ended unseen", (100, 0), TTL, unseen, Err(Counter::Stale)),
+        ("a program ended unseen at the check", (110, 0), TTL, unseen, Err(Counter::Stale)),
+        ("a program ended unseen, checked since", (111, 0), TTL, unseen, Ok(())),
+        ("a program ended unseen, swept since", (100, 111), TTL, unseen, Ok(())),
+        ("a program ended unseen, immutable", (100, 0), Freshness::Immutable, unseen, Ok(())),
+        (
+            "a program ended unseen, asked at each open",
+            (100, 0),
+            Freshness::OnOpen,
+            unseen,
+            Ok(()),
+        ),
     ] {
         assert_eq!(verdict(times, freshness, 120, mark), want, "{what}");
     }

@@ -54,6 +54,7 @@ macro_rules! next_open {
 }
 
 // Below the macros, which they use.
+mod children;
 mod dirs;
 mod locks;
 mod stats;

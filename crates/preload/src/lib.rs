@@ -17,11 +17,12 @@
 //! `rights` whether the process may still read | `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a
 //! descriptor back to the source, for `stat` (what a redirected descriptor says of itself) and `attributes` (changes through one) | `locks` a copy's
 //! descriptor becomes the source's |
-//! `path` paths on the stack.
+//! `children` programs that end uncovered | `path` paths on the stack.
 #![no_std]
 #![deny(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used)]
 
 mod attributes;
+mod children;
 mod copies;
 mod handover;
 mod hooks;

@@ -1,6 +1,6 @@
 //! The next definitions of what is hooked: libc's, or those of a library that was preloaded after ours.
 //!
-//! All are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other libraries' constructors,
+//! Nearly all are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other libraries' constructors,
 //! opens and questions about files go straight to the kernel, and the rest is looked up on the spot.
 
 use core::{
@@ -72,6 +72,12 @@ macro_rules! next {
     };
 }
 
+macro_rules! next_later {
+    ($($constant:ident = $name:literal: $kind:ty;)+) => {
+        $(pub(crate) static $constant: Next<$kind> = Next::new($name);)+
+    };
+}
+
 type Text = *const c_char;
 type Open = unsafe extern "C" fn(Text, c_int, ...) -> c_int;
 type OpenAt = unsafe extern "C" fn(c_int, Text, c_int, ...) -> c_int;
@@ -94,6 +100,13 @@ type ReadDir = unsafe extern "C" fn(Directory) -> *mut libc::dirent;
 type ReadDirInto = unsafe extern "C" fn(Directory, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 type Lockf = unsafe extern "C" fn(c_int, c_int, libc::off_t) -> c_int;
+type Texts = *const Text;
+type Execute = unsafe extern "C" fn(Text, Texts) -> c_int;
+type ExecuteIn = unsafe extern "C" fn(Text, Texts, Texts) -> c_int;
+type ExecuteList = unsafe extern "C" fn(Text, Text, ...) -> c_int;
+type Spawn = unsafe extern "C" fn(*mut libc::pid_t, Text, *const c_void, *const c_void, Texts, Texts) -> c_int;
+type Wait4 = unsafe extern "C" fn(libc::pid_t, *mut c_int, c_int, *mut libc::rusage) -> libc::pid_t;
+type WaitId = unsafe extern "C" fn(libc::idtype_t, libc::id_t, *mut libc::siginfo_t, c_int) -> c_int;
 type OldStatAt = unsafe extern "C" fn(c_int, c_int, Text, *mut libc::stat, c_int) -> c_int;
 
 next! {
@@ -199,6 +212,30 @@ next! {
     CHROOT = c"chroot": OneName;
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
     SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    FORK = c"fork": unsafe extern "C" fn() -> libc::pid_t;
+    EXECVE = c"execve": ExecuteIn;
+    WAIT = c"wait": unsafe extern "C" fn(*mut c_int) -> libc::pid_t;
+    WAITPID = c"waitpid": unsafe extern "C" fn(libc::pid_t, *mut c_int, c_int) -> libc::pid_t;
+    WAIT4 = c"wait4": Wait4;
+    WAITID = c"waitid": WaitId;
+}
+
+// Looked up when they are first called, which is seldom: looking up one more costs each start of a program 900 instructions. In a forked child the
+// loader's lock is free, and in the child of a `vfork` its other threads go on.
+next_later! {
+    EXECVP = c"execvp": Execute;
+    EXECVPE = c"execvpe": ExecuteIn;
+    FEXECVE = c"fexecve": unsafe extern "C" fn(c_int, Texts, Texts) -> c_int;
+    EXECVEAT = c"execveat": unsafe extern "C" fn(c_int, Text, Texts, Texts, c_int) -> c_int;
+    EXECL = c"execl": ExecuteList;
+    EXECLP = c"execlp": ExecuteList;
+    EXECLE = c"execle": ExecuteList;
+    WAIT3 = c"wait3": unsafe extern "C" fn(*mut c_int, c_int, *mut libc::rusage) -> libc::pid_t;
+    EXECV = c"execv": Execute;
+    POSIX_SPAWN = c"posix_spawn": Spawn;
+    POSIX_SPAWNP = c"posix_spawnp": Spawn;
+    SYSTEM = c"system": OneName;
+    PCLOSE = c"pclose": unsafe extern "C" fn(*mut libc::FILE) -> c_int;
 }
 
 /// Sets `errno`.
@@ -217,6 +254,15 @@ pub(crate) fn errno() -> c_int {
     }
     // SAFETY: libc gives the calling thread's own place.
     unsafe { *__errno_location() }
+}
+
+/// A value that the kernel gave the program when it started; 0 if there is none.
+pub(crate) fn auxiliary(kind: libc::c_ulong) -> libc::c_ulong {
+    unsafe extern "C" {
+        fn getauxval(kind: libc::c_ulong) -> libc::c_ulong;
+    }
+    // SAFETY: takes a number.
+    unsafe { getauxval(kind) }
 }
 
 /// A raw call's answer as libc gives it: -1 and `errno`.

@@ -16,6 +16,7 @@ use core::{
 use forebay_contract::{Control, Counter, Index, Mappings, Reading, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
 
 use crate::{
+    children,
     path::{Digits, ShortBuffer},
     real, sys,
 };
@@ -194,6 +195,7 @@ impl Serving {
 /// To be called when the process may have moved: passes from now on if paths no longer mean what they mean to the run.
 pub(crate) fn check_place() {
     if PHASE.load(Acquire) == ACTIVE && !is_at_home(&door().run) {
+        children::leave();
         PHASE.store(ELSEWHERE, Release);
     }
 }
@@ -217,6 +219,9 @@ extern "C" fn start() {
         // SAFETY: constructors run once, and nobody reads the door before PHASE is stored.
         unsafe { (*DOOR.0.get()).write(door) };
         PHASE.store(phase, Release);
+        if let Some(serving) = serving().filter(|_| !children::is_go()) {
+            children::enter(serving);
+        }
     }
 }
 

@@ -229,6 +229,17 @@ pub(crate) fn process_id() -> u64 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64
 }
 
+/// Whether the program has told the kernel to reap its children: by ignoring `SIGCHLD`, or by `SA_NOCLDWAIT`.
+pub(crate) fn reaps_itself() -> bool {
+    // The kernel's own structure, which is not libc's: handler and flags come first.
+    let mut action = [0usize; 4];
+    let arguments = [word(libc::SIGCHLD), 0, action.as_mut_ptr() as usize, size_of::<u64>(), 0, 0];
+    // SAFETY: room for the answer.
+    let answer = unsafe { call(libc::SYS_rt_sigaction, arguments) };
+    let [handler, flags, ..] = action;
+    answer.is_ok() && (handler == libc::SIG_IGN || flags & libc::SA_NOCLDWAIT as usize != 0)
+}
+
 /// A non-blocking SEQPACKET socket.
 pub(crate) fn packet_socket() -> Result<c_int, Errno> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;

@@ -207,7 +207,7 @@ impl Clerk {
             .map_or(0, forebay_contract::Directory::swept_at);
         let Some(ttl) = self.ttl() else { return };
         // Within its validity another reason led the program to the source; a sweep would not change that.
-        let stale = boot_ns().saturating_sub(swept_at) >= ttl.as_nanos() as u64;
+        let stale = boot_ns().saturating_sub(swept_at) >= ttl.as_nanos() as u64 || swept_at <= self.control.unseen_since();
         if stale && let Some(state) = self.directory_states.get_mut(directory as usize) {
             state.wanted = !state.sweeping;
         }
