@@ -58,6 +58,8 @@ QUICK = Size(pairs=2, least_of=1, opened=100, rounds=10, copied=100, rows=8_192,
 # Pairs that one pair of processes gives. Two processes that are alike in all but their number can differ in what they take, so there are
 # several of them; and each of them first imports torch, which takes longer than what is measured.
 TURNS = 3
+# An agent takes a second to begin and to end, so of it there are fewer measurements in a figure.
+AGENTS_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -170,9 +172,9 @@ def by_turns(
         report.time(what, [mine / theirs for theirs, mine in zip(old, new, strict=True)], note)
 
 
-def least(world: World, one: Measure) -> Mapping[str, float]:
-    """Returns the least of each figure of some measurements."""
-    found = [one() for _ in range(world.size.least_of)]
+def least(count: int, one: Measure) -> Mapping[str, float]:
+    """Returns the least of each figure of so many measurements."""
+    found = [one() for _ in range(count)]
     return {key: min(each[key] for each in found) for key in found[0]}
 
 
@@ -265,7 +267,7 @@ def agent(world: World, report: Report) -> None:
             return {"agent": 1e6 * read_all(wheel, tier, source) / world.size.copied}
 
     def measure(wheel: Wheel) -> Mapping[str, float]:
-        return least(world, functools.partial(one, wheel))
+        return least(min(AGENTS_MAX, world.size.least_of), functools.partial(one, wheel))
 
     figures = {"agent": Figure("the agent's CPU a file", "us")}
     scenario = f"agent: {world.size.copied:,} files of 30 KiB"
@@ -299,7 +301,7 @@ def forks(world: World, report: Report) -> None:
 
             # It makes ready what later ones find.
             one()
-            yield functools.partial(least, world, one)
+            yield functools.partial(least, world.size.least_of, one)
 
     figures = {
         "stall_s": Figure("a fork's stall, wall time", "ms"),
@@ -328,7 +330,7 @@ def rows(how: str, world: World, report: Report) -> None:
                 said = program_of.step()
                 return {"cpu": 1e6 * (here.agent_cpu_s() - before + said["cpu_s"]) / said["samples"]}
 
-            yield functools.partial(least, world, one)
+            yield functools.partial(least, world.size.least_of, one)
 
     scenario = f"{how}: {world.size.rows:,} samples of 4 KiB in memory, {loader_small.HOW[how]}"
     by_turns(world, report, scenario, {"cpu": Figure("CPU a sample, agent and rank", "us")}, running)
@@ -349,7 +351,7 @@ def images(world: World, report: Report) -> None:
                 said = program_of.step()
                 return {"cpu": 1e3 * said["cpu_s"] / said["images"]}
 
-            yield functools.partial(least, world, one)
+            yield functools.partial(least, world.size.least_of, one)
 
     scenario = f"image: {world.size.images} JPEGs in memory, random-resized crop to 224, flip"
     by_turns(world, report, scenario, {"cpu": Figure("CPU an image", "ms")}, running)
