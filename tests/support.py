@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +37,8 @@ PROGRAM_S = 600
 
 Word = str | bytes | os.PathLike[str]
 T = TypeVar("T")
+_recent: set[Path] = set()
+_recent_lock = threading.Lock()
 
 
 def target() -> Path:
@@ -74,6 +77,8 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = LONG_S) -
 def settle(*paths: Word) -> None:
     """Waits until these files (whole trees, for directories) are old enough to be published."""
     newest = 0.0
+    with _recent_lock:
+        _recent.difference_update(map(Path, map(os.fsdecode, paths)))
     for path in map(Path, map(os.fsdecode, paths)):
         for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
             stat = found.lstat()
@@ -84,9 +89,26 @@ def settle(*paths: Word) -> None:
 
 
 def keep_recent(path: Path) -> None:
-    """From now on the file counts as modified a moment ago, however slow the machine: its time is ahead, by less than clocks may differ."""
-    soon = time.time() + 1800
-    os.utime(path, (soon, soon))
+    """From now on the file or directory is modified again and again, until `settle` is called for it or it is gone."""
+    os.utime(path)
+    with _recent_lock:
+        _recent.add(path)
+        if len(_recent) == 1:
+            threading.Thread(target=_touch, daemon=True).start()
+
+
+def _touch() -> None:
+    """Ends with the last file that is to be kept recent."""
+    while True:
+        with _recent_lock:
+            for path in list(_recent):
+                try:
+                    os.utime(path)
+                except FileNotFoundError:
+                    _recent.discard(path)
+            if not _recent:
+                return
+        time.sleep(0.3)
 
 
 def chill(path: Path) -> None:

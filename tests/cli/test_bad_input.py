@@ -87,6 +87,7 @@ VARIABLES: list[tuple[dict[str, str], list[str]]] = [
     ({"FOREBAY_TIER": "tier"}, ["$FOREBAY_TIER", "tier=200G"]),
     ({"FOREBAY_RAM": "16"}, ["$FOREBAY_RAM", "'16'", "200G or 1.5TiB"]),
     ({"FOREBAY_POLICY": "mru"}, ["$FOREBAY_POLICY", "'mru'", "fill_first, lru or lru=SECONDS"]),
+    ({"FOREBAY_EXCLUDE": "ok:a[b"}, ["$FOREBAY_EXCLUDE", "'a[b'", "without its ]"]),
     ({"FOREBAY_FRESHNESS": "often"}, ["$FOREBAY_FRESHNESS", "often", "ttl=SECONDS"]),
     ({"FOREBAY_CONFIG": "/nowhere/config.toml"}, ["$FOREBAY_CONFIG", "/nowhere/config.toml", "unset"]),
     ({"FOREBAY_SITE_CONFIG": "/nowhere/site.toml"}, ["$FOREBAY_SITE_CONFIG", "/nowhere/site.toml", "unset"]),
@@ -197,6 +198,17 @@ def test_orders_of_tiers(desk: Desk, order: str) -> None:
 @pytest.mark.parametrize("prefetch", ["on", "Idle", "", "idle=1", "always"])
 def test_prefetch(desk: Desk, prefetch: str) -> None:
     named(desk.refuse(*RUN, f"--prefetch={prefetch}", *PROGRAM), ["--prefetch", "" if not prefetch else "write off or idle"])
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "[a", "a/../b", "./a", "a\\", "[\u00e9]", "x" * 4096])
+def test_patterns_without_meaning(desk: Desk, pattern: str) -> None:
+    line = desk.refuse(*RUN, "--exclude", pattern, *PROGRAM)
+    named(line, ["--exclude: pattern", "; "])
+
+
+def test_too_many_patterns(desk: Desk) -> None:
+    line = desk.refuse(*RUN, *(word for _ in range(40) for word in ("--exclude", "x" * 110)), *PROGRAM)
+    named(line, ["--exclude", "4440 bytes", "4096"])
 
 
 @pytest.mark.parametrize("freshness", FRESHNESS)

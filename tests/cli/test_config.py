@@ -59,6 +59,17 @@ def test_flags_before_environment_before_file(desk: Desk) -> None:
     assert desk.records()[-1]["settings"]["freshness"] == {"value": "on_open", "origin": "--freshness"}
 
 
+def test_patterns_of_excluded_files(desk: Desk) -> None:
+    assert shown(desk)["exclude"] == ("[]", "default")
+    path = write(desk, 'exclude = ["*.mdb", "logs/**"]\n')
+    assert shown(desk)["exclude"] == ('["*.mdb","logs/**"]', f"exclude in {path}")
+    assert shown(desk, {"FOREBAY_EXCLUDE": "a:b"})["exclude"] == ('["a","b"]', "$FOREBAY_EXCLUDE")
+    assert desk.run("--exclude", "x", "--exclude", "y", "--", "true").returncode == 0
+    assert desk.records()[-1]["settings"]["exclude"] == {"value": ["x", "y"], "origin": "--exclude"}
+    done = desk.type("doctor", "--source", "source", "--tier", "tier=64M", "--exclude", "*.mdb")
+    assert "exclude     *.mdb (--exclude): the source's alone" in done.stdout
+
+
 def test_an_empty_variable_is_none(desk: Desk) -> None:
     assert shown(desk, {"FOREBAY_FRESHNESS": "", "FOREBAY_CONFIG": ""})["freshness"] == ('"ttl=60"', "default")
 

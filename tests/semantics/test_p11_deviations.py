@@ -128,19 +128,29 @@ def test_watchers_of_the_source_see_no_open(place: Place) -> None:
         os.close(watch)
 
 
-def test_holes_are_filled(place: Place) -> None:
-    """A copy has no holes; it reads the same."""
-    path = place.source / "holes"
+def test_holes_stay_holes(place: Place) -> None:
+    """They may be others than the source's; a copy takes no more room than its source does, and reads the same."""
+    path, dense, end = (place.source / name for name in ("holes", "dense", "end"))
     with path.open("wb") as file:
-        file.truncate(100_000)
-        file.seek(90_000)
-        file.write(b"end")
-    settle(path)
+        file.truncate(40 << 20)
+        for at in (0, 3 << 20, (20 << 20) + 5, (39 << 20) - 1):
+            file.seek(at)
+            file.write(b"data" * 1500)
+    with end.open("wb") as file:
+        file.truncate(1 << 20)
+    dense.write_bytes(bytes(1 << 20))
+    settle(path, dense, end)
     with place.worker() as worker:
-        warm(place, worker, path)
-        assert read(worker, path) == path.read_bytes()
-        code = "fd = os.open(path, 0)\nos.lseek(fd, 0, os.SEEK_DATA), os.fstat(fd).st_blocks"
-        assert worker.do(code, path=str(path)) == (0, path.stat().st_blocks)
+        warm(place, worker, path, dense, end)
+        for made in (path, dense, end):
+            assert read(worker, made) == made.read_bytes()
+        code = "fd = os.open(path, 0)\nos.lseek(fd, 8 << 10, os.SEEK_DATA), os.lseek(fd, 0, os.SEEK_HOLE), os.fstat(fd).st_blocks"
+        # 6,000 bytes lie in two pages.
+        assert worker.do(code, path=str(path)) == (3 << 20, 8 << 10, path.stat().st_blocks)
+        taken = sorted(file.stat().st_blocks * 512 for file in place.objects() if file.stat().st_size >= 1 << 20)
+    assert taken[0] == 0, "all of it is a hole"
+    assert taken[1] <= 16 * 4096, "four pieces"
+    assert taken[2] >= 1 << 20, "zeros that the source keeps as data are data"
 
 
 def test_a_descriptor_shows_no_later_change(place: Place) -> None:

@@ -2,6 +2,7 @@
 //! says; it never waits for the source.
 
 mod adopt;
+mod ahead_of_clock;
 mod ending;
 mod evict;
 mod flight;
@@ -16,6 +17,7 @@ mod status;
 
 use std::{
     collections::{HashMap, HashSet},
+    os::unix::ffi::OsStrExt,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -24,12 +26,12 @@ use std::{
     time::Instant,
 };
 
-use forebay_contract::Control;
+use forebay_contract::{Control, Excludes};
 use forebay_policy::{
     fill_first::FillFirst,
     speed::{Sample, Speed},
 };
-use forebay_store::Tier;
+use forebay_store::{Ask, Tier};
 
 use crate::{
     adopter::Batch,
@@ -50,6 +52,7 @@ use crate::{
     sweeper::{Request as SweepRequest, Swept},
 };
 
+use ahead_of_clock::FROM_THE_FUTURE;
 use flight::{Flight, FlightName};
 
 /// What happened.
@@ -123,7 +126,17 @@ struct RunState {
     freshness: RunFreshness,
     sources: Vec<SourceSetting>,
     prefetch: bool,
+    /// Patterns of files that are the source's alone, each with a NUL behind it.
+    excludes: Vec<u8>,
     tally: Status,
+}
+
+impl RunState {
+    /// Returns whether an absolute path is of a file that is the source's alone.
+    fn excludes(&self, path: &[u8]) -> bool {
+        let roots = self.sources.iter().map(|source| source.path.as_os_str().as_bytes());
+        Excludes::new(&self.excludes).matches(path, &roots)
+    }
 }
 
 /// A spelled directory.
@@ -178,6 +191,7 @@ pub(crate) struct Clerk {
     adoption: adopt::Adoption,
     listings: listings::Listings,
     prefetch: prefetch::Prefetching,
+    ahead_of_clock: ahead_of_clock::AheadOfClock,
     /// The index had no room; nothing is copied until then.
     no_room_until: Option<Instant>,
     draining_since: Option<Instant>,
@@ -265,6 +279,7 @@ impl Clerk {
             adoption: adopt::Adoption::default(),
             listings: listings::Listings::new(lister),
             prefetch: prefetch::Prefetching::new(prefetcher),
+            ahead_of_clock: ahead_of_clock::AheadOfClock::default(),
             no_room_until: None,
             draining_since: Some(Instant::now()),
             leaving: HashSet::new(),
@@ -309,6 +324,7 @@ impl Clerk {
                 self.retry_slow_tiers();
                 self.answer_void();
                 self.ask_for_sweeps();
+                self.take_waited();
                 self.prefetch_more();
                 self.end_if_drained();
             }
@@ -359,6 +375,9 @@ impl Clerk {
 
     fn take_on(&mut self, handed: Handed) {
         if let Err(reason) = self.acceptable(&handed) {
+            if reason == FROM_THE_FUTURE && self.may_wait(&handed) {
+                return self.wait_for_clock(handed);
+            }
             self.not_kept(handed.run, &handed.stat, reason);
             return;
         }
@@ -429,6 +448,9 @@ impl Clerk {
     /// Whether a hand-over may become a copy, or a listing, at all.
     fn acceptable(&mut self, handed: &Handed) -> Result<(), &'static str> {
         let run = self.runs.get(&handed.run).ok_or("unknown_run")?;
+        if run.excludes(&handed.path) || handed.other_name.as_ref().is_some_and(|name| run.excludes(name)) {
+            return Err("excluded");
+        }
         let is_regular = handed.stat.is_regular();
         if !is_regular && !handed.stat.is_directory() {
             return Err("not_regular");
@@ -479,6 +501,8 @@ impl Clerk {
             identity,
             sampled,
             ahead,
+            sparse: handed.stat.may_have_holes(),
+            ask: if handed.waited.is_some() { Ask::Server } else { Ask::Kernel },
             pages: self.pages_to_clean(&identity),
             opened_at: handed.opened_at,
             control: self.control,
@@ -514,7 +538,17 @@ impl Clerk {
                 freshness,
                 keep,
                 prefetch,
-            } => self.join(version, sources, freshness, keep, prefetch),
+                excludes,
+            } => {
+                let run = RunState {
+                    freshness,
+                    sources,
+                    prefetch,
+                    excludes,
+                    tally: Status::default(),
+                };
+                self.join(version, keep, run)
+            }
             Request::Status => Reply::Status(self.status(run)),
             Request::Totals => Reply::Totals(self.totals()),
             Request::Leave => {
@@ -535,7 +569,7 @@ impl Clerk {
         }
     }
 
-    fn join(&mut self, version: u32, sources: Vec<SourceSetting>, freshness: RunFreshness, keep: bool, prefetch: bool) -> Reply {
+    fn join(&mut self, version: u32, keep: bool, state: RunState) -> Reply {
         if version != forebay_contract::CONTRACT_VERSION {
             return Reply::Refused {
                 why: "it is of another version; wait for its runs to end, or use another tier".into(),
@@ -546,15 +580,7 @@ impl Clerk {
         self.config.keep |= keep;
         self.draining_since = None;
         self.mounts = Mounts::read();
-        self.runs.insert(
-            run,
-            RunState {
-                freshness,
-                sources,
-                prefetch,
-                tally: Status::default(),
-            },
-        );
+        self.runs.insert(run, state);
         self.begin_prefetch();
         self.adopt_more();
         Reply::Joined {

@@ -132,6 +132,9 @@ pub struct RunRequest {
     pub freshness: RunFreshness,
     /// Copy ahead of its programs while the source is idle.
     pub prefetch: bool,
+    /// Patterns of files that are the source's alone, each with a NUL behind it; at most
+    /// [`EXCLUDES_BYTES_MAX`](forebay_contract::exclude::EXCLUDES_BYTES_MAX) bytes.
+    pub excludes: Vec<u8>,
 }
 
 impl JoinedRun {
@@ -158,6 +161,7 @@ impl JoinedRun {
             agent_dir: request.agent.dir.as_os_str().as_bytes(),
             agent_started_at: started_at,
             roots: &roots,
+            excludes: &request.excludes,
         };
         Run::create(page.region(), &settings).ok_or(AgentError::TooLarge {
             what: "a path, or the number of sources,",
@@ -226,6 +230,7 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
         freshness: request.freshness,
         keep: request.agent.keep,
         prefetch: request.prefetch,
+        excludes: request.excludes.clone(),
     };
     loop {
         let mut connection = connect_or_start(&request.agent, command)?;

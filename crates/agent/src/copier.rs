@@ -47,6 +47,10 @@ pub(crate) struct Job {
     pub(crate) sampled: bool,
     /// No program reads it: it is copied ahead, while the source is idle.
     pub(crate) ahead: bool,
+    /// Whether the source may have holes.
+    pub(crate) sparse: bool,
+    /// Whom to ask at the end whether a small source has changed; of a large one it is the server.
+    pub(crate) ask: Ask,
     /// Which pages must be clean before it is read.
     pub(crate) pages: DirtyPages,
     /// When the descriptor was opened, and where programs mark what they change after that.
@@ -456,7 +460,8 @@ impl Following {
     /// Begins the copy. From here on whatever changes the file moves its times, whoever does it.
     fn begin(&self) -> Result<CopyWriter, Outcome> {
         write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| Outcome::DirtyPages)?;
-        self.job.tier.begin(self.job.copy, &self.job.identity).map_err(Outcome::Failed)
+        let writer = self.job.tier.begin(self.job.copy, &self.job.identity).map_err(Outcome::Failed)?;
+        Ok(if self.job.sparse { writer.keep_holes() } else { writer })
     }
 
     fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<Outcome> {
@@ -481,7 +486,7 @@ impl Following {
         // A small file is read at once, so what the kernel knows is as old as its bytes; a large one was read over a while, and
         // one question to the server is little beside it.
         let ask = if self.job.identity.size <= SMALL_BYTES_MAX {
-            Ask::Kernel
+            self.job.ask
         } else {
             Ask::Server
         };

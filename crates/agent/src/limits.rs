@@ -53,6 +53,10 @@ pub(crate) const AHEAD_DIRECTORIES_MAX: usize = 1 << 16;
 pub(crate) const AHEAD_NAMES_MAX: usize = 100_000;
 /// A file that was modified so recently is not published: its timestamps may not tell its next change (fault F5).
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(2);
+/// How long a file whose times are ahead of this node's clock waits before it is copied: longer than [`SETTLED_AFTER`], whatever the times' step.
+pub(crate) const AHEAD_OF_CLOCK_WAIT: Duration = Duration::from_millis(2200);
+/// Most files that wait so at once; each holds a descriptor of the source.
+pub(crate) const AHEAD_OF_CLOCK_MAX: usize = 4096;
 /// A file that was changed so long before the agent started, and not marked by a door since, has no writer that is worth a look.
 pub(crate) const WRITERS_BEFORE_START: Duration = Duration::from_secs(60);
 /// How long a look at what processes have open for writing is good for.

@@ -284,6 +284,8 @@ mod tests {
             descriptor: 3,
             path: dir.as_os_str().as_encoded_bytes().to_vec(),
             plain: true,
+            other_name: None,
+            waited: None,
             stat: source.stat(Ask::Kernel).unwrap(),
             source,
             place: DescriptorBudget::new(1).take().unwrap(),

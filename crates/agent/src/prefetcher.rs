@@ -21,8 +21,7 @@ use crate::{
     error::{AgentError, io_error},
     limits::{AHEAD_NAMES_MAX, COPY_NICE},
     pages::IndexFile,
-    reader::name_of,
-    receiver::{DescriptorBudget, Handed},
+    receiver::{DescriptorBudget, Handed, names_of},
     shared::set_thread_nice,
 };
 
@@ -175,6 +174,7 @@ fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handed> 
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let source = SourceFile::new(fs::open(OsStr::from_bytes(path), flags, Mode::empty()).ok()?);
     let stat = source.stat(Ask::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
+    let (plain, other_name) = names_of(&source, path);
     Some(Handed {
         run,
         opened_at,
@@ -182,7 +182,9 @@ fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handed> 
         // It is no program's.
         descriptor: -1,
         path: path.to_vec(),
-        plain: name_of(&source).is_some_and(|name| name.as_bytes() == path),
+        plain,
+        other_name,
+        waited: None,
         source,
         stat,
         place,

@@ -46,6 +46,9 @@ pub enum Request {
         /// Copy ahead of its programs while the source is idle.
         #[serde(default)]
         prefetch: bool,
+        /// Patterns of files that are the source's alone, each with a NUL behind it.
+        #[serde(default)]
+        excludes: Vec<u8>,
     },
     /// What has been done for this connection's run (or, without one, in all), with all that was handed over before.
     Status,
@@ -116,6 +119,10 @@ pub struct Status {
     pub listings_not_kept: BTreeMap<String, u64>,
     /// Hand-overs that came to nothing, by reason.
     pub not_copied: BTreeMap<String, u64>,
+    /// Hand-overs of files and directories whose times were ahead of this node's clock: each waited two seconds before it was copied.
+    pub ahead_of_clock: u64,
+    /// The most that such a time was ahead, in seconds.
+    pub clock_ahead_s: u64,
     /// Copies being made or waiting, listings with them.
     pub in_flight: u64,
     /// Of `in_flight`, listings.

@@ -14,7 +14,10 @@ use std::{
     time::Instant,
 };
 
-use forebay_contract::message::{HandOver, MESSAGE_BYTES_MAX};
+use forebay_contract::{
+    Identity,
+    message::{HandOver, MESSAGE_BYTES_MAX},
+};
 use forebay_store::{Ask, Source, SourceFile, SourceStat};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
@@ -74,6 +77,10 @@ pub(crate) struct Handed {
     pub(crate) path: Vec<u8>,
     /// The kernel knows the file by the very name that the program used: no link is on the way.
     pub(crate) plain: bool,
+    /// The kernel's name of the file, where it is another than `path`.
+    pub(crate) other_name: Option<Vec<u8>>,
+    /// The version that the file was two seconds ago, if that was asked.
+    pub(crate) waited: Option<Identity>,
     pub(crate) source: SourceFile,
     pub(crate) stat: SourceStat,
     pub(crate) place: DescriptorPlace,
@@ -156,6 +163,15 @@ fn receive(queue: &Queue, events: &Sender<Event>, budget: &DescriptorBudget) {
     }
 }
 
+/// Returns whether the kernel knows an open file by this path, and its own name for it where that is another.
+pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8>>) {
+    match name_of(source) {
+        Some(name) if name.as_bytes() == path => (true, None),
+        Some(name) => (false, Some(name.into_bytes())),
+        None => (false, None),
+    }
+}
+
 /// Reads the one packet of a connection.
 fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
     let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
@@ -189,13 +205,16 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         .ok_or("malformed")?;
     let place = budget.take().ok_or("too_many_descriptors")?;
     let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;
+    let (plain, other_name) = names_of(&source, message.path);
     Ok(Handed {
         run: message.run,
         opened_at: message.opened_at,
         pid: peer.pid.as_raw_nonzero().get(),
         descriptor: message.descriptor,
         path: message.path.to_vec(),
-        plain: name_of(&source).is_some_and(|name| name.as_bytes() == message.path),
+        plain,
+        other_name,
+        waited: None,
         source,
         stat,
         place,

@@ -112,6 +112,10 @@ pub struct Choices {
     /// [default: off]
     #[arg(long, value_name = "HOW")]
     pub prefetch: Option<OsString>,
+    /// Files that are never copied nor answered from a copy, such as '*.mdb' or 'logs/**': a name at any depth; with a slash in it, a path below
+    /// the source, or an absolute one [default: none]
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<OsString>,
     /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default: ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,

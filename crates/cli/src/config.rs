@@ -15,7 +15,7 @@ use forebay_contract::env;
 use serde::Deserialize;
 
 pub use values::{Prefetch, TierOrder, freshness_text, policy_text};
-use values::{parse_freshness, parse_policy, parse_prefetch, parse_ram, parse_tier_order};
+use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_ram, parse_tier_order};
 
 use crate::{
     args::{Choices, RunArgs, WarmArgs},
@@ -102,6 +102,8 @@ pub struct Config {
     pub policy: Setting<Policy>,
     /// What is copied before a program has opened it.
     pub prefetch: Setting<Prefetch>,
+    /// Patterns of files that are the source's alone.
+    pub excludes: Setting<Vec<OsString>>,
     /// Freshness.
     pub freshness: Setting<RunFreshness>,
     /// Keep the agent.
@@ -138,6 +140,7 @@ struct Layer {
     tier_order: Option<Setting<TierOrder>>,
     policy: Option<Setting<Policy>>,
     prefetch: Option<Setting<Prefetch>>,
+    excludes: Option<Setting<Vec<OsString>>>,
     freshness: Option<Setting<RunFreshness>>,
     keep: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
@@ -206,6 +209,7 @@ impl Config {
             of.tier_order = of.tier_order.or(layer.tier_order);
             of.policy = of.policy.or(layer.policy);
             of.prefetch = of.prefetch.or(layer.prefetch);
+            of.excludes = of.excludes.or(layer.excludes);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
             of.record = of.record.or(layer.record);
@@ -225,6 +229,7 @@ impl Config {
             tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
             policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
             prefetch: of.prefetch.unwrap_or_else(|| Setting::default(Prefetch::default())),
+            excludes: of.excludes.unwrap_or_else(|| Setting::default(Vec::new())),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
@@ -272,6 +277,7 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
     let tier_order = Origin::Flag("--tier-order");
     let policy = Origin::Flag("--policy");
     let prefetch = Origin::Flag("--prefetch");
+    let exclude = Origin::Flag("--exclude");
     let freshness = Origin::Flag("--freshness");
     Ok(Layer {
         sources: list(&choices.source, &source, |dir| source_dir(&source, environment, dir))?,
@@ -289,6 +295,7 @@ fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal
             .as_deref()
             .map(|text| parse_prefetch(&prefetch, text))
             .transpose()?,
+        excludes: list(&choices.exclude, &exclude, |text| parse_exclude(&exclude, text))?,
         freshness: choices
             .freshness
             .as_deref()
@@ -333,6 +340,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
     let tier_order = Origin::Environment(env::TIER_ORDER);
     let policy = Origin::Environment(env::POLICY);
     let prefetch = Origin::Environment(env::PREFETCH);
+    let exclude = Origin::Environment(env::EXCLUDE);
     let freshness = Origin::Environment(env::FRESHNESS);
     Ok(Layer {
         sources: list(&pieces(env::SOURCE), &source, |dir| {
@@ -350,6 +358,7 @@ fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
             .get(env::PREFETCH)
             .map(|text| parse_prefetch(&prefetch, text))
             .transpose()?,
+        excludes: list(&pieces(env::EXCLUDE), &exclude, |text| parse_exclude(&exclude, text))?,
         freshness: environment
             .get(env::FRESHNESS)
             .map(|text| parse_freshness(&freshness, text))
@@ -464,6 +473,7 @@ struct File {
     tier_order: Option<String>,
     policy: Option<String>,
     prefetch: Option<String>,
+    exclude: Option<Vec<String>>,
     freshness: Option<String>,
     keep: Option<bool>,
     record: Option<PathBuf>,
@@ -520,6 +530,9 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
         tier_order: parsed(&origin("tier_order"), file.tier_order, parse_tier_order)?,
         policy: parsed(&origin("policy"), file.policy, parse_policy)?,
         prefetch: parsed(&origin("prefetch"), file.prefetch, parse_prefetch)?,
+        excludes: list(&file.exclude.unwrap_or_default(), &origin("exclude"), |text| {
+            parse_exclude(&origin("exclude"), OsStr::new(text))
+        })?,
         freshness: parsed(&origin("freshness"), file.freshness, parse_freshness)?,
         keep: file.keep.map(|value| Setting {
             value,

@@ -20,7 +20,7 @@ use crate::{
     args::DoctorArgs,
     config::{Config, Flags, freshness_text, is_off, policy_text},
     environment::Environment,
-    library,
+    exclude, library,
     measure::{Comparison, Measured, measure},
     mounts::reach,
     plan::Plan,
@@ -176,6 +176,11 @@ impl Findings {
         row("prefetch", &format!("{} ({})", prefetch.value.text(), prefetch.origin));
         let freshness = &self.plan.config.freshness;
         row("freshness", &format!("{} ({})", freshness_text(freshness.value), freshness.origin));
+        let excludes = &self.plan.config.excludes;
+        if !excludes.value.is_empty() {
+            let patterns = exclude::texts(&excludes.value).join(" ");
+            row("exclude", &format!("{patterns} ({}): the source's alone", excludes.origin));
+        }
         match &self.program {
             None => row("program", "none named; forebay doctor -- PROGRAM looks at one"),
             Some(Err(refusal)) => row("program", &refusal.to_string()),

@@ -17,6 +17,7 @@ pub mod config;
 pub mod doctor;
 pub mod elf;
 pub mod environment;
+pub mod exclude;
 pub mod forks;
 pub mod ledger;
 pub mod library;

@@ -10,7 +10,7 @@ use forebay_agent::{AgentConfig, RunRequest, TierSetting};
 use crate::{
     config::{Config, Prefetch, Setting, TierOrder, freshness_text},
     environment::Environment,
-    library,
+    exclude, library,
     mounts::Mounts,
     places, ram,
     refusal::Refusal,
@@ -29,6 +29,8 @@ pub struct Plan {
     pub sources: Sources,
     /// Where copies go, top first.
     pub tiers: Vec<Chosen>,
+    /// Patterns of files that are the source's alone, as the run page has them.
+    pub excludes: Vec<u8>,
     /// Why nothing is to be done, if so.
     pub idle: Option<String>,
     /// The preload library.
@@ -51,10 +53,12 @@ impl Plan {
         let sources = Sources::find(&config.sources, words, environment, &mounts)?;
         let named = tiers::named(&config.tiers, &sources.found, &mounts)?;
         let library = library::find(&config.preload, exe)?;
+        let excludes = exclude::page_text(&config.excludes)?;
         let mut plan = Self {
             config,
             sources,
             tiers: named,
+            excludes,
             idle: None,
             library,
             runtime_dir,
@@ -118,6 +122,7 @@ impl Plan {
             sources: self.sources.spellings.clone(),
             freshness: self.config.freshness.value,
             prefetch: self.config.prefetch.value == Prefetch::Idle,
+            excludes: self.excludes.clone(),
         }
     }
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     child::Ended,
     config::{Config, freshness_text, policy_text},
-    forks, loaders,
+    exclude, forks, loaders,
     plan::Plan,
     program::Program,
     refusal::Refusal,
@@ -50,6 +50,8 @@ pub struct Report<'a> {
     pub counts: Counts,
     /// What the agent did for this run, if it lived to the end.
     pub agent: Option<Status>,
+    /// A name of a source by which programs opened files that were not served.
+    pub other_name: Option<PathBuf>,
     /// How often files were opened.
     pub files: Files,
     /// What had been counted when.
@@ -106,6 +108,7 @@ impl Report<'_> {
             "agent": self.agent,
             "not_covered": not_covered.into_iter().collect::<Vec<_>>(),
             "derived": self.derived(),
+            "other_name": self.other_name.as_ref().map(|name| name.to_string_lossy()),
             "files": self.files,
             "epochs": epochs::find(&self.timeline, &self.files),
             "timeline": self.timeline,
@@ -135,6 +138,7 @@ pub fn settings(config: &Config) -> Value {
         "tier_order": { "value": config.tier_order.value.text(), "origin": config.tier_order.origin.to_string() },
         "policy": { "value": policy_text(config.policy.value), "origin": config.policy.origin.to_string() },
         "prefetch": { "value": config.prefetch.value.text(), "origin": config.prefetch.origin.to_string() },
+        "exclude": { "value": exclude::texts(&config.excludes.value), "origin": config.excludes.origin.to_string() },
         "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },
         "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
         "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },

@@ -1,15 +1,16 @@
 //! `forebay run`: decide, join the agent, run the program, tell what was done.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::Write,
-    path::Path,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use forebay_agent::{AgentError, Counts, JoinedRun, protocol::Status};
-use forebay_contract::{Counter, env};
+use forebay_contract::{Counter, env, run::ROOT_BYTES_MAX};
 
 use crate::{
     args::RunArgs,
@@ -104,13 +105,7 @@ impl Job<'_> {
         let library = library::plain_name(&plan.library, &plan.runtime_dir.value)?;
         self.program.try_library(&library);
         let name = self.words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
-        if let Cover::Breaks(why) = &self.program.cover {
-            let line = format!(
-                "{name}: {why}, so the preload library can't work in it; run it with {}=off",
-                env::FOREBAY
-            );
-            return Err(Refusal::bad_input(line));
-        }
+        refuse_broken(&name, &self.program.cover)?;
         let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(Refusal::bad_input)?;
         plan.say(format_args!("serving {}", plan.line()));
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
@@ -134,8 +129,9 @@ impl Job<'_> {
             wait_for_copies(&mut joined);
         }
         let elapsed = clock.elapsed();
-        let counts = Counts::read(&joined.page(), plan.tiers.len());
-        let files = Files::read(&joined.page(), &mut Vec::new());
+        let page = joined.page();
+        let (counts, files) = (Counts::read(&page, plan.tiers.len()), Files::read(&page, &mut Vec::new()));
+        let other_name = other_name(&joined);
         let (forks, loaders) = (forks.take(), loaders.take());
         let agent = joined.leave();
         match &agent {
@@ -158,6 +154,7 @@ impl Job<'_> {
             counts,
             agent: agent.ok(),
             files,
+            other_name,
             timeline,
             forks,
             loaders,
@@ -182,6 +179,22 @@ impl Job<'_> {
         }
         set
     }
+}
+
+/// Refuses a program in which the preload library can't work.
+fn refuse_broken(name: &str, cover: &Cover) -> Result<(), Refusal> {
+    let Cover::Breaks(why) = cover else { return Ok(()) };
+    Err(Refusal::bad_input(format_args!(
+        "{name}: {why}, so the preload library can't work in it; run it with {}=off",
+        env::FOREBAY
+    )))
+}
+
+/// Returns the name of a source by which programs opened files that were not served.
+fn other_name(joined: &JoinedRun) -> Option<PathBuf> {
+    let mut room = [0; ROOT_BYTES_MAX];
+    let page = joined.page();
+    page.other_name(&mut room).map(|name| PathBuf::from(OsStr::from_bytes(name)))
 }
 
 /// A tier that was set aside is no more what it was measured to be.

@@ -37,6 +37,7 @@ pub fn show(environment: &Environment) -> Result<String, Refusal> {
             (Value::Array(list), "source") if list.is_empty() => "source = []  # every network file system".into(),
             (Value::Array(list), "tier") if list.is_empty() => "tier = []  # the scheduler's scratch, else the largest local disk".into(),
             (Value::Array(list), "view") if list.is_empty() => "view = []  # no object store".into(),
+            (Value::Array(list), "exclude") if list.is_empty() => "exclude = []  # no file".into(),
             (Value::Null, "ram") => "# ram: none".into(),
             // Without a value it is not written down.
             (Value::Null, _) => format!("# record: {}", Path::new(&state_dir.value).join("runs").display()),

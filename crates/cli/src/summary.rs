@@ -34,6 +34,8 @@ pub(crate) const PASSED: &[Counter] = &[
     Counter::StdioMode,
     Counter::OddPath,
     Counter::NotRegular,
+    Counter::Excluded,
+    Counter::OtherName,
     Counter::OtherNamespace,
     Counter::NoPage,
     Counter::Locked,
@@ -45,6 +47,7 @@ pub(crate) const NOT_LISTED: &[Counter] = &[
     Counter::ListingsStale,
     Counter::ListingsTombstoned,
     Counter::ListingsPassed,
+    Counter::ListingsExcluded,
     Counter::ListingsDropped,
 ];
 
@@ -126,7 +129,10 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
         Counter::ListingsSaved,
     );
     reasons(&mut out, "listings passed:", report, NOT_LISTED);
-    reasons(&mut out, "left alone:", report, PASSED);
+    // That one has a line of its own.
+    let left_alone: Vec<Counter> = PASSED.iter().copied().filter(|reason| *reason != Counter::OtherName).collect();
+    reasons(&mut out, "left alone:", report, &left_alone);
+    other_name(&mut out, report);
     agent(&mut out, report);
     if let Some(why) = report.program.cover.why_not() {
         let _ = writeln!(out, "  {:<21}{}: {why}", "not covered:", report.program.image.display());
@@ -135,6 +141,23 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
         let _ = writeln!(out, "  {:<21}{}", "record:", record.display());
     }
     out
+}
+
+/// Says which name of a source was not served, and what to do.
+fn other_name(out: &mut String, report: &Report<'_>) {
+    let opens = report.counts.of(Counter::OtherName);
+    if opens == 0 {
+        return;
+    }
+    let opens = text::counted(opens, "open", "opens");
+    let advice = match &report.other_name {
+        Some(name) => format!(
+            "by {0}, another name of a source; add --source {0}, and the next run serves them",
+            name.display()
+        ),
+        None => "by links to single files of a source; name the files below the source, and the next run serves them".into(),
+    };
+    let _ = writeln!(out, "  {:<21}{opens} {advice}", "not served:");
 }
 
 fn headline(out: &mut String, report: &Report<'_>, derived: &Derived, others: &[String]) {
@@ -262,6 +285,14 @@ fn agent(out: &mut String, report: &Report<'_>) {
             "not copied:",
             text::count(*number),
             text::why_not_copied(why)
+        );
+    }
+    if status.ahead_of_clock > 0 {
+        let files = text::counted(status.ahead_of_clock, "file or directory", "files and directories");
+        let _ = writeln!(
+            out,
+            "  {:<21}{files} with times up to {} s ahead of this node's clock: each waited two seconds; compare the server's clock",
+            "clock ahead:", status.clock_ahead_s
         );
     }
     for tier in &status.tiers {

@@ -125,7 +125,9 @@ pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize)
 pub fn why_not_copied(key: &str) -> String {
     match key {
         "changed_meanwhile" => "changed while it was copied",
+        "excluded" => "excluded (--exclude)",
         "free_space_floor" => "too little free space on the tier's disk, or memory",
+        "from_the_future" => "its times are ahead of this node's clock, and too many such files waited",
         "in_flight" => "is being copied",
         "index_full" => "no memory for more names of copies",
         "large_directory" => "a directory of more names than a listing holds",

@@ -65,6 +65,10 @@ counters! {
     Live = "pass_live",
     /// not a regular file
     NotRegular = "pass_not_regular",
+    /// by another name of a source that is not served, such as a link that no option names
+    OtherName = "pass_other_name",
+    /// excluded: the source's alone (--exclude)
+    Excluded = "pass_excluded",
     /// the program is in another root or mount namespace
     OtherNamespace = "pass_other_namespace",
     /// shared memory could not be mapped, or is of another version
@@ -95,6 +99,8 @@ counters! {
     ListingsTombstoned = "listings_tombstoned",
     /// directories listed at the source for another reason (freshness on_open, rights, a copy that is gone, a tier that is off, too many at once)
     ListingsPassed = "listings_passed",
+    /// directories listed at the source: excluded, or with an excluded name in them (--exclude)
+    ListingsExcluded = "listings_excluded",
     /// directories of which the agent should have been told: its queue was full, or none answered
     ListingsDropped = "listings_dropped",
     /// bytes of the files that the source answered

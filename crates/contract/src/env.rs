@@ -28,6 +28,8 @@ pub const RAM: &str = "FOREBAY_RAM";
 pub const POLICY: &str = "FOREBAY_POLICY";
 /// What is copied before a program has opened it; as `--prefetch`.
 pub const PREFETCH: &str = "FOREBAY_PREFETCH";
+/// Patterns of files that are the source's alone, separated by `:`; as `--exclude`.
+pub const EXCLUDE: &str = "FOREBAY_EXCLUDE";
 /// Freshness; as `--freshness`.
 pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
 /// `1` keeps the agent after the last run; as `--keep`.

@@ -12,6 +12,7 @@ const DIGESTS: &[(u32, u64)] = &[
     (5, 0x24F8_579B_BE1E_8C5F),
     (6, 0xBDE4_FD6C_48F2_7422),
     (7, 0x1EFA_8EC3_2CD5_9403),
+    (8, 0x4BBF_5A20_D8FC_6EC0),
 ];
 
 /// Size of a type, and where its fields lie.

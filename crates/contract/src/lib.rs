@@ -14,6 +14,7 @@ pub mod control;
 pub mod counters;
 pub mod covered;
 pub mod env;
+pub mod exclude;
 pub mod extents;
 mod hash;
 mod identity;
@@ -32,6 +33,7 @@ pub use board::Board;
 pub use control::{Control, Freshness};
 pub use counters::Counter;
 pub use covered::Covered;
+pub use exclude::Excludes;
 pub use extents::Extents;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
@@ -44,7 +46,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 
 /// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
 /// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 7;
+pub const CONTRACT_VERSION: u32 = 8;
 
 /// Longest path that is looked up or handed over, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

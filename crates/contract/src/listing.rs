@@ -91,6 +91,18 @@ impl Header {
     }
 }
 
+/// Returns the names in a listing's entries, up to the first entry that is not laid out as [`Entry::write`] does.
+pub fn names(entries: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = entries;
+    core::iter::from_fn(move || {
+        let len = usize::from(u16::from_le_bytes(rest.get(LENGTH_AT..LENGTH_AT + 2)?.try_into().ok()?));
+        let (entry, behind) = rest.split_at_checked(len.max(ENTRY_BYTES_MIN))?;
+        rest = behind;
+        let name = entry.get(NAME_AT..)?;
+        name.get(..name.iter().position(|byte| *byte == 0)?)
+    })
+}
+
 /// One entry, to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {

@@ -1,7 +1,7 @@
 //! The run page: what one `forebay run` has decided, which its doors read, and what they count.
 
 use core::sync::atomic::{
-    AtomicU64,
+    AtomicU8, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -10,6 +10,7 @@ use crate::{
     control::Freshness,
     counters::{COUNT, Counter},
     covered::{self, Covered},
+    exclude::{EXCLUDES_BYTES_MAX, Excludes},
     latency::{self, BUCKETS},
     layout::layout,
     opens::{self, Opens},
@@ -40,7 +41,7 @@ const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
 /// What doors and command must lay out alike.
 pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(Header: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
-        roots, root),
+        roots, root, excludes_len, excludes, other_name_len, other_name),
     layout!(Root: dev, len, path),
     &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, COVERED_AT, RUN_BYTES as u64],
     opens::LAYOUT,
@@ -73,7 +74,14 @@ struct Header {
     agent_dir: [u8; AGENT_DIR_BYTES_MAX],
     roots: u64,
     root: [Root; ROOTS_MAX],
+    excludes_len: u64,
+    excludes: [u8; EXCLUDES_BYTES_MAX],
+    /// 0: none; [`BEING_WRITTEN`]: a process writes it.
+    other_name_len: AtomicU64,
+    other_name: [AtomicU8; ROOT_BYTES_MAX],
 }
+
+const BEING_WRITTEN: u64 = u64::MAX;
 
 // SAFETY: integers, byte arrays and an atomic; every bit pattern is a value.
 unsafe impl Plain for Header {}
@@ -95,6 +103,8 @@ pub struct Settings<'a> {
     pub agent_started_at: u64,
     /// Sources: absolute path as spelled, without a final slash, and device number.
     pub roots: &'a [(&'a [u8], u64)],
+    /// Patterns of files that are the source's alone, each with a NUL behind it.
+    pub excludes: &'a [u8],
 }
 
 /// Seconds from the agent's start to `now` (both boot time in nanoseconds), at least 1: 0 is "never used".
@@ -140,6 +150,11 @@ impl<'a> Run<'a> {
                 to.len = path.len() as u64;
                 to.path.get_mut(..path.len())?.copy_from_slice(path);
             }
+            (*place).excludes_len = settings.excludes.len() as u64;
+            (*place)
+                .excludes
+                .get_mut(..settings.excludes.len())?
+                .copy_from_slice(settings.excludes);
             &*place
         };
         header.magic.store(MAGIC, Release);
@@ -200,6 +215,49 @@ impl<'a> Run<'a> {
         self.roots().any(|(root, _)| path.starts_with(root) && is_end(path.get(root.len())))
     }
 
+    /// Returns whether the run has patterns of files that are the source's alone.
+    #[inline]
+    pub const fn has_excludes(&self) -> bool {
+        self.header.excludes_len != 0
+    }
+
+    /// Returns whether an absolute path, as spelled, is of a file that is the source's alone.
+    #[inline]
+    pub fn excludes(&self, path: &[u8]) -> bool {
+        self.has_excludes() && self.matches_excludes(path)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn matches_excludes(&self, path: &[u8]) -> bool {
+        let text = self.header.excludes.get(..self.header.excludes_len as usize).unwrap_or(&[]);
+        Excludes::new(text).matches(path, &self.roots().map(|root| root.0))
+    }
+
+    /// Notes a name of a source that is not served; the first one stays.
+    pub fn note_other_name(&self, name: &[u8]) {
+        let len = &self.header.other_name_len;
+        if name.is_empty() || name.len() > ROOT_BYTES_MAX || len.compare_exchange(0, BEING_WRITTEN, Acquire, Relaxed).is_err() {
+            return;
+        }
+        for (to, from) in self.header.other_name.iter().zip(name) {
+            to.store(*from, Relaxed);
+        }
+        len.store(name.len() as u64, Release);
+    }
+
+    /// Copies the name that [`Self::note_other_name`] noted first into `room`, and returns it.
+    pub fn other_name<'r>(&self, room: &'r mut [u8; ROOT_BYTES_MAX]) -> Option<&'r [u8]> {
+        let len = self.header.other_name_len.load(Acquire);
+        if len == 0 || len == BEING_WRITTEN {
+            return None;
+        }
+        for (to, from) in room.iter_mut().zip(&self.header.other_name) {
+            *to = from.load(Relaxed);
+        }
+        room.get(..len as usize)
+    }
+
     /// Whether a device number is a source's.
     #[inline]
     pub fn is_source_device(&self, dev: u64) -> bool {
@@ -208,7 +266,7 @@ impl<'a> Run<'a> {
 
     /// The sources: path and device.
     #[inline]
-    pub fn roots(&self) -> impl Iterator<Item = (&'a [u8], u64)> {
+    pub fn roots(&self) -> impl Iterator<Item = (&'a [u8], u64)> + Clone + use<'a> {
         let roots = self.header.root.get(..self.header.roots as usize).unwrap_or(&[]);
         roots
             .iter()

@@ -18,6 +18,7 @@ fn a_process_is_covered_from_its_entry_to_its_removal() {
         agent_dir: b"/agent",
         agent_started_at: 0,
         roots: &[],
+        excludes: &[],
     };
     let run = Run::create(region(RUN_BYTES), &settings).expect("fits");
     let covered = run.covered();

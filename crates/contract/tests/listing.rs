@@ -107,6 +107,7 @@ fn a_source_itself_is_a_directory_of_the_run() {
         agent_dir: b"/agent",
         agent_started_at: 1,
         roots: &[(b"/data/set", 1)],
+        excludes: &[],
     };
     let run = Run::create(region(RUN_BYTES), &settings).expect("room");
     for (path, is_under) in [

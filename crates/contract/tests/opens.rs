@@ -20,6 +20,7 @@ fn run_in(memory: Region<'static>) -> Run<'static> {
         agent_dir: b"/agent",
         agent_started_at: 1,
         roots: &[],
+        excludes: &[],
     };
     Run::create(memory, &settings).expect("room")
 }

@@ -24,6 +24,7 @@
 mod attributes;
 mod children;
 mod copies;
+mod foreign;
 mod handover;
 mod hooks;
 mod listings;

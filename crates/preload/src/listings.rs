@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use forebay_contract::{
     Counter, Freshness,
-    listing::{HEADER_BYTES, Header},
+    listing::{HEADER_BYTES, Header, names},
 };
 use libc::DIR;
 
@@ -96,6 +96,7 @@ fn count(serving: Serving, miss: Option<&Miss>) {
         Some(Miss::Unknown) => Counter::ListingsUnknown,
         Some(Miss::Because(Counter::Stale)) => Counter::ListingsStale,
         Some(Miss::Because(Counter::Tombstoned)) => Counter::ListingsTombstoned,
+        Some(Miss::Because(Counter::Excluded)) => Counter::ListingsExcluded,
         Some(Miss::Because(_)) => Counter::ListingsPassed,
     };
     serving.door.count(Counter::SourceListings, 1);
@@ -103,6 +104,9 @@ fn count(serving: Serving, miss: Option<&Miss>) {
 }
 
 fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<*mut DIR, Miss> {
+    if serving.door.run.excludes(spelled) {
+        return Err(Miss::Because(Counter::Excluded));
+    }
     // Nor need the agent hear of it: whatever it listed, this run would not use it.
     if serving.door.run.freshness() == Freshness::OnOpen {
         return Err(Miss::Because(Counter::ListingsPassed));
@@ -118,11 +122,31 @@ fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<
     let listing = Listing::read(fd, found.record.size() as usize, spelled);
     sys::close(fd);
     let origin = origin_of(&found);
-    let stream = streams::open(listing.ok_or(Miss::Because(Counter::CopyGone))?, origin);
+    let listing = listing.ok_or(Miss::Because(Counter::CopyGone))?;
+    if serving.door.run.has_excludes() && has_excluded_name(serving, spelled, listing.entries()) {
+        listing.unmap();
+        return Err(Miss::Because(Counter::Excluded));
+    }
+    let stream = streams::open(listing, origin);
     // Where all are in use it is none of the agent's business.
     let stream = stream.ok_or(Miss::Because(Counter::ListingsPassed))?;
     found.stamp(serving, now);
     Ok(stream)
+}
+
+/// Returns whether a name in a listing is excluded: which of those there are is for the source to say.
+#[cold]
+#[inline(never)]
+fn has_excluded_name(serving: Serving, spelled: &[u8], entries: &[u8]) -> bool {
+    let mut path = PathBuffer::new();
+    if path.push(spelled).and_then(|()| path.push(b"/")).is_none() {
+        return true;
+    }
+    let directory = path.bytes().len();
+    names(entries).filter(|name| !matches!(*name, b"." | b"..")).any(|name| {
+        path.truncate(directory);
+        path.push(name).is_none() || serving.door.run.excludes(path.bytes())
+    })
 }
 
 /// Whether the listing may stand in now.

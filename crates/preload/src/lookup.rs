@@ -8,7 +8,12 @@ use forebay_contract::{
     object_path,
 };
 
-use crate::{path::PathBuffer, rights, state::Serving, sys};
+use crate::{
+    path::{PathBuffer, descriptor_path},
+    rights,
+    state::Serving,
+    sys,
+};
 
 /// Why no copy was opened.
 #[derive(Clone, Copy)]
@@ -122,7 +127,12 @@ impl Found<'_> {
         }
         let freshness = serving.door.run.freshness();
         let usable = serving.control.usable(self.record, directory, name, &self.identity, freshness, now);
-        usable.map_err(Miss::Because)
+        usable.map_err(Miss::Because)?;
+        // Where a link is on the way, the name in the record is not the file's own.
+        if !self.record.is_plain() && serving.door.run.has_excludes() && leads_to_excluded(serving, spelled) {
+            return Err(Miss::Because(Counter::Excluded));
+        }
+        Ok(())
     }
 
     /// Whether it is the listing of a directory, and not a file's copy.
@@ -202,6 +212,23 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
     serving.door.note_open(spelled);
     found.stamp(serving, now);
     Ok(fd)
+}
+
+/// Returns whether the kernel's own name of what a path leads to is excluded. It counts as excluded where the kernel can't say.
+#[cold]
+#[inline(never)]
+fn leads_to_excluded(serving: Serving, spelled: &[u8]) -> bool {
+    let mut path = PathBuffer::new();
+    if path.push(spelled).is_none() {
+        return true;
+    }
+    let Ok(fd) = sys::open_at(libc::AT_FDCWD, path.c_str(), libc::O_PATH | libc::O_CLOEXEC, 0) else {
+        return true;
+    };
+    path.truncate(0);
+    let is_known = descriptor_path(fd, &mut path).is_some();
+    sys::close(fd);
+    !is_known || serving.door.run.excludes(path.bytes())
 }
 
 /// Whether the name still leads to the version that was copied.

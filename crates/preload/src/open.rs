@@ -6,7 +6,7 @@ use forebay_contract::Counter;
 
 use crate::{
     copies::{self, Copy},
-    handover,
+    foreign, handover,
     lookup::{self, Miss},
     marks::{self, Place},
     path::{PathBuffer, descriptor_path},
@@ -64,8 +64,7 @@ pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl F
     let bytes = path.to_bytes();
     if kind != Kind::Write && bytes.first() == Some(&b'/') {
         if !serving.door.run.covers(bytes) {
-            serving.door.count(Counter::Foreign, 1);
-            return real();
+            return foreign::open(serving, bytes, &real);
         }
         if kind == Kind::Read && bytes.len() < libc::PATH_MAX as usize {
             return read_spelled(serving, bytes, path, flags, &real);
@@ -84,10 +83,7 @@ fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn
     let mut buffer = PathBuffer::new();
     match lookup::spell(dirfd, path, &mut buffer) {
         Ok(spelled) if serving.door.run.covers(spelled) => read_spelled(serving, spelled, path, flags, real),
-        Ok(_) => {
-            serving.door.count(Counter::Foreign, 1);
-            real()
-        }
+        Ok(spelled) => foreign::open(serving, spelled, real),
         Err(reason) => {
             serving.door.count(reason, 1);
             real()
@@ -98,6 +94,10 @@ fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn
 /// For reading, under a source.
 #[inline(never)]
 fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
+    if serving.door.run.excludes(spelled) {
+        serving.door.count(Counter::Excluded, 1);
+        return real();
+    }
     serving.door.count(Counter::SourceOpens, 1);
     let now = real::now();
     let miss = match lookup::open_copy(serving, spelled, path, flags, now) {

@@ -140,7 +140,7 @@ fn answered_relative(serving: Serving, question: Question, dirfd: c_int, path: &
 fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags: c_int) -> bool {
     serving.door.count(Counter::SourceStats, 1);
     let only_source = matches!(question, Question::Other) || flags & !HARMLESS != 0;
-    if only_source || serving.door.run.freshness() == Freshness::OnOpen {
+    if only_source || serving.door.run.freshness() == Freshness::OnOpen || serving.door.run.excludes(spelled) {
         return false;
     }
     let now = real::now();

@@ -100,6 +100,10 @@ impl Request<'_> {
     }
 
     fn read_spelled(&self, serving: Serving, spelled: &[u8], flags: c_int) -> *mut FILE {
+        if serving.door.run.excludes(spelled) {
+            serving.door.count(Counter::Excluded, 1);
+            return self.pass();
+        }
         serving.door.count(Counter::SourceOpens, 1);
         let now = real::now();
         let miss = match lookup::open_copy(serving, spelled, self.path, flags, now) {

@@ -87,7 +87,15 @@ impl Listing {
         Some(())
     }
 
-    fn unmap(self) {
+    /// The entries, as they lie in the tier.
+    pub(crate) fn entries(&self) -> &[u8] {
+        // SAFETY: the mapping holds `len` bytes, and nobody writes to them before the stream is open.
+        let bytes = unsafe { core::slice::from_raw_parts(self.base.as_ptr(), self.len) };
+        bytes.get(HEADER_BYTES..).unwrap_or(&[])
+    }
+
+    /// Gives the memory back.
+    pub(crate) fn unmap(self) {
         sys::unmap(self.base, self.mapped);
     }
 }

@@ -13,6 +13,10 @@ use crate::error::StoreError;
 use crate::source::{Ask, Source};
 use crate::tier::Shared;
 
+/// Blocks of zeros of this length become holes: that of a page, and of a block of most file systems.
+const HOLE_BYTES: usize = 4096;
+static ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
+
 /// A whole copy that nothing leads to yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
@@ -31,6 +35,7 @@ pub struct CopyWriter {
     /// `None` once finished or abandoned.
     file: Option<Box<dyn DiskFile>>,
     copied: u64,
+    keeps_holes: bool,
     hasher: Hasher,
 }
 
@@ -51,8 +56,16 @@ impl CopyWriter {
             identity,
             file: Some(file),
             copied: 0,
+            keeps_holes: false,
             hasher: Hasher(Box::new(XxHash3_128::new())),
         }
+    }
+
+    /// From here on, blocks of zeros are not written: they become holes of the copy. For a source that takes less room than its size.
+    #[must_use]
+    pub fn keep_holes(mut self) -> Self {
+        self.keeps_holes = true;
+        self
     }
 
     /// The copy's name.
@@ -90,11 +103,20 @@ impl CopyWriter {
                 return Err(self.changed("it ends before its size"));
             }
             let bytes = &buffer[..read];
-            write_all_at(self.file("write")?, bytes, self.copied).map_err(|errno| self.tier_error("write", errno))?;
+            self.write(bytes).map_err(|errno| self.tier_error("write", errno))?;
             self.hasher.0.write(bytes);
             self.copied += read as u64;
         }
         Ok(self.copied)
+    }
+
+    /// Writes bytes at the end of what is copied, but for holes.
+    fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        let file = self.file.as_deref().ok_or(Errno::BADF)?;
+        if !self.keeps_holes {
+            return write_all_at(file, bytes, self.copied);
+        }
+        data_in(bytes, self.copied).try_for_each(|(offset, data)| write_all_at(file, data, offset))
     }
 
     /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, is what it was at the beginning, and the
@@ -108,6 +130,10 @@ impl CopyWriter {
             .identity;
         if let Some(what) = difference(&self.identity, &now) {
             return Err(self.changed(what));
+        }
+        if self.keeps_holes {
+            // A hole at the end is in no write.
+            self.set_size().map_err(|errno| self.tier_error("truncate", errno))?;
         }
         let object = self.check().map_err(|errno| self.tier_error("check", errno))?;
         if object.size != self.identity.size {
@@ -131,6 +157,11 @@ impl CopyWriter {
         self.shared.remove_object(self.id)
     }
 
+    fn set_size(&self) -> Result<(), Errno> {
+        let file = self.file.as_deref().ok_or(Errno::BADF)?;
+        uninterrupted(|| file.truncate(self.identity.size))
+    }
+
     /// What the copy is, its mode put right.
     fn check(&self) -> Result<Identity, Errno> {
         let file = self.file.as_deref().ok_or(Errno::BADF)?;
@@ -144,10 +175,6 @@ impl CopyWriter {
             stat = uninterrupted(|| file.stat())?;
         }
         Ok(stat.identity)
-    }
-
-    fn file(&self, operation: &'static str) -> Result<&dyn DiskFile, StoreError> {
-        self.file.as_deref().ok_or_else(|| self.tier_error(operation, Errno::BADF))
     }
 
     fn path(&self) -> PathBuf {
@@ -179,6 +206,24 @@ impl Drop for CopyWriter {
     }
 }
 
+/// Returns the parts of `bytes`, which lie at `offset` in their file, that are not blocks of zeros, and where they lie. Blocks lie at multiples
+/// of their length.
+fn data_in(bytes: &[u8], offset: u64) -> impl Iterator<Item = (u64, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let block_len = |at: usize| (HOLE_BYTES - (offset as usize).wrapping_add(at) % HOLE_BYTES).min(bytes.len() - at);
+        let is_hole = |at: usize, len: usize| bytes[at..at + len] == ZEROS[..len];
+        while at < bytes.len() && is_hole(at, block_len(at)) {
+            at += block_len(at);
+        }
+        let from = at;
+        while at < bytes.len() && !is_hole(at, block_len(at)) {
+            at += block_len(at);
+        }
+        (from < at).then(|| (offset + from as u64, &bytes[from..at]))
+    })
+}
+
 /// In what two identities differ.
 fn difference(before: &Identity, after: &Identity) -> Option<&'static str> {
     if (before.dev, before.ino) != (after.dev, after.ino) {
@@ -191,5 +236,32 @@ fn difference(before: &Identity, after: &Identity) -> Option<&'static str> {
         Some("its change time")
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_left_out_is_blocks_of_zeros(blocks in proptest::collection::vec(0_u8..3, 0..6), cut in 0..HOLE_BYTES, offset in 0..3 * HOLE_BYTES as u64) {
+            let mut bytes: Vec<u8> = blocks.iter().flat_map(|block| vec![*block; HOLE_BYTES]).collect();
+            bytes.truncate(bytes.len().saturating_sub(cut));
+            let mut rebuilt = vec![0; bytes.len()];
+            let mut end = offset;
+            for (at, data) in data_in(&bytes, offset) {
+                prop_assert!(at >= end && !data.is_empty());
+                end = at + data.len() as u64;
+                rebuilt[(at - offset) as usize..][..data.len()].copy_from_slice(data);
+            }
+            prop_assert_eq!(&rebuilt, &bytes);
+            let kept: usize = data_in(&bytes, offset).map(|(_, data)| data.len()).sum();
+            let aligned = offset.is_multiple_of(HOLE_BYTES as u64);
+            let data = blocks.iter().filter(|block| **block != 0).count() * HOLE_BYTES;
+            prop_assert!(!aligned || kept <= data, "{kept} of {data}");
+        }
     }
 }

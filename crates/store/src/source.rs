@@ -99,6 +99,12 @@ impl SourceStat {
         FileType::from_raw_mode(self.attributes.mode) == FileType::RegularFile
     }
 
+    /// Returns whether the file takes less room at the source than its size: it may have holes.
+    pub fn may_have_holes(&self) -> bool {
+        // Blocks of 512 bytes, whatever those of the file system.
+        self.attributes.blocks.saturating_mul(512) < self.identity.size
+    }
+
     /// Whether this is a directory, whose copy is a listing of it.
     pub fn is_directory(&self) -> bool {
         self.attributes.is_directory()

@@ -72,11 +72,16 @@ impl Clerk {
     pub(super) fn under_way(&self, run: Option<u64>) -> UnderWay {
         let flights = self.flights.values().map(|flight| (flight.run, &flight.stat, flight.ahead));
         let deferred = self.adoption.deferred().map(|handed| (handed.run, &handed.stat, false));
+        let waiting = self.ahead_of_clock.waiting().map(|handed| (handed.run, &handed.stat, false));
         let mut under_way = UnderWay {
             listings: self.listings.waiting_of(run),
             ..UnderWay::default()
         };
-        for (_, stat, ahead) in flights.chain(deferred).filter(|(of, ..)| run.is_none_or(|run| run == *of)) {
+        for (_, stat, ahead) in flights
+            .chain(deferred)
+            .chain(waiting)
+            .filter(|(of, ..)| run.is_none_or(|run| run == *of))
+        {
             let number = match (ahead, stat.is_directory()) {
                 (true, _) => &mut under_way.ahead,
                 (false, true) => &mut under_way.listings,

@@ -6,16 +6,16 @@ use forebay_contract::{index::split, run::use_stamp};
 
 use crate::{
     clock::{boot_ns, unix_s},
-    limits::{
-        CLOCK_SKEW_MAX, FIRST_SWEEPS, SETTLED_AFTER, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED,
-        SWEEP_WANTED_SHARE,
-    },
+    limits::{FIRST_SWEEPS, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED, SWEEP_WANTED_SHARE},
     protocol::RunFreshness,
     receiver::Handed,
     sweeper::{Request, Swept},
 };
 
-use super::Clerk;
+use super::{
+    Clerk,
+    ahead_of_clock::{self, Age, FROM_THE_FUTURE},
+};
 
 /// Time that sweeps may take: a share of all time. One sweep can't be cut short, so it may leave a debt, which is paid off before
 /// the next.
@@ -85,10 +85,15 @@ impl Clerk {
     pub(super) fn is_settled(&self, handed: &Handed) -> Result<(), &'static str> {
         let identity = &handed.stat.identity;
         let (dir, name) = split(&handed.path).ok_or("malformed")?;
-        let now = unix_s();
-        let newest = identity.mtime.max(identity.ctime).sec;
-        if newest > now - SETTLED_AFTER.as_secs() as i64 && newest < now + CLOCK_SKEW_MAX.as_secs() as i64 {
-            return Err("recently_modified");
+        match ahead_of_clock::age_of(identity, unix_s()) {
+            Age::Settled => {}
+            Age::Recent => return Err("recently_modified"),
+            // Two looks by our own clock tell as much as a comparison of two clocks.
+            Age::Ahead(_)
+                if handed
+                    .waited
+                    .is_some_and(|before| before.mtime == identity.mtime && before.ctime == identity.ctime) => {}
+            Age::Ahead(_) => return Err(FROM_THE_FUTURE),
         }
         if self.control.newest_tombstone() != 0 {
             let index = self.pages.index();

@@ -186,7 +186,10 @@ impl Clerk {
     /// A directory was listed, or files of it opened.
     pub(super) fn prefetched(&mut self, answer: Answer) {
         match answer {
-            Answer::Listed(names) => {
+            Answer::Listed(mut names) => {
+                if let Some(run) = self.runs.get(&self.prefetch.run) {
+                    names.retain(|path| !run.excludes(path));
+                }
                 self.prefetch.policy.listed(names.len());
                 self.prefetch.names = names.into();
             }

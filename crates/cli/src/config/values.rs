@@ -1,6 +1,9 @@
 //! Values that have a form of their own: how they are written, and read.
 
-use std::ffi::OsStr;
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+};
 
 use forebay_agent::{Policy, protocol::RunFreshness};
 
@@ -64,6 +67,16 @@ pub(super) fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<R
         value,
         origin: origin.clone(),
     })
+}
+
+pub(super) fn parse_exclude(origin: &Origin, text: &OsStr) -> Result<OsString, Refusal> {
+    match forebay_contract::exclude::check(text.as_bytes()) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(why) => Err(Refusal::bad_input(format_args!(
+            "{origin}: pattern '{}' {why}",
+            text.to_string_lossy()
+        ))),
+    }
 }
 
 /// As it is written.
