@@ -304,7 +304,7 @@ class Inventory:
             if component.put is not None and not one.is_there:
                 if one.expected is not None:
                     self._described.expect(component.path, one.expected)
-                component.put(one.tree)
+                _put(component, one.tree)
         manifest = capture.manifest.read(digests)
         after = self._digested(self._parts(), settled)
         if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
@@ -494,6 +494,16 @@ def _undrawn(component: Component, generators: Sequence[Component]) -> Component
                     put(states)
 
     return replace(component, get=get)
+
+
+def _put(component: Component, value: object) -> None:
+    """Sets a component, whose object may refuse it in words of its own."""
+    try:
+        component.put(value)  # type: ignore[misc]
+    except CloneError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"{spelled(component.path)} could not be set: {type(error).__name__}: {error}") from error
 
 
 def _replicated(part: Part) -> Part | None:

@@ -7,6 +7,8 @@
     {"$": "tuple", "of": [1, 2]}
     {"$": "dict", "of": [["lr", 0.1], [3, "x"]]}         in the dictionary's order; keys are None, bool, int, float, str or tuples of these
     {"$": "ordered", "of": [...]}, {"$": "counter", ...} OrderedDict and Counter, alike
+    {"$": "deque", "of": [1, 2], "maxlen": null}         a deque
+    {"$": "set", "of": [1, 2]}, {"$": "frozenset", ...}  sorted by how their items are written
     {"$": "numpy", "type": "<u4", "shape": [624], "of": "00ff..."}    an array, or with shape null a scalar
     {"$": "tensor"}                                      a tensor, which is an entry of its own: the path says which
 """
@@ -31,13 +33,15 @@ DEPTH_MAX = 64
 
 _NAN_AND_INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
+_SETS: dict[str, type] = {"set": set, "frozenset": frozenset}
 _MAPPING_TAGS = {kind: tag for tag, kind in _MAPPINGS.items()}
 _PLAIN = frozenset((type(None), bool, int, str))
 _TENSOR = {"$": "tensor"}
 # Truth values, integers, floating point and complex numbers.
 _NUMPY_KINDS = "biufc"
 # What an object of JSON must have beside "$", by type.
-_FIELDS = {"tensor": set(), "numpy": {"type", "shape", "of"}} | {tag: {"of"} for tag in ("float", "bytes", "tuple", *_MAPPINGS)}
+_WITH_ITEMS = ("float", "bytes", "tuple", "set", "frozenset", *_MAPPINGS)
+_FIELDS = {"tensor": set(), "deque": {"of", "maxlen"}, "numpy": {"type", "shape", "of"}} | {tag: {"of"} for tag in _WITH_ITEMS}
 
 
 def spelled(path: Path) -> str:
@@ -101,6 +105,8 @@ def _encoded(value: object, path: Path, tensor: Callable[[Path, object], bool], 
         if len({_part(key) for key in value}) != len(value):
             raise UndescribableError(f"{spelled(path)}: two keys are written alike, such as 1 and '1'; rename one")
         return {"$": _MAPPING_TAGS[kind], "of": pairs}
+    if kind in (collections.deque, set, frozenset):
+        return _encoded_collection(value, path, tensor, depth)
     if tensor(path, value):
         return _TENSOR
     if (array := _numpy(value)) is not None:
@@ -109,6 +115,14 @@ def _encoded(value: object, path: Path, tensor: Callable[[Path, object], bool], 
         f"{spelled(path)}: a {kind.__module__}.{kind.__qualname__} can't be described without pickling it: "
         "keep numbers, text, bytes, tuples, lists, dictionaries, arrays and tensors in the state"
     )
+
+
+def _encoded_collection(value: Any, path: Path, tensor: Callable[[Path, object], bool], depth: int) -> object:  # noqa: ANN401
+    """Writes a deque, or a set, whose items have no order of their own."""
+    if isinstance(value, collections.deque):
+        return {"$": "deque", "of": _encoded(list(value), path, tensor, depth + 1), "maxlen": value.maxlen}
+    of = [_encoded_key(item, path) for item in value]
+    return {"$": type(value).__name__, "of": sorted(of, key=json.dumps)}
 
 
 def _part(key: object) -> str:
@@ -154,6 +168,10 @@ def _decoded(value: Any, path: Path, tensor: Callable[[Path], object], depth: in
         return tuple(_decoded(_list(of), path, tensor, depth))
     if tag == "numpy":
         return _decoded_numpy(value)
+    if tag == "deque":
+        return collections.deque(_decoded(_list(of), path, tensor, depth + 1), value["maxlen"])
+    if tag in _SETS:
+        return _SETS[tag](_decoded(_list(of), path, _no_tensor, depth + 1))
     mapping = _MAPPINGS[tag]()
     for key, item in _list(of):
         if type(key) is not str:

@@ -66,7 +66,7 @@ def check_kind(kind: str, path: Path, value: object) -> None:
 
 def check_optimizer(optimizer: Optimizer, path: Path) -> None:
     """Refuses an optimizer of which more is to be known than its groups and their parameters' state."""
-    if type(optimizer).state_dict is not Optimizer.state_dict:
+    if type(optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(optimizer):
         raise UndescribableError(f"{spelled(path)}: {type_of(optimizer)} has a state_dict of its own, of which nothing is known")
     # Such as the usual SAM: the state is the inner one's, and so are the steps.
     if inner := next((name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)), None):

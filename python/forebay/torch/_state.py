@@ -19,6 +19,7 @@ from forebay.clone._adapter import Component, Described, Known, Memory, Watch
 from forebay.clone._errors import DamagedError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
+from forebay.torch._attributes import Attributes
 from forebay.torch._changes import change as change
 from forebay.torch._changes import optimizers
 from forebay.torch._flags import dtype_name, flags, set_flags
@@ -26,6 +27,7 @@ from forebay.torch._generators import access as access
 from forebay.torch._generators import generator, process_generators, set_process_generators
 from forebay.torch._given import check_given, check_kind, check_optimizer, path_of, type_of
 from forebay.torch._group import of_group
+from forebay.torch._hidden import of_module, of_optimizer
 from forebay.torch._modules import plain_kinds, watch
 from forebay.torch._objects import state_of
 from forebay.torch._staging import inward as inward
@@ -341,6 +343,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         return found
 
     structure = watch(module)
+    attributes = Attributes((*path, "attributes"), module.named_modules, lambda: [*module.parameters(), *module.buffers()])
     # To look at these alone takes half as long as to go through all modules once more.
     of_gradients = Watch(lambda: [parameter() for parameter in last], ("grad",))
     return [
@@ -370,6 +373,8 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
             is_plain=True,
         ),
         _extra(module, path, structure),
+        of_module(module, path, structure, attributes.look),
+        attributes.component(),
     ]
 
 
@@ -430,6 +435,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
                 del group[key]
             group.update(values)
 
+    attributes = Attributes((*path, "attributes"), lambda: [("", optimizer)], lambda: parameters().values())
     whole = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
     return [
         _fixed((*path, "type"), lambda: type_of(optimizer)),
@@ -440,6 +446,8 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
             watches=(whole,),
             shapes=lambda: list(parameters().values()),
         ),
+        of_optimizer(optimizer, path),
+        attributes.component(),
         Component(
             (*path, "groups"),
             Placement.REPLICATED,

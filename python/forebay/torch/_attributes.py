@@ -1,0 +1,246 @@
+"""Plain attributes of modules and optimizers: state that is in no `state_dict`, such as a count of steps, or a metric's sums."""
+
+import collections
+import contextlib
+import copy
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from forebay._say import say
+from forebay.clone._adapter import Component
+from forebay.clone._errors import DifferenceError, UndescribableError
+from forebay.clone._manifest import Placement
+from forebay.clone._values import Path, encode, spelled
+from forebay.torch._generators import access
+from forebay.torch._given import type_of
+from forebay.torch._group import of_group
+from forebay.torch._tensors import PLAIN
+
+__all__ = ["Attributes"]
+
+ITEMS_MAX = 100_000
+"""Items of one container, at most; of a larger one nothing is carried."""
+
+# The framework's own attributes, which other components carry, or which are no state.
+_OF_MODULES = frozenset((*vars(nn.Module()), "_compiled_call_impl"))
+_OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "step", "_zero_grad_profile_name"))
+_SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.OrderedDict, collections.Counter, collections.deque))
+# Of torch's own classes only these: schedules set a dropout's `p`, and all else says how a module was made.
+_OF_TORCH_S = frozenset((bool, float))
+
+
+class _Looked(NamedTuple):
+    """An object, and its attributes as they were when it was first seen.
+
+    Attributes:
+        name: its path in the module.
+        attributes: its `__dict__`.
+        is_counted: returns whether an attribute of that name, with that value, may be state.
+        scalars: reads the numbers, text and truth values, all at once; None if there are none.
+        values: what it read.
+        length: number of attributes.
+        first: what tells of each whether it is as it was.
+        has_more: there are others than scalars, which may change without a trace.
+    """
+
+    name: str
+    attributes: dict[str, Any]
+    is_counted: Callable[[str, object], bool]
+    scalars: Callable[[dict[str, Any]], Any] | None
+    values: Any
+    length: int
+    first: dict[str, object]
+    has_more: bool
+
+    @classmethod
+    def at(cls, name: str, one: object) -> "_Looked":
+        """Looks at an object."""
+        is_torch_s = type(one).__module__.startswith("torch.")
+        left = _OF_MODULES if isinstance(one, nn.Module) else _OF_OPTIMIZERS
+        kinds = None if not is_torch_s else _OF_TORCH_S if isinstance(one, nn.Module) else _SCALARS
+
+        def is_counted(key: str, value: object) -> bool:
+            return key not in left and not key.startswith("_optimizer_") and (kinds is None or type(value) in kinds)
+
+        attributes = vars(one)
+        counted = {key: value for key, value in attributes.items() if is_counted(key, value)}
+        keys = [key for key, value in counted.items() if type(value) in _SCALARS]
+        getter = operator.itemgetter(*keys) if keys else None
+        first = {key: _noted(value)[0] for key, value in counted.items()}
+        has_more = len(keys) != len(first)
+        return cls(name, attributes, is_counted, getter, getter and getter(attributes), len(attributes), first, has_more)
+
+    def is_as_it_was(self) -> bool:
+        """Returns whether no attribute has changed. A fork asks it of every module, while training stands still."""
+        if self.has_more or len(self.attributes) != self.length:
+            return False
+        with contextlib.suppress(KeyError):
+            return self.scalars is None or bool(self.scalars(self.attributes) == self.values)
+        return False
+
+
+class Attributes:
+    """Attributes of all objects in a module, or of an optimizer, that have changed since the job's state was first described.
+
+    Beside these, always, generators, and tensors that are neither parameters nor buffers.
+    """
+
+    def __init__(self, path: Path, objects: Callable[[], Iterable[tuple[str, object]]], own: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """Notes them as they are.
+
+        Args:
+            path: where their component stands.
+            objects: returns the objects, each with its name.
+            own: returns the tensors that other components carry.
+        """
+        self._path, self._objects, self._own = path, objects, own
+        # By identity, with the object, so that no other has it.
+        self._looked: dict[int, tuple[object, _Looked]] = {}
+        # Set to what the parent had: these count as changed, whatever they are.
+        self._set: set[tuple[str, str]] = set()
+        self._named: set[tuple[str, str]] = set()
+        self.look()
+
+    def component(self) -> Component:
+        """Returns the part of the state that they are."""
+        return Component(self._path, Placement.PER_RANK, self.changed, self.put)
+
+    def look(self) -> None:
+        """Notes objects that have been added, and forgets those that are gone."""
+        looked = {}
+        for name, one in self._objects():
+            known = self._looked.get(id(one))
+            looked[id(one)] = (one, known[1]._replace(name=name) if known else _Looked.at(name, one))
+        self._looked = looked
+
+    def changed(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Returns what a clone would not have by itself: by object `values` and `generators`, by name."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        own: set[int] = set()
+        touched = {name for name, _ in self._set}
+        for _, one in self._looked.values():
+            if one.is_as_it_was() and one.name not in touched:
+                continue
+            own = own or _storages(self._own())
+            state: dict[str, dict[str, Any]] = {"values": {}, "generators": {}}
+            for key, value in one.attributes.items():
+                if one.is_counted(key, value) or (one.name, key) in self._set:
+                    self._add(state, one, key, value, own)
+            if any(state.values()):
+                found[one.name] = state
+        return found
+
+    def _add(self, state: dict[str, dict[str, Any]], one: _Looked, key: str, value: Any, own: set[int]) -> None:  # noqa: ANN401
+        if (generator := access(value)) is not None:
+            state["generators"][key] = generator[0]()
+            return
+        noted, is_always = _noted(value)
+        is_changed = noted != one.first.get(key, _MISSING) or (one.name, key) in self._set
+        if not is_changed and not is_always:
+            return
+        if not isinstance(noted, int):
+            if not _shares(value, own):
+                state["values"][key] = _copied(value)
+        elif is_changed and (one.name, key) not in self._named:
+            self._named.add((one.name, key))
+            if (of_group() or (0, 1))[0] == 0:
+                where = spelled((*self._path[:-1], *filter(None, [one.name]), key))
+                say(
+                    f"{where}, a {type_of(value)}, has changed while training, and a fork does not carry it: where results depend on it, "
+                    "keep numbers or tensors there, or give it by get_extra_state"
+                )
+
+    def put(self, states: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Sets the attributes to the parent's.
+
+        Raises:
+            DifferenceError: an object is not there.
+        """
+        self.look()
+        here = {one.name: one for _, one in self._looked.values()}
+        if lacking := [name for name in states if name not in here]:
+            raise DifferenceError(f"{spelled((*self._path, lacking[0]))} is missing here: have the clone make what its parent has added")
+        for one in here.values():
+            state = states.get(one.name, {"values": {}, "generators": {}})
+            # What passes before the state came have changed here, and steps have not changed there.
+            names = one.scalars and [key for key in one.first if type(one.first[key]) is tuple]
+            for key in names or ():
+                if key not in state["values"] and key in one.attributes and _noted(one.attributes[key])[0] != one.first[key]:
+                    one.attributes[key] = one.first[key][1]  # type: ignore[index]
+            for key, value in state["values"].items():
+                _set(one.attributes, key, value)
+                self._set.add((one.name, key))
+            for key, value in state["generators"].items():
+                if (generator := access(one.attributes.get(key))) is None:
+                    raise DifferenceError(
+                        f"{spelled((*self._path, one.name, key))} is a generator where the state was captured, and none here"
+                    )
+                generator[1](value)
+
+
+_MISSING = object()
+
+
+def _noted(value: Any) -> tuple[object, bool]:  # noqa: ANN401  (any attribute)
+    """Returns what tells whether a value is as it was, and whether it is carried in any case.
+
+    That is the type and value of a scalar, the text of a container, and of an object that can't be carried its identity.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return (kind, value), False
+    if kind in PLAIN:
+        return "tensor", True
+    if kind in _CONTAINERS and len(value) > ITEMS_MAX:
+        return id(value), False
+    tensors = 0
+
+    def note(_: object, leaf: object) -> bool:
+        nonlocal tensors
+        tensors += type(leaf) in PLAIN
+        return type(leaf) in PLAIN
+
+    if kind in _CONTAINERS or kind.__module__ == "numpy":
+        with contextlib.suppress(UndescribableError):
+            return f"{kind.__name__} {encode(value, (), note).decode()}", tensors > 0
+    return id(value), False
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if type(tensor) in PLAIN}
+
+
+def _shares(value: Any, own: set[int]) -> bool:  # noqa: ANN401
+    """Returns whether a value is, or has, a tensor that other components carry, or a view of one."""
+    if type(value) in PLAIN:
+        return value.layout == torch.strided and value.numel() > 0 and value.untyped_storage().data_ptr() in own
+    if type(value) in _CONTAINERS:
+        return any(_shares(item, own) for item in (value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401
+    """Returns a copy of its own, so that a tensor that is loaded is nobody else's."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value.detach().clone()
+    if kind is collections.deque:
+        return collections.deque(map(_copied, value), value.maxlen)
+    if kind in (dict, collections.OrderedDict, collections.Counter):
+        return kind((key, _copied(item)) for key, item in value.items()) if kind is not collections.Counter else copy.copy(value)
+    return kind(map(_copied, value)) if kind in _CONTAINERS else copy.copy(value)
+
+
+def _set(attributes: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
+    old = attributes.get(key)
+    # Whoever has it, such as an optimizer, is to go on having it.
+    if type(old) in PLAIN and type(value) in PLAIN and old.requires_grad and old.is_leaf and old.shape == value.shape:
+        with torch.no_grad():
+            old.copy_(value)
+        return
+    attributes[key] = value
