@@ -74,8 +74,12 @@ class Hooked(Counted):
     def __init__(self) -> None:
         super().__init__()
         self.closed = Closed()
-        self._register_state_dict_hook(lambda module, state, prefix, _: state.update({f"{prefix}closed": module.closed.get()}))
-        self._register_load_state_dict_pre_hook(lambda state, prefix, *_: self.closed.put(state.pop(f"{prefix}closed")))
+        self._register_state_dict_hook(  # type: ignore[no-untyped-call]
+            lambda module, state, prefix, _: state.update({f"{prefix}closed": module.closed.get()})
+        )
+        self._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+            lambda state, prefix, *_: self.closed.put(state.pop(f"{prefix}closed"))
+        )
 
     def kept(self) -> float:
         return self.closed.add()
@@ -94,8 +98,8 @@ class Overridden(Counted):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        state = super().state_dict(*args, **kwargs)
-        state[f"{prefix}more"] = {"closed": self.closed.get(), "half": self.weight.detach().half(), "own": self.unit}
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        state[f"{prefix}more"] = {"closed": self.closed.get(), "half": self.weight.detach().half(), "own": self.unit}  # type: ignore[no-untyped-call]
         return state
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:  # noqa: ANN401
@@ -135,7 +139,7 @@ class Plain(Counted):
         self.late = [torch.full((2,), float(self.steps))]
         drawn = torch.rand(1, generator=self.generator)
         numbers = [*self.recent, *self.seen, len(self.label), self.best, float(self.mean), self.array[0], float(self.last), float(drawn)]
-        return sum(numbers) + self.sums["all"][0] + float(self.late[0][0])
+        return float(sum(numbers)) + self.sums["all"][0] + float(self.late[0][0])
 
 
 def within(kind: Callable[[], nn.Module]) -> Callable[[int], Job]:
@@ -226,7 +230,7 @@ def test_a_schedule_of_dropout_is_carried() -> None:
     """A number of one of torch's own modules."""
     original, other = full(1), full(2)
     described, loaded = original.inventory(), other.inventory()
-    original.model.get_submodule("features.3").p = 0.1
+    original.model.get_submodule("features.3").p = 0.1  # type: ignore[assignment]
     with described.capture() as capture:
         loaded.load(capture)
     assert other.model.get_submodule("features.3").p == 0.1
@@ -245,13 +249,25 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+def carry(optimizer: torch.optim.Optimizer, more: dict[str, int]) -> None:
+    """Has an optimizer's `state_dict` carry a dictionary."""
+
+    def save(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        state["more"] = dict(more)
+
+    def load(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        more.update(state["more"])
+
+    optimizer.register_state_dict_post_hook(save)
+    optimizer.register_load_state_dict_pre_hook(load)
+
+
 def test_an_optimizer_s_hidden_state_is_carried() -> None:
     """An attribute of its own, and what hooks have added to its `state_dict`."""
     held: list[dict[str, int]] = [{"more": 0}, {"more": 0}]
     made = [jobs.job(lambda model: Counting(model.parameters(), lr=0.1, momentum=0.9), number) for number in (1, 2)]
     for one, more in zip(made, held, strict=True):
-        one.optimizer.register_state_dict_post_hook(lambda _, state, more=more: state.update(more=dict(more)))
-        one.optimizer.register_load_state_dict_pre_hook(lambda _, state, more=more: more.update(state["more"]))
+        carry(one.optimizer, more)
     original, other = made
     states = [one.inventory() for one in made]
     for _ in range(3):
@@ -269,7 +285,7 @@ def test_an_optimizer_s_hidden_state_is_carried() -> None:
 
 def test_a_state_dict_of_an_optimizer_s_own_is_refused() -> None:
     made = full(1)
-    made.optimizer.state_dict = dict  # type: ignore[method-assign, assignment]
+    made.optimizer.state_dict = dict  # type: ignore[method-assign]
     with pytest.raises(clone.UndescribableError, match="has a state_dict of its own"):
         made.inventory()
 
@@ -286,7 +302,7 @@ def test_what_can_not_be_carried_is_named_once(capfd: pytest.CaptureFixture[str]
     described = made.inventory()
     described.manifest()
     assert capfd.readouterr().err == ""
-    made.model.get_submodule("strange").thing = Closed()
+    made.model.get_submodule("strange").thing = Closed()  # type: ignore[assignment]
     described.manifest()
     described.manifest()
     said = capfd.readouterr().err

@@ -98,9 +98,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize(
-    "value", [object(), {1, 2}, Text("x"), lambda: 1, np.array([object()]), np.datetime64("2026-01-01"), 1j, Exception]
-)
+@pytest.mark.parametrize("value", [object(), Text("x"), lambda: 1, np.array([object()]), np.datetime64("2026-01-01"), 1j, Exception])
 def test_what_would_need_a_pickle_is_refused_by_its_path(value: object) -> None:
     with pytest.raises(UndescribableError, match=r"^optimizer/groups/0/a~1b: a .* can't be described"):
         encode([{"a/b": value}], ("optimizer", "groups"), no_tensor)

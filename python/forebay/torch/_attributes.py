@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import copy
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -27,11 +28,15 @@ ITEMS_MAX = 100_000
 
 # The framework's own attributes, which other components carry, or which are no state.
 _OF_MODULES = frozenset((*vars(nn.Module()), "_compiled_call_impl"))
-_OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "step", "_zero_grad_profile_name"))
+_OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "step", "_zero_grad_profile_name", "_opt_called"))
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.OrderedDict, collections.Counter, collections.deque))
-# Of torch's own classes only these: schedules set a dropout's `p`, and all else says how a module was made.
+# Of torch's own modules only these types: schedules set a dropout's `p`, and other attributes say how a module was made.
+# torch's own optimizers keep all state in `state`; their attributes are caches.
 _OF_TORCH_S = frozenset((bool, float))
+
+
+Reader = Callable[[dict[str, Any]], Any]
 
 
 class _Looked(NamedTuple):
@@ -41,47 +46,54 @@ class _Looked(NamedTuple):
         name: its path in the module.
         attributes: its `__dict__`.
         is_counted: returns whether an attribute of that name, with that value, may be state.
-        scalars: reads the numbers, text and truth values, all at once; None if there are none.
-        values: what it read.
+        readers: functions, each with the value that it returned for `attributes`; they read all attributes that can't change in place.
         length: number of attributes.
-        first: what tells of each whether it is as it was.
-        has_more: there are others than scalars, which may change without a trace.
+        first: by name, the note of an attribute's first value (`_noted`).
+        has_more: some attributes can change in place, such as tensors and lists.
     """
 
     name: str
     attributes: dict[str, Any]
     is_counted: Callable[[str, object], bool]
-    scalars: Callable[[dict[str, Any]], Any] | None
-    values: Any
+    readers: tuple[tuple[Reader, Any], ...]
     length: int
     first: dict[str, object]
     has_more: bool
 
     @classmethod
     def at(cls, name: str, one: object) -> "_Looked":
-        """Looks at an object."""
+        """Notes an object's attributes."""
         is_torch_s = type(one).__module__.startswith("torch.")
-        left = _OF_MODULES if isinstance(one, nn.Module) else _OF_OPTIMIZERS
-        kinds = None if not is_torch_s else _OF_TORCH_S if isinstance(one, nn.Module) else _SCALARS
+        is_module = isinstance(one, nn.Module)
+        left = _OF_MODULES if is_module else _OF_OPTIMIZERS
+        kinds = None if not is_torch_s else _OF_TORCH_S if is_module else frozenset[type]()
 
         def is_counted(key: str, value: object) -> bool:
             return key not in left and not key.startswith("_optimizer_") and (kinds is None or type(value) in kinds)
 
         attributes = vars(one)
         counted = {key: value for key, value in attributes.items() if is_counted(key, value)}
-        keys = [key for key, value in counted.items() if type(value) in _SCALARS]
-        getter = operator.itemgetter(*keys) if keys else None
         first = {key: _noted(value)[0] for key, value in counted.items()}
-        has_more = len(keys) != len(first)
-        return cls(name, attributes, is_counted, getter, getter and getter(attributes), len(attributes), first, has_more)
+        compared = [key for key, value in counted.items() if _is_fixed(value)]
+        identified = [
+            key for key, value in counted.items() if isinstance(first[key], int) and not _is_fixed(value) and access(value) is None
+        ]
+        readers: list[Reader] = []
+        if compared:
+            readers.append(operator.itemgetter(*compared))
+        if identified:
+            readers.append(functools.partial(_identities, identified))
+        read = tuple((reader, reader(attributes)) for reader in readers)
+        has_more = len(compared) + len(identified) != len(first)
+        return cls(name, attributes, is_counted, read, len(attributes), first, has_more)
 
     def is_as_it_was(self) -> bool:
-        """Returns whether no attribute has changed. A fork asks it of every module, while training stands still."""
-        if self.has_more or len(self.attributes) != self.length:
-            return False
-        with contextlib.suppress(KeyError):
-            return self.scalars is None or bool(self.scalars(self.attributes) == self.values)
-        return False
+        """Returns whether no attribute has changed."""
+        return (
+            not self.has_more
+            and len(self.attributes) == self.length
+            and _are_same([(reader, self.attributes) for reader, _ in self.readers], [value for _, value in self.readers])
+        )
 
 
 class Attributes:
@@ -103,6 +115,10 @@ class Attributes:
         self._looked: dict[int, tuple[object, _Looked]] = {}
         # Set to what the parent had: these count as changed, whatever they are.
         self._set: set[tuple[str, str]] = set()
+        self._was_set = False
+        # Objects that each fork looks at in full; and all others, which it reads in one pass while training stands still.
+        self._restless: list[_Looked] = []
+        self._quiet: list[_Looked] = []
         self._named: set[tuple[str, str]] = set()
         self.look()
 
@@ -117,15 +133,30 @@ class Attributes:
             known = self._looked.get(id(one))
             looked[id(one)] = (one, known[1]._replace(name=name) if known else _Looked.at(name, one))
         self._looked = looked
+        self._sort()
+
+    def _sort(self) -> None:
+        touched = {name for name, _ in self._set}
+        everything = [one for _, one in self._looked.values()]
+        self._restless = [one for one in everything if one.has_more or one.name in touched]
+        self._quiet = [one for one in everything if not (one.has_more or one.name in touched)]
+        self._dicts = [one.attributes for one in self._quiet]
+        self._lengths = [one.length for one in self._quiet]
+        self._reads = [(reader, one.attributes) for one in self._quiet for reader, _ in one.readers]
+        self._values = [value for one in self._quiet for _, value in one.readers]
 
     def changed(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Returns what a clone would not have by itself: by object `values` and `generators`, by name."""
+        if self._was_set:
+            # Setting other components may set attributes too, such as `set_extra_state`: all are as the parent's now.
+            self._was_set, self._looked = False, {}
+            self.look()
         found: dict[str, dict[str, dict[str, Any]]] = {}
         own: set[int] = set()
-        touched = {name for name, _ in self._set}
-        for _, one in self._looked.values():
-            if one.is_as_it_was() and one.name not in touched:
-                continue
+        looked = self._restless
+        if list(map(len, self._dicts)) != self._lengths or not _are_same(self._reads, self._values):
+            looked = [*looked, *(one for one in self._quiet if not one.is_as_it_was())]
+        for one in looked:
             own = own or _storages(self._own())
             state: dict[str, dict[str, Any]] = {"values": {}, "generators": {}}
             for key, value in one.attributes.items():
@@ -168,8 +199,7 @@ class Attributes:
         for one in here.values():
             state = states.get(one.name, {"values": {}, "generators": {}})
             # What passes before the state came have changed here, and steps have not changed there.
-            names = one.scalars and [key for key in one.first if type(one.first[key]) is tuple]
-            for key in names or ():
+            for key in [key for key in one.first if type(one.first[key]) is tuple]:
                 if key not in state["values"] and key in one.attributes and _noted(one.attributes[key])[0] != one.first[key]:
                     one.attributes[key] = one.first[key][1]  # type: ignore[index]
             for key, value in state["values"].items():
@@ -181,9 +211,27 @@ class Attributes:
                         f"{spelled((*self._path, one.name, key))} is a generator where the state was captured, and none here"
                     )
                 generator[1](value)
+        self._was_set = True
 
 
 _MISSING = object()
+
+
+def _is_fixed(value: object) -> bool:
+    """Returns whether a value is a scalar, or a tuple of scalars: it can't change in place."""
+    return type(value) in _SCALARS or (type(value) is tuple and all(type(item) in _SCALARS for item in value))
+
+
+def _identities(names: list[str], attributes: dict[str, Any]) -> list[int]:
+    return [id(attributes[name]) for name in names]
+
+
+def _are_same(reads: list[tuple[Reader, dict[str, Any]]], values: list[Any]) -> bool:
+    """Returns whether readers return the values that they returned first."""
+    try:
+        return [reader(attributes) for reader, attributes in reads] == values
+    except KeyError:
+        return False
 
 
 def _noted(value: Any) -> tuple[object, bool]:  # noqa: ANN401  (any attribute)
@@ -237,7 +285,7 @@ def _copied(value: Any) -> Any:  # noqa: ANN401
 
 
 def _set(attributes: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
-    old = attributes.get(key)
+    old: Any = attributes.get(key)
     # Whoever has it, such as an optimizer, is to go on having it.
     if type(old) in PLAIN and type(value) in PLAIN and old.requires_grad and old.is_leaf and old.shape == value.shape:
         with torch.no_grad():

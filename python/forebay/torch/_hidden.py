@@ -1,6 +1,6 @@
 """State that a `state_dict` has beside parameters and buffers: of overridden methods, and of hooks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,14 +21,13 @@ _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _OF_OPTIMIZERS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
-def of_module(module: nn.Module, path: Path, structure: Watch, seen: Callable[[], None]) -> Component:
+def of_module(module: nn.Module, path: Path, structure: Watch) -> Component:
     """Returns the component of all that a module's `state_dict` gives and no other component carries; nothing for most modules.
 
     Args:
         module: any.
         path: where its components stand.
         structure: tells whether modules were exchanged.
-        seen: called when that is so.
     """
 
     def has_more() -> bool:
@@ -38,7 +37,6 @@ def of_module(module: nn.Module, path: Path, structure: Watch, seen: Callable[[]
         return any(vars(child).get(name) for child in module.modules() for name in (*_METHODS, *_HOOKS))
 
     def get() -> dict[str, Any]:
-        seen()
         return _stripped(module.state_dict(), _tensors(module), _extra(module)) if has_more() else {}
 
     def put(states: Mapping[str, Any]) -> None:

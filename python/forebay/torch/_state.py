@@ -328,6 +328,11 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         for name, parameter in module.named_parameters():
             parameter.grad = _beside(parameter, gradients.get(name))
 
+    def evaluating() -> list[str]:
+        # Read whenever the structure has changed.
+        attributes.look()
+        return [name for name, child in module.named_modules() if not child.training]
+
     def set_eval(names: list[str]) -> None:
         evaluated = set(names)
         # One by one: Module.train would go down into children.
@@ -367,14 +372,15 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         Component(
             (*path, "eval"),
             Placement.REPLICATED,
-            lambda: [name for name, child in module.named_modules() if not child.training],
+            evaluating,
             set_eval,
             watches=(structure,),
             is_plain=True,
         ),
-        _extra(module, path, structure),
-        of_module(module, path, structure, attributes.look),
+        # Before both that follow, which set attributes too.
         attributes.component(),
+        _extra(module, path, structure),
+        of_module(module, path, structure),
     ]
 
 
