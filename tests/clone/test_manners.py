@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 import forebay.clone as clone
 from forebay.clone._capture import take
 from forebay.clone._errors import RefusedError
+from forebay.clone._resume import Asked, resume
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
 from tests.support import LONG_S
@@ -217,3 +219,10 @@ def test_no_process_is_forked_while_memory_is_made() -> None:
         assert os.waitpid(child, 0) == (child, 0)
         assert list(living) == [making.result()]
         opening.join()
+
+
+def test_a_clone_whose_parent_has_ended_says_so(tmp_path: Path) -> None:
+    """The parent's secret is gone when the clone comes to `session()`."""
+    asked = Asked(str(tmp_path), "trunk", None, 1, tmp_path / "secrets" / "trunk", {}, 0)
+    with pytest.raises(clone.CloneError, match=r"^no clone of trunk: trunk, or this fork of it, has ended before the clone was made: ask"):
+        resume(asked, full(1).inventory(), LONG_S)

@@ -142,7 +142,7 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
     rank, ranks = inventory.rank
     asked_at = time.time()
     try:
-        secret = asked.secret.read_bytes()
+        secret = _secret(asked)
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
         with contextlib.closing(Ahead(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
             with uncollected():
@@ -177,6 +177,17 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
     course = Course(asked_at, state_at, loaded_at, exists_at, loaded.manifest.state_length)
     return Resumed(name, lineage, course, taking if asked.shadow else None, ahead.arenas)
+
+
+def _secret(asked: Asked) -> bytes:
+    """Returns the parent's secret, which goes with the parent."""
+    try:
+        return asked.secret.read_bytes()
+    except FileNotFoundError as error:
+        raise CloneError(
+            f"no clone of {asked.job}: {asked.job}, or this fork of it, has ended before the clone was made: ask again, or start "
+            f"{asked.job} again where forebay clone ls does not show it"
+        ) from error
 
 
 def _late(asked: Asked, wait_s: float) -> str:
