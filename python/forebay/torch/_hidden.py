@@ -53,10 +53,16 @@ def of_module(module: nn.Module, path: Path, structure: Watch) -> Component:
 
 
 def of_optimizer(optimizer: Optimizer, path: Path) -> Component:
-    """Returns the component of what hooks add to an optimizer's `state_dict`."""
+    """Returns the component of what hooks add to an optimizer's `state_dict`.
+
+    Reading the generators takes a fork longer than all else here, so only hooks that are there by now may draw from them.
+    """
+
+    def has_hooks() -> bool:
+        return any(vars(optimizer).get(name) for name in _OF_OPTIMIZERS)
 
     def get() -> dict[str, Any]:
-        if not any(vars(optimizer).get(name) for name in _OF_OPTIMIZERS):
+        if not has_hooks():
             return {}
         return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
 
@@ -64,7 +70,7 @@ def of_optimizer(optimizer: Optimizer, path: Path) -> Component:
         if states:
             optimizer.load_state_dict({**optimizer.state_dict(), **states})
 
-    return Component((*path, "state_dict"), Placement.PER_RANK, get, put, draws=True)
+    return Component((*path, "state_dict"), Placement.PER_RANK, get, put, draws=has_hooks())
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:
