@@ -171,7 +171,7 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Carg
 	@touch $@
 
 .venv/.frameworks: .venv/.synced
-	$(UV) sync --locked --inexact --group frameworks --group browser --group plots --group stores
+	$(UV) sync --locked --inexact --group frameworks --group browser --group mpi --group plots --group stores
 	@touch $@
 
 .venv/.plots: .venv/.synced

@@ -122,6 +122,27 @@ def node() -> Iterator[Node]:
         shutil.rmtree(made.root, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A parent that can be forked by now, as job `trunk`; it is ended at the latest with the block."""
+    environment = {**node.environment, "FOREBAY_JOB": "trunk"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=support.ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as parent:
+        try:
+
+            def trains() -> bool:
+                assert parent.poll() is None, parent.communicate()
+                # It imports for seconds, and to ask takes something from it.
+                time.sleep(0.5)
+                return any(job["job"] == "trunk" and job["ranks"] == job["ranks_here"] and job["step"] for job in node.jobs())
+
+            support.wait_until(trains, "the job to train", support.PROGRAM_S)
+            yield parent
+        finally:
+            parent.terminate()
+            parent.communicate()
+
+
 def told(lines: str) -> list[dict[str, Any]]:
     """What each rank of `tests.clone.train` said, in the order of ranks. They share a pipe: one may stand in another's line."""
     decoder = json.JSONDecoder()

@@ -1,16 +1,14 @@
 """P14: a clone is its parent's state after one step, bit for bit, and the parent's results are those of a job that nobody forked."""
 
-import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests import support
-from tests.clone.forks import Node, node, told
+from tests.clone.forks import Node, node, told, training
 
 ON_GPU = ("--device", "cuda", "--after", "12")
 
@@ -18,27 +16,6 @@ ON_GPU = ("--device", "cuda", "--after", "12")
 def torchrun(ranks: int, *options: str) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*launcher, "-m", "tests.clone.train", *options]
-
-
-@contextlib.contextmanager
-def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A parent that can be forked by now, as job `trunk`; it is ended at the latest with the block."""
-    environment = {**node.environment, "FOREBAY_JOB": "trunk"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=support.ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as parent:
-        try:
-
-            def trains() -> bool:
-                assert parent.poll() is None, parent.communicate()
-                # It imports for seconds, and to ask takes something from it.
-                time.sleep(0.5)
-                return any(job["job"] == "trunk" and job["ranks"] == job["ranks_here"] and job["step"] for job in node.jobs())
-
-            support.wait_until(trains, "the job to train", support.PROGRAM_S)
-            yield parent
-        finally:
-            parent.terminate()
-            parent.communicate()
 
 
 def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
