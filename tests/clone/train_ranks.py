@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,19 +25,12 @@ model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 256), nn.
 torch.manual_seed(0)
 for parameter in model.parameters():
     nn.init.normal_(parameter, std=0.1)
-reduce: Callable[[], None] = lambda: None  # noqa: E731  (FSDP2 reduces by itself)
-
+world: Any = None
 if how == "mpi":
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     rank, ranks = world.Get_rank(), world.Get_size()
-
-    def reduce() -> None:
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            world.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
-            parameter.grad /= ranks
 else:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -48,7 +41,7 @@ else:
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 torch.manual_seed(100 + rank)
-kinds = {"model": model, "optimizer": optimizer, "scheduler": None, "scaler": None, "ema": None, "loader": None}
+kinds: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": None, "scaler": None, "ema": None, "loader": None}
 session = clone.session(**kinds, ranks="mpi" if how == "mpi" else None, stall_s=600.0)
 begun = step = session.resumed["step"] if session.resumed else 0
 last = begun + FURTHER if session.resumed else None
@@ -57,10 +50,15 @@ while last is None or step < last:
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 4, (16,)))
     loss.backward()
-    reduce()
+    if world is not None:
+        # FSDP2 sums gradients by itself.
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            world.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
+            parameter.grad /= ranks
     optimizer.step()
     step += 1
-    losses[step] = loss.item().hex()
+    losses[step] = float(loss.item()).hex()
     session.point(epoch=0, step=step)
     if last is None and session.forks:
         last = session.forks[0].step + FURTHER
