@@ -1,4 +1,4 @@
-"""What `bench.wheels` measures of two wheels: opens, starts, the agent's CPU, a fork, and CPU of a sample."""
+"""Rows that `bench.wheels` measures of two wheels: opens, starts, the agent's CPU, a fork, and CPU of a sample."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Wheel:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes a program import its package."""
+        """Variables that make a program import this wheel's package."""
         return {"PYTHONPATH": str(self.root)}
 
 

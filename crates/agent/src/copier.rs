@@ -47,7 +47,7 @@ pub(crate) struct Job {
     pub(crate) sampled: bool,
     /// No program reads it: it is copied ahead, while the source is idle.
     pub(crate) ahead: bool,
-    /// Whether the source may have holes.
+    /// The source may have holes.
     pub(crate) sparse: bool,
     /// Whom to ask at the end whether a small source has changed; of a large one it is the server.
     pub(crate) ask: Ask,
@@ -59,7 +59,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Whether the file was changed or locked since: the copy would come to nothing, and a lock lasts for as long as our duplicate.
+    /// Returns true if the file was changed or locked since: the copy would come to nothing, and a lock lasts for as long as our duplicate.
     fn is_marked(&self) -> bool {
         self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
     }

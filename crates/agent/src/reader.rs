@@ -206,7 +206,7 @@ impl Writers {
     }
 }
 
-/// Who has a file open.
+/// Processes that have a file open.
 #[derive(Debug)]
 struct Holders {
     /// Somebody can write to it.
