@@ -112,6 +112,10 @@ def scramble(seed: int) -> None:
     torch.set_float32_matmul_precision("medium")
 
 
+MAY_BE_EMPTY = ("attributes", "state_dict")
+"""Parts that are described of every object, and that most objects have nothing in."""
+
+
 def main() -> None:
     """See above."""
     torch.set_num_threads(1)
@@ -121,6 +125,8 @@ def main() -> None:
 
 def fork(number: int) -> dict[str, Any]:
     """One fork of a job whose weights and data are those of `number`, for each part that can be left out."""
+    # Made first: it draws from the process's generators.
+    fresh = Job(1000 + number)
     source = Job(number)
     torch.set_float32_matmul_precision("highest")
     for _ in range(STEPS_BEFORE):
@@ -128,7 +134,10 @@ def fork(number: int) -> dict[str, Any]:
     disturb(source)
     whole = inventory(source)
     manifest = whole.manifest()
-    paths = [component.path for component in whole._components if can_be_lost(component, manifest)]
+    # A part that a new program has alike is empty here: a module without attributes of its own.
+    unlike = inventory(fresh).manifest().differences(manifest)
+    lost = [component.path for component in whole._components if can_be_lost(component, manifest)]
+    paths = [path for path in lost if path[-1] not in MAY_BE_EMPTY or any(is_of(entry, path) for entry in unlike)]
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(inventory(source, path).capture()) for path in paths]
         after = [source.step() for _ in range(STEPS_AFTER)]
