@@ -219,9 +219,9 @@ pub(crate) fn cached_bytes(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> O
 /// Which pages of a file are to be written to its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyPages {
-    /// Those that the kernel keeps under the file itself. Where there are none, nothing is asked of the file system.
+    /// Pages that the kernel keeps under the file itself. A file without any costs no request to the file system.
     Own,
-    /// Those of the file below it, too (overlayfs): for that the file system is asked.
+    /// Pages of the file below it as well (overlayfs), at the price of a request to the file system.
     Lower,
 }
 

@@ -349,7 +349,7 @@ pub struct ViewArgs {
     /// Say nothing unless something is wrong
     #[arg(long, short)]
     pub quiet: bool,
-    /// What to fetch, from S3 (s3://), Google (gs://) or Azure (az://)
+    /// Objects to fetch, from S3 (s3://), Google (gs://) or Azure (az://)
     #[arg(value_name = "s3://BUCKET/PREFIX", required_unless_present = "remove")]
     pub url: Option<String>,
     /// A directory on a local disk, to be made, in one that is there

@@ -105,7 +105,7 @@ impl Live {
         if by_gap > LIVE_REST_MIN { by_gap } else { LIVE_REST_MIN }
     }
 
-    /// Until when it has no copy, if it is not marked again: boot time in nanoseconds.
+    /// Returns the boot time in nanoseconds at which the file may have a copy again, unless it is marked again.
     pub const fn rests_until(&self) -> u64 {
         self.marked_at.saturating_add(self.rest())
     }

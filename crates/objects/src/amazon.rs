@@ -31,7 +31,7 @@ struct Amazon {
 /// Finds endpoint, region and credentials, by the variables and files that all tools for S3 read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
+/// As [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let bucket = address.bucket();
     let profile = Profile::read(variables)?;

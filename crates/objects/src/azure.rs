@@ -40,7 +40,7 @@ struct Azure {
 /// Finds account, endpoint and credentials, by the variables that Azure's own tools read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
+/// As [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let settings = Settings::find(variables)?;
     let endpoint = endpoint(&settings.endpoint)?;

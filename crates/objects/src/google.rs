@@ -29,7 +29,7 @@ struct Google {
 /// Finds endpoint and credentials, by the variables and files that Google's own tools read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
+/// As [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let emulator = variables("STORAGE_EMULATOR_HOST");
     let endpoint = match &emulator {

@@ -328,7 +328,7 @@ class DataLoader(Generic[T_co]):
         if resume is None:
             self._plan = self._plan_now()
         self.skipped = self.padding = 0
-        if getattr(self._plan, "is_empty", False):
+        if self._plan.is_empty:
             # Torch's loader draws for its workers all the same.
             Draws(self.generator).draw()
             self._place = Place(place.epoch + 1)

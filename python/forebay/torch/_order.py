@@ -70,6 +70,7 @@ class Plan(Protocol):
 
     Attributes:
         is_known: all ranks' order is.
+        is_empty: an epoch has no batch.
         seed: of all epochs; None where each draws its own.
         samples: of the dataset.
         rank: this one.
@@ -77,6 +78,7 @@ class Plan(Protocol):
     """
 
     is_known: bool
+    is_empty: bool
     seed: int | None
     samples: int
     rank: int
@@ -316,19 +318,28 @@ class Given(_Seeded):
         world: ranks.
         seed: of the samples' own random numbers; None where each epoch draws its own.
         drop_last: whether a last batch that is not full is left out.
+        is_batching: False: the sampler's indices are asked for one by one, and those that are lists in one call each.
+        generator: from which the sampler draws its order; None for a sampler of the user's own.
     """
 
     is_known = False
-    is_batching = True
-    """False: the sampler's indices are asked for one by one, and those that are lists in one call each."""
+    is_empty = False
 
     def __init__(
-        self, sampler: Iterable[Any], samples: int, batch: int, rank: int, world: int, *, seed: int | None, drop_last: bool
+        self,
+        sampler: Iterable[Any],
+        samples: int,
+        batch: int,
+        rank: int,
+        world: int,
+        *,
+        seed: int | None,
+        drop_last: bool,
+        is_batching: bool = True,
+        generator: Drawn | None = None,
     ) -> None:
         super().__init__(samples, batch, rank, world, seed)
-        self.sampler, self.drop_last = sampler, drop_last
-        self.generator: Drawn | None = None
-        """From which the sampler draws its order; None for a sampler of the user's own."""
+        self.sampler, self.drop_last, self.is_batching, self.generator = sampler, drop_last, is_batching, generator
 
     def __len__(self) -> int:
         # What has no length says so itself.

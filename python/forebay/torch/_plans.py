@@ -64,13 +64,11 @@ class Ordering:
             if self.world > 1:
                 raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
             drawn = RandomSampler(dataset, generator=generator)
-            given = Given(drawn, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last)
-            given.generator = Draws(generator)
-            return given
+            draws = Draws(generator)
+            return Given(drawn, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, generator=draws)
         if sampler is not None:
-            given = Given(sampler, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last)
-            given.is_batching = self.batch_size is not None
-            return given
+            is_batching = self.batch_size is not None
+            return Given(sampler, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, is_batching=is_batching)
         return Known(
             samples,
             batch,

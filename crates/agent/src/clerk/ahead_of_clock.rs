@@ -1,7 +1,7 @@
 //! Files whose times are ahead of this node's clock: those of a server whose clock is ahead, mostly (fault F46).
 //!
-//! Such times do not tell how long ago a file was changed. So it waits two seconds by our own clock. If its times are the same then, they will
-//! tell its next change: that comes at least two seconds later by the server's clock too.
+//! Times ahead of our clock do not tell how long ago a file was changed. So the file waits two seconds by our clock. If its times are the
+//! same afterwards, they will show its next change, which comes at least two seconds later by the server's clock too.
 
 use std::{collections::VecDeque, time::Instant};
 

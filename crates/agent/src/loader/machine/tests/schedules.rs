@@ -82,7 +82,8 @@ fn step_of(play: &Play, rank: usize) -> usize {
     seen.iter().position(|seen| *seen != Seen::Released).unwrap_or(seen.len()) / play.world.batch as usize
 }
 
-/// As many reads at once as there are threads, of a source that has gained by each more so far. Of a few, each rank's one would be much already.
+/// Returns a concurrency limit that has grown to all threads, as over a source that gained by each more read at once. Under a limit of a few
+/// reads no rank could be starved of its share.
 fn all_threads() -> Concurrency {
     let mut grown = Concurrency::new(THREADS);
     for read in 0.. {
