@@ -147,12 +147,6 @@ next! {
     MKDTEMP = c"mkdtemp": unsafe extern "C" fn(Template) -> Template;
     MKSTEMP = c"mkstemp": MakeFile;
     MKSTEMP64 = c"mkstemp64": MakeFile;
-    MKOSTEMP = c"mkostemp": MakeFileWith;
-    MKOSTEMP64 = c"mkostemp64": MakeFileWith;
-    MKSTEMPS = c"mkstemps": MakeFileWith;
-    MKSTEMPS64 = c"mkstemps64": MakeFileWith;
-    MKOSTEMPS = c"mkostemps": MakeFileWithBoth;
-    MKOSTEMPS64 = c"mkostemps64": MakeFileWithBoth;
     OPENDIR = c"opendir": unsafe extern "C" fn(Text) -> Directory;
     READDIR = c"readdir": ReadDir;
     READDIR64 = c"readdir64": ReadDir;
@@ -207,11 +201,6 @@ next! {
     FLOCK = c"flock": unsafe extern "C" fn(c_int, c_int) -> c_int;
     FCNTL = c"fcntl": Fcntl;
     FCNTL64 = c"fcntl64": Fcntl;
-    LOCKF = c"lockf": Lockf;
-    LOCKF64 = c"lockf64": Lockf;
-    CHROOT = c"chroot": OneName;
-    UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
-    SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
     FORK = c"fork": unsafe extern "C" fn() -> libc::pid_t;
     EXECVE = c"execve": ExecuteIn;
     WAIT = c"wait": unsafe extern "C" fn(*mut c_int) -> libc::pid_t;
@@ -236,6 +225,17 @@ next_later! {
     POSIX_SPAWNP = c"posix_spawnp": Spawn;
     SYSTEM = c"system": OneName;
     PCLOSE = c"pclose": unsafe extern "C" fn(*mut libc::FILE) -> c_int;
+    MKOSTEMP = c"mkostemp": MakeFileWith;
+    MKOSTEMP64 = c"mkostemp64": MakeFileWith;
+    MKSTEMPS = c"mkstemps": MakeFileWith;
+    MKSTEMPS64 = c"mkstemps64": MakeFileWith;
+    MKOSTEMPS = c"mkostemps": MakeFileWithBoth;
+    MKOSTEMPS64 = c"mkostemps64": MakeFileWithBoth;
+    LOCKF = c"lockf": Lockf;
+    LOCKF64 = c"lockf64": Lockf;
+    CHROOT = c"chroot": OneName;
+    UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
+    SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
 }
 
 /// Sets `errno`.
