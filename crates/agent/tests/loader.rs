@@ -12,8 +12,8 @@ use std::{
 };
 
 use forebay_agent::{
-    AgentError,
-    loader::{
+    host::error::AgentError,
+    samples::{
         Figures, LoaderConfig, Told,
         client::{Rank, Registering},
         protocol::Variables,

@@ -7,10 +7,10 @@ use std::{
 };
 
 use forebay_agent::{
-    AgentConfig, AgentError,
-    client::EXIT_ALREADY_RUNNING,
-    fork::{self, ForkConfig},
-    loader::{self, LoaderConfig},
+    forks::{self, ForkConfig},
+    host::{error::AgentError, start::EXIT_ALREADY_RUNNING},
+    samples::{self, LoaderConfig},
+    tiering::AgentConfig,
 };
 use serde::Deserialize;
 
@@ -34,9 +34,9 @@ pub fn main() -> u8 {
         .ok()
         .and_then(|_| serde_json::from_slice(&text).ok());
     let served = settings.map(|settings| match settings {
-        Settings::Tiers(config) => forebay_agent::serve(config),
-        Settings::Forks(config) => fork::serve(&config),
-        Settings::Loaders(config) => loader::serve(&config),
+        Settings::Tiers(config) => forebay_agent::tiering::serve(config),
+        Settings::Forks(config) => forks::serve(&config),
+        Settings::Loaders(config) => samples::serve(&config),
     });
     match served {
         Some(Ok(())) => 0,

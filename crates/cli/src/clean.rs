@@ -10,9 +10,13 @@ use std::{
 };
 
 use forebay_agent::{
-    AgentError, Connection, loader, private_dir,
-    protocol::{Request, Status},
-    ram,
+    host::{error::AgentError, private_dir::private_dir},
+    samples,
+    tiering::{
+        Connection,
+        protocol::{Request, Status},
+        ram,
+    },
 };
 use forebay_store::StoreError;
 use rustix::{
@@ -64,7 +68,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
         report.remove_stale(agent);
     }
     let is_gone = |dir: &Path| !forebay_store::root_path(dir, geteuid().as_raw()).exists();
-    used::forget(&state_dir, |dir| is_gone(dir) && is_gone(&loader::disk_dir(dir)));
+    used::forget(&state_dir, |dir| is_gone(dir) && is_gone(&samples::disk_dir(dir)));
     // What else is there: nothing, or another agent.
     let _ = fs::remove_dir(&runtime_dir);
     Ok(report.finish(&dirs, !named.is_empty()))
@@ -209,7 +213,7 @@ impl Report {
 
     /// Removes what loaders have left in a directory.
     fn remove_loaders(&mut self, dir: &Path) {
-        let of_loaders = loader::disk_dir(dir);
+        let of_loaders = samples::disk_dir(dir);
         if of_loaders.is_dir() && private_dir(&of_loaders).is_ok() {
             self.remove_tier(&of_loaders);
             // Nothing is in it any more, or what is not ours, or in use.

@@ -11,12 +11,12 @@ use std::{
 };
 
 use forebay_agent::{
-    AgentError,
-    fork::{
+    forks::{
         self, FORK_SHADOW_MAX, ForkConfig,
         client::{Forking, jobs},
         protocol::{Job, Outcome},
     },
+    host::error::AgentError,
 };
 use forebay_contract::env;
 use serde_json::{Map, Value, json};
@@ -63,7 +63,7 @@ pub fn fork_agent(environment: &Environment) -> Result<String, Refusal> {
     let forks_dir = forks_dir(environment, true)?;
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let config = ForkConfig { forks_dir };
-    fork::client::start(&config, &exe).map_err(Refusal::bad_input)?;
+    forks::client::start(&config, &exe).map_err(Refusal::bad_input)?;
     Ok(format!("{}\n", config.forks_dir.display()))
 }
 
@@ -74,7 +74,7 @@ fn forks_dir(environment: &Environment, make: bool) -> Result<PathBuf, Refusal> 
         let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
         places::make(&runtime_dir, &state_dir)?;
     }
-    Ok(runtime_dir.value.join(fork::DIR))
+    Ok(runtime_dir.value.join(forks::DIR))
 }
 
 fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::{Policy, protocol::RunFreshness};
+use forebay_agent::tiering::{Policy, protocol::RunFreshness};
 use forebay_contract::env;
 use serde::Deserialize;
 

@@ -8,9 +8,11 @@ use std::{
 };
 
 use forebay_agent::{
-    Connection,
-    memory::{Found, Gauge},
-    protocol::{Status, TierStatus},
+    host::memory::{Found, Gauge},
+    tiering::{
+        Connection,
+        protocol::{Status, TierStatus},
+    },
 };
 use forebay_store::Lack;
 use rustix::process::{Resource, getrlimit};

@@ -2,7 +2,7 @@
 
 use std::{env::current_exe, path::PathBuf};
 
-use forebay_agent::loader::{self, LoaderConfig, protocol::DiskSetting};
+use forebay_agent::samples::{self, LoaderConfig, protocol::DiskSetting};
 use serde::Serialize;
 
 use crate::{
@@ -66,11 +66,11 @@ fn start(config: &Config, environment: &Environment, mounts: &Mounts, disks: &[C
     places::make(&runtime_dir, &state_dir)?;
     let exe = current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let agent = LoaderConfig {
-        loaders_dir: runtime_dir.value.join(loader::DIR),
+        loaders_dir: runtime_dir.value.join(samples::DIR),
         state_dir: state_dir.value,
     };
     // So that `clean` finds them.
     used::remember(&agent.state_dir, disks, false);
-    loader::client::start(&agent, &exe).map_err(Refusal::bad_input)?;
+    samples::client::start(&agent, &exe).map_err(Refusal::bad_input)?;
     Ok(agent.loaders_dir)
 }

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::ram;
+use forebay_agent::tiering::ram;
 use forebay_store::{Adopted, AdoptedCopy, Secret};
 use rustix::process::geteuid;
 use serde_json::json;

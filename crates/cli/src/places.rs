@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::private_dir_all;
+use forebay_agent::host::private_dir::private_dir_all;
 use forebay_contract::env;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat, statvfs},

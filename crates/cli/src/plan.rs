@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::{AgentConfig, RunRequest, TierSetting};
+use forebay_agent::tiering::{AgentConfig, RunRequest, TierSetting};
 
 use crate::{
     config::{Config, Prefetch, Setting, TierOrder, freshness_text},

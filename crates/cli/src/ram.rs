@@ -3,9 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use forebay_agent::{
-    AgentConfig, Connection, Policy, TierSetting,
-    memory::{Found, Gauge, Promise},
-    ram,
+    host::memory::{Found, Gauge, Promise},
+    tiering::{AgentConfig, Connection, Policy, TierSetting, ram},
 };
 use forebay_contract::{TIERS_MAX, env};
 use rustix::{fs::statvfs, process::geteuid};

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use forebay_agent::{Counts, private_dir_all, protocol::Status};
+use forebay_agent::{
+    host::private_dir::private_dir_all,
+    tiering::{Counts, protocol::Status},
+};
 use forebay_contract::Counter;
 use serde_json::{Value, json};
 

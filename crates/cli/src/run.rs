@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use forebay_agent::{AgentError, Counts, JoinedRun, protocol::Status};
+use forebay_agent::{
+    host::error::AgentError,
+    tiering::{Counts, JoinedRun, protocol::Status},
+};
 use forebay_contract::{Counter, env, run::ROOT_BYTES_MAX};
 
 use crate::{

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::protocol::SourceSetting;
+use forebay_agent::tiering::protocol::SourceSetting;
 use forebay_contract::run::{ROOT_BYTES_MAX, ROOTS_MAX};
 
 use crate::{

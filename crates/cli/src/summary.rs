@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use forebay_agent::{Counts, protocol::Status};
+use forebay_agent::tiering::{Counts, protocol::Status};
 use forebay_contract::Counter;
 use serde::{Deserialize, Serialize};
 

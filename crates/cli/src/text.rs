@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-pub use forebay_agent::text::bytes;
+pub use forebay_agent::host::text::bytes;
 
 use crate::planner::units::time_text;
 

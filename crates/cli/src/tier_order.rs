@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use forebay_agent::Connection;
+use forebay_agent::tiering::Connection;
 use forebay_policy::tier_order::{fastest_first, is_due};
 
 use crate::{
@@ -158,7 +158,7 @@ fn unix_s() -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use forebay_agent::TierSetting;
+    use forebay_agent::tiering::TierSetting;
 
     use super::*;
     use crate::used::UsedTier;

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::{TierSetting, memory::Gauge};
+use forebay_agent::{host::memory::Gauge, tiering::TierSetting};
 use forebay_contract::TIERS_MAX;
 use forebay_store::Lack;
 use rustix::{

@@ -117,7 +117,7 @@ fn host() -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_agent::TierSetting;
+    use forebay_agent::tiering::TierSetting;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_agent::protocol::RunFreshness;
+use forebay_agent::tiering::protocol::RunFreshness;
 use forebay_objects::{Access, Address, Error, Event, Outcome, Scheme, Store, View, Wish};
 
 use crate::{

@@ -1,4 +1,4 @@
-//! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in `forebay_agent::fork`.
+//! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in `forebay_agent::forks`.
 
 use std::{
     os::fd::{BorrowedFd, IntoRawFd, OwnedFd},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::mapped::Mapped;
-use forebay_agent::{AgentError, fork::client};
+use forebay_agent::{forks::client, host::error::AgentError};
 use pyo3::{
     exceptions::{PyConnectionError, PyConnectionRefusedError, PyTimeoutError, PyValueError},
     prelude::*,

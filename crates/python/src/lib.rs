@@ -21,7 +21,7 @@ mod stores;
 mod tensors;
 mod window;
 
-use forebay_agent::memory::Gauge;
+use forebay_agent::host::memory::Gauge;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -1,4 +1,4 @@
-//! A rank of a loader before the loader agent. Converts types; what is said is in `forebay_agent::loader`.
+//! A rank of a loader before the loader agent. Converts types; what is said is in `forebay_agent::samples`.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_agent::loader::{Told, client, protocol::Variables, table::Table, worker};
+use forebay_agent::samples::{Told, client, protocol::Variables, table::Table, worker};
 use pyo3::{
     exceptions::{PyException, PyOSError, PyValueError},
     prelude::*,

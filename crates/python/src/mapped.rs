@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use forebay_agent::shared::SharedFile;
+use forebay_agent::host::shared::SharedFile;
 use pyo3::prelude::*;
 
 use crate::{Memory, fork::borrowed};

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use forebay_agent::shared::LENGTH_SEALS;
+use forebay_agent::host::shared::LENGTH_SEALS;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use rustix::{
     fs::{Mode, OFlags, SealFlags, fcntl_add_seals, open},

@@ -1,5 +1,5 @@
 //! Both sides of a window: a rank that closes its own before a step, and a rank of a clone that reads. Converts types and moves bytes; in which order,
-//! `forebay_agent::fork::window` says.
+//! `forebay_agent::forks::window` says.
 
 use std::{
     io,
@@ -9,8 +9,8 @@ use std::{
 };
 
 use forebay_agent::{
-    fork::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words},
-    shared::SharedFile,
+    forks::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words},
+    host::shared::SharedFile,
 };
 use forebay_digest::{Digest, STRETCH_BYTES};
 use pyo3::{

@@ -5,7 +5,7 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-use forebay_agent::{Policy, protocol::RunFreshness};
+use forebay_agent::tiering::{Policy, protocol::RunFreshness};
 
 use super::{Origin, Setting};
 use crate::{refusal::Refusal, size::parse_size};

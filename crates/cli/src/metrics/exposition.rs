@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_agent::Counts;
+use forebay_agent::tiering::Counts;
 use forebay_contract::Counter;
 use prometheus::{
     TextEncoder,
@@ -200,14 +200,14 @@ fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<Sample> {
         .collect()
 }
 
-fn by_tier(agent: &Agent, value: impl Fn(&forebay_agent::protocol::TierStatus) -> u64) -> Vec<Sample> {
+fn by_tier(agent: &Agent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<Sample> {
     let tiers = agent.totals.status.tiers.iter().enumerate();
     tiers
         .map(|(at, tier)| (vec![("tier", at.to_string())], value(tier) as f64))
         .collect()
 }
 
-fn by_origin(agent: &Agent, value: impl Fn(&forebay_agent::Answered) -> u64, source: u64) -> Vec<Sample> {
+fn by_origin(agent: &Agent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<Sample> {
     let tiers = agent.totals.doors.tiers.iter().enumerate();
     tiers
         .map(|(at, answered)| (vec![("origin", format!("tier_{at}"))], value(answered) as f64))

@@ -7,7 +7,7 @@ mod exposition;
 
 use std::{path::Path, thread, time::Duration};
 
-use forebay_agent::{Connection, Totals};
+use forebay_agent::tiering::{Connection, Totals};
 use rustix::process::geteuid;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use forebay_agent::protocol::Status;
+use forebay_agent::tiering::protocol::Status;
 use forebay_contract::Counter;
 use serde::Deserialize;
 

@@ -3,7 +3,7 @@
 //! The n-th open of a file belongs to the n-th epoch. So an epoch is over when as many opens have been made as there are files, and there are epochs
 //! at all only where nearly all files were opened equally often.
 
-use forebay_agent::Answered;
+use forebay_agent::tiering::Answered;
 use serde::{Deserialize, Serialize};
 
 use super::{Files, Moment, Timeline};

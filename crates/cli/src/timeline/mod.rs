@@ -7,7 +7,7 @@ mod watch;
 
 use std::time::Duration;
 
-use forebay_agent::Counts;
+use forebay_agent::tiering::Counts;
 use forebay_contract::Run;
 use serde::{Deserialize, Serialize};
 

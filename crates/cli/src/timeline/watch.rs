@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::{
+use forebay_agent::tiering::{
     Connection, Counts, JoinedRun,
     protocol::{Reply, Request},
 };
@@ -116,7 +116,7 @@ mod tests {
         os::unix::net::UnixListener,
     };
 
-    use forebay_agent::protocol::{Status, TierStatus};
+    use forebay_agent::tiering::protocol::{Status, TierStatus};
 
     use super::*;
 

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::{Connection, Counts, protocol::Status, shared::SharedFile};
+use forebay_agent::{
+    host::shared::SharedFile,
+    tiering::{Connection, Counts, protocol::Status},
+};
 use forebay_contract::Run;
 
 use crate::{

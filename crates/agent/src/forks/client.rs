@@ -1,0 +1,375 @@
+//! The other side of the fork agent: a rank of a job, a command that wants a clone, a rank of a clone.
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use super::{
+    ForkConfig,
+    page::{Due, Page},
+    protocol::{Ask, Job, Outcome, Tell, VERSION},
+    secret_path, socket_path,
+};
+
+use crate::{
+    forks::limits::{FORK_REPLY_MAX, FORK_SEND_MAX},
+    host::start::start_until,
+    host::{
+        connection,
+        error::{AgentError, silent},
+        private_dir::private_dir,
+    },
+};
+
+/// Makes the fork agent's directory, and starts it with `COMMAND agent` if none stands.
+///
+/// # Errors
+/// When the directory is refused, or no agent answers in time.
+pub fn start(config: &ForkConfig, command: &Path) -> Result<(), AgentError> {
+    private_dir(&config.forks_dir)?;
+    let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
+    start_until(&config.forks_dir, &settings, command, || Connection::open(&config.forks_dir).ok()).map(drop)
+}
+
+/// The jobs that can be forked.
+///
+/// # Errors
+/// When no fork agent stands.
+pub fn jobs(dir: &Path) -> Result<Vec<Job>, AgentError> {
+    match Connection::open(dir)?.ask(&Ask::Jobs)? {
+        (Tell::Jobs { jobs }, _) => Ok(jobs),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// A rank of a job that can be forked, for as long as this lives.
+#[derive(Debug)]
+pub struct Rank {
+    connection: Connection,
+    page: Page,
+    number: u32,
+    /// Where the job's secret lies.
+    secret: PathBuf,
+    /// Forks that this rank has answered, as long as they stand on the page.
+    answered: Vec<u64>,
+}
+
+impl Rank {
+    /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks at the page that it gets here only
+    /// once it has said how large its state is. Its clones take `shadow` steps on probation, where their commands say nothing else.
+    ///
+    /// # Errors
+    /// No fork agent stands, or it refuses, or does not answer in time.
+    pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let ask = Ask::Register {
+            version: VERSION,
+            job: job.to_owned(),
+            rank,
+            ranks,
+            rejoins,
+            shadow,
+        };
+        match connection.ask(&ask)? {
+            (Tell::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
+                let page = Page::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
+                Ok(Self {
+                    connection,
+                    page,
+                    number: rank,
+                    secret: secret_path(dir, secret),
+                    answered: Vec::new(),
+                })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// What is to be done at a point, counted from 1 alike in all ranks, by a rank that takes `ahead` points to make ready for a fork, and looks
+    /// `sight` points ahead. No system call.
+    pub fn due(&mut self, point: u64, step: u64, ahead: u64, sight: u64) -> Due {
+        let mut due = self.page.due(self.number, point, step, ahead, sight);
+        self.answered.retain(|fork| due.forks.iter().any(|wanted| wanted.fork == *fork));
+        due.forks.retain(|wanted| !self.answered.contains(&wanted.fork));
+        self.answered.extend(due.forks.iter().map(|wanted| wanted.fork));
+        due
+    }
+
+    /// Where the job's secret lies.
+    pub fn secret(&self) -> &Path {
+        &self.secret
+    }
+
+    /// Whether the fork agent still stands: without it this rank can't be forked any more.
+    pub fn is_served(&self) -> bool {
+        self.connection.0.is_served()
+    }
+
+    /// Hands over the state that was taken for these forks, by the descriptors of [`Ask::Offer`].
+    ///
+    /// # Errors
+    /// The fork agent is gone, or does not take it in time.
+    pub fn offer(&self, forks: Vec<u64>, epoch: u64, step: u64, state: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Offer { forks, epoch, step }, state)
+    }
+
+    /// Says how large this rank's state is, and that it looks at the page at its points; with what describes the state, if all ranks are to be compared.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn measured(&self, bytes: u64, text: Option<BorrowedFd<'_>>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Measured { bytes }, text.as_slice())
+    }
+
+    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of [`Ask::Lying`].
+    ///
+    /// # Errors
+    /// The fork agent is gone, or does not take it in time.
+    pub fn lying(&self, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Lying, descriptors)
+    }
+
+    /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.
+    ///
+    /// # Errors
+    /// The fork agent is gone, or does not take it in time.
+    pub fn repeated(&self, forks: Vec<u64>, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Repeated { forks }, &[text])
+    }
+
+    /// Says why no state could be taken for these forks.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn withhold(&self, forks: Vec<u64>, why: &str) -> Result<(), AgentError> {
+        let why = why.to_owned();
+        self.connection.send(&Ask::Withhold { forks, why }, &[])
+    }
+}
+
+/// A fork that a command wants, for as long as this lives.
+#[derive(Debug)]
+pub struct Forking {
+    connection: Connection,
+    /// Its number.
+    pub fork: u64,
+    /// The clone's name.
+    pub name: String,
+    /// How many ranks the job has.
+    pub ranks: u32,
+    /// So many steps the clone takes on probation.
+    pub shadow: u32,
+    /// Where the job's secret lies.
+    pub secret: PathBuf,
+}
+
+impl Forking {
+    /// Wants a job to be forked, not before step `at`, its clone to take `shadow` steps on probation, or as many as the job says.
+    ///
+    /// # Errors
+    /// No fork agent stands, or it refuses.
+    pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let ask = Ask::Fork {
+            version: VERSION,
+            job: job.to_owned(),
+            at,
+            shadow,
+        };
+        match connection.ask(&ask)? {
+            (
+                Tell::Forking {
+                    fork,
+                    name,
+                    ranks,
+                    shadow,
+                    secret,
+                },
+                _,
+            ) => Ok(Self {
+                connection,
+                fork,
+                name,
+                ranks,
+                shadow,
+                secret: secret_path(dir, secret),
+            }),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// How it stands.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn outcome(&self) -> Result<Outcome, AgentError> {
+        match self.connection.ask(&Ask::Outcome)? {
+            (Tell::Outcome(outcome), _) => Ok(outcome),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A rank of a clone that is to be.
+#[derive(Debug)]
+pub struct Taking {
+    connection: Connection,
+    described_ahead: Option<OwnedFd>,
+    lying: Mutex<Vec<OwnedFd>>,
+}
+
+/// A rank's state, as its clone gets it.
+#[derive(Debug)]
+pub struct Taken {
+    /// The clone's name.
+    pub name: String,
+    /// Its number as a reader of the state's window.
+    pub reader: u32,
+    /// The descriptors of [`Tell::State`].
+    pub state: Vec<OwnedFd>,
+    /// How many ranks the job has.
+    pub ranks: u32,
+}
+
+impl Taking {
+    /// Asks for the state of a rank.
+    ///
+    /// # Errors
+    /// No fork agent stands, or it does not answer in time.
+    pub fn begin(dir: &Path, fork: u64, rank: u32, ranks: u32) -> Result<Self, AgentError> {
+        let connection = Connection::open(dir)?;
+        let version = VERSION;
+        let ask = Ask::Take {
+            version,
+            fork,
+            rank,
+            ranks,
+        };
+        match connection.ask(&ask)? {
+            (Tell::Waiting, descriptors) => {
+                let mut descriptors = descriptors.into_iter();
+                Ok(Self {
+                    connection,
+                    described_ahead: descriptors.next(),
+                    lying: Mutex::new(descriptors.collect()),
+                })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// What described the state of the same rank of the job when this was begun, as far as that is known.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn described_ahead(&self) -> io::Result<Option<OwnedFd>> {
+        self.described_ahead.as_ref().map(OwnedFd::try_clone).transpose()
+    }
+
+    /// The memory in which large tensors of the same rank of the job lay when this was begun, as far as that is known; once.
+    pub fn lying(&self) -> Vec<OwnedFd> {
+        std::mem::take(&mut *self.lying.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits for the state, no longer than this; `None` if it has not come.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn state(&self, wait: Duration) -> Result<Option<Taken>, AgentError> {
+        let Some((tell, descriptors)) = self.connection.hear(wait)? else {
+            return Ok(None);
+        };
+        match tell {
+            Tell::State { name, reader, ranks } => Ok(Some(Taken {
+                name,
+                reader,
+                state: descriptors,
+                ranks,
+            })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Says that the state is loaded and checked, and hands over what describes it, each digest in it.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn loaded(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Loaded, &[text])
+    }
+
+    /// Says why it could not be loaded.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn failed(&self, why: &str) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Failed { why: why.to_owned() }, &[])
+    }
+
+    /// Says what this rank has after the steps of its probation.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn repeated(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
+        self.connection.send(&Ask::Repeated { forks: Vec::new() }, &[text])
+    }
+
+    /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this; whether it is.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn begins(&self, wait: Duration) -> Result<bool, AgentError> {
+        self.is_told(&Tell::Probation, wait)
+    }
+
+    /// Waits until the clone exists: all of its ranks have loaded their states, and have passed what else was asked for. No longer than this; whether it does.
+    ///
+    /// # Errors
+    /// The fork has failed; the reason is told.
+    pub fn exists(&self, wait: Duration) -> Result<bool, AgentError> {
+        self.is_told(&Tell::Exists, wait)
+    }
+
+    fn is_told(&self, expected: &Tell, wait: Duration) -> Result<bool, AgentError> {
+        match self.connection.hear(wait)? {
+            None => Ok(false),
+            Some((told, _)) if told == *expected => Ok(true),
+            Some((other, _)) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A connection to the fork agent.
+#[derive(Debug)]
+struct Connection(connection::Connection);
+
+impl Connection {
+    fn open(dir: &Path) -> Result<Self, AgentError> {
+        connection::Connection::open(&socket_path(dir), FORK_SEND_MAX).map(Self)
+    }
+
+    fn send(&self, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        self.0.send(ask, descriptors)
+    }
+
+    fn ask(&self, ask: &Ask) -> Result<(Tell, Vec<OwnedFd>), AgentError> {
+        self.send(ask, &[])?;
+        self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.0.pid()))
+    }
+
+    /// What the agent says next, if it says anything within this time.
+    fn hear(&self, wait: Duration) -> Result<Option<(Tell, Vec<OwnedFd>)>, AgentError> {
+        match self.0.hear(wait)? {
+            Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
+            told => Ok(told),
+        }
+    }
+}
+
+fn unexpected(tell: &Tell) -> AgentError {
+    AgentError::Protocol(format!("{tell:?}"))
+}

@@ -1,0 +1,14 @@
+//! Names of jobs, and what stands beside them in refusals.
+
+use crate::forks::limits::JOB_NAME_BYTES_MAX;
+
+/// Whether it is one name of a file, and short enough for clones' names to be added.
+pub(crate) fn is_name(job: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    job.len() <= JOB_NAME_BYTES_MAX && job.bytes().all(plain) && job.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// How many, in words.
+pub(crate) fn ranks_text(ranks: usize) -> String {
+    if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") }
+}

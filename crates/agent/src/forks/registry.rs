@@ -1,0 +1,569 @@
+//! What follows from each message: a plain state machine without I/O. `S` is a captured state of one rank, as it travels.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    agreement::{Digests, Offer, disagreement},
+    job::Job,
+    making::{Fork, Stage, Taker},
+    names::{is_name, ranks_text},
+    protocol::{Job as JobLine, Tell},
+};
+
+use crate::forks::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX};
+
+/// A connection.
+pub(crate) type Peer = u64;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect<S> {
+    /// Make a job's page, and its secret under this number.
+    Open { job: String, secret: u64 },
+    /// The job has ended: its page goes.
+    Shut { job: String },
+    /// Nobody needs this secret any more.
+    Forget { secret: u64 },
+    /// Answer that the rank is known, with the job's page.
+    Page { to: Peer, job: String, secret: u64 },
+    /// Ask the job's ranks for their states, from this step on, and for what they have `shadow` steps later; the clone is waiting for them, or will ask later.
+    Want {
+        job: String,
+        fork: u64,
+        at: u64,
+        is_awaited: bool,
+        shadow: u32,
+    },
+    /// It is waiting now.
+    Awaited { job: String, fork: u64 },
+    /// They need no longer.
+    Unwant { job: String, fork: u64 },
+    /// Answer.
+    Tell { to: Peer, tell: Tell },
+    /// Answer, with a state.
+    Give {
+        to: Peer,
+        tell: Tell,
+        state: S,
+        /// Of the job's other ranks, where it is rank 0's for a clone of another number of them: what describes theirs goes with it.
+        others: Vec<S>,
+    },
+    /// Nobody reads a state any more as this reader.
+    Leave { state: S, reader: u32 },
+}
+
+/// Where a rank belongs.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) job: String,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    /// So many steps the job's clones take on probation, unless their commands say otherwise.
+    pub(crate) shadow: u32,
+}
+
+/// What a connection is.
+#[derive(Clone, Debug)]
+enum Role {
+    Rank { job: String, rank: usize },
+    Command { fork: u64 },
+    Taker { fork: u64, rank: usize },
+}
+
+/// Everything that is known.
+#[derive(Debug)]
+pub(crate) struct Registry<S> {
+    jobs: BTreeMap<String, Job>,
+    forks: BTreeMap<u64, Fork<S>>,
+    roles: HashMap<Peer, Role>,
+    /// How many need each secret: its job, and forks of it that are under way, for a job may end before its clone has asked for a state that was taken.
+    secrets: BTreeMap<u64, usize>,
+}
+
+impl<S> Default for Registry<S> {
+    fn default() -> Self {
+        Self {
+            jobs: BTreeMap::new(),
+            forks: BTreeMap::new(),
+            roles: HashMap::new(),
+            secrets: BTreeMap::new(),
+        }
+    }
+}
+
+type Effects<S> = Vec<Effect<S>>;
+
+impl<S: Clone> Registry<S> {
+    /// A rank of a job comes. `number` is a new one, for the job's secret if this is its first rank. One that rejoins looks at the page from when it says
+    /// how large its state is; any other from its first point on.
+    pub(crate) fn register(&mut self, peer: Peer, number: u64, place: Place, rejoins: bool) -> Effects<S> {
+        if let Err(why) = self.can_register(peer, &place) {
+            return refuse(peer, why);
+        }
+        let mut effects = Vec::new();
+        let (job, rank, ranks) = (place.job, place.rank as usize, place.ranks as usize);
+        let shadow = place.shadow;
+        let known = self.jobs.entry(job.clone()).or_insert_with(|| {
+            effects.push(Effect::Open {
+                job: job.clone(),
+                secret: number,
+            });
+            self.secrets.insert(number, 1);
+            Job::new(number, ranks)
+        });
+        known.ranks[rank] = Some(peer);
+        known.looking[rank] = !rejoins;
+        known.rejoins |= rejoins;
+        known.shadow = shadow;
+        known.bytes[rank] = 0;
+        known.first[rank] = None;
+        known.apart = None;
+        let secret = known.secret;
+        self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
+        effects.push(Effect::Page { to: peer, job, secret });
+        effects
+    }
+
+    fn can_register(&self, peer: Peer, place: &Place) -> Result<(), String> {
+        let Place { job, rank, ranks, .. } = place;
+        if !is_name(job) || job == "ls" {
+            return Err(format!(
+                "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
+                 and not ls"
+            ));
+        }
+        if rank >= ranks || *ranks > FORK_RANKS_MAX {
+            return Err(format!(
+                "rank {rank} of {ranks}: there can be 1 to {FORK_RANKS_MAX} ranks, counted from 0"
+            ));
+        }
+        if self.roles.contains_key(&peer) {
+            return Err("this connection is taken".into());
+        }
+        let Some(known) = self.jobs.get(job) else {
+            return if self.jobs.len() < JOBS_MAX {
+                Ok(())
+            } else {
+                Err(format!("{JOBS_MAX} jobs that can be forked train on this node already"))
+            };
+        };
+        if known.ranks.len() != *ranks as usize || known.ranks[*rank as usize].is_some() {
+            return Err(format!(
+                "a job {job} trains here already, with {}; name this one otherwise: session(job=...) or FOREBAY_JOB",
+                ranks_text(known.ranks.len())
+            ));
+        }
+        Ok(())
+    }
+
+    /// A command wants a job to be forked. `number` is a new one.
+    pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects<S> {
+        if self.roles.contains_key(&peer) {
+            return refuse(peer, "this connection is taken".into());
+        }
+        let name = match self.can_fork(job) {
+            Ok(name) => name,
+            Err(why) => return refuse(peer, why),
+        };
+        let known = &self.jobs[job];
+        let (ranks, secret) = (known.ranks.len(), known.secret);
+        let shadow = shadow.unwrap_or(known.shadow);
+        *self.secrets.entry(secret).or_default() += 1;
+        self.roles.insert(peer, Role::Command { fork: number });
+        let answer = Tell::Forking {
+            fork: number,
+            name: name.clone(),
+            ranks: ranks as u32,
+            shadow,
+            secret,
+        };
+        let fork = Fork {
+            job: job.to_owned(),
+            secret,
+            name,
+            at,
+            wanted: false,
+            shadow,
+            offers: vec![None; ranks],
+            takers: Vec::new(),
+            after: vec![None; ranks],
+            stage: Stage::UnderWay,
+        };
+        self.forks.insert(number, fork);
+        let mut effects = self.want(number);
+        effects.push(tell(peer, answer));
+        effects
+    }
+
+    /// The clone's name.
+    fn can_fork(&mut self, job: &str) -> Result<String, String> {
+        let others: Vec<_> = self.jobs.keys().take(8).map(String::as_str).collect();
+        let others = if others.is_empty() {
+            "none does: call forebay.clone.session(...) in the one to be forked".to_owned()
+        } else {
+            format!("there are: {}", others.join(", "))
+        };
+        let Some(known) = self.jobs.get(job) else {
+            return Err(format!("no job '{job}' that can be forked trains on this node; {others}"));
+        };
+        let here = known.ranks.iter().flatten().count();
+        if here < known.ranks.len() && known.rejoins {
+            return Err(format!(
+                "the fork agent was replaced, and {here} of the {} of {job} have come to the new one; the others follow in seconds: ask again",
+                ranks_text(known.ranks.len())
+            ));
+        }
+        if here < known.ranks.len() {
+            return Err(format!(
+                "{here} of the {} of {job} are on this node and have called session(); wait for the others (a job on several nodes can't be forked yet)",
+                ranks_text(known.ranks.len())
+            ));
+        }
+        if let Some(why) = &known.apart {
+            return Err(format!("{job} can't be forked: at its first point {why}"));
+        }
+        let is_under_way = |fork: &&Fork<S>| fork.job == job && fork.is_open();
+        if self.forks.values().filter(is_under_way).count() >= FORKS_PER_JOB_MAX {
+            return Err(format!(
+                "{FORKS_PER_JOB_MAX} clones of {job} are being made already; wait until one has its state"
+            ));
+        }
+        // Clones of an earlier job of this name may train on.
+        let is_free = |name: &str| !self.jobs.contains_key(name) && self.forks.values().all(|fork| fork.name != name);
+        let mut named = known.named + 1;
+        while !is_free(&format!("{job}.{named}")) {
+            named += 1;
+        }
+        let name = format!("{job}.{named}");
+        if !is_name(&name) {
+            return Err(format!("a clone's name, {name}, would be longer than {JOB_NAME_BYTES_MAX} bytes"));
+        }
+        if let Some(known) = self.jobs.get_mut(job) {
+            known.named = named;
+        }
+        Ok(name)
+    }
+
+    /// A rank of a clone asks for its state.
+    pub(crate) fn take(&mut self, peer: Peer, number: u64, rank: u32, ranks: u32) -> Effects<S> {
+        if self.roles.contains_key(&peer) {
+            return refuse(peer, "this connection is taken".into());
+        }
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return refuse(peer, "this fork is over: a clone starts by `forebay clone`, once".into());
+        };
+        if let Stage::Failed(why) = &fork.stage {
+            let why = why.clone();
+            return refuse(peer, why);
+        }
+        if let Err(why) = fork.expect(ranks as usize) {
+            return refuse(peer, why);
+        }
+        let is_under_way = fork.stage == Stage::UnderWay;
+        match fork.takers.get_mut(rank as usize) {
+            Some(place) if is_under_way && place.is_none() => {
+                let (loaded, after) = (None, None);
+                *place = Some(Taker { peer, loaded, after });
+            }
+            _ => {
+                return refuse(
+                    peer,
+                    format!("rank {rank} of this clone has had its state: a clone that is started again is a new fork"),
+                );
+            }
+        }
+        self.roles.insert(
+            peer,
+            Role::Taker {
+                fork: number,
+                rank: rank as usize,
+            },
+        );
+        let mut effects = Vec::new();
+        if fork.wanted && fork.is_read_in_place() {
+            let job = fork.job.clone();
+            effects.push(Effect::Awaited { job, fork: number });
+        }
+        effects.extend(self.want(number));
+        effects.extend(self.give(number, Some(rank as usize)));
+        effects
+    }
+
+    /// The rank of the job whose state a rank of a clone gets; none where the clone has another number of ranks.
+    pub(crate) fn source(&self, peer: Peer) -> Option<Peer> {
+        let Role::Taker { fork, rank } = self.roles.get(&peer)? else {
+            return None;
+        };
+        let fork = self.forks.get(fork).filter(|fork| !fork.is_dealt())?;
+        *self.jobs.get(&fork.job)?.ranks.get(*rank)?
+    }
+
+    /// A rank of a job says how large its state is, and that it looks at the page; at its first point, what it has that all ranks should hold alike.
+    pub(crate) fn measured(&mut self, peer: Peer, bytes: u64, first: Option<Digests>) -> Effects<S> {
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return Vec::new();
+        };
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.bytes[rank] = bytes;
+            known.looking[rank] = true;
+            known.first[rank] = first;
+            known.compare();
+        }
+        let forks = self.forks.iter().filter(|(_, fork)| fork.job == job);
+        let numbers: Vec<_> = forks.map(|(number, _)| *number).collect();
+        numbers.into_iter().flat_map(|number| self.want(number)).collect()
+    }
+
+    /// A rank of a job has taken its state, for these forks.
+    pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &Offer<S>) -> Effects<S> {
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a job".into());
+        };
+        let mut effects = Vec::new();
+        for (reader, number) in (0..).zip(numbers) {
+            let expects = |fork: &&mut Fork<S>| fork.job == job && fork.wanted && fork.offers[rank].is_none();
+            let Some(fork) = self.forks.get_mut(number).filter(expects) else {
+                let state = offer.state.clone();
+                effects.push(Effect::Leave { state, reader });
+                continue;
+            };
+            fork.offers[rank] = Some(Offer { reader, ..offer.clone() });
+            let offers: Vec<_> = fork.offers.iter().flatten().collect();
+            if offers.len() < fork.offers.len() {
+                continue;
+            }
+            match disagreement(&offers) {
+                None => effects.extend(self.unwant(*number)),
+                Some(why) => effects.extend(self.fail(*number, &why)),
+            }
+            effects.extend(self.give(*number, None));
+        }
+        effects
+    }
+
+    /// A rank of a job could not take its state.
+    pub(crate) fn withhold(&mut self, peer: Peer, numbers: &[u64], why: &str) -> Effects<S> {
+        let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a job".into());
+        };
+        let why = format!("rank {rank} of {job} could not take its state: {why}");
+        let own = |number: &&u64| self.forks.get(*number).is_some_and(|fork| fork.job == job);
+        let numbers: Vec<_> = numbers.iter().filter(own).copied().collect();
+        numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect()
+    }
+
+    /// A rank of a clone has loaded and checked its state.
+    pub(crate) fn loaded(&mut self, peer: Peer, replicated: Digests) -> Effects<S> {
+        let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection is no rank of a clone".into());
+        };
+        let Some(fork) = self
+            .forks
+            .get_mut(&number)
+            .filter(|fork| fork.is_complete() && fork.stage == Stage::UnderWay)
+        else {
+            return Vec::new();
+        };
+        if let Some(taker) = &mut fork.takers[rank] {
+            taker.loaded = Some(replicated);
+        }
+        let loaded: Vec<_> = fork.takers.iter().flatten().filter_map(|taker| taker.loaded.as_ref()).collect();
+        if loaded.len() < fork.takers.len() {
+            return Vec::new();
+        }
+        // What they have read in place nobody has compared before.
+        let differs = |(rank, other): (usize, &&Digests)| loaded[0].disagreement(other, rank);
+        if let Some(why) = loaded.iter().enumerate().find_map(differs) {
+            return self.fail(number, &why);
+        }
+        if fork.shadow > 0 {
+            self.begin_probation(number)
+        } else {
+            self.finish(number)
+        }
+    }
+
+    /// All that was asked for has been checked.
+    fn finish(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return Vec::new();
+        };
+        fork.stage = Stage::Exists;
+        fork.offers.fill(None);
+        if let Some(job) = self.jobs.get_mut(&fork.job) {
+            job.clones += 1;
+        }
+        let secret = fork.secret;
+        let mut effects: Effects<S> = fork.takers.iter().flatten().map(|taker| tell(taker.peer, Tell::Exists)).collect();
+        effects.extend(self.release(secret));
+        effects
+    }
+
+    /// A rank of a clone could not.
+    pub(crate) fn failed(&mut self, peer: Peer, why: &str) -> Effects<S> {
+        match self.roles.get(&peer).cloned() {
+            Some(Role::Taker { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
+            _ => refuse(peer, "this connection is no rank of a clone".into()),
+        }
+    }
+
+    /// How a command's fork stands.
+    pub(crate) fn outcome(&self, peer: Peer) -> Effects<S> {
+        let fork = match self.roles.get(&peer) {
+            Some(Role::Command { fork }) => self.forks.get(fork),
+            _ => None,
+        };
+        let Some(fork) = fork else {
+            return refuse(peer, "this connection has no fork".into());
+        };
+        vec![tell(peer, Tell::Outcome(fork.outcome()))]
+    }
+
+    /// A connection has closed.
+    pub(crate) fn gone(&mut self, peer: Peer) -> Effects<S> {
+        match self.roles.remove(&peer) {
+            None => Vec::new(),
+            Some(Role::Rank { job, rank }) => self.rank_gone(&job, rank),
+            Some(Role::Command { fork }) => {
+                let effects = self.fail(fork, "forebay clone has ended");
+                self.forks.remove(&fork);
+                effects
+            }
+            Some(Role::Taker { fork, rank }) => {
+                if let Some(known) = self.forks.get_mut(&fork) {
+                    known.takers[rank] = None;
+                    if known.is_open() {
+                        return self.fail(fork, &format!("rank {rank} of the clone has ended before all had their states"));
+                    }
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn rank_gone(&mut self, job: &str, rank: usize) -> Effects<S> {
+        let why = format!("{job} has ended, or called close(), before all of its ranks had given what the clone needs");
+        let unfinished = |fork: &Fork<S>| fork.job == job && fork.needs(rank);
+        let numbers: Vec<_> = self
+            .forks
+            .iter()
+            .filter(|(_, fork)| unfinished(fork))
+            .map(|(number, _)| *number)
+            .collect();
+        let mut effects: Effects<S> = numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect();
+        if let Some(known) = self.jobs.get_mut(job) {
+            known.ranks[rank] = None;
+            known.looking[rank] = false;
+            if known.ranks.iter().all(Option::is_none) {
+                let secret = known.secret;
+                self.jobs.remove(job);
+                effects.push(Effect::Shut { job: job.to_owned() });
+                effects.extend(self.release(secret));
+            }
+        }
+        effects
+    }
+
+    /// The jobs, their steps left out.
+    pub(crate) fn jobs(&self) -> Vec<JobLine> {
+        self.jobs.iter().map(|(name, job)| job.line(name)).collect()
+    }
+
+    /// Asks the job's ranks for their states, if it is time.
+    fn want(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number) else {
+            return Vec::new();
+        };
+        let is_time = fork.at.is_some() || fork.is_awaited();
+        let all_look = self.jobs.get(&fork.job).is_some_and(|job| job.looking.iter().all(|looks| *looks));
+        if fork.wanted || fork.stage != Stage::UnderWay || fork.is_complete() || !is_time || !all_look {
+            return Vec::new();
+        }
+        fork.wanted = true;
+        let (job, at, is_awaited) = (fork.job.clone(), fork.at.unwrap_or(0), fork.is_read_in_place());
+        vec![Effect::Want {
+            job,
+            fork: number,
+            at,
+            is_awaited,
+            shadow: fork.shadow,
+        }]
+    }
+
+    fn unwant(&mut self, number: u64) -> Effects<S> {
+        let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.wanted) else {
+            return Vec::new();
+        };
+        fork.wanted = false;
+        vec![Effect::Unwant {
+            job: fork.job.clone(),
+            fork: number,
+        }]
+    }
+
+    /// Gives the states, once all are there, to the ranks that wait: to one, or all.
+    fn give(&self, number: u64, only: Option<usize>) -> Effects<S> {
+        let Some(fork) = self
+            .forks
+            .get(&number)
+            .filter(|fork| fork.stage == Stage::UnderWay && fork.is_complete())
+        else {
+            return Vec::new();
+        };
+        let others: Vec<_> = if fork.is_dealt() {
+            fork.offers.iter().skip(1).flatten().map(|offer| offer.state.clone()).collect()
+        } else {
+            Vec::new()
+        };
+        let give = |(rank, taker): (usize, &Option<Taker>)| {
+            let of = if fork.is_dealt() { 0 } else { rank };
+            let (taker, offer) = (taker.as_ref()?, fork.offers.get(of)?.as_ref()?);
+            let (name, reader, ranks) = (fork.name.clone(), offer.reader, fork.offers.len() as u32);
+            (only.is_none() || only == Some(rank)).then(|| Effect::Give {
+                to: taker.peer,
+                tell: Tell::State { name, reader, ranks },
+                state: offer.state.clone(),
+                others: others.clone(),
+            })
+        };
+        fork.takers.iter().enumerate().filter_map(give).collect()
+    }
+
+    fn fail(&mut self, number: u64, why: &str) -> Effects<S> {
+        let mut effects = self.unwant(number);
+        if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.is_open()) {
+            fork.stage = Stage::Failed(why.to_owned());
+            let offers = fork.offers.iter_mut().filter_map(Option::take);
+            effects.extend(offers.map(|Offer { state, reader, .. }| Effect::Leave { state, reader }));
+            effects.extend(fork.takers.iter().flatten().flat_map(|taker| refuse(taker.peer, why.to_owned())));
+            let secret = fork.secret;
+            effects.extend(self.release(secret));
+        }
+        effects
+    }
+
+    /// One less needs a secret.
+    fn release(&mut self, secret: u64) -> Option<Effect<S>> {
+        let users = self.secrets.get_mut(&secret)?;
+        *users -= 1;
+        if *users > 0 {
+            return None;
+        }
+        self.secrets.remove(&secret);
+        Some(Effect::Forget { secret })
+    }
+}
+
+fn tell<S>(to: Peer, tell: Tell) -> Effect<S> {
+    Effect::Tell { to, tell }
+}
+
+fn refuse<S>(to: Peer, why: String) -> Effects<S> {
+    vec![tell(to, Tell::Refused { why })]
+}
+
+mod probation;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

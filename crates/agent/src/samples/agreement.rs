@@ -1,0 +1,504 @@
+//! Who takes part in which loader, and whether all of them want the same: a plain state machine without I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::Serialize;
+
+use super::protocol::{Alike, OrderName, Settings, Tell};
+
+use crate::host::text;
+use crate::samples::limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX};
+
+/// A connection.
+pub(crate) type Peer = u64;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Effect {
+    /// Answer.
+    Tell { to: Peer, tell: Tell },
+    /// All ranks of the node have come and want the same: begin. Where that goes wrong, [`Agreement::fail`].
+    Begin { loader: String },
+    /// A rank of a loader that has begun is gone.
+    Gone { loader: String, local_rank: usize },
+    /// The last one is.
+    End { loader: String },
+}
+
+#[derive(Debug)]
+struct Loader {
+    /// What the first that came wants, and which rank that was.
+    alike: Alike,
+    first: u32,
+    /// Connection and rank in the whole job, by local rank.
+    ranks: Vec<Option<(Peer, u32)>>,
+    has_begun: bool,
+    failed: Option<Failure>,
+}
+
+/// Why a loader came to nothing. Ranks that come late get to know it too.
+#[derive(Debug)]
+struct Failure {
+    why: String,
+    at_s: f64,
+    told: BTreeSet<u32>,
+}
+
+/// All loaders of this node.
+#[derive(Debug, Default)]
+pub(crate) struct Agreement {
+    loaders: BTreeMap<String, Loader>,
+    roles: HashMap<Peer, (String, usize)>,
+}
+
+impl Agreement {
+    /// A rank of a loader comes.
+    pub(crate) fn register(&mut self, peer: Peer, settings: &Settings, now_s: f64) -> Vec<Effect> {
+        let Settings {
+            loader,
+            rank,
+            local_rank,
+            local_ranks,
+            alike,
+        } = settings;
+        if let Err(why) = self.can_register(peer, settings) {
+            return vec![refused(peer, why)];
+        }
+        let known = self.loaders.entry(loader.clone()).or_insert_with(|| Loader {
+            alike: alike.clone(),
+            first: *rank,
+            ranks: vec![None; *local_ranks as usize],
+            has_begun: false,
+            failed: None,
+        });
+        if let Some(failure) = &mut known.failed {
+            failure.told.insert(*local_rank);
+            let why = failure.why.clone();
+            self.forget_failures(now_s);
+            return vec![refused(peer, why)];
+        }
+        if let Some((what, theirs, ours)) = difference(&known.alike, alike) {
+            let first = known.first;
+            let why = format!("rank {first} and rank {rank} of {loader} disagree on {what}: {theirs} and {ours}; give all ranks the same");
+            let mut effects = vec![refused(peer, why.clone())];
+            effects.extend(self.fail(loader, &why, now_s, Some(*local_rank)));
+            return effects;
+        }
+        known.ranks[*local_rank as usize] = Some((peer, *rank));
+        self.roles.insert(peer, (loader.clone(), *local_rank as usize));
+        if known.ranks.iter().all(Option::is_some) {
+            known.has_begun = true;
+            return vec![Effect::Begin { loader: loader.clone() }];
+        }
+        Vec::new()
+    }
+
+    fn can_register(&self, peer: Peer, settings: &Settings) -> Result<(), String> {
+        let Settings {
+            loader,
+            local_rank,
+            local_ranks,
+            ..
+        } = settings;
+        if loader.is_empty() || loader.len() > LOADER_NAME_BYTES_MAX {
+            return Err(format!(
+                "a loader's name has 1 to {LOADER_NAME_BYTES_MAX} bytes, and this one {}",
+                loader.len()
+            ));
+        }
+        if local_rank >= local_ranks || *local_ranks > LOADER_RANKS_MAX {
+            return Err(format!(
+                "local rank {local_rank} of {local_ranks}: there can be 1 to {LOADER_RANKS_MAX} ranks on a node, counted from 0"
+            ));
+        }
+        if self.roles.contains_key(&peer) {
+            return Err("this connection is taken".into());
+        }
+        let Some(known) = self.loaders.get(loader) else { return Ok(()) };
+        // A rank that is gone comes no more: the others were told so, and its board is not another's.
+        let is_taken = known.has_begun || known.ranks.get(*local_rank as usize).is_none_or(Option::is_some);
+        if known.failed.is_none() && (known.ranks.len() != *local_ranks as usize || is_taken) {
+            return Err(format!(
+                "a loader {loader} is here already, with {} ranks on this node, and local rank {local_rank} of {local_ranks} is none that is missing; \
+                 wait until its job has ended",
+                known.ranks.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// A loader can't be, or no more: all of its ranks are told the same.
+    pub(crate) fn fail(&mut self, loader: &str, why: &str, now_s: f64, told: Option<u32>) -> Vec<Effect> {
+        let Some(known) = self.loaders.get_mut(loader) else {
+            return Vec::new();
+        };
+        let mut effects = Vec::new();
+        let mut failure = Failure {
+            why: why.to_owned(),
+            at_s: now_s,
+            told: told.into_iter().collect(),
+        };
+        for (local_rank, place) in (0..).zip(&mut known.ranks) {
+            if let Some((peer, _)) = place.take() {
+                self.roles.remove(&peer);
+                failure.told.insert(local_rank);
+                effects.push(refused(peer, why.to_owned()));
+            }
+        }
+        if known.has_begun {
+            effects.push(Effect::End { loader: loader.to_owned() });
+        }
+        known.has_begun = false;
+        known.failed = Some(failure);
+        self.forget_failures(now_s);
+        effects
+    }
+
+    /// A connection is gone.
+    pub(crate) fn gone(&mut self, peer: Peer) -> Vec<Effect> {
+        let Some((loader, local_rank)) = self.roles.remove(&peer) else {
+            return Vec::new();
+        };
+        let Some(known) = self.loaders.get_mut(&loader) else {
+            return Vec::new();
+        };
+        let Some((_, rank)) = known.ranks[local_rank].take() else {
+            return Vec::new();
+        };
+        let left: Vec<Peer> = known.ranks.iter().flatten().map(|(peer, _)| *peer).collect();
+        let has_begun = known.has_begun;
+        if left.is_empty() {
+            self.loaders.remove(&loader);
+            return if has_begun { vec![Effect::End { loader }] } else { Vec::new() };
+        }
+        if !has_begun {
+            return Vec::new();
+        }
+        let tell = Tell::RankGone { rank };
+        let told = left.into_iter().map(|to| Effect::Tell { to, tell: tell.clone() });
+        let mut effects: Vec<Effect> = told.collect();
+        effects.push(Effect::Gone { loader, local_rank });
+        effects
+    }
+
+    /// What the ranks of a loader want.
+    pub(crate) fn alike(&self, loader: &str) -> Option<&Alike> {
+        self.loaders.get(loader).map(|known| &known.alike)
+    }
+
+    /// The connections of a loader's ranks, by local rank.
+    pub(crate) fn peers(&self, loader: &str) -> Vec<Peer> {
+        let known = self.loaders.get(loader);
+        known
+            .into_iter()
+            .flat_map(|known| &known.ranks)
+            .flatten()
+            .map(|(peer, _)| *peer)
+            .collect()
+    }
+
+    /// The loader that a connection is a rank of, and which one on this node.
+    pub(crate) fn role_of(&self, peer: Peer) -> Option<(&str, usize)> {
+        self.roles.get(&peer).map(|(loader, local_rank)| (loader.as_str(), *local_rank))
+    }
+
+    /// Failures that all ranks were told of, or that are old, are over: the name may be used again.
+    pub(crate) fn forget_failures(&mut self, now_s: f64) {
+        self.loaders.retain(|_, known| {
+            let is_over = |failure: &Failure| failure.told.len() >= known.ranks.len() || now_s - failure.at_s > LOADER_FAILED_KEPT_S;
+            !known.failed.as_ref().is_some_and(is_over)
+        });
+    }
+}
+
+fn refused(to: Peer, why: String) -> Effect {
+    Effect::Tell {
+        to,
+        tell: Tell::Refused { why },
+    }
+}
+
+/// On what two ranks disagree, and what each wants.
+fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, String)> {
+    // Sizes to the byte only where they would read the same otherwise.
+    let sizes: [fn(u64) -> String; 2] = [text::rounded_bytes, text::exact_bytes];
+    sizes.into_iter().find_map(|size| {
+        let mut pairs = wanted(first, size).into_iter().zip(wanted(other, size));
+        let ((what, one), (_, another)) = pairs.find(|(one, another)| one != another)?;
+        Some((what, one, another))
+    })
+}
+
+/// What a rank wants, by the names of the data loader's arguments.
+fn wanted(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
+    // All of it: what is added later is missed here.
+    let Alike {
+        dataset,
+        samples,
+        extents,
+        seed,
+        batch,
+        world,
+        order,
+        sampler_drop_last,
+        drop_last,
+        policy,
+        schedule,
+        window,
+        ahead,
+        background_fill,
+        window_bytes,
+        memory_bytes,
+        disks,
+        reads_max,
+        hedge_budget,
+    } = alike;
+    let truth = |is: bool| if is { "True" } else { "False" }.to_owned();
+    let order = match order {
+        OrderName::Sequential => "not shuffled",
+        OrderName::Torch => "shuffled",
+        OrderName::Counter => "shuffled by a keyed bijection",
+        OrderName::Unknown => "of its own",
+    };
+    let memory = (*memory_bytes > 0).then(|| format!("ram={}", size(*memory_bytes)));
+    let disks = disks.iter().map(|disk| format!("{}={}", disk.dir.display(), size(disk.bytes)));
+    let cache: Vec<String> = memory.into_iter().chain(disks).collect();
+    [
+        ("the number of samples", samples.to_string()),
+        ("the dataset (by the digest of its listing)", dataset.clone()),
+        ("the dataset (by the number of its extents)", extents.to_string()),
+        ("the seed", seed.to_string()),
+        ("the batch size", batch.to_string()),
+        ("the world size", world.to_string()),
+        ("the order (shuffle, sampler)", order.to_owned()),
+        ("drop_last", truth(*drop_last)),
+        ("drop_last of the sampler", truth(*sampler_drop_last)),
+        ("policy", name(policy)),
+        ("schedule", name(schedule)),
+        ("background_fill", truth(*background_fill)),
+        ("hedge_budget", hedge_budget.to_string()),
+        ("cache", format!("{cache:?}")),
+        ("batches read ahead (by prefetch_factor)", window.to_string()),
+        ("batches that are asked for ahead (by background_fill)", ahead.to_string()),
+        ("the memory of samples under way", size(*window_bytes)),
+        ("reads at once", reads_max.to_string()),
+    ]
+}
+
+/// As a user writes it.
+fn name(choice: &impl Serialize) -> String {
+    serde_json::to_value(choice).unwrap_or_default().to_string()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::path::PathBuf;
+
+    use super::super::protocol::{DiskSetting, PolicyName, ScheduleName};
+    use super::*;
+
+    pub(in super::super) fn alike() -> Alike {
+        Alike {
+            dataset: "abc".into(),
+            samples: 100,
+            extents: 100,
+            seed: 0,
+            batch: 4,
+            world: 4,
+            order: OrderName::Torch,
+            sampler_drop_last: false,
+            drop_last: false,
+            policy: PolicyName::Forebay,
+            schedule: ScheduleName::EarliestDeadline,
+            window: 4,
+            ahead: 4,
+            background_fill: false,
+            window_bytes: 1 << 20,
+            memory_bytes: 1 << 20,
+            disks: vec![DiskSetting {
+                dir: PathBuf::from("/scratch"),
+                bytes: 1 << 30,
+            }],
+            reads_max: 16,
+            hedge_budget: 0.01,
+        }
+    }
+
+    fn rank(local_rank: u32) -> Settings {
+        Settings {
+            loader: "train".into(),
+            rank: local_rank,
+            local_rank,
+            local_ranks: 3,
+            alike: alike(),
+        }
+    }
+
+    fn why(effects: &[Effect]) -> Vec<(Peer, &str)> {
+        let refusal = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Tell {
+                    tell: Tell::Refused { .. },
+                    ..
+                }
+            )
+        };
+        assert!(effects.iter().all(refusal), "{effects:?}");
+        effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Tell {
+                    to,
+                    tell: Tell::Refused { why },
+                } => Some((*to, why.as_str())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_loader_begins_when_all_ranks_of_the_node_have_come() {
+        let mut all = Agreement::default();
+        assert_eq!(all.register(11, &rank(1), 0.0), []);
+        assert_eq!(all.register(12, &rank(2), 0.0), []);
+        let begin = Effect::Begin { loader: "train".into() };
+        assert_eq!(all.register(10, &rank(0), 0.0), [begin]);
+        assert_eq!(all.peers("train"), [10, 11, 12]);
+        assert_eq!((all.role_of(11), all.alike("train")), (Some(("train", 1)), Some(&alike())));
+        let gone = |to| Effect::Tell {
+            to,
+            tell: Tell::RankGone { rank: 1 },
+        };
+        let effects = all.gone(11);
+        let last = Effect::Gone {
+            loader: "train".into(),
+            local_rank: 1,
+        };
+        assert_eq!(effects, [gone(10), gone(12), last]);
+        assert_eq!(why(&all.register(13, &rank(1), 0.0)).len(), 1, "nobody takes its place");
+        all.gone(10);
+        assert_eq!(all.gone(12), [Effect::End { loader: "train".into() }]);
+        assert_eq!((all.gone(12), all.peers("train")), (vec![], vec![]));
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_all_told_the_same_and_so_is_one_that_comes_late() {
+        for (other, what) in [
+            (Alike { seed: 7, ..alike() }, "the seed: 0 and 7"),
+            (Alike { batch: 8, ..alike() }, "the batch size: 4 and 8"),
+            (
+                Alike {
+                    dataset: "xyz".into(),
+                    ..alike()
+                },
+                "the dataset (by the digest of its listing): abc and xyz",
+            ),
+            (Alike { samples: 99, ..alike() }, "the number of samples: 100 and 99"),
+            (
+                Alike {
+                    policy: PolicyName::Lru,
+                    ..alike()
+                },
+                "policy: \"forebay\" and \"lru\"",
+            ),
+            (
+                Alike {
+                    drop_last: true,
+                    ..alike()
+                },
+                "drop_last: False and True",
+            ),
+            (
+                Alike {
+                    memory_bytes: 3 << 29,
+                    ..alike()
+                },
+                r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1.5 GiB", "/scratch=1 GiB"]"#,
+            ),
+            (
+                Alike {
+                    memory_bytes: (1 << 20) + 1,
+                    disks: Vec::new(),
+                    ..alike()
+                },
+                r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1 MiB"]"#,
+            ),
+            (
+                Alike {
+                    memory_bytes: (1 << 20) + 1,
+                    ..alike()
+                },
+                r#"cache: ["ram=1048576 bytes", "/scratch=1073741824 bytes"] and ["ram=1048577 bytes", "/scratch=1073741824 bytes"]"#,
+            ),
+            (Alike { window: 8, ..alike() }, "batches read ahead (by prefetch_factor): 4 and 8"),
+        ] {
+            let mut all = Agreement::default();
+            all.register(10, &rank(0), 0.0);
+            let effects = all.register(
+                11,
+                &Settings {
+                    alike: other.clone(),
+                    ..rank(1)
+                },
+                0.0,
+            );
+            let line = format!("rank 0 and rank 1 of train disagree on {what}; give all ranks the same");
+            assert_eq!(why(&effects), [(11, line.as_str()), (10, line.as_str())]);
+            assert_eq!(why(&all.register(12, &rank(2), 1.0)), [(12, line.as_str())]);
+            // Then it is over, and they may try again.
+            assert_eq!(all.register(13, &rank(0), 2.0), []);
+        }
+    }
+
+    #[test]
+    fn a_failure_that_nobody_asks_for_is_forgotten() {
+        let mut all = Agreement::default();
+        all.register(10, &rank(0), 0.0);
+        assert_eq!(why(&all.fail("train", "no memory", 0.0, None)), [(10, "no memory")]);
+        all.forget_failures(LOADER_FAILED_KEPT_S - 1.0);
+        assert_eq!(why(&all.register(11, &rank(1), 1.0)), [(11, "no memory")]);
+        all.forget_failures(LOADER_FAILED_KEPT_S + 1.0);
+        assert_eq!(all.register(12, &rank(1), 100.0), []);
+    }
+
+    #[test]
+    fn one_that_fails_after_it_has_begun_ends() {
+        let mut all = Agreement::default();
+        for (peer, local_rank) in (10..).zip(0..3) {
+            all.register(peer, &rank(local_rank), 0.0);
+        }
+        let effects = all.fail("train", "no memory", 0.0, None);
+        assert_eq!(why(&effects[..3]).len(), 3);
+        assert_eq!(effects[3..], [Effect::End { loader: "train".into() }]);
+        assert_eq!(all.gone(10), []);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_and_a_rank_that_can_not_be_are_refused_and_nobody_else_is() {
+        let mut all = Agreement::default();
+        all.register(10, &rank(0), 0.0);
+        let wrong = [
+            rank(0),
+            rank(3),
+            Settings { local_ranks: 2, ..rank(1) },
+            Settings {
+                loader: String::new(),
+                ..rank(1)
+            },
+            Settings {
+                local_ranks: LOADER_RANKS_MAX + 1,
+                ..rank(1)
+            },
+        ];
+        for (peer, settings) in (20..).zip(wrong) {
+            let effects = all.register(peer, &settings, 0.0);
+            assert_eq!(why(&effects).iter().map(|(to, _)| *to).collect::<Vec<_>>(), [peer]);
+        }
+        assert_eq!(all.register(10, &rank(1), 0.0).len(), 1, "a connection is one rank");
+        assert_eq!(all.register(11, &rank(1), 0.0), []);
+        // One that has come and goes before all are there makes room for another.
+        assert_eq!(all.gone(11), []);
+        assert_eq!(all.register(12, &rank(1), 0.0), []);
+    }
+}

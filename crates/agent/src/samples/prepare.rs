@@ -1,0 +1,212 @@
+//! What of a loader takes long to make: disks are opened, of which a catalogue may have millions of records, and a policy that looks ahead goes through epochs.
+//! That is done in threads of their own: the agent's one thread has other loaders to see to.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+};
+
+use forebay_contract::{Extents, board::SLOTS_MAX};
+use forebay_objects::Stores;
+use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
+use forebay_store::Segments;
+
+use super::{
+    cast,
+    disks::{Disks, Opened},
+    doorbell::Doorbell,
+    machine::{Core, Parts},
+    protocol::{Alike, DiskSetting, Variables},
+};
+
+use crate::host::{shared::SharedFile, text};
+use crate::samples::limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS};
+
+/// Steps ahead that samples can be fetched.
+const WINDOW_MAX: u32 = 1024;
+
+/// What the first rank of a node says of a loader's samples.
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    /// Where they lie.
+    pub(crate) table: OwnedFd,
+    /// What leads to the stores in which objects lie.
+    pub(crate) variables: Variables,
+}
+
+/// A loader that can begin.
+pub(crate) struct Prepared {
+    pub(crate) machine: Core,
+    /// The list of files.
+    pub(crate) table: SharedFile,
+    pub(crate) disks: Vec<Arc<Segments>>,
+    /// Where objects lie that are on it.
+    pub(crate) stores: Stores,
+    /// Memory for window and residents.
+    pub(crate) arena_bytes: u64,
+    /// Of the board of each rank.
+    pub(crate) slots: u32,
+    /// Threads that read and write at once at most.
+    pub(crate) threads_max: usize,
+    /// What there is to say of it, for a person.
+    pub(crate) notes: Vec<String>,
+}
+
+/// That; or why it can't be, in words for a person.
+pub(crate) type Outcome = Result<Prepared, String>;
+
+/// Loaders that are being prepared.
+pub(crate) struct Preparations {
+    disks: Arc<Disks>,
+    doorbell: Arc<Doorbell>,
+    sender: Sender<(u64, Outcome)>,
+    done: Receiver<(u64, Outcome)>,
+}
+
+impl Preparations {
+    pub(crate) fn new(disks: Disks, doorbell: Arc<Doorbell>) -> Self {
+        let (sender, done) = channel();
+        Self {
+            disks: Arc::new(disks),
+            doorbell,
+            sender,
+            done,
+        }
+    }
+
+    /// Prepares a loader of so many ranks on this node. When that is done the doorbell rings, and [`Self::done`] gives it by this number.
+    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, dataset: Dataset) {
+        let (disks, doorbell, sender) = (Arc::clone(&self.disks), Arc::clone(&self.doorbell), self.sender.clone());
+        let work = move || {
+            // Nobody is there any more where that fails.
+            let _ = sender.send((number, prepare(&alike, local_ranks, dataset, &disks)));
+            doorbell.ring();
+        };
+        if let Err(error) = thread::Builder::new().name("loader-begin".into()).spawn(work) {
+            let _ = self.sender.send((number, Err(format!("there is no thread to begin it: {error}"))));
+            self.doorbell.ring();
+        }
+    }
+
+    /// One that is done, and its number.
+    pub(crate) fn done(&self) -> Option<(u64, Outcome)> {
+        self.done.try_recv().ok()
+    }
+}
+
+fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -> Outcome {
+    let order = cast::order(alike)?;
+    let slots = slots_of(alike)?;
+    let table = SharedFile::received_sealed(dataset.table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
+    let listed = Extents::open(table.region()).map(|extents| extents.samples());
+    if listed != Some(u64::from(alike.extents)) {
+        return Err(format!(
+            "the list of files is not one of {} extents, in this version's form",
+            alike.extents
+        ));
+    }
+    let arena_bytes = alike
+        .window_bytes
+        .checked_add(alike.memory_bytes)
+        .ok_or("window and memory together are more than can be counted")?;
+    let (segments, tiers, notes) = opened(alike, disks);
+    let cache_bytes = tiers
+        .iter()
+        .fold(alike.window_bytes, |sum, tier| sum.saturating_add(tier.quota_bytes));
+    let cluster = Cluster {
+        nodes: 1,
+        gpus: local_ranks as u32,
+        cache_bytes,
+    };
+    let machine = Core::new(Parts {
+        residency: cast::residency(alike, &order, cluster)?,
+        scheduler: cast::scheduler(alike, cluster.gpus),
+        order,
+        extents: alike.extents,
+        ranks: local_ranks,
+        placement: FillFirst::new(tiers),
+        arena_bytes,
+        window: alike.window,
+        fill_bytes: if cast::reads_beyond(alike) { alike.memory_bytes } else { 0 },
+        reads_max: alike.reads_max,
+        hedge_budget: alike.hedge_budget,
+    });
+    Ok(Prepared {
+        machine,
+        table,
+        disks: segments,
+        stores: Stores::new(dataset.variables.0),
+        arena_bytes,
+        slots,
+        // Reads, those that are made again, and writes.
+        threads_max: 2 * alike.reads_max as usize + 2,
+        notes,
+    })
+}
+
+/// The disks that can be used, memory and these as tiers, and what there is to say of them.
+fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<TierSpec>, Vec<String>) {
+    let (mut all, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
+    for setting in &alike.disks {
+        match disks.open(setting) {
+            Ok(Opened { segments, bytes }) => {
+                if bytes != setting.bytes {
+                    notes.push(other_size(setting, bytes));
+                }
+                all.push(segments);
+                tiers.push(tier(setting.bytes.min(bytes)));
+            }
+            Err(why) => notes.push(format!("nothing is kept in {}: {why}", setting.dir.display())),
+        }
+    }
+    (all, tiers, notes)
+}
+
+fn other_size(setting: &DiskSetting, bytes: u64) -> String {
+    let [holds, given] = text::bytes_apart(bytes, setting.bytes);
+    let dir = setting.dir.display();
+    format!("{dir}: another loader of this node has given it {holds} already, which holds, and this one {given}")
+}
+
+const fn tier(bytes: u64) -> TierSpec {
+    TierSpec {
+        quota_bytes: bytes,
+        quota_inodes: u64::MAX,
+    }
+}
+
+fn slots_of(alike: &Alike) -> Result<u32, String> {
+    let Alike {
+        window,
+        ahead,
+        window_bytes,
+        reads_max,
+        hedge_budget,
+        batch,
+        ..
+    } = *alike;
+    if window == 0 || window > WINDOW_MAX {
+        return Err(format!("window = {window}: samples are fetched 1 to {WINDOW_MAX} steps ahead"));
+    }
+    if window_bytes == 0 {
+        return Err("window_bytes = 0: samples need memory to pass through; give some batches' bytes".into());
+    }
+    if reads_max == 0 || reads_max > LOADER_READS_MAX {
+        return Err(format!("reads_max = {reads_max}: there are 1 to {LOADER_READS_MAX} reads at once"));
+    }
+    if !(0.0..=1.0).contains(&hedge_budget) {
+        return Err(format!("hedge_budget = {hedge_budget}: it is a share, from 0 to 1"));
+    }
+    let steps = window.max(ahead);
+    let uses = (u64::from(steps) + LOADER_SPARE_STEPS) * u64::from(batch);
+    let slots = u32::try_from(uses.next_power_of_two()).ok().filter(|slots| *slots <= SLOTS_MAX);
+    slots.ok_or_else(|| {
+        format!(
+            "{steps} steps ahead with batches of {batch} is {uses} samples, and at most {SLOTS_MAX} can be under way; look less far ahead"
+        )
+    })
+}

@@ -1,0 +1,140 @@
+//! Where an extent is read from: a file, or an object of a store.
+
+use std::time::Duration;
+
+use forebay_contract::{
+    Identity,
+    extents::{Extent, TO_THE_END},
+};
+use forebay_objects::Stores;
+use forebay_store::{Ask, Source, SourceFile, Version};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+
+use crate::host::limits::CLOCK_SKEW_MAX;
+use crate::{host::clock::unix_s, samples::table::is_object};
+
+/// How often in a row a call is repeated that was interrupted before it did anything.
+const INTERRUPTIONS_MAX: u32 = 100;
+
+/// An extent can't be read. Why, the rank gets to know when it reads it itself.
+#[derive(Debug)]
+pub(super) struct Unreadable;
+
+impl From<Errno> for Unreadable {
+    fn from(_: Errno) -> Self {
+        Self
+    }
+}
+
+impl From<forebay_objects::Error> for Unreadable {
+    fn from(_: forebay_objects::Error) -> Self {
+        Self
+    }
+}
+
+/// An extent whose length and version are known.
+#[derive(Debug)]
+pub(super) enum Opened {
+    File {
+        file: SourceFile,
+        identity: Identity,
+        offset: u64,
+        bytes: u64,
+    },
+    Object(forebay_objects::Opened),
+}
+
+/// The version of an extent that is meant, where its dataset says one: it need not be asked for.
+pub(super) fn meant(extent: &Extent<'_>) -> Option<Version> {
+    (is_object(extent.path) && extent.mark != 0).then(|| Version::of_object(extent.mark))
+}
+
+impl Opened {
+    pub(super) fn of(extent: &Extent<'_>, stores: &Stores) -> Result<Self, Unreadable> {
+        if !is_object(extent.path) {
+            return Self::file(extent);
+        }
+        let object = str::from_utf8(extent.path).map_err(|_| Unreadable)?;
+        let length = (extent.length != TO_THE_END).then_some(extent.length);
+        let mark = (extent.mark != 0).then_some(extent.mark);
+        Ok(Self::Object(stores.open(object, extent.offset, length, mark)?))
+    }
+
+    fn file(extent: &Extent<'_>) -> Result<Self, Unreadable> {
+        // Something else than a file may be there: to open it must not wait.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = SourceFile::new(uninterrupted(|| rustix::fs::open(extent.path, flags, Mode::empty()))?);
+        let found = file.stat(Ask::Kernel)?;
+        let left = found.identity.size.checked_sub(extent.offset).ok_or(Unreadable)?;
+        let bytes = if extent.length == TO_THE_END { left } else { extent.length };
+        if !found.is_regular() || bytes > left {
+            return Err(Unreadable);
+        }
+        Ok(Self::File {
+            file,
+            identity: found.identity,
+            offset: extent.offset,
+            bytes,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::File { bytes, .. } => *bytes,
+            Self::Object(opened) => opened.bytes(),
+        }
+    }
+
+    /// As which version it is kept. Where a file was changed only just, its times may not tell the next change (fault F5): then only this loader knows what it has.
+    pub(super) fn version(&self, settled_after: Duration) -> Version {
+        let identity = match self {
+            Self::File { identity, .. } => identity,
+            Self::Object(opened) => return Version::of_object(opened.version().mark),
+        };
+        let (newest_s, now_s) = (identity.mtime.sec.max(identity.ctime.sec), unix_s());
+        let is_recent = newest_s > now_s - settled_after.as_secs() as i64 && newest_s < now_s + CLOCK_SKEW_MAX.as_secs() as i64;
+        if is_recent { Version::of_nothing() } else { Version::of(identity) }
+    }
+
+    /// Reads all of it, which is of one version from its beginning to its end.
+    pub(super) fn read(self, into: &mut [u8]) -> Result<(), Unreadable> {
+        match self {
+            Self::File {
+                file, identity, offset, ..
+            } => {
+                read_full(&file, into, offset)?;
+                if file.stat(Ask::Kernel)?.identity != identity {
+                    return Err(Unreadable);
+                }
+            }
+            Self::Object(opened) => opened.read(into)?,
+        }
+        Ok(())
+    }
+}
+
+fn read_full(file: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<(), Unreadable> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let (at, rest) = (offset + filled as u64, &mut bytes[filled..]);
+        match uninterrupted(|| file.read_at(rest, at))? {
+            // It ends before its size.
+            0 => return Err(Unreadable),
+            read => filled += read,
+        }
+    }
+    Ok(())
+}
+
+fn uninterrupted<T>(mut operation: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..INTERRUPTIONS_MAX {
+        match operation() {
+            Err(Errno::INTR) => {}
+            answer => return answer,
+        }
+    }
+    Err(Errno::INTR)
+}

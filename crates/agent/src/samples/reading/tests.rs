@@ -1,0 +1,238 @@
+//! Threads that read real files into the arena, and write to real segments.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use forebay_store::{FreeFloor, Secret, SegmentsConfig};
+
+use super::*;
+
+use crate::samples::table::Table;
+
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Each path as a whole; or, with `spans`, parts of those: path, offset, length.
+fn table(paths: &[PathBuf], spans: Option<&[(usize, u64, Option<u64>)]>) -> SharedFile {
+    let mut table = Table::default();
+    let whole: Vec<_> = (0..paths.len()).map(|path| (path, 0, None)).collect();
+    for &(path, offset, length) in spans.unwrap_or(&whole) {
+        table.add(paths[path].as_os_str().as_bytes(), offset, length, 0).unwrap();
+    }
+    SharedFile::received_sealed(table.seal().unwrap()).unwrap()
+}
+
+fn segments(dir: &Path) -> Arc<Segments> {
+    let config = SegmentsConfig {
+        dir: dir.to_owned(),
+        quota_bytes: 1 << 20,
+        segment_bytes: 1 << 20,
+        free_floor: FreeFloor::Bytes(0),
+    };
+    let uid = rustix::process::geteuid().as_raw();
+    Arc::new(Segments::open(config, &Secret::from_bytes([1; 32]), uid).unwrap())
+}
+
+fn readers(table: SharedFile, arena_bytes: u64, disks: Vec<Arc<Segments>>, settled_after: Duration) -> Readers {
+    let tools = Tools {
+        table,
+        arena: Arc::new(Arena::create(arena_bytes).unwrap()),
+        disks,
+        stores: Stores::new(BTreeMap::new()),
+        doorbell: Arc::new(Doorbell::create().unwrap()),
+        settled_after,
+    };
+    Readers::new(tools, 4)
+}
+
+/// What comes of a job.
+fn done(readers: &Readers, job: Job) -> Event {
+    readers.submit(job);
+    let begun = Instant::now();
+    loop {
+        if let Some(event) = readers.done().pop() {
+            return event;
+        }
+        assert!(begun.elapsed() < WAIT_MAX, "nothing comes of {job:?}");
+        thread::yield_now();
+    }
+}
+
+fn read(readers: &Readers, sample: u32) -> Outcome {
+    let from = ReadFrom::Source;
+    match done(readers, Job::Read { flight: 7, sample, from }) {
+        Event::Read { flight: 7, outcome } => outcome,
+        event => panic!("{event:?}"),
+    }
+}
+
+#[test]
+fn files_and_parts_of_files_are_read_and_what_can_not_be_is_the_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a", "b", "empty", "missing", "directory"].map(|name| dir.path().join(name));
+    fs::write(&paths[0], b"0123456789").unwrap();
+    fs::write(&paths[1], vec![7; 5000]).unwrap();
+    fs::write(&paths[2], b"").unwrap();
+    fs::create_dir(&paths[4]).unwrap();
+    let spans = [
+        (0, 2, Some(3)),
+        (0, 8, None),
+        (1, 0, Some(5000)),
+        (2, 0, None),
+        (3, 0, Some(1)),
+        (4, 0, Some(0)),
+        (0, 8, Some(3)),
+        (0, 11, None),
+    ];
+    let readers = readers(table(&paths, Some(&spans)), 5100, Vec::new(), Duration::ZERO);
+    for (sample, expected) in [(0, b"234".as_slice()), (1, b"89"), (2, &[7; 5000]), (3, b"")] {
+        match read(&readers, sample) {
+            Outcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), expected),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+    for sample in [4, 5, 6, 7, 8] {
+        assert_eq!(read(&readers, sample), Outcome::Failed, "sample {sample}");
+    }
+    assert_eq!(read(&readers, 2), Outcome::NoRoom { bytes: 5000 });
+}
+
+#[test]
+fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_version() {
+    let (dir, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let paths = [dir.path().join("a")];
+    fs::write(&paths[0], b"first").unwrap();
+    let disk = segments(cache.path());
+    let readers = readers(table(&paths, None), 4096, vec![Arc::clone(&disk)], Duration::ZERO);
+    let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+        panic!("it can be read");
+    };
+    let write = Job::Write {
+        sample: 0,
+        disk: 0,
+        place,
+        version,
+    };
+    let written = Event::Written {
+        sample: 0,
+        disk: 0,
+        result: Ok(()),
+    };
+    assert_eq!(done(&readers, write), written);
+    let from = ReadFrom::Disk {
+        disk: 0,
+        version,
+        bytes: 5,
+    };
+    let again = done(
+        &readers,
+        Job::Read {
+            flight: 1,
+            sample: 0,
+            from,
+        },
+    );
+    assert!(matches!(again, Event::Read { outcome: Outcome::Whole { place, .. }, .. } if readers.tools().arena.bytes(place) == b"first"));
+    // The next job knows nothing of it, but finds it.
+    readers.tools().release(0, 0);
+    assert!(matches!(read(&readers, 0), Outcome::Whole { left_on: Some(0), .. }));
+    // A file that has changed is another one.
+    fs::write(&paths[0], b"second").unwrap();
+    match read(&readers, 0) {
+        Outcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), b"second"),
+        outcome => panic!("{outcome:?}"),
+    }
+    let from = ReadFrom::Disk {
+        disk: 0,
+        version: Version::of(&forebay_contract::Identity::default()),
+        bytes: 5,
+    };
+    let gone = done(
+        &readers,
+        Job::Read {
+            flight: 1,
+            sample: 0,
+            from,
+        },
+    );
+    assert_eq!(
+        gone,
+        Event::Read {
+            flight: 1,
+            outcome: Outcome::Gone
+        }
+    );
+}
+
+#[test]
+fn f5_what_was_changed_only_just_is_left_to_nobody() {
+    let (dir, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let paths = [dir.path().join("a")];
+    fs::write(&paths[0], b"first").unwrap();
+    let readers = readers(table(&paths, None), 4096, vec![segments(cache.path())], Duration::from_secs(3600));
+    let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+        panic!("it can be read");
+    };
+    let (sample, disk) = (0, 0);
+    let write = Job::Write {
+        sample,
+        disk,
+        place,
+        version,
+    };
+    assert!(matches!(done(&readers, write), Event::Written { result: Ok(()), .. }));
+    // This loader finds it.
+    let (flight, bytes) = (1, 5);
+    let from = ReadFrom::Disk { disk, version, bytes };
+    let again = done(&readers, Job::Read { flight, sample, from });
+    assert!(
+        matches!(
+            again,
+            Event::Read {
+                outcome: Outcome::Whole { .. },
+                ..
+            }
+        ),
+        "{again:?}"
+    );
+    assert!(matches!(read(&readers, 0), Outcome::Whole { left_on: None, .. }));
+}
+
+#[test]
+fn what_is_done_for_a_loader_that_has_ended_claims_nothing() {
+    let (dir, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let paths = [dir.path().join("a")];
+    // Of two of them one has room.
+    let bytes = 600 << 10;
+    fs::write(&paths[0], vec![1; bytes]).unwrap();
+    let disk = segments(cache.path());
+    for is_done in [true, false] {
+        let readers = readers(table(&paths, None), 1 << 20, vec![Arc::clone(&disk)], Duration::ZERO);
+        let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+            panic!("it can be read");
+        };
+        let (sample, number) = (0, 0);
+        readers.submit(Job::Write {
+            sample,
+            disk: number,
+            place,
+            version,
+        });
+        let begun = Instant::now();
+        while is_done && readers.shared.state().done.is_empty() {
+            assert!(begun.elapsed() < WAIT_MAX);
+            thread::yield_now();
+        }
+        drop(readers);
+        let other = ExtentKey::new(b"/other", 0, 0);
+        while let Err(error) = disk.put(other, version, &vec![2; bytes]) {
+            assert!(begun.elapsed() < WAIT_MAX, "{error}");
+            thread::yield_now();
+        }
+        disk.release(other);
+    }
+}

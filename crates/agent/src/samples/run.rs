@@ -1,0 +1,255 @@
+//! A loader that has begun: its machine, its memory, its threads and the boards of its ranks.
+
+use std::{os::fd::BorrowedFd, sync::Arc};
+
+use forebay_contract::{Board, board::Hearing};
+use rustix::thread::futex;
+
+use super::{
+    Figures, RankFigures,
+    arena::Arena,
+    doorbell::Doorbell,
+    machine::{Action, Core, Event, Step},
+    prepare::Prepared,
+    reading::{Job, Readers, Tools},
+};
+
+use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile, text};
+
+/// A rank's board, and how far it was read.
+#[derive(Debug)]
+struct RankBoard {
+    // Before the page, in whose memory it lies.
+    board: Board<'static>,
+    page: SharedFile,
+    hearing: Hearing,
+    is_gone: bool,
+}
+
+/// A loader that has begun.
+pub(crate) struct Run {
+    machine: Core,
+    boards: Vec<RankBoard>,
+    readers: Readers,
+    slots: u32,
+    actions: Vec<Action>,
+}
+
+impl Run {
+    /// Begins a loader, beside others to which so many bytes of memory were promised that they have not taken yet; what there is to say of it.
+    ///
+    /// # Errors
+    /// Why it can't be, in words for a person.
+    pub(crate) fn begin(
+        prepared: Prepared,
+        local_ranks: usize,
+        doorbell: &Arc<Doorbell>,
+        promised_bytes: u64,
+    ) -> Result<(Self, Vec<String>), String> {
+        let Prepared {
+            machine,
+            table,
+            disks,
+            stores,
+            arena_bytes,
+            slots,
+            threads_max,
+            notes,
+        } = prepared;
+        fits(arena_bytes, promised_bytes)?;
+        let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {}: {error}", text::bytes(arena_bytes)))?;
+        let boards = (0..local_ranks)
+            .map(|_| RankBoard::create(slots))
+            .collect::<Result<Vec<_>, String>>()?;
+        let tools = Tools {
+            table,
+            arena: Arc::new(arena),
+            disks,
+            stores,
+            doorbell: Arc::clone(doorbell),
+            settled_after: SETTLED_AFTER,
+        };
+        let run = Self {
+            machine,
+            boards,
+            readers: Readers::new(tools, threads_max),
+            slots,
+            actions: Vec::new(),
+        };
+        Ok((run, notes))
+    }
+
+    /// What a rank is sent: arena, its board.
+    pub(crate) fn descriptors(&self, local_rank: usize) -> [BorrowedFd<'_>; 2] {
+        [self.readers.tools().arena.descriptor(), self.boards[local_rank].page.descriptor()]
+    }
+
+    pub(crate) fn arena_bytes(&self) -> u64 {
+        self.readers.tools().arena.length()
+    }
+
+    /// Memory that it may still take.
+    pub(crate) fn promised_bytes(&self) -> u64 {
+        self.readers.tools().arena.unbacked_bytes()
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        self.machine.figures()
+    }
+
+    pub(crate) fn rank_figures(&self, local_rank: usize) -> RankFigures {
+        self.machine.rank_figures(local_rank)
+    }
+
+    /// A rank is gone.
+    pub(crate) fn gone(&mut self, local_rank: usize, now_s: f64) {
+        self.boards[local_rank].is_gone = true;
+        self.machine.take(Event::Gone { rank: local_rank }, now_s, &mut self.actions);
+    }
+
+    /// Ranks are to ring from now on, or need not.
+    pub(crate) fn set_sleeping(&self, is_sleeping: bool) {
+        self.boards.iter().for_each(|rank| rank.board.set_sleeping(is_sleeping));
+    }
+
+    /// Whether a rank has written something that was not read yet.
+    pub(crate) fn has_news(&self) -> bool {
+        self.boards.iter().any(RankBoard::has_news)
+    }
+
+    /// Takes what has come from ranks and threads, and does what follows. Gives when to come again, if nothing comes before.
+    pub(crate) fn turn(&mut self, now_s: f64) -> Option<f64> {
+        let mut events = self.readers.done();
+        for (rank, board) in self.boards.iter_mut().enumerate() {
+            board.board.set_alive(boot_ns());
+            board.collect(rank, &mut events);
+        }
+        self.machine.expect(&events);
+        for event in events {
+            self.machine.take(event, now_s, &mut self.actions);
+        }
+        self.machine.go_on(now_s, &mut self.actions);
+        self.carry_out();
+        self.machine.next_s()
+    }
+
+    fn carry_out(&mut self) {
+        let mut answered = vec![false; self.boards.len()];
+        for action in self.actions.drain(..) {
+            match action {
+                Action::Read { flight, sample, from } => self.readers.submit(Job::Read { flight, sample, from }),
+                Action::Write {
+                    sample,
+                    disk,
+                    place,
+                    version,
+                } => self.readers.submit(Job::Write {
+                    sample,
+                    disk,
+                    place,
+                    version,
+                }),
+                Action::Free { place } => self.readers.tools().arena.give(place),
+                Action::Release { sample, disk } => self.readers.tools().release(sample, disk),
+                Action::Answer { rank, turn, answer } => {
+                    self.boards[rank].board.set_answer(turn, answer);
+                    answered[rank] = true;
+                }
+            }
+        }
+        for (rank, _) in self.boards.iter().zip(answered).filter(|(_, answered)| *answered) {
+            if rank.board.answered() {
+                let _ = futex::wake(rank.board.answers(), futex::Flags::empty(), i32::MAX as u32);
+            }
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // What lies on disks stays there, for the next job.
+        self.readers.let_go(self.machine.on_disks());
+    }
+}
+
+impl RankBoard {
+    fn create(slots: u32) -> Result<Self, String> {
+        let page = SharedFile::anonymous("forebay-board", Board::bytes(slots))
+            .map_err(|error| format!("there is no memory for a board: {error}"))?;
+        let board = Board::create(page.region_beside(), slots).ok_or("a board can't be so large")?;
+        board.set_alive(boot_ns());
+        Ok(Self {
+            board,
+            page,
+            hearing: Hearing::default(),
+            is_gone: false,
+        })
+    }
+
+    fn has_news(&self) -> bool {
+        !self.is_gone && self.hearing.has_news(&self.board)
+    }
+
+    /// What the rank has written since the last look. A rank that writes what can't be is none any more.
+    fn collect(&mut self, rank: usize, events: &mut Vec<Event>) {
+        if self.is_gone {
+            return;
+        }
+        let asked = self.board.asked();
+        let Some(news) = self.hearing.look(&self.board, asked) else {
+            self.is_gone = true;
+            events.push(Event::Gone { rank });
+            return;
+        };
+        // First what was asked for: some of it may be over already.
+        events.extend(news.asked.map(|turn| Event::Asked {
+            rank,
+            wanted: self.board.wanted(turn),
+        }));
+        events.extend(news.released.map(|nth| Event::Released {
+            rank,
+            turn: self.board.released_turn(nth),
+        }));
+        if let Some((steps, epoch, iteration)) = news.step {
+            let ns = self.board.decoding_ns();
+            events.push(Event::Decodes { rank, ns });
+            let step = Step { steps, epoch, iteration };
+            events.push(Event::Stepped { rank, step });
+        }
+        self.hearing.heard(&self.board);
+    }
+}
+
+/// Whether there is so much memory now beside what others will take: the kernel ends processes where there is not.
+fn fits(arena_bytes: u64, promised_bytes: u64) -> Result<(), String> {
+    let found = Gauge::find().look();
+    let free_bytes = found.memory.free_bytes.saturating_sub(promised_bytes);
+    if arena_bytes > free_bytes {
+        let others = if promised_bytes > 0 { "beside other loaders " } else { "" };
+        let [taken, free] = text::bytes_apart(arena_bytes, free_bytes);
+        return Err(format!(
+            "cache: with samples under way its memory takes {taken}, and of {} {others}{free} are free; give a smaller ram=, or end what takes the rest",
+            found.what
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_promised_once() {
+        assert!(fits(1, 0).is_ok());
+        let refused = fits(1, u64::MAX).unwrap_err();
+        assert!(
+            refused.contains("takes 1 B, and of ") && refused.contains("beside other loaders 0 B are free; give a smaller ram="),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,440 @@
+//! Lists directories that programs have listed, and writes their listings to a tier: a thread of its own, since the clerk never waits for
+//! the source.
+//!
+//! A program's descriptor is only the way to its directory, which is opened anew: where a descriptor is read from is shared, and the program reads.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    mem::MaybeUninit,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
+    },
+    thread,
+};
+
+use forebay_contract::listing::{ENTRY_BYTES_MAX, Entry, HEADER_BYTES, Header};
+use forebay_store::{Ask, Finished, Source, SourceFile, SourceStat, StoreError, Tier};
+use rustix::{
+    fs::{FileType, Mode, OFlags, RawDir, openat},
+    io::Errno,
+};
+
+use crate::{
+    host::{
+        error::{AgentError, io_error},
+        shared::set_thread_nice,
+    },
+    tiering::{
+        clerk::Event,
+        copier::Outcome,
+        limits::{BATCH_PAUSE, BUFFER_BYTES, COPY_NICE, LISTING_BYTES, LISTING_BYTES_MAX, LISTINGS_HELD_BYTES},
+        receiver::Handed,
+    },
+};
+
+/// Why there can be no listing of a directory, however often it is tried: positions or inodes that no stream could go by,
+pub(crate) const ODD_DIRECTORY: &str = "odd_directory";
+/// or too many names.
+pub(crate) const LARGE_DIRECTORY: &str = "large_directory";
+
+/// What to do.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// List the directory that a program has opened.
+    List(Box<Handed>),
+    /// Write a listing to a tier.
+    Write(Write),
+}
+
+/// A listing to write.
+#[derive(Debug)]
+pub(crate) struct Write {
+    /// Number of the flight.
+    pub(crate) number: u64,
+    /// Name of the copy.
+    pub(crate) copy: u64,
+    pub(crate) tier: Arc<Tier>,
+    pub(crate) listing: Box<Listing>,
+}
+
+/// What came of a directory.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    /// Device and inode, as they were handed over.
+    pub(crate) directory: (u64, u64),
+    pub(crate) run: u64,
+    /// The listing, or why there is none.
+    pub(crate) listing: Result<Box<Listing>, &'static str>,
+}
+
+/// A listing in memory, as it will lie in a tier. It is read as a file is whose version is the directory's, but for the size, which is its own.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    /// As it came from the program, but for a descriptor of our own, and for what the server said right before it listed.
+    pub(crate) handed: Handed,
+    bytes: Vec<u8>,
+    /// Counts the bytes for as long as they are in memory.
+    _held: Held,
+}
+
+/// Bytes of listings in memory.
+#[derive(Debug)]
+struct Held {
+    bytes: usize,
+    all: Arc<AtomicUsize>,
+}
+
+impl Held {
+    fn of(bytes: usize, all: &Arc<AtomicUsize>) -> Self {
+        all.fetch_add(bytes, Relaxed);
+        Self {
+            bytes,
+            all: Arc::clone(all),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+impl Listing {
+    fn sized(&self, mut stat: SourceStat) -> SourceStat {
+        stat.identity.size = self.bytes.len() as u64;
+        stat
+    }
+}
+
+impl Source for Listing {
+    fn stat(&self, ask: Ask) -> Result<SourceStat, Errno> {
+        self.handed.source.stat(ask).map(|stat| self.sized(stat))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let from = self.bytes.get(offset as usize..).unwrap_or_default();
+        let len = from.len().min(bytes.len());
+        bytes[..len].copy_from_slice(&from[..len]);
+        Ok(len)
+    }
+
+    fn forget_pages(&self, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// Starts the thread; gives what takes requests. It ends with the process; without it, nothing comes of them.
+pub(crate) fn start(events: Sender<Event>) -> Result<Sender<Request>, AgentError> {
+    let (requests, received) = channel();
+    thread::Builder::new()
+        .name("lister".into())
+        .spawn(move || run(&received, &events))
+        .map_err(io_error("start a thread", Path::new("lister")))?;
+    Ok(requests)
+}
+
+/// What to do next; `None` when nobody asks any more. Listings are written first, and no directory is listed while those in memory take too much of it.
+fn next(requests: &Receiver<Request>, waiting: &mut VecDeque<Box<Handed>>, held: &AtomicUsize) -> Option<Request> {
+    loop {
+        let request = match requests.try_recv() {
+            Ok(request) => request,
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if waiting.is_empty() => requests.recv().ok()?,
+            Err(TryRecvError::Empty) if held.load(Relaxed) <= LISTINGS_HELD_BYTES => return waiting.pop_front().map(Request::List),
+            // The clerk is about to have some written, or has no use for them.
+            Err(TryRecvError::Empty) => match requests.recv_timeout(BATCH_PAUSE) {
+                Ok(request) => request,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return None,
+            },
+        };
+        match request {
+            Request::List(handed) => waiting.push_back(handed),
+            Request::Write(_) => return Some(request),
+        }
+    }
+}
+
+fn run(requests: &Receiver<Request>, events: &Sender<Event>) {
+    set_thread_nice(COPY_NICE);
+    let (mut waiting, held) = (VecDeque::new(), Arc::default());
+    let mut entries = vec![MaybeUninit::uninit(); LISTING_BYTES];
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while let Some(request) = next(requests, &mut waiting, &held) {
+        let event = match request {
+            Request::List(handed) => {
+                let identity = handed.stat.identity;
+                Event::Listed(Listed {
+                    directory: (identity.dev, identity.ino),
+                    run: handed.run,
+                    listing: list(*handed, &mut entries, &held).map(Box::new),
+                })
+            }
+            Request::Write(Write {
+                number,
+                copy,
+                tier,
+                listing,
+            }) => {
+                let written = write(&tier, copy, &listing, &mut buffer);
+                // The descriptor goes before the news: who waits for the listing may then unmount the source.
+                drop(listing);
+                Event::Copied {
+                    number,
+                    outcome: written.map_or_else(Outcome::Failed, |finished| Outcome::Whole(finished, None)),
+                    read_bytes: 0,
+                }
+            }
+        };
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+}
+
+/// Lists a directory.
+///
+/// # Errors
+/// The reason to count.
+fn list(handed: Handed, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<Listing, &'static str> {
+    let failed = |_| "source_error";
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let source = SourceFile::new(openat(&handed.source, c".", flags, Mode::empty()).map_err(failed)?);
+    let stat = source.stat(Ask::Server).map_err(failed)?;
+    let mut bytes = vec![0; HEADER_BYTES];
+    append_entries(&source, buffer, &mut bytes)?;
+    let header = Header::of(stat.identity.size, &bytes[HEADER_BYTES..]);
+    bytes[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+    bytes.shrink_to_fit();
+    let mut listing = Listing {
+        handed: Handed { source, ..handed },
+        _held: Held::of(bytes.len(), held),
+        bytes,
+    };
+    listing.handed.stat = listing.sized(stat);
+    Ok(listing)
+}
+
+/// Appends all entries of a directory, in the order and in the form in which the kernel gives them.
+fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &mut Vec<u8>) -> Result<(), &'static str> {
+    let mut offsets = HashSet::new();
+    let mut entries = RawDir::new(source, buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|_| "source_error")?;
+        let offset = entry.next_entry_cookie();
+        // Libc's `readdir` leaves out inode 0, and `seekdir` must know its way.
+        if entry.ino() == 0 || offset == 0 || !offsets.insert(offset) {
+            return Err(ODD_DIRECTORY);
+        }
+        let entry = Entry {
+            inode: entry.ino(),
+            offset,
+            kind: kind_of(entry.file_type()),
+            name: entry.file_name().to_bytes(),
+        };
+        let mut room = [0; ENTRY_BYTES_MAX];
+        let len = entry.write(&mut room).ok_or(ODD_DIRECTORY)?;
+        if bytes.len() + len > LISTING_BYTES_MAX {
+            return Err(LARGE_DIRECTORY);
+        }
+        bytes.extend_from_slice(&room[..len]);
+    }
+    Ok(())
+}
+
+/// `d_type`.
+const fn kind_of(kind: FileType) -> u8 {
+    match kind {
+        FileType::RegularFile => libc::DT_REG,
+        FileType::Directory => libc::DT_DIR,
+        FileType::Symlink => libc::DT_LNK,
+        FileType::Fifo => libc::DT_FIFO,
+        FileType::Socket => libc::DT_SOCK,
+        FileType::CharacterDevice => libc::DT_CHR,
+        FileType::BlockDevice => libc::DT_BLK,
+        FileType::Unknown => libc::DT_UNKNOWN,
+    }
+}
+
+/// Writes a listing; the directory must be what it was before it was listed.
+fn write(tier: &Tier, copy: u64, listing: &Listing, buffer: &mut [u8]) -> Result<Finished, StoreError> {
+    let mut writer = tier.begin(copy, &listing.handed.stat.identity)?;
+    writer.advance(listing, u64::MAX, buffer)?;
+    writer.finish(listing, Ask::Server)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File},
+        os::fd::OwnedFd,
+    };
+
+    use forebay_store::{BootId, FreeFloor, Secret, TierConfig, disk::MemoryDisk};
+
+    use super::*;
+    use crate::tiering::receiver::DescriptorBudget;
+
+    fn handed(dir: &Path) -> Handed {
+        let source = SourceFile::new(OwnedFd::from(File::open(dir).unwrap()));
+        Handed {
+            run: 7,
+            opened_at: 1,
+            pid: 1,
+            descriptor: 3,
+            path: dir.as_os_str().as_encoded_bytes().to_vec(),
+            plain: true,
+            other_name: None,
+            waited: None,
+            stat: source.stat(Ask::Kernel).unwrap(),
+            source,
+            place: DescriptorBudget::new(1).take().unwrap(),
+        }
+    }
+
+    fn list_with(dir: &Path, buffer_bytes: usize) -> Result<Listing, &'static str> {
+        list(handed(dir), &mut vec![MaybeUninit::uninit(); buffer_bytes], &Arc::default())
+    }
+
+    /// A directory with entries of every kind that can be made without rights, and more than one buffer of them.
+    fn directory() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..300 {
+            fs::write(dir.path().join(format!("file-{number}{}", "x".repeat(number % 90))), b"").unwrap();
+        }
+        fs::create_dir(dir.path().join("directory")).unwrap();
+        std::os::unix::fs::symlink("nowhere", dir.path().join("link")).unwrap();
+        std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+        fs::write(dir.path().join("n".repeat(255)), b"").unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_listing_is_what_the_kernel_gives_byte_for_byte() {
+        let dir = directory();
+        let listing = list_with(dir.path(), 1024).unwrap();
+        let (header, entries) = listing.bytes.split_at(HEADER_BYTES);
+        let header = Header::parse(header).unwrap();
+        assert!(header.is_of(entries));
+        assert_eq!(header.directory_size(), fs::metadata(dir.path()).unwrap().len());
+        // As another parser of the kernel's own bytes reads them.
+        let opened = File::open(dir.path()).unwrap();
+        let mut buffer = vec![MaybeUninit::uninit(); 1 << 20];
+        let mut raw = RawDir::new(&opened, &mut buffer);
+        let mut at = 0;
+        while let Some(entry) = raw.next() {
+            let entry = entry.unwrap();
+            let len = usize::from(u16::from_le_bytes(entries[at + 16..at + 18].try_into().unwrap()));
+            let here = &entries[at..at + len];
+            let name = entry.file_name().to_bytes_with_nul();
+            assert_eq!(here[..8], entry.ino().to_le_bytes());
+            assert_eq!(here[8..16], entry.next_entry_cookie().to_le_bytes());
+            assert_eq!(FileType::from_raw_mode(u32::from(here[18]) << 12), entry.file_type());
+            assert_eq!(&here[19..19 + name.len()], name);
+            assert_eq!(len, (19 + name.len()).next_multiple_of(8));
+            at += len;
+        }
+        assert_eq!(at, entries.len());
+    }
+
+    #[test]
+    fn it_is_of_the_version_that_the_server_told_with_a_size_of_its_own() {
+        let dir = directory();
+        let listing = list_with(dir.path(), 4096).unwrap();
+        let now = handed(dir.path()).stat;
+        let identity = listing.handed.stat.identity;
+        assert_eq!(identity.size, listing.bytes.len() as u64);
+        assert_eq!(
+            (identity.ino, identity.mtime, identity.ctime),
+            (now.identity.ino, now.identity.mtime, now.identity.ctime)
+        );
+        assert_eq!(listing.stat(Ask::Kernel).unwrap().identity, identity);
+        fs::write(dir.path().join("another"), b"").unwrap();
+        assert_ne!(listing.stat(Ask::Kernel).unwrap().identity, identity);
+    }
+
+    #[test]
+    fn it_is_read_in_pieces() {
+        let dir = directory();
+        let listing = list_with(dir.path(), 4096).unwrap();
+        let (mut read, mut piece) = (Vec::new(), [0; 100]);
+        while let Ok(len @ 1..) = listing.read_at(&mut piece, read.len() as u64) {
+            read.extend_from_slice(&piece[..len]);
+        }
+        assert_eq!(read, listing.bytes);
+        assert_eq!(listing.read_at(&mut piece, read.len() as u64 + 9), Ok(0));
+    }
+
+    #[test]
+    fn it_is_written_whole_and_not_at_all_once_the_directory_has_changed() {
+        let config = TierConfig {
+            dir: "/tier".into(),
+            quota_bytes: 1 << 30,
+            quota_inodes: 1 << 20,
+            free_floor: FreeFloor::default(),
+        };
+        let disk = Arc::new(MemoryDisk::new(64 << 20, 10_000));
+        let secret = Secret::from_bytes([7; 32]);
+        let tier = Arc::new(Tier::open_on(disk, "/tier".into(), config, &secret, BootId([1; 16])).unwrap());
+        let dir = directory();
+        let listing = list_with(dir.path(), 4096).unwrap();
+        let copy = tier.next_id();
+        let finished = write(&tier, copy, &listing, &mut [0; 1000]).unwrap();
+        assert_eq!(finished.object.size, listing.bytes.len() as u64);
+        let mut written = vec![0; listing.bytes.len() + 1];
+        let read = tier.open_copy(copy).unwrap().read_at(&mut written, 0).unwrap();
+        assert_eq!(written[..read], listing.bytes);
+        fs::remove_file(dir.path().join("link")).unwrap();
+        let copy = tier.next_id();
+        let refused = write(&tier, copy, &listing, &mut [0; 1000]);
+        assert!(matches!(refused, Err(StoreError::Changed { .. })), "{refused:?}");
+        assert!(tier.open_copy(copy).is_err());
+    }
+
+    #[test]
+    fn the_program_goes_on_reading_where_it_was() {
+        let dir = directory();
+        let handed = handed(dir.path());
+        let program = SourceFile::new(rustix::io::dup(&handed.source).unwrap());
+        let before = rustix::fs::seek(&program, rustix::fs::SeekFrom::Current(0)).unwrap();
+        list(handed, &mut vec![MaybeUninit::uninit(); 4096], &Arc::default()).unwrap();
+        assert_eq!(rustix::fs::seek(&program, rustix::fs::SeekFrom::Current(0)).unwrap(), before);
+    }
+
+    #[test]
+    fn nothing_is_listed_while_listings_wait_in_memory() {
+        let dir = directory();
+        let held = Arc::default();
+        let listing = Box::new(list(handed(dir.path()), &mut vec![MaybeUninit::uninit(); 4096], &held).unwrap());
+        let bytes = held.load(Relaxed);
+        assert_eq!(bytes, listing.bytes.len());
+        let much = Held::of(LISTINGS_HELD_BYTES, &held);
+        let (requests, received) = channel();
+        let mut waiting = VecDeque::new();
+        requests.send(Request::List(Box::new(handed(dir.path())))).unwrap();
+        let later = thread::spawn(move || {
+            thread::sleep(10 * BATCH_PAUSE);
+            drop(listing);
+        });
+        // As soon as some of it is given back, by whomever.
+        assert!(matches!(next(&received, &mut waiting, &held), Some(Request::List(_))));
+        assert_eq!(held.load(Relaxed), LISTINGS_HELD_BYTES);
+        later.join().unwrap();
+        drop(much);
+        assert_eq!(held.load(Relaxed), 0);
+        drop(requests);
+        assert!(next(&received, &mut waiting, &held).is_none());
+    }
+
+    #[test]
+    fn what_is_no_directory_any_more_is_an_error_of_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, b"").unwrap();
+        assert_eq!(list_with(&file, 4096).map(drop), Err("source_error"));
+    }
+}

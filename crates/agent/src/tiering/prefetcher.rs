@@ -1,0 +1,240 @@
+//! Lists directories of the source and opens files there, so that they can be copied ahead of programs: a thread of its own, since the
+//! clerk never waits for the source. It asks for nothing by itself.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+};
+
+use forebay_store::{Ask, Source, SourceFile};
+use rustix::fs::{self, Dir, FileType, Mode, OFlags};
+
+use crate::{
+    host::{
+        clock::boot_ns,
+        error::{AgentError, io_error},
+        shared::set_thread_nice,
+    },
+    tiering::{
+        clerk::Event,
+        limits::{AHEAD_NAMES_MAX, COPY_NICE},
+        pages::IndexFile,
+        receiver::{DescriptorBudget, Handed, names_of},
+    },
+};
+
+/// What to do.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// List a directory.
+    List {
+        /// As the program spells it.
+        path: Vec<u8>,
+        /// What has a copy already is left out.
+        index: Arc<IndexFile>,
+    },
+    /// Open files of a directory, in this order.
+    Open {
+        /// For which run.
+        run: u64,
+        /// As the program would spell them.
+        paths: Vec<Vec<u8>>,
+        /// Most bytes of all of them together.
+        bytes: u64,
+    },
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The files of the directory that have no copy, by their paths, in order of their names.
+    Listed(Vec<Vec<u8>>),
+    /// What of the files that were asked for was opened.
+    Opened(Opened),
+}
+
+/// Files that were opened. What is in none of these lists can't be opened, or is no file.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    /// Like a program's hand-over, but that no program reads them.
+    pub(crate) files: Vec<Handed>,
+    /// Files that did not fit into the bytes, before any that did.
+    pub(crate) too_large: Vec<Vec<u8>>,
+    /// The smallest of those, in bytes.
+    pub(crate) smallest: u64,
+    /// Files that were not looked at, or did not fit behind others.
+    pub(crate) rest: Vec<Vec<u8>>,
+}
+
+/// The thread, or what it takes to start it.
+#[derive(Debug)]
+pub(crate) struct Prefetcher {
+    requests: Sender<Request>,
+    waiting: Option<(Receiver<Request>, DescriptorBudget, Sender<Event>)>,
+}
+
+impl Prefetcher {
+    pub(crate) fn new(budget: DescriptorBudget, events: Sender<Event>) -> Self {
+        let (requests, received) = channel();
+        Self {
+            requests,
+            waiting: Some((received, budget, events)),
+        }
+    }
+
+    /// Starts the thread, the first time.
+    pub(crate) fn start(&mut self) -> Result<(), AgentError> {
+        self.waiting
+            .take()
+            .map_or(Ok(()), |(requests, budget, events)| start(requests, budget, events))
+    }
+
+    /// Asks for something. The thread ends with the process; without one, nothing comes of it.
+    pub(crate) fn ask(&self, request: Request) {
+        let _ = self.requests.send(request);
+    }
+}
+
+fn start(requests: Receiver<Request>, budget: DescriptorBudget, events: Sender<Event>) -> Result<(), AgentError> {
+    let run = move || {
+        set_thread_nice(COPY_NICE);
+        for request in requests {
+            let answer = match request {
+                Request::List { path, index } => Answer::Listed(list(&path, &index)),
+                Request::Open { run, paths, bytes } => Answer::Opened(open(run, paths, bytes, &budget)),
+            };
+            if events.send(Event::Prefetch(answer)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("prefetcher".into())
+        .spawn(run)
+        .map_err(io_error("start a thread", Path::new("prefetcher")))?;
+    Ok(())
+}
+
+fn list(path: &[u8], index: &IndexFile) -> Vec<Vec<u8>> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let directory: &[u8] = if path.is_empty() { b"/" } else { path };
+    let Ok(entries) = fs::open(directory, flags, Mode::empty()).and_then(Dir::new) else {
+        return Vec::new();
+    };
+    let index = index.index();
+    let files = entries
+        .map_while(Result::ok)
+        .map(|entry| (entry.file_type(), [path, b"/", entry.file_name().to_bytes()].concat()))
+        .filter(|(kind, path)| is_file(*kind, path) && index.as_ref().is_none_or(|index| index.find_kept(path).is_none()))
+        .map(|(_, path)| path);
+    let mut files: Vec<Vec<u8>> = files.take(AHEAD_NAMES_MAX).collect();
+    files.sort_unstable();
+    files
+}
+
+/// What is behind a link is found where it lies, or is not meant. Some file systems do not tell in a listing what it is that they list.
+fn is_file(kind: FileType, path: &[u8]) -> bool {
+    match kind {
+        FileType::Unknown => fs::lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile),
+        kind => kind == FileType::RegularFile,
+    }
+}
+
+fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) -> Opened {
+    let mut opened = Opened {
+        smallest: u64::MAX,
+        ..Opened::default()
+    };
+    let mut left = bytes;
+    let mut paths = paths.into_iter();
+    for path in paths.by_ref() {
+        let Some(handed) = open_one(run, &path, budget) else { continue };
+        let size = handed.stat.identity.size;
+        if size <= left {
+            left -= size;
+            opened.files.push(handed);
+        } else if opened.files.is_empty() {
+            opened.smallest = opened.smallest.min(size);
+            opened.too_large.push(path);
+        } else {
+            opened.rest.push(path);
+            break;
+        }
+    }
+    opened.rest.extend(paths);
+    opened
+}
+
+/// A file as a door would hand it over. A pipe that lies in its place is not waited for, and a link is not followed.
+fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handed> {
+    let place = budget.take()?;
+    let opened_at = boot_ns();
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let source = SourceFile::new(fs::open(OsStr::from_bytes(path), flags, Mode::empty()).ok()?);
+    let stat = source.stat(Ask::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
+    let (plain, other_name) = names_of(&source, path);
+    Some(Handed {
+        run,
+        opened_at,
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        // It is no program's.
+        descriptor: -1,
+        path: path.to_vec(),
+        plain,
+        other_name,
+        waited: None,
+        source,
+        stat,
+        place,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(dir: &Path, names: &[&str]) -> Vec<Vec<u8>> {
+        names
+            .iter()
+            .map(|name| dir.join(name).into_os_string().into_encoded_bytes())
+            .collect()
+    }
+
+    #[test]
+    fn files_are_opened_as_far_as_the_bytes_go() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in [("a", 900), ("b", 100), ("c", 700), ("d", 300), ("e", 1)] {
+            std::fs::write(dir.path().join(name), vec![1; bytes]).unwrap();
+        }
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::os::unix::fs::symlink("b", dir.path().join("link")).unwrap();
+        let budget = DescriptorBudget::new(100);
+        let of = |names: &[&str], bytes| open(7, paths(dir.path(), names), bytes, &budget);
+        let opened = of(&["a", "gone", "sub", "link", "b", "d", "c", "e"], 800);
+        let names: Vec<&[u8]> = opened.files.iter().map(|file| file.path.as_slice()).collect();
+        assert_eq!(names, paths(dir.path(), &["b", "d"]));
+        assert_eq!(opened.too_large, paths(dir.path(), &["a"]));
+        assert_eq!(opened.smallest, 900);
+        assert_eq!(opened.rest, paths(dir.path(), &["c", "e"]));
+        assert!(opened.files.iter().all(|file| file.run == 7 && file.plain && file.descriptor == -1));
+        let opened = of(&["a", "c"], 99);
+        assert!(opened.files.is_empty() && opened.rest.is_empty());
+        assert_eq!((opened.too_large.len(), opened.smallest), (2, 700));
+    }
+
+    #[test]
+    fn descriptors_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        let opened = open(7, paths(dir.path(), &["a", "b", "c"]), 100, &DescriptorBudget::new(2));
+        assert_eq!(opened.files.len(), 2);
+    }
+}

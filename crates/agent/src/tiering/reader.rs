@@ -1,0 +1,364 @@
+//! What can be seen of the program that reads a file which is being copied.
+
+use std::{
+    collections::{HashMap, HashSet},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use forebay_contract::Identity;
+use forebay_store::SourceFile;
+use rustix::{
+    ffi::CString,
+    fs::{Mode, OFlags, SeekFrom},
+};
+
+use crate::host::shared::cached_bytes;
+use crate::tiering::limits::{WRITERS_LOOK, WRITERS_MAPS_PART};
+
+/// Large files that are followed now, by process: a process's reads are shared out among them.
+pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
+
+/// A program's descriptor, seen from outside.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pid: i32,
+    link: String,
+    target: Option<CString>,
+    volume: u64,
+    /// What the process had read at the last look; `None`: it can't be seen.
+    read: Option<u64>,
+    offset: u64,
+    seeks: bool,
+    closed: bool,
+    followed: Followed,
+}
+
+impl Reader {
+    /// Begins to watch descriptor `number` of `pid`, of which `source` is a duplicate.
+    pub(crate) fn new(pid: i32, number: i32, source: BorrowedFd<'_>, followed: &Followed) -> Self {
+        *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
+        let link = format!("/proc/{pid}/fd/{number}");
+        let target = rustix::fs::readlink(&link, Vec::new()).ok();
+        let read = bytes_read(pid);
+        Self {
+            pid,
+            link,
+            target,
+            volume: 0,
+            read,
+            // After the reads, and at each look before them: so an offset never seems to have moved further than was read.
+            offset: shared_offset(source),
+            seeks: false,
+            closed: false,
+            followed: Arc::clone(followed),
+        }
+    }
+
+    /// Whether the program still has the file open under that number. Copies of the descriptor in other processes are not seen.
+    pub(crate) fn is_open(&self) -> bool {
+        self.target.is_some() && rustix::fs::readlink(&self.link, Vec::new()).ok() == self.target
+    }
+
+    /// Takes note of where the reader is, `offset` having been looked at just before. Gives this file's share of what the process has read
+    /// since it was opened, in bytes, and whether the reader was ever seen to seek: its offset went back, or further than all
+    /// of the process's reads could have moved it.
+    pub(crate) fn observe(&mut self, offset: u64, open: bool) -> (Option<u64>, bool) {
+        let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
+        if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
+            let read = now.saturating_sub(before);
+            self.seeks |= offset > self.offset.saturating_add(read);
+            // Once it is closed, what the process reads is of other files.
+            if open || !self.closed {
+                self.volume += read / share.unwrap_or(1).max(1);
+            }
+            self.closed = !open;
+            self.read = Some(now);
+        }
+        self.seeks |= offset < self.offset;
+        self.offset = offset;
+        (self.read.map(|_| self.volume), self.seeks)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = followed.get_mut(&self.pid) {
+            *count -= 1;
+            if *count == 0 {
+                followed.remove(&self.pid);
+            }
+        }
+    }
+}
+
+/// Bytes that a process has read by system calls, from whatever (`rchar`).
+fn bytes_read(pid: i32) -> Option<u64> {
+    let file = rustix::fs::open(format!("/proc/{pid}/io"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; 256];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    let text = std::str::from_utf8(text.get(..len)?).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("rchar: "))?.trim().parse().ok()
+}
+
+/// The offset that a descriptor shares with the program's.
+pub(crate) fn shared_offset(descriptor: BorrowedFd<'_>) -> u64 {
+    rustix::fs::seek(descriptor, SeekFrom::Current(0)).unwrap_or(0)
+}
+
+/// Bytes in the page cache from `from` on without a hole, looking at most `len` far (any bytes at all of a range that is one step
+/// long); `None` where the kernel refuses to say: before Linux 6.5, and for files that the user neither owns nor may write.
+pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {
+    const STEP: u64 = 128 << 10;
+    if len <= STEP {
+        return cached_bytes(descriptor, from, len);
+    }
+    let mut run = 0;
+    while run < len {
+        let step = STEP.min(len - run);
+        if cached_bytes(descriptor, from + run, step)? < step {
+            break;
+        }
+        run += step;
+    }
+    Some(run)
+}
+
+/// The name by which the kernel knows an open file; it asks nothing of the source.
+pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
+    rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
+}
+
+/// Files that processes of this user have open, and those that they can change: open or mapped for writing, as far as these
+/// processes can be looked into. Files are known by the names of links and mappings in /proc, and mapped ones by device and
+/// inode, too: nothing is asked of the source.
+#[derive(Debug, Default)]
+pub(crate) struct Writers {
+    opened: HashMap<CString, Holders>,
+    mapped: Mapped,
+    opened_due: Option<Instant>,
+    mapped_due: Option<Instant>,
+}
+
+impl Writers {
+    /// Returns whether a process can change the file. One look at all processes serves many files that come together.
+    pub(crate) fn hold(&mut self, source: &SourceFile, identity: &Identity) -> bool {
+        self.look_at_descriptors();
+        let begun = Instant::now();
+        if self.mapped_due.is_none_or(|due| due <= begun) {
+            self.look_at_mappings();
+            // To list a process's mappings takes longer than its descriptors: a look takes its share of the time, and no more.
+            self.mapped_due = Some(begun + WRITERS_LOOK.max(begun.elapsed() * WRITERS_MAPS_PART));
+        }
+        let Some(name) = name_of(source) else { return true };
+        self.opened.get(&name).is_some_and(|holders| holders.write) || self.mapped.has(name.to_bytes(), identity)
+    }
+
+    /// Returns whether a descriptor other than number `own.1` of process `own.0` is of the same name.
+    pub(crate) fn is_open_elsewhere(&mut self, source: &SourceFile, own: (i32, i32)) -> bool {
+        self.look_at_descriptors();
+        let Some(name) = name_of(source) else { return true };
+        self.opened.get(&name).is_some_and(|holders| holders.only != Some(own))
+    }
+
+    fn look_at_descriptors(&mut self) {
+        let begun = Instant::now();
+        if self.opened_due.is_some_and(|due| begun < due) {
+            return;
+        }
+        self.opened_due = Some(begun + WRITERS_LOOK);
+        self.opened.clear();
+        for pid in other_processes() {
+            for number in numbers_in(&format!("/proc/{pid}/fd")) {
+                let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
+                let file = link.ok().filter(|name| name.to_bytes().starts_with(b"/"));
+                let Some(name) = file else { continue };
+                let write = is_writable(&format!("/proc/{pid}/fdinfo/{number}"));
+                let first = Holders {
+                    write,
+                    only: Some((pid, number)),
+                };
+                let more = |holders: &mut Holders| {
+                    holders.write |= write;
+                    holders.only = None;
+                };
+                self.opened.entry(name).and_modify(more).or_insert(first);
+            }
+        }
+    }
+
+    fn look_at_mappings(&mut self) {
+        self.mapped = Mapped::default();
+        for pid in other_processes() {
+            let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+            for line in maps.split(|byte| *byte == b'\n') {
+                self.mapped.take(line);
+            }
+        }
+    }
+}
+
+/// Processes that have a file open.
+#[derive(Debug)]
+struct Holders {
+    /// Somebody can write to it.
+    write: bool,
+    /// The only descriptor, by process and number; `None`: there are several.
+    only: Option<(i32, i32)>,
+}
+
+/// Files with a mapping that is shared and writable: by it they are changed without any descriptor.
+#[derive(Debug, Default)]
+struct Mapped {
+    names: HashSet<Vec<u8>>,
+    inodes: HashSet<(u64, u64)>,
+}
+
+impl Mapped {
+    /// Takes a line of `/proc/PID/maps`: `from-to rw-s offset major:minor inode   name`.
+    fn take(&mut self, line: &[u8]) {
+        let mut fields = line.split(|byte| *byte == b' ');
+        // Most lines are of other kinds, and are read no further.
+        let Some([_, b'w', _, b's']) = fields.nth(1) else { return };
+        let (device, inode) = (
+            fields.nth(1).and_then(device_of),
+            fields.next().and_then(|inode| number_in(inode, 10)),
+        );
+        if let (Some(device), Some(inode)) = (device, inode) {
+            self.inodes.insert((device, inode));
+        }
+        if let Some(at) = line.iter().position(|byte| *byte == b'/') {
+            self.names.insert(without_escapes(line.get(at..).unwrap_or(&[])));
+        }
+    }
+
+    /// Some file systems give mappings another device number than files (btrfs, overlayfs): there the name tells.
+    fn has(&self, name: &[u8], identity: &Identity) -> bool {
+        self.inodes.contains(&(identity.dev, identity.ino)) || self.names.contains(name)
+    }
+}
+
+/// Reads `major:minor` in hexadecimal digits.
+fn device_of(text: &[u8]) -> Option<u64> {
+    let at = text.iter().position(|byte| *byte == b':')?;
+    let part = |digits: Option<&[u8]>| u32::try_from(number_in(digits?, 16)?).ok();
+    Some(rustix::fs::makedev(part(text.get(..at))?, part(text.get(at + 1..))?))
+}
+
+fn number_in(digits: &[u8], radix: u32) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
+}
+
+/// Returns a name as links in /proc spell it; in `maps` a newline is `\\012`.
+fn without_escapes(name: &[u8]) -> Vec<u8> {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut rest = name;
+    let mut spelled = Vec::with_capacity(name.len());
+    while let Some((first, after)) = rest.split_first() {
+        let newline = rest.strip_prefix(NEWLINE);
+        spelled.push(if newline.is_some() { b'\n' } else { *first });
+        rest = newline.unwrap_or(after);
+    }
+    spelled
+}
+
+fn other_processes() -> impl Iterator<Item = i32> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    numbers_in("/proc").into_iter().filter(move |pid| *pid != own)
+}
+
+/// Copies below these directories of objects, removed ones too, that processes of this user have open or mapped, as far as they can be looked
+/// into.
+pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
+    // The kernel tells of names without links.
+    let objects = objects.iter().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
+    let below: Vec<Vec<u8>> = objects.map(|dir| [dir.as_os_str().as_bytes(), b"/"].concat()).collect();
+    let copy_of = |name: &[u8]| below.iter().find_map(|below| copy_of(name.strip_prefix(below.as_slice())?));
+    let mut open = HashSet::new();
+    for pid in other_processes() {
+        for number in numbers_in(&format!("/proc/{pid}/fd")) {
+            let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
+            open.extend(link.ok().and_then(|name| copy_of(name.to_bytes())));
+        }
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let names = maps.split(|byte| *byte == b'\n').filter_map(|line| {
+            let at = line.iter().position(|byte| *byte == b'/')?;
+            line.get(at..)
+        });
+        open.extend(names.filter_map(copy_of));
+    }
+    open
+}
+
+/// The copy that `XX/ID` below a tier's objects is.
+fn copy_of(name: &[u8]) -> Option<u64> {
+    let name = std::str::from_utf8(name.strip_suffix(b" (deleted)").unwrap_or(name)).ok()?;
+    let (_, id) = name.split_once('/')?;
+    u64::from_str_radix(id, 16).ok()
+}
+
+/// Names of a directory in /proc that are numbers.
+fn numbers_in(dir: &str) -> Vec<i32> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(listing) = rustix::fs::open(dir, flags, Mode::empty()).and_then(rustix::fs::Dir::new) else {
+        return Vec::new();
+    };
+    listing
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+        .collect()
+}
+
+/// The access mode in a descriptor's fdinfo (`flags:`, octal).
+fn is_writable(fdinfo: &str) -> bool {
+    let Ok(file) = rustix::fs::open(fdinfo, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let mut text = [0; 256];
+    let len = rustix::io::read(&file, &mut text).unwrap_or(0);
+    let text = String::from_utf8_lossy(text.get(..len).unwrap_or(&[])).into_owned();
+    let flags = text
+        .lines()
+        .find_map(|line| line.strip_prefix("flags:"))
+        .and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & 0o3 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_shared_writable_mappings_by_name_and_by_inode() {
+        let mut mapped = Mapped::default();
+        let lines: [&[u8]; 6] = [
+            b"7f00-7f01 rw-s 00000000 fe:10 77                         /data/a b",
+            b"7f00-7f01 -w-s 00000000 fe:10 78                         /data/new\\012line (deleted)",
+            b"7f01-7f02 rw-p 00000000 fe:10 79                         /data/private",
+            b"7f02-7f03 r--s 00000000 fe:10 80                         /data/read",
+            b"7f03-7f04 rw-p 00000000 00:00 0 ",
+            b"",
+        ];
+        for line in lines {
+            mapped.take(line);
+        }
+        let none = Identity::default();
+        let with_inode = |ino| Identity {
+            dev: rustix::fs::makedev(0xFE, 0x10),
+            ino,
+            ..none
+        };
+        assert!(mapped.has(b"/data/a b", &none));
+        assert!(mapped.has(b"/data/new\nline (deleted)", &none));
+        assert!(mapped.has(b"/data/another name", &with_inode(77)), "a hard link");
+        for (name, ino) in [(b"/data/private".as_slice(), 79), (b"/data/read", 80)] {
+            assert!(!mapped.has(name, &with_inode(ino)));
+        }
+    }
+}

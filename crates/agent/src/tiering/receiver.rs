@@ -1,0 +1,227 @@
+//! Takes hand-overs off the door socket and does nothing else: programs never wait, but a queue that is full drops.
+
+use std::{
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
+    thread,
+    time::Instant,
+};
+
+use forebay_contract::{
+    Identity,
+    message::{HandOver, MESSAGE_BYTES_MAX},
+};
+use forebay_store::{Ask, Source, SourceFile, SourceStat};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    listen, recvmsg, socket_with, sockopt,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::Uid,
+};
+
+use crate::{
+    host::{
+        error::{AgentError, io_error},
+        limits::BACKLOG,
+    },
+    tiering::{
+        clerk::Event,
+        limits::{BATCH_PAUSE, PACKET_WAIT_MAX, QUEUE_WAIT_MAX},
+        reader::name_of,
+    },
+};
+
+/// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct DescriptorBudget {
+    held: Arc<AtomicUsize>,
+    max: usize,
+}
+
+/// One place in the budget.
+#[derive(Debug)]
+pub(crate) struct DescriptorPlace(Arc<AtomicUsize>);
+
+impl DescriptorBudget {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { held: Arc::default(), max }
+    }
+
+    pub(crate) fn take(&self) -> Option<DescriptorPlace> {
+        if self.held.fetch_add(1, Ordering::Relaxed) >= self.max {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(DescriptorPlace(Arc::clone(&self.held)))
+    }
+}
+
+impl Drop for DescriptorPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A hand-over as received.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) run: u64,
+    pub(crate) opened_at: u64,
+    pub(crate) pid: i32,
+    pub(crate) descriptor: i32,
+    pub(crate) path: Vec<u8>,
+    /// The kernel knows the file by the very name that the program used: no link is on the way.
+    pub(crate) plain: bool,
+    /// The kernel's name of the file, where it is another than `path`.
+    pub(crate) other_name: Option<Vec<u8>>,
+    /// The version that the file was two seconds ago, if that was asked.
+    pub(crate) waited: Option<Identity>,
+    pub(crate) source: SourceFile,
+    pub(crate) stat: SourceStat,
+    pub(crate) place: DescriptorPlace,
+}
+
+/// The queue of hand-overs, as others may look at it.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    socket: Arc<OwnedFd>,
+    /// The receiver has some in its hands, or is about to.
+    taking: Arc<AtomicBool>,
+}
+
+impl Queue {
+    /// Waits until the clerk was told of all that was handed over before, or for [`QUEUE_WAIT_MAX`].
+    pub(crate) fn wait_until_taken(&self) {
+        let begun = Instant::now();
+        // In this order: what is no longer in the socket's queue is in the receiver's hands until the clerk was told.
+        while (self.is_waiting() || self.taking.load(Ordering::SeqCst)) && begun.elapsed() < QUEUE_WAIT_MAX {
+            thread::sleep(BATCH_PAUSE);
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&*self.socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Binds the door socket and starts the receiver.
+pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<Queue, AgentError> {
+    let path = dir.join("door.sock");
+    let error = |operation| io_error(operation, &path);
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|e| error("make")(e.into()))?;
+    let address = SocketAddrUnix::new(&path).map_err(|e| error("name")(e.into()))?;
+    bind(&socket, &address).map_err(|e| error("bind")(e.into()))?;
+    listen(&socket, BACKLOG).map_err(|e| error("listen on")(e.into()))?;
+    let queue = Queue {
+        socket: Arc::new(socket),
+        taking: Arc::default(),
+    };
+    let taken_from = queue.clone();
+    thread::Builder::new()
+        .name("receiver".into())
+        .spawn(move || receive(&taken_from, &events, &budget))
+        .map_err(error("start a thread for"))?;
+    Ok(queue)
+}
+
+fn receive(queue: &Queue, events: &Sender<Event>, budget: &DescriptorBudget) {
+    let socket = &*queue.socket;
+    let mut packet = vec![0; MESSAGE_BYTES_MAX];
+    let user = rustix::process::geteuid();
+    loop {
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
+        queue.taking.store(true, Ordering::SeqCst);
+        // The queue is long and nobody waits: to wake once for many costs the program's cores less.
+        thread::sleep(BATCH_PAUSE);
+        loop {
+            let event = match accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(connection) => match take(&connection, user, &mut packet, budget) {
+                    Ok(handed) => Event::Handed(Box::new(handed)),
+                    Err(reason) => Event::HandOverLost(reason),
+                },
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                // AGAIN: all taken. Without descriptors the queue waits until copies give some back.
+                Err(_) => break,
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+        queue.taking.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Returns whether the kernel knows an open file by this path, and its own name for it where that is another.
+pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8>>) {
+    match name_of(source) {
+        Some(name) if name.as_bytes() == path => (true, None),
+        Some(name) => (false, Some(name.into_bytes())),
+        None => (false, None),
+    }
+}
+
+/// Reads the one packet of a connection.
+fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
+    let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
+    if peer.uid != user {
+        return Err("another_user");
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = match recvmsg(
+        connection,
+        &mut [IoSliceMut::new(packet)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+    ) {
+        // The packet comes right behind the connection. A program that is stopped in between holds the queue up this long and no longer.
+        Err(Errno::AGAIN) => {
+            sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
+            recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        }
+        result => result,
+    }
+    .map_err(|_| "no_packet")?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let source = SourceFile::new(descriptor.ok_or("malformed")?);
+    let message = packet
+        .get(..received.bytes)
+        .and_then(|bytes| HandOver::parse(bytes).ok())
+        .ok_or("malformed")?;
+    let place = budget.take().ok_or("too_many_descriptors")?;
+    let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;
+    let (plain, other_name) = names_of(&source, message.path);
+    Ok(Handed {
+        run: message.run,
+        opened_at: message.opened_at,
+        pid: peer.pid.as_raw_nonzero().get(),
+        descriptor: message.descriptor,
+        path: message.path.to_vec(),
+        plain,
+        other_name,
+        waited: None,
+        source,
+        stat,
+        place,
+    })
+}

@@ -1,0 +1,118 @@
+//! Putting an agent together.
+
+use std::{
+    os::unix::ffi::OsStrExt,
+    sync::{Arc, mpsc::channel},
+};
+
+use crate::{
+    host::{error::AgentError, lock::lock, log::Log, private_dir::private_dir, shared::raise_descriptor_limit},
+    tiering::{
+        clerk::{Clerk, Parts},
+        config::AgentConfig,
+        control,
+        copier::Copier,
+        limits::{DESCRIPTOR_SHARE, HANDED_MAX},
+        lister,
+        pages::Pages,
+        prefetcher::Prefetcher,
+        ram,
+        receiver::{self, DescriptorBudget},
+        sweeper,
+    },
+};
+use forebay_contract::Tier as TierInIndex;
+use forebay_policy::FillFirst;
+use forebay_store::{FreeFloor, Secret, Tier, TierConfig};
+
+/// Copies are many small files: a tier may have as many as its quota has blocks.
+const INODE_BYTES: u64 = 4096;
+
+/// Runs an agent until its last run has ended.
+///
+/// # Errors
+/// [`AgentError::AlreadyRunning`] if one stands for these tiers; else what kept it from starting, which is also the last line of its log.
+pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
+    // Apart from the program's terminal and process group: their signals are not for us.
+    let _ = rustix::process::setsid();
+    // A umask that takes rights from the owner would make our own directories unusable.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    private_dir(&config.dir)?;
+    let _lock = lock(&config.dir)?;
+    let log = Log::create(&config.dir)?;
+    let dir = config.dir.clone();
+    let result = open(config, log.clone()).map(|(clerk, events)| clerk.serve(&events));
+    if let Err(error) = &result {
+        log.line(&error.to_string());
+        // Nobody may wait for a socket that is dead.
+        for name in ["control.sock", "door.sock"] {
+            let _ = rustix::fs::unlink(dir.join(name));
+        }
+    }
+    result
+}
+
+fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<crate::tiering::clerk::Event>), AgentError> {
+    let descriptors = raise_descriptor_limit();
+    let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
+    if let Some(why) = why_ephemeral {
+        log.line(&format!("copies will not serve later runs: {why}"));
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let mut tiers = Vec::new();
+    let reaped = ram::reap(&config.dir);
+    if reaped.removed > 0 {
+        log.line(&format!(
+            "{} bytes that dead agents left in memory were removed",
+            reaped.removed_bytes
+        ));
+    }
+    for setting in &config.tiers {
+        if setting.ram {
+            private_dir(&setting.dir)?;
+        }
+        let quota_inodes = (setting.bytes / INODE_BYTES).max(1024);
+        let tier = TierConfig {
+            dir: setting.dir.clone(),
+            quota_bytes: setting.bytes,
+            quota_inodes,
+            free_floor: FreeFloor::default(),
+        };
+        tiers.push(Arc::new(Tier::open(tier, &secret, uid)?));
+    }
+    let in_index: Option<Vec<_>> = tiers
+        .iter()
+        .map(|tier| TierInIndex::new(tier.device(), tier.objects_path().as_os_str().as_bytes()))
+        .collect();
+    let in_index = in_index.ok_or(AgentError::TooLarge {
+        what: "the path of a tier",
+    })?;
+    let expected = tiers.iter().map(|tier| tier.expected_copies()).sum();
+    // Where memory is short for all of them, a smaller index serves some.
+    let spare = config.index_spare;
+    let pages =
+        Pages::create(&config.dir, in_index.clone(), expected, spare).or_else(|_| Pages::create(&config.dir, in_index, 0, spare))?;
+    let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
+    let (events, received) = channel();
+    let (sweeps, sweep_requests) = channel();
+    sweeper::start(sweep_requests, pages.control(), events.clone())?;
+    let copier = Copier::start(&events)?;
+    let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX));
+    let dir = config.dir.clone();
+    let clerk = Clerk::new(Parts {
+        config,
+        pages,
+        policy,
+        tiers,
+        copier,
+        sweeps,
+        lister: lister::start(events.clone())?,
+        prefetcher: Prefetcher::new(held.clone(), events.clone()),
+        events: events.clone(),
+        log,
+    });
+    let queue = receiver::start(&dir, events.clone(), held)?;
+    // Last: a command that can connect finds all the rest in place.
+    control::start(&dir, events, queue)?;
+    Ok((clerk, received))
+}
