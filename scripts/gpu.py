@@ -63,14 +63,14 @@ FORKED, STATES = ("forked",), ("equal_and_goes_on", "layout")
 # In the order of what they prove: a fork of a whole job on a GPU, batches, states of each kind; then the same in other ways.
 STEPS = (
     Step("environment", ("-c", ENVIRONMENT), 90),
-    marked("fork-nccl", 150, f"{P14}::test_p14_holds_on_a_gpu[digests-nccl]"),
+    marked("fork-nccl", 150, f"{P14}::test_p14b_holds_on_a_gpu[digests-nccl]"),
     marked("fork-session", 90, CLONE, of=FORKED),
     marked("loader", 120, LOADER),
     marked("states", 150, CLONE, of=STATES),
-    marked("fork-gloo", 150, f"{P14}::test_p14_holds_on_a_gpu[digests-gloo]"),
+    marked("fork-gloo", 150, f"{P14}::test_p14b_holds_on_a_gpu[digests-gloo]"),
     marked("clone-rest", 120, CLONE, without=FORKED + STATES),
-    marked("fork-shadow", 150, f"{P14}::test_p14_holds_on_a_gpu[shadow-nccl]"),
-    marked("fork-shadow-gloo", 150, f"{P14}::test_p14_holds_on_a_gpu[shadow-gloo]"),
+    marked("fork-shadow", 150, f"{P14}::test_p14b_holds_on_a_gpu[shadow-nccl]"),
+    marked("fork-shadow-gloo", 150, f"{P14}::test_p14b_holds_on_a_gpu[shadow-gloo]"),
 )
 
 

@@ -109,7 +109,7 @@ def test_the_steps_are_all_tests_that_need_a_gpu_each_once() -> None:
     for file, found in names.items():
         is_whole = "pytestmark = pytest.mark.gpu" in (ROOT / file).read_text()
         for _, name in (one for one in found if is_whole or one[0]):
-            assert len([step for step in STEPS if has(step, file, name)]) == (4 if name == "test_p14_holds_on_a_gpu" else 1), name
+            assert len([step for step in STEPS if has(step, file, name)]) == (4 if name == "test_p14b_holds_on_a_gpu" else 1), name
 
 
 def has(step: Step, file: str, name: str) -> bool:

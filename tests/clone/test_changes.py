@@ -145,7 +145,7 @@ def test_schedulers_of_several_optimizers_are_changed_each_for_its_own() -> None
     assert (one.scheduler.base_lrs, two.scheduler.base_lrs) == ([0.1, 0.01], [7.0, 0.1])
 
 
-def test_p14_a_clone_is_asked_for_with_a_factor(here: Node, opened: Opened) -> None:
+def test_p14b_a_clone_is_asked_for_with_a_factor(here: Node, opened: Opened) -> None:
     made, other = full(1), full(2)
     session = opened(made)
     train(made, session, 3)

@@ -126,7 +126,7 @@ def plain(loader: Callable[[], Any]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("loader", CARRIED.values(), ids=CARRIED.keys())
-def test_p14_what_a_loader_keeps_over_epochs_is_carried(here: Node, opened: Opened, loader: Callable[[], Any]) -> None:
+def test_p14b_what_a_loader_keeps_over_epochs_is_carried(here: Node, opened: Opened, loader: Callable[[], Any]) -> None:
     """Forks within the first epoch, at an epoch's end, and within a later one; and a clone of a clone."""
     whole = plain(loader)
     for at in (2, 2 * BATCHES, 2 * BATCHES + 2):
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("loader", "named"), REFUSED.values(), ids=REFUSED.keys())
-def test_p14_iterators_that_go_on_over_epochs_are_refused_by_name(
+def test_p14b_iterators_that_go_on_over_epochs_are_refused_by_name(
     here: Node, opened: Opened, loader: Callable[[], Any], named: str
 ) -> None:
     """A clone of the first epoch goes on as its parent does; a later one does not exist, and the parent trains on."""

@@ -152,7 +152,7 @@ def within(kind: Callable[[], nn.Module]) -> Callable[[int], Job]:
 
 
 @pytest.mark.parametrize("kind", [Saving, Hooked, Overridden, Plain])
-def test_p14_a_module_s_hidden_state_is_carried(here: Node, opened: Opened, kind: Callable[[], nn.Module]) -> None:
+def test_p14b_a_module_s_hidden_state_is_carried(here: Node, opened: Opened, kind: Callable[[], nn.Module]) -> None:
     make = within(kind)
     made, other, plain = make(1), make(2), make(1)
     jobs.seed(1)
@@ -203,7 +203,7 @@ def update(metric: Any) -> str:  # noqa: ANN401
 
 @pytest.mark.parametrize("where", ["others", "model"])
 @pytest.mark.parametrize("kind", metrics().values(), ids=metrics().keys())
-def test_p14_metrics_are_carried(kind: Callable[[], Any], where: str) -> None:
+def test_p14b_metrics_are_carried(kind: Callable[[], Any], where: str) -> None:
     """In each of two: updates before the fork, and the same ones afterwards."""
     pairs = []
     for number in (1, 2):

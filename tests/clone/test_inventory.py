@@ -42,7 +42,7 @@ MAKERS = {optimizer.__name__: with_optimizer(optimizer) for optimizer in OPTIMIZ
 }
 
 
-def test_p14_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p14b_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a component was set to is what it is expected to give: it is asked all the same."""
     original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
     original.step()

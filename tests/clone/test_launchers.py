@@ -1,4 +1,4 @@
-"""P14 with the real launchers: ranks of `mpiexec`, and FSDP2 over two ranks of torchrun."""
+"""P14b with the real launchers: ranks of `mpiexec`, and FSDP2 over two ranks of torchrun."""
 
 import sys
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def forked(command: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 @pytest.mark.parametrize("launcher", [mpiexec, torchrun], ids=["mpiexec", "fsdp2"])
-def test_p14_a_clone_goes_on_as_its_parent_does_whoever_started_the_ranks(launcher: Any) -> None:  # noqa: ANN401
+def test_p14b_a_clone_goes_on_as_its_parent_does_whoever_started_the_ranks(launcher: Any) -> None:  # noqa: ANN401
     parents, clones = forked(launcher())
     assert len(parents) == len(clones) == RANKS
     for parent, clone in zip(parents, clones, strict=True):

@@ -1,4 +1,4 @@
-"""What is as it was at the last look is not described again (P14): whatever a program does in between, the description is a fresh one's."""
+"""What is as it was at the last look is not described again (P14b): whatever a program does in between, the description is a fresh one's."""
 
 import collections
 import gc
@@ -213,7 +213,7 @@ CHANGES: list[Callable[[Job], None]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_p14_what_has_changed_since_the_last_look_is_described_as_it_is(
+def test_p14b_what_has_changed_since_the_last_look_is_described_as_it_is(
     change: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Some leave the optimizer with a parameter that no module has any more: the new inventory that is compared with would be refused.
@@ -230,7 +230,7 @@ def test_p14_what_has_changed_since_the_last_look_is_described_as_it_is(
         assert capture.manifest == after
 
 
-def test_p14_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_is() -> None:
+def test_p14b_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_is() -> None:
     """A look at only some of the parts must not make the others seem to be known."""
     job = Job()
     known = job.inventory()
@@ -241,7 +241,7 @@ def test_p14_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_i
     assert known.manifest() == job.inventory().manifest()
 
 
-def test_p14_what_was_described_before_something_failed_is_not_believed_later() -> None:
+def test_p14b_what_was_described_before_something_failed_is_not_believed_later() -> None:
     job = Job()
     known = job.inventory()
     known.manifest()
@@ -254,7 +254,7 @@ def test_p14_what_was_described_before_something_failed_is_not_believed_later() 
     assert known.manifest() == job.inventory().manifest()
 
 
-def test_p14_what_changes_while_the_state_is_described_is_seen_the_next_time() -> None:
+def test_p14b_what_changes_while_the_state_is_described_is_seen_the_next_time() -> None:
     class Meddling:
         """An object whose state_dict has effects."""
 
@@ -273,7 +273,7 @@ def test_p14_what_changes_while_the_state_is_described_is_seen_the_next_time() -
     assert known.manifest() == again.manifest()
 
 
-def test_p14_two_modules_that_are_alike_are_not_one() -> None:
+def test_p14b_two_modules_that_are_alike_are_not_one() -> None:
     job = Job()
     inner = nn.Sequential()
     inner.one = inner.two = nn.Dropout()
@@ -313,7 +313,7 @@ def test_a_class_that_was_made_beside_an_inventory_goes_with_it() -> None:
     assert gone() is None
 
 
-def test_p14_an_extra_state_is_asked_for_each_time() -> None:
+def test_p14b_an_extra_state_is_asked_for_each_time() -> None:
     job = Job()
     extra_state(job)
     known = job.inventory()
@@ -327,7 +327,7 @@ def test_p14_an_extra_state_is_asked_for_each_time() -> None:
 
 
 @pytest.mark.parametrize("way", ["DLPack", "each"])
-def test_p14_places_are_seen_to_change_with_and_without_dlpack(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p14b_places_are_seen_to_change_with_and_without_dlpack(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "each":
         monkeypatch.setattr("forebay.torch._state._EXCHANGE", None)
     known = Job().inventory().adapter.known

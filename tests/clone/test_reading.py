@@ -58,7 +58,7 @@ class DrawingModule(nn.Module):
 
 @pytest.mark.parametrize("kind", [Drawing, DrawingModule])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
-def test_p14_objects_that_draw_when_they_are_read(
+def test_p14b_objects_that_draw_when_they_are_read(
     here: Node, opened: Opened, kind: type[Drawing | DrawingModule], draw: Callable[[Job], object]
 ) -> None:
     made, other, plain = full(1), full(2), full(1)
@@ -82,7 +82,7 @@ def test_p14_objects_that_draw_when_they_are_read(
 @pytest.mark.parametrize("has_own", [False, True], ids=["process", "own"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("at", [2, 4, 6], ids=["first-epoch", "between", "second-epoch"])
-def test_p14_a_stateful_data_loader_is_carried(here: Node, opened: Opened, workers: int, at: int, *, has_own: bool) -> None:
+def test_p14b_a_stateful_data_loader_is_carried(here: Node, opened: Opened, workers: int, at: int, *, has_own: bool) -> None:
     """Four batches an epoch. With a worker the samples draw nothing, for torchdata does not keep what its workers' generators are at."""
 
     def loader() -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What a state is to be loaded to is made while it is waited for; what comes otherwise than expected is made then, as right (P14)."""
+"""What a state is to be loaded to is made while it is waited for; what comes otherwise than expected is made then, as right (P14b)."""
 
 import ctypes
 import os
@@ -99,7 +99,7 @@ CHANGES = [nothing, weight_elsewhere, state_anew, state_with_numbers, state_gone
 
 @pytest.mark.parametrize("where", ["there", "here"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_p14_what_has_changed_since_is_found_out(change: Callable[[Job], None], where: str) -> None:
+def test_p14b_what_has_changed_since_is_found_out(change: Callable[[Job], None], where: str) -> None:
     original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
     original.step()
     other.step()
@@ -162,7 +162,7 @@ def tied(made: Job) -> Job:
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_p14_two_tensors_at_one_place_are_not_both_what_was_sent(*, part: bool) -> None:
+def test_p14b_two_tensors_at_one_place_are_not_both_what_was_sent(*, part: bool) -> None:
     """What was written there first is no more; each has the digest of what was written to it."""
     original, other = tied(job()), tied(job())
     untied = original.model.get_parameter("two.weight")
@@ -205,7 +205,7 @@ class Lying:
         return b"".join(digests)
 
 
-def test_p14_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before() -> None:
+def test_p14b_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before() -> None:
     """By way of a copy it is written to last; where the other lies it was digested already."""
     original, other = apart(), apart()
     memory = torch.zeros(SIDE, 2 * SIDE)
@@ -229,7 +229,7 @@ def apart() -> Job:
 
 
 @pytest.mark.parametrize("where", ["gradient", "other"])
-def test_p14_what_was_moved_while_a_state_was_waited_for_is_found_where_it_lies(where: str) -> None:
+def test_p14b_what_was_moved_while_a_state_was_waited_for_is_found_where_it_lies(where: str) -> None:
     """Though it is neither a parameter nor an optimizer's."""
     made = [job(number=number) for number in (1, 2)]
     states: list[dict[str, Any]] = []

@@ -57,7 +57,7 @@ def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
     parent.check()
 
 
-def test_p14_a_clone_exists_before_its_parents_next_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+def test_p14a_a_clone_exists_before_its_parents_next_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
     """The whole way, while this thread, which trains, does nothing of torch's."""
     parent = Parent(opened)
     with here.cloning("trunk") as asked:

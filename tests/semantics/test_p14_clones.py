@@ -1,4 +1,4 @@
-"""P14: a clone is its parent's state after one step, bit for bit, and the parent's results are those of a job that nobody forked."""
+"""P14b, P14c: a clone is its parent's state after one step, bit for bit, and the parent's results are those of a job that nobody forked."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def run_alone(node: Node, ranks: int, steps: int, *program: str) -> list[dict[st
 
 # Each training process takes some five seconds of processor time to import what its first step needs.
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_p14_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
+def test_p14b_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
     """With three ranks sums over ranks depend on how DDP has put its buckets together: the clone's are made as its parent's (`warm`)."""
     with node() as here:
         parents, clones = run(here, ranks)
@@ -57,7 +57,7 @@ def test_p14_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
 
 
 @pytest.mark.long
-def test_p14_a_parent_trains_as_though_nobody_had_asked() -> None:
+def test_p14c_a_parent_trains_as_though_nobody_had_asked() -> None:
     """Bit for bit its losses are those of a job without us, to the last step. tests/clone/test_session.py shows it for one rank."""
     with node() as here:
         parents, _ = run(here, 2)
@@ -66,7 +66,7 @@ def test_p14_a_parent_trains_as_though_nobody_had_asked() -> None:
 
 
 @pytest.mark.long
-def test_p14_a_clone_is_compared_with_its_parent_three_steps_later() -> None:
+def test_p14b_a_clone_is_compared_with_its_parent_three_steps_later() -> None:
     with node() as here:
         parents, clones = run(here, 2, "--verify", "shadow:3")
         for parent, clone in zip(parents, clones, strict=True):
@@ -79,7 +79,7 @@ def test_p14_a_clone_is_compared_with_its_parent_three_steps_later() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2], ids=["nccl", "gloo"])
 @pytest.mark.parametrize(("how", "further"), [((), 0), (("--verify", "shadow:3"), 3)], ids=["digests", "shadow"])
-def test_p14_holds_on_a_gpu(ranks: int, how: tuple[str, ...], further: int) -> None:
+def test_p14b_holds_on_a_gpu(ranks: int, how: tuple[str, ...], further: int) -> None:
     """In half precision, with a scaler, an average and generators on the GPU; parent and clone share it."""
     with node() as here:
         parents, clones = run(here, ranks, *how, program=ON_GPU)
@@ -98,7 +98,7 @@ def test_p14_holds_on_a_gpu(ranks: int, how: tuple[str, ...], further: int) -> N
 
 
 @pytest.mark.long
-def test_p14_a_job_of_two_ranks_goes_on_with_one() -> None:
+def test_p14b_a_job_of_two_ranks_goes_on_with_one() -> None:
     """Under DDP, with BatchNorm. That the state is exact tests/clone/test_dealt.py shows."""
     with node() as here, training(here, torchrun(2, "--until-forked", "--pace", "0.2", "--portable")) as parent:
         words = [sys.executable, "-m", "tests.clone.train", "--portable"]

@@ -331,7 +331,7 @@ def session(
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
     The same call in the same program stands for both. Make it in every rank, once all objects are made and the model is wrapped, before
-    training. With `FOREBAY=off` nothing can be forked. When training stands still for a fork, and how long: P14 in docs/semantics.md.
+    training. With `FOREBAY=off` nothing can be forked. When training stands still for a fork, and how long: P14d in docs/semantics.md.
 
     Args:
         model: as for `inventory`, and so are the following: each is to be given, or to be declared absent (None).
