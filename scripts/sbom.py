@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -163,7 +163,7 @@ def bill() -> Bom:
         serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), *brought, wheel]))),
     )
     made.metadata.component = wheel
-    made.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), timezone.utc)
+    made.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)
     made.register_dependency(wheel, [of for (name, _), of in listed.items() if name in PARTS])
     for crate, uses in built.uses.items():
         also = [std] if crate[0] in PARTS else [brought[-1]] if listed[crate] is bringing else []

@@ -13,12 +13,12 @@ if uv=$(command -v uv) && "$uv" --version 2>/dev/null | awk '{split($2, v, ".");
 fi
 
 if ! "$tools/bin/uv" --version 2>/dev/null | grep -q "^uv $version"; then
-  for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && break
+  for python in python3 python3.14 python3.13 python3.12 python3.11; do
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
     python=
   done
   if [ -z "$python" ]; then
-    echo "forebay: no Python 3.10 or later on PATH: install one, for instance: apt-get install python3" >&2
+    echo "forebay: no Python 3.11 or later on PATH: install one, for instance: apt-get install python3" >&2
     exit 1
   fi
   rm -rf "$tools"

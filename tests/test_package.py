@@ -58,7 +58,7 @@ def workspace_version() -> str:
 
 def test_one_version_everywhere(installed: Installed) -> None:
     version = workspace_version()
-    assert installed.wheel.name.startswith(f"forebay-{version}-cp310-abi3-")
+    assert installed.wheel.name.startswith(f"forebay-{version}-cp311-abi3-")
     assert installed.run("forebay", "--version").stdout == f"forebay {version}\n"
     assert installed.run("python", "-m", "forebay", "--version").stdout == f"forebay {version}\n"
     assert installed.run("python", "-c", "import forebay; print(forebay.__version__)").stdout == f"{version}\n"

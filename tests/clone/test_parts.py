@@ -1,4 +1,4 @@
-"""What is as it was at the last look is not described again (P14b): whatever a program does in between, the description is a fresh one's."""
+"""What stayed as it was at the last look is not described again (P14b), and the description equals a fresh one."""
 
 import collections
 import gc

@@ -339,7 +339,9 @@ def test_a_state_that_no_clone_waits_for_is_copied_at_once(here: Node, opened: O
     parent.check()
 
 
-def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(
+    here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]
+) -> None:
     parent = Parent(opened, aside=0)
     with here.cloning("trunk") as asked:
         mine = taking(asked)

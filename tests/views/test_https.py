@@ -23,7 +23,7 @@ def certified(directory: Path) -> tuple[Path, ssl.SSLContext]:
     hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes", reason=reason)
     written = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason=reason)
     pem = written.Encoding.PEM
-    today = datetime.datetime.now(datetime.timezone.utc)
+    today = datetime.datetime.now(datetime.UTC)
 
     def name(text: str) -> object:
         return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])

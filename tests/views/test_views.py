@@ -40,7 +40,7 @@ def test_files_are_their_owners_and_as_old_as_their_objects(views: Views) -> Non
     views.put({"a/x": b"x"})
     views.fetch()
     (stored,) = views.bucket.backend.list_objects(views.bucket.backend.head_bucket(BUCKET), None, None, None, None)[0]
-    modified = stored.last_modified.replace(tzinfo=datetime.timezone.utc, microsecond=0).timestamp()
+    modified = stored.last_modified.replace(tzinfo=datetime.UTC, microsecond=0).timestamp()
     file = (views.dir / "a/x").stat()
     assert (oct(file.st_mode & 0o777), int(file.st_mtime)) == ("0o400", int(modified))
     modes = {oct(path.stat().st_mode & 0o777) for path in (views.dir, views.dir / "a", views.state)}
