@@ -304,10 +304,10 @@ def test_the_agent_is_told_what_a_scenario_wants_of_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(loader_ours, "DataLoader", make)
     loader_ours.data_loader(loader_data.Files([str(tmp_path)]), 1, wanted, seed=0, shuffle=True, rank=0, world_size=1)
     agent = made[0]._agent
-    joining = agent._joining
+    joining = agent.joining
     told = json.loads(joining._described(Kept(5000, (), "/nowhere", None)))["alike"]
     assert {name: told[name] for name in wanted} == wanted
-    assert agent._settings == joining._settings, "who asks for samples knows of it, too"
+    assert agent.settings == joining.settings, "who asks for samples knows of it, too"
 
 
 def test_parts_of_images_lie_within_them(monkeypatch: pytest.MonkeyPatch) -> None:

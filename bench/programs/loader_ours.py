@@ -37,9 +37,8 @@ def data_loader(dataset: Any, batch: int, agent: Mapping[str, Any] | None, **opt
     if joins is None:
         sys.exit("the loader uses no agent here")
     rest = {name: value for name, value in agent.items() if name not in (MEMORY, *CHOICES)}
-    # That of who asks for samples, and that of who tells the agent.
     if rest:
-        joins._settings = joins._joining._settings = dataclasses.replace(joins._settings, **rest)
+        joins.joining.settings = dataclasses.replace(joins.settings, **rest)
 
     def told() -> dict[str, Any]:
         if joins.lost is not None:

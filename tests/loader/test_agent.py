@@ -15,8 +15,9 @@ import pytest
 from forebay import _core
 from forebay.loader import DirectSource, Extent, LoaderError, Request
 from forebay.loader import _joining as module
-from forebay.loader._agent import Agent, AgentSource
-from forebay.loader._place import Place, place_of
+from forebay.loader._agent import Agent, cached_share
+from forebay.loader._agent_source import AgentBatch, AgentSource
+from forebay.loader._place import RankPlace, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept
 from tests.loader.node import SAMPLES, Node, a_node
 from tests.loader.singly import Singly
@@ -34,13 +35,13 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield node
 
 
-def alone() -> Place:
+def alone() -> RankPlace:
     place = place_of(0, 1)
     assert place is not None
     return place
 
 
-def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: Place | None = None, **changed: Any) -> Agent:
+def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: RankPlace | None = None, **changed: Any) -> Agent:
     settings = replace(SETTINGS, **changed)
     return Agent(name, SAMPLES, settings, alone() if place is None else place, cache)
 
@@ -87,7 +88,7 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     assert (figures["from_source"], figures["from_memory"], figures["lost"]) == (SAMPLES, 2 * SAMPLES, 0)
     assert agent.lost is None
     since = agent.since()
-    assert "67 % were cached" in Agent.told(since)
+    assert "67 % were cached" in cached_share(since)
     assert since["rank_reads"] == SAMPLES
     assert since["rank_reading_us"] > 0
     again = agent.since()
@@ -95,7 +96,7 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     assert (again["from_source"], again["rank_reads"], again["rank_threads_most"]) == (0, 0, since["rank_threads_most"])
     agent.close()
     assert agent.figures() == agent.since() == {}
-    assert Agent.told({}) == ""
+    assert cached_share({}) == ""
 
 
 def test_the_path_of_an_extent_may_be_one_of_pathlibs(node: Node) -> None:
@@ -220,7 +221,7 @@ def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None
     for each in (source, later):
         each.close()
     assert epochs(agent, node, 2) == 0
-    assert not agent._held
+    assert agent.references == 0
     agent.close()
 
 
@@ -228,7 +229,7 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
     node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "REJOIN_S", 0.5)
-    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
 
     def both() -> list[AgentSource]:
         with ThreadPoolExecutor(2) as pool:
@@ -257,14 +258,14 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
 
 
 def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: Node) -> None:
-    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         sources = list(pool.map(lambda agent: begun(agent, node), agents))
     for source in sources:
         source.close()
     left, stays = agents
     left.close()
-    rank = stays._rank
+    rank = stays.rank
     assert rank is not None
     wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
     node.kill_agent()
@@ -328,18 +329,20 @@ def test_an_agent_that_ends_as_a_rank_comes_is_followed_by_another(node: Node, m
 def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
     agent = made()
     source = begun(agent, node)
-    rank = agent._rank
+    rank = agent.rank
     assert rank is not None
     request = source.request([5], 0)
+    assert isinstance(request, AgentBatch)
     child = os.fork()
     if child == 0:
         is_right = False
         try:
-            told = [rank.ask([6], 0, 0), rank.wait(0, LONG_S), rank.wait_all(0, 1, LONG_S), rank.figures(), rank.gone()]
+            batch = rank.batch([6])
+            told: list[object] = [batch.pass_on(0, 0, 1), request.native.wait(0, LONG_S), request.native.wait_all(LONG_S)]
+            told += [request.native.views(0, 1), rank.figures(), rank.gone()]
             rank.begin_step(0, 3)
-            rank.hold([0])
-            rank.release([0])
-            is_right = told == [None, (-1, 0), True, None, []] and "forked" in (rank.lost() or "")
+            request.native.release()
+            is_right = told == [False, True, True, [None], None, []] and "forked" in (rank.lost() or "")
         finally:
             # Nothing of the tests is to run here.
             os._exit(not is_right)
@@ -352,14 +355,14 @@ def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
 
 
 def test_a_rank_that_leaves_is_told_of_once(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
-    agents = [made(place=Place("job", rank, 2, rank, 2)) for rank in range(2)]
+    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         sources = list(pool.map(lambda agent: begun(agent, node), agents))
     for source in sources:
         source.close()
     left, stays = agents
     left.close()
-    rank = stays._rank
+    rank = stays.rank
     assert rank is not None
     wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
     for _ in range(2):
@@ -416,7 +419,7 @@ def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
     agent = made(("ram=64K",))
 
     def held() -> tuple[int, int]:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir())), len(agent._held)
+        return len(list(Path(f"/proc/{pid}/fd").iterdir())), agent.references
 
     def is_as_before() -> bool:
         files, views = held()
@@ -491,7 +494,7 @@ def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
 @pytest.mark.parametrize(("changed", "what"), [({"seed": 7}, "the seed: 0 and 7"), ({"batch": 6}, "the batch size: 5 and 6")])
 def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, Any], what: str) -> None:
     wanted: list[dict[str, Any]] = [{}, changed]
-    agents = [made(place=Place("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
+    agents = [made(place=RankPlace("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
     told: list[str] = []
 
     def begin(agent: Agent) -> None:
@@ -513,7 +516,7 @@ def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, An
 def test_a_rank_that_is_alone_reads_for_itself(node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.0)
     monkeypatch.setattr(module, "GATHER_S", 0.0)
-    agent = made(place=Place("job", 0, 2, 0, 2))
+    agent = made(place=RankPlace("job", 0, 2, 0, 2))
     assert epochs(agent, node, 1) == SAMPLES
     assert agent.lost is not None
     waiting, ended = capfd.readouterr().err.splitlines()
@@ -563,16 +566,16 @@ def test_where_a_process_is_on_its_node() -> None:
     assert (place.rank, place.world, place.local_rank, place.local_ranks) == (5, 8, 1, 4)
     assert "29500" in place.job
     srun = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),4"}
-    assert place_of(8, 10, srun | {"SLURM_NODEID": "3"}) == Place("7-0", 8, 10, 2, 4)
+    assert place_of(8, 10, srun | {"SLURM_NODEID": "3"}) == RankPlace("7-0", 8, 10, 2, 4)
     assert place_of(4, 10, srun | {"SLURM_NODEID": "2"}) is None, "there is no third one"
     assert place_of(4, 10, srun | {"SLURM_NODEID": "4"}) is None
     assert place_of(5, 8, {}) is None
     assert place_of(0, 8, torchrun | {"LOCAL_RANK": "4"}) is None
-    assert place_of(0, 1, {}) == Place("process", 0, 1, 0, 1)
+    assert place_of(0, 1, {}) == RankPlace("process", 0, 1, 0, 1)
 
 
 def test_a_process_that_was_forked_is_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, shared = Place("process", 0, 1, 0, 1), Place("7-0", 8, 10, 2, 4)
+    alone, shared = RankPlace("process", 0, 1, 0, 1), RankPlace("7-0", 8, 10, 2, 4)
     own, before = os.getpid(), alone.name
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert (before, alone.name, shared.name) == (f"process-{own}", "process--1", "7-0")

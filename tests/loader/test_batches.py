@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forebay.loader import Extent
+from forebay.loader import Extent, Request
 from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
 
 SAMPLES = 70
@@ -30,7 +30,7 @@ class Numbers:
         return data[0], rng
 
 
-class AtHand:
+class AtHand(Request):
     """A request of which every third sample has to be waited for."""
 
     def __init__(self, batch: Batch, part: Part) -> None:

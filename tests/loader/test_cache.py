@@ -187,7 +187,7 @@ def test_the_agent_is_told_the_order_where_it_can_be(files: Files) -> None:
     def told(**changed: Any) -> str:
         loader = DataLoader(files, **OPTIONS | changed, cache="ram=1M", report=False)
         assert loader._agent is not None
-        return loader._agent._settings.order
+        return loader._agent.settings.order
 
     assert told() == "torch"
     assert told(shuffle=False) == told(shuffle=False, seed=None) == "sequential"

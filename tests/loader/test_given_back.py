@@ -1,13 +1,15 @@
-"""What the agent is told of uses that are over: each once, and none while anybody looks at its bytes."""
+"""Requests are given back to the agent once each, and none while anything refers to the sample's bytes."""
 
+import gc
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
+from forebay import _core
 from forebay.loader import DirectSource
-from forebay.loader._agent import VIEWED_BYTES, Agent, AgentSource
+from forebay.loader._agent import Agent
+from forebay.loader._agent_source import AgentBatch, AgentSource
 from forebay.loader._place import place_of
 from forebay.loader._settings import AgentSettings
 from tests.loader.node import SAMPLES, Node, a_node
@@ -22,89 +24,111 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield node
 
 
-class Told:
-    """A rank before the agent, and the uses of which it has told that they are over, or over but looked at."""
-
-    def __init__(self, rank: Any) -> None:  # noqa: ANN401  (a class of the extension's that can't be derived from)
-        self._rank = rank
-        self.released: list[int] = []
-        self.held: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._rank, name)
-
-    def release(self, turns: Sequence[int]) -> None:
-        self.released += turns
-        self._rank.release(turns)
-
-    def hold(self, turns: Sequence[int]) -> None:
-        self.held += turns
-        self._rank.hold(turns)
-
-
-def begun(node: Node) -> tuple[Agent, AgentSource, Told]:
+def begun(node: Node) -> tuple[Agent, AgentSource, _core.LoaderRank]:
     place = place_of(0, 1)
     assert place is not None
     agent = Agent("0", SAMPLES, SETTINGS, place, ("ram=1M",))
     source = agent.source(DirectSource())
     source.register(None, node.locate)
-    told = Told(agent._rank)
-    agent._rank = told  # type: ignore[assignment]
-    return agent, source, told
+    assert agent.rank is not None
+    return agent, source, agent.rank
 
 
-@pytest.mark.parametrize("viewed_bytes", [1, VIEWED_BYTES], ids=["each by itself", "together"])
-def test_each_use_is_given_back_once_and_not_while_anybody_looks_at_it(
-    viewed_bytes: int, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forebay.loader._agent.VIEWED_BYTES", viewed_bytes)
-    agent, source, told = begun(node)
+def requested(source: AgentSource, samples: list[int], iteration: int) -> AgentBatch:
+    batch = source.request(samples, iteration)
+    assert isinstance(batch, AgentBatch)
+    return batch
+
+
+def test_each_request_is_given_back_once_and_not_while_anybody_looks_at_it(node: Node) -> None:
+    agent, source, rank = begun(node)
     chance = random.Random(0)  # noqa: S311
-    asked: list[int] = []
     for iteration in range(ROUNDS):
         samples = chance.sample([sample for sample in range(SAMPLES) if node.content(sample)], 6)
-        request = source.request(samples, iteration)
-        views = dict(enumerate(map(request.read, range(len(samples)))))
-        turns = [turn for turn in request.turns if turn is not None]  # type: ignore[attr-defined]
-        assert len(turns) == len(samples)
-        asked += turns
+        batch = requested(source, samples, iteration)
+        views = dict(enumerate(map(batch.read, range(len(samples)))))
+        assert (rank.open, rank.references) == (6, 6)
+        is_released = False
         # Views end in any order, the batch somewhere among them.
         for place in chance.sample([*views, None], len(views) + 1):
             if place is None:
-                request.release()
+                batch.release()
+                is_released = True
             else:
                 del views[place]
-            given_back = set(told.released)
-            assert not given_back & {turns[kept] for kept in views}
+            left = {kept for kept, number in enumerate(batch.native.numbers) if number is not None}
+            assert left == (set(views) if is_released else set(range(6)))
+            assert rank.references == len(views)
             assert all(bytes(view) == node.content(samples[kept]) for kept, view in views.items())
-        assert not agent._held
-    # Nothing is left, and nothing was told of twice.
-    assert sorted(told.released) == asked
-    assert len(told.held) == len(set(told.held))
+        # None is left, and none was told of twice.
+        assert rank.open == 0
     assert agent.figures()["from_source"] <= SAMPLES
     source.close()
     agent.close()
 
 
-def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.loader._agent.VIEWED_BYTES", 1)
-    agent, source, told = begun(node)
+def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node) -> None:
+    agent, source, rank = begun(node)
     samples = [sample for sample in range(SAMPLES) if node.content(sample)][:4]
-    request, other = source.request(samples[:3], 0), source.request(samples[3:], 1)
-    views = [request.read(place) for place in range(3)]
-    first, second, third = request.turns  # type: ignore[attr-defined]
-    request.release()
-    assert (told.released, sorted(told.held)) == ([], [first, second, third])
+    batch, other = requested(source, samples[:3], 0), requested(source, samples[3:], 1)
+    views = [batch.read(place) for place in range(3)]
+    batch.release()
+    assert (rank.open, rank.references) == (4, 3)
     del views[1:]
     assert bytes(other.read(0)) == node.content(samples[3])
     other.release()
-    # With the next batch, where some of it stays; at once, where nothing does.
-    assert {second, third} <= set(told.released)
-    assert first not in told.released
-    assert len(agent._held) == 1
+    # With the next batch, where some of it stays; immediately, where nothing does.
+    assert (rank.open, rank.references) == (1, 1)
     assert bytes(views[0]) == node.content(samples[0])
     views.clear()
-    assert not agent._held
-    assert first in told.released
+    assert (rank.open, rank.references) == (0, 0)
+    source.close()
+    agent.close()
+
+
+def test_a_view_of_a_view_keeps_the_bytes_and_a_forgotten_batch_is_given_back(node: Node) -> None:
+    agent, source, rank = begun(node)
+    part = requested(source, [40], 0).read(0)[10:20]
+    # Neither batch nor source is there any more.
+    source.close()
+    del source
+    agent.close()
+    gc.collect()
+    assert (rank.open, rank.references) == (1, 1)
+    assert bytes(part) == node.content(40)[10:20]
+    assert part.readonly
+    del part
+    assert (rank.open, rank.references) == (0, 0)
+
+
+def test_a_loan_holds_its_batch_until_it_ends(node: Node) -> None:
+    agent, source, rank = begun(node)
+    batch = requested(source, [40, 41], 0)
+    assert source.pass_all_on(batch)
+    loan = batch.native.lend()
+    assert loan is not None
+    assert batch.native.lend() is None
+    batch.release()
+    assert (rank.open, rank.references, loan.is_done) == (2, 1, False)
+    # As when torch's iterator is forgotten.
+    del loan
+    assert (rank.open, rank.references) == (0, 0)
+    source.close()
+    agent.close()
+
+
+def test_rows_are_copied_to_writable_memory_of_their_size_only(node: Node) -> None:
+    agent, source, _ = begun(node)
+    batch = requested(source, [40, 41], 0)
+    for wrong in (bytes(20), bytearray(19), memoryview(bytearray(40))[::2]):
+        with pytest.raises((ValueError, BufferError)):
+            batch.native.gather(wrong, 10)
+    batch.wait()
+    length = len(node.content(41))
+    rows = bytearray(2 * length)
+    # The other one is of another size.
+    assert batch.gather(memoryview(rows), length) == [0]
+    assert rows[length:] == node.content(41)
+    batch.release()
     source.close()
     agent.close()

@@ -33,16 +33,28 @@ def written(folder: Path) -> Path:
     return path
 
 
-class Native(FixedRows):
-    """No Python is to run for a row."""
-
-    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401
-        raise AssertionError(f"row {i} was decoded")
+def no_decode(self: FixedRows, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401
+    raise AssertionError(f"row {i} was decoded")
 
 
 @pytest.fixture
-def rows(node: Node) -> Native:
-    return Native(written(node.root), ROW_BYTES, offset=HEAD)
+def rows(node: Node, monkeypatch: pytest.MonkeyPatch) -> FixedRows:
+    """No Python is to run for a row."""
+    monkeypatch.setattr(FixedRows, "decode", no_decode)
+    return FixedRows(written(node.root), ROW_BYTES, offset=HEAD)
+
+
+class Reversed(FixedRows):
+    """Rows from their last byte to their first."""
+
+    def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401
+        return super().decode(data, i, rng)[::-1].copy()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_of_a_class_with_a_decode_of_its_own_are_decoded(node: Node, cached: bool) -> None:
+    loader = DataLoader(Reversed(written(node.root), ROW_BYTES, offset=HEAD), **(CACHED if cached else OPTIONS) | {"shuffle": False})
+    assert torch.equal(torch.cat(list(loader)), torch.from_numpy(CONTENT[:, ::-1].copy()))
 
 
 @pytest.fixture
@@ -68,7 +80,7 @@ def test_a_batch_is_rows_of_bytes(plain: DataLoader) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"background_fill": True}, {"policy": "lobster_as_written"}, {"drop_last": True}])
-def test_batches_are_the_same_and_rows_are_read_once(rows: Native, plain: DataLoader, options: dict[str, Any]) -> None:
+def test_batches_are_the_same_and_rows_are_read_once(rows: FixedRows, plain: DataLoader, options: dict[str, Any]) -> None:
     loader = DataLoader(rows, **CACHED | options)
     for number in range(3):
         theirs = epoch(plain, number)
@@ -78,7 +90,7 @@ def test_batches_are_the_same_and_rows_are_read_once(rows: Native, plain: DataLo
     assert counted["from_memory"] >= 2 * (ROWS - 7)
 
 
-def test_an_epoch_that_is_left_and_one_that_goes_on(rows: Native, plain: DataLoader) -> None:
+def test_an_epoch_that_is_left_and_one_that_goes_on(rows: FixedRows, plain: DataLoader) -> None:
     loader = DataLoader(rows, **CACHED)
     batches = iter(loader)
     for _ in range(5):
@@ -91,14 +103,14 @@ def test_an_epoch_that_is_left_and_one_that_goes_on(rows: Native, plain: DataLoa
     assert same(epoch(loader, 1), epoch(plain, 1)) == len(loader)
 
 
-def test_a_sampler_of_the_user_s_own(rows: Native) -> None:
+def test_a_sampler_of_the_user_s_own(rows: FixedRows) -> None:
     # Some come twice in a batch.
     sampler = [0, 5, 5, 7, 202, 3, 3]
     loader = DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None, "batch_size": 4})
     assert torch.equal(torch.cat(list(loader)), torch.from_numpy(CONTENT)[sampler])
 
 
-def test_two_epochs_at_once(rows: Native, plain: DataLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_epochs_at_once(rows: FixedRows, plain: DataLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     # The agent serves the later one; so little memory that what it takes from the other is soon used again.
     monkeypatch.setattr(_cache, "WINDOW_BYTES", 4096)
     loader = DataLoader(rows, **CACHED | {"policy": "none", "cache": "ram=4K"})
@@ -108,7 +120,7 @@ def test_two_epochs_at_once(rows: Native, plain: DataLoader, monkeypatch: pytest
 
 
 def test_a_batch_that_is_larger_than_the_board_holds_nothing_up(
-    rows: Native, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rows: FixedRows, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # A sampler of batches does not say how large they are.
     monkeypatch.setattr(_cache, "BATCH", 1)
@@ -119,10 +131,10 @@ def test_a_batch_that_is_larger_than_the_board_holds_nothing_up(
     for batch, indices in zip(loader, batches, strict=True):
         assert torch.equal(batch, torch.from_numpy(CONTENT[indices]))
     assert figures(loader)["from_source"] == 5
-    assert capfd.readouterr().err.count("a batch has 203 rows") == 1
+    assert capfd.readouterr().err.count("a batch has 203 samples") == 1
 
 
-def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: Native, plain: DataLoader) -> None:
+def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: FixedRows, plain: DataLoader) -> None:
     loader = DataLoader(FixedRows(rows.path, ROW_BYTES, offset=HEAD), **CACHED)
     ours = []
     for number, batch in enumerate(loader):
@@ -138,7 +150,7 @@ def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: Native, p
     assert (counted["from_source"], counted["from_memory"]) == (ROWS, ROWS)
 
 
-def test_a_file_that_was_cut_is_named(rows: Native) -> None:
+def test_a_file_that_was_cut_is_named(rows: FixedRows) -> None:
     cut = ROWS - 10
     os.truncate(rows.path, HEAD + cut * ROW_BYTES + 1)
     with pytest.raises(EOFError, match=f"sample [0-9]+ .{rows.path}.: .* it was cut"):
@@ -150,7 +162,7 @@ def test_a_file_that_was_cut_is_named(rows: Native) -> None:
     assert loader.skipped == 10
 
 
-def test_a_row_that_there_is_not(rows: Native) -> None:
+def test_a_row_that_there_is_not(rows: FixedRows) -> None:
     for sampler in ([1, ROWS], [1, -1]):
         with pytest.raises(IndexError, match=f"row {sampler[1]}: there are {ROWS}"):
             list(DataLoader(rows, sampler=sampler, **CACHED | {"shuffle": None}))

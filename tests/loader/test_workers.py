@@ -16,9 +16,9 @@ from forebay import _core
 from forebay.loader import DirectSource
 from forebay.loader._agent import Agent
 from forebay.loader._batches import Batch
-from forebay.loader._place import Place
+from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
-from forebay.loader._workers import Seated, Serving
+from forebay.loader._workers import WorkerSeat, WorkerServing
 from forebay.torch import DataLoader, Keyed
 from tests.loader.data import GlobalFiles, Views, same
 from tests.loader.node import SAMPLES, Node, a_node
@@ -54,7 +54,7 @@ def read(loader: DataLoader) -> tuple[int, int]:
 
 def is_nothing_held(loader: DataLoader) -> bool:
     assert loader._agent is not None
-    return not loader._agent._held
+    return loader._agent.references == 0
 
 
 def epoch(loader: DataLoader, number: int) -> list[object]:
@@ -253,14 +253,16 @@ def test_the_agent_is_killed_and_no_batch_is_another(
 
 
 def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
-    agent = Agent("0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), Place("job", 0, 1, 0, 1), ("ram=1M",))
-    serving = Serving(agent, None, node.locate)
+    agent = Agent(
+        "0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), RankPlace("job", 0, 1, 0, 1), ("ram=1M",)
+    )
+    serving = WorkerServing(agent, None, node.locate)
     pid = node.agent()
     os.kill(pid, signal.SIGSTOP)
     batch = Batch(0, [5, 7], seed=0, epoch=0)
-    share, lent = serving.lend(serving.request(batch))
+    share, loan = serving.lend(serving.request(batch))
     assert share is not None
-    seated, fallback = Seated(), DirectSource()
+    seated, fallback = WorkerSeat(), DirectSource()
     fallback.register(None, node.locate)
     request = seated.request(batch, share, fallback)
     assert request is not None
@@ -271,9 +273,9 @@ def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
     assert seated.lost == "the loader agent is gone: its process has ended"
     assert seated.request(batch, share, fallback) is None
     request.release()
-    serving.back(lent, seated.lost)
+    serving.back(loan, seated.lost)
     assert agent.lost is not None
-    assert not agent._held
+    assert agent.references == 0
     for one in (serving, fallback, agent):
         one.close()
 
@@ -310,14 +312,14 @@ def test_workers_that_can_not_reach_the_memory_read_by_themselves(
     loader = DataLoader(files, **CACHED)
     agent = loader._agent
     assert agent is not None
-    join = agent._joining.join
+    join = agent.joining.join
 
     def joined(*given: Any) -> Any:  # noqa: ANN401
         rank, why = join(*given)
         assert rank is not None
         return _Elsewhere(rank), why
 
-    monkeypatch.setattr(agent._joining, "join", joined)
+    monkeypatch.setattr(agent.joining, "join", joined)
     assert same(loader, DataLoader(files, **OPTIONS)) == len(loader)
     assert "is another file by now" in capfd.readouterr().err
     assert is_nothing_held(loader)

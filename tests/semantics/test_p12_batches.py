@@ -105,7 +105,7 @@ class Volatile(DirectSource):
         return Reused(super().request(samples, iteration))
 
 
-class Reused:
+class Reused(Request):
     """A batch's request of such a source."""
 
     def __init__(self, request: Request) -> None:

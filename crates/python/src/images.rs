@@ -1,10 +1,17 @@
-//! Images: bytes of a file become pixels in memory of the caller.
+//! Images: the bytes of a file become pixels in a buffer of the caller's.
 
-use crate::Memory;
-use forebay_images::{Area, Cut, Cutter, Refusal};
-use pyo3::exceptions::{PyMemoryError, PyValueError};
-use pyo3::prelude::*;
 use std::cell::RefCell;
+
+use forebay_images::{Area, Cut, Cutter, Refusal};
+use pyo3::{
+    exceptions::{PyMemoryError, PyValueError},
+    prelude::*,
+};
+
+use crate::buffers::{Input, Output};
+
+/// Red, green and blue.
+const PLANES: usize = 3;
 
 thread_local! {
     static CUTTER: RefCell<Option<Cutter>> = const { RefCell::new(None) };
@@ -17,30 +24,30 @@ fn area((left, top, width, height): Rectangle) -> Area {
     Area { left, top, width, height }
 }
 
-/// Width and height of a JPEG file that `cut_image` knows how to decode; None of any other.
+/// Returns width and height of a JPEG file that `cut_image` can decode, `None` for any other file.
 #[pyfunction]
-pub(crate) fn image_size(data: &[u8]) -> Option<(u32, u32)> {
-    forebay_images::size(data).ok()
+pub(crate) fn image_size(data: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
+    Ok(forebay_images::size(Input::new(data)?.bytes()).ok())
 }
 
-/// Decodes a part of a JPEG file, resizes it, and writes a window of that to `length` bytes at `address`, as planes of red, green and blue.
+/// Decodes a part of a JPEG file, resizes it, and writes a window of that to the buffer `pixels`, as planes of red, green and blue.
 ///
-/// True if it did. False: the file is left to Pillow, and what stands at `address` means nothing.
+/// Returns false where the file is left to Pillow; then `pixels` hold nothing useful.
 #[pyfunction]
-#[pyo3(signature = (data, part, resized, window, *, is_down_first, is_mirrored, address, length))]
+#[pyo3(signature = (data, part, resized, window, pixels, *, is_down_first, is_mirrored))]
 #[expect(clippy::too_many_arguments, reason = "Python gives them by name, and nothing comes between")]
 pub(crate) fn cut_image(
     py: Python<'_>,
-    data: &[u8],
+    data: &Bound<'_, PyAny>,
     part: Rectangle,
     resized: (u32, u32),
     window: Rectangle,
+    pixels: &Bound<'_, PyAny>,
     is_down_first: bool,
     is_mirrored: bool,
-    address: usize,
-    length: usize,
 ) -> PyResult<bool> {
-    let memory = Memory::new(address, length)?;
+    let data = Input::new(data)?;
+    let mut pixels = Output::new(pixels, (window.2 as usize).saturating_mul(window.3 as usize).saturating_mul(PLANES))?;
     let cut = Cut {
         part: area(part),
         resized,
@@ -53,23 +60,15 @@ pub(crate) fn cut_image(
             if cutter.is_none() {
                 *cutter = Cutter::new();
             }
-            cutter.as_mut().map(|cutter| cutter.cut(data, &cut, bytes_mut(memory)))
+            cutter.as_mut().map(|cutter| cutter.cut(data.bytes(), &cut, pixels.bytes_mut()))
         })
     });
     match outcome {
         None => Err(PyMemoryError::new_err("no memory for a decompressor")),
         Some(Ok(())) => Ok(true),
         Some(Err(Refusal::Impossible)) => Err(PyValueError::new_err(format!(
-            "part {part:?} of the image, resized to {resized:?}, of which {window:?}, into {length} bytes: that can't be"
+            "impossible cut: part {part:?} of the image, resized to {resized:?}, of which {window:?}"
         ))),
         Some(Err(_)) => Ok(false),
     }
-}
-
-pub(crate) fn bytes_mut<'a>(memory: Memory) -> &'a mut [u8] {
-    if memory.length == 0 {
-        return &mut [];
-    }
-    // SAFETY: the caller vouches for the memory until its call returns, nobody else uses it meanwhile, and no reference outlives that.
-    unsafe { std::slice::from_raw_parts_mut(memory.address as *mut u8, memory.length) }
 }

@@ -1,13 +1,15 @@
 //! `forebay._core`: what the Python package has to do natively. Converts types, releases the interpreter's lock, maps errors; nothing else:
 //! no policy, no framework's name and no default value belongs here.
 //!
-//! Memory is named by address and length, not by object: the stable ABI has the buffer protocol only from Python 3.11 on, and a
-//! tensor offers none for half of its types. So each function trusts its caller, the package itself, that the memory is there and stays
-//! there until it returns. The module is private for that reason.
+//! The loader's memory is held by object, through the buffer protocol (`buffers`). The memory of tensors is named by address and length, since
+//! a tensor exports no buffer for half of its types: those functions trust their caller, the package itself, that the memory is there and
+//! stays there until they return. The module is private for that reason.
 
+mod buffers;
 mod fork;
 mod images;
 mod loader;
+mod loader_batch;
 mod look;
 mod mapped;
 mod memory;
@@ -96,6 +98,8 @@ mod _core {
     use super::images::{cut_image, image_size};
     #[pymodule_export]
     use super::loader::{LoaderRank, LoaderRegistering, LoaderTable, LoaderWorker};
+    #[pymodule_export]
+    use super::loader_batch::{LoaderBatch, LoaderLoan, SampleBytes};
     #[pymodule_export]
     use super::look::Look;
     #[pymodule_export]

@@ -13,7 +13,7 @@ from forebay import _core
 from forebay._say import say
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import is_object, store_variables
-from forebay.loader._place import Place
+from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings, Kept, kept
 from forebay.loader.dataset import Extent
 from forebay.loader.rows import FixedRows
@@ -42,15 +42,16 @@ class Joining:
         rows: what the dataset is, if its samples are rows.
 
     Attributes:
-        table: where samples lie, as the agent is told.
+        settings: what all ranks have to want alike.
+        table: the extents of the dataset's samples, as the agent is told.
     """
 
     def __init__(
-        self, name: str, samples: int, settings: AgentSettings, place: Place, cache: Sequence[str], rows: FixedRows | None = None
+        self, name: str, samples: int, settings: AgentSettings, place: RankPlace, cache: Sequence[str], rows: FixedRows | None = None
     ) -> None:
         self._name = name
         self._samples = samples
-        self._settings = settings
+        self.settings = settings
         self._place = place
         self._cache = tuple(cache)
         self._rows = rows
@@ -86,6 +87,13 @@ class Joining:
             raise LoaderError(str(error)) from None
         except ConnectionError as error:
             return None, str(error)
+
+    def extents(self, samples: Sequence[int], locate: Callable[[int], Extent]) -> list[int | None]:
+        """Returns the agent's numbers of the extents of samples; None where whoever reads the sample is told what is wrong with it."""
+        if self._rows is None:
+            return self.table.find_all(samples, locate, encoded)
+        rows = len(self._rows)
+        return [row if 0 <= row < rows else None for row in samples]
 
     def rejoin(self) -> _core.LoaderRank | None:
         """As `join`, once the agent that was joined is gone; None if that comes to nothing for now: it is to be asked again later.
@@ -155,13 +163,13 @@ class Joining:
 
     def _described(self, found: Kept) -> str:
         place = self._place
-        settings: dict[str, Any] = asdict(self._settings)
+        settings: dict[str, Any] = asdict(self.settings)
         uses = settings.pop("uses")
         sampler_drop_last, drop_last = settings.pop("drop_last")
         alike = settings | {
             "samples": uses,
             "dataset": self.table.digest,
-            "ahead": self._settings.ahead,
+            "ahead": self.settings.ahead,
             "extents": self.table.extents,
             "world": place.world,
             "sampler_drop_last": sampler_drop_last,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forebay.loader._launcher import local_rank_and_ranks
 
-__all__ = ["Place", "place_of"]
+__all__ = ["RankPlace", "place_of"]
 
 JOBS = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
@@ -18,7 +18,7 @@ JOBS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """A process's place among those of its job that are on its node.
 
     Attributes:
@@ -41,10 +41,10 @@ class Place:
         return f"{self.job}-{os.getpid()}" if self.world == 1 else self.job
 
 
-def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> Place | None:
+def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
     """Where this process is on its node, as the launcher says; None where it does not: then there is nobody to share an agent with."""
     if world == 1:
-        return Place("process", rank, world, 0, 1)
+        return RankPlace("process", rank, world, 0, 1)
     local = local_rank_and_ranks(environment)
     job = next((names for names in JOBS if names[0] in environment), None)
     if local is None or job is None:
@@ -52,4 +52,4 @@ def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ)
     local_rank, local_ranks = local
     if local_ranks > world:
         return None
-    return Place("-".join(environment.get(name, "") for name in job), rank, world, local_rank, local_ranks)
+    return RankPlace("-".join(environment.get(name, "") for name in job), rank, world, local_rank, local_ranks)

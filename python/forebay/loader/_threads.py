@@ -11,6 +11,7 @@ from typing import Any
 from forebay._say import say
 from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
 from forebay.loader._errors import LoaderError
+from forebay.loader._rows import RowBatches, gathered
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Request, Source
 
@@ -26,14 +27,15 @@ STALL_S = 30.0
 
 @dataclass(frozen=True)
 class Decoding:
-    """How batches are made of bytes.
+    """The way from bytes to batches.
 
     Attributes:
         dataset: decodes samples.
         generators: gives each thread a function from a key to a generator that is seeded with it.
         assemble: makes a batch of samples.
-        is_copying: what it makes is no view of any sample's bytes.
+        is_copying: `assemble` copies the samples' bytes, instead of referring to them.
         skip: whether a sample that fails is left out, instead of failing its batch.
+        rows: puts batches together as a whole; None where samples are decoded one by one.
     """
 
     dataset: Located
@@ -41,6 +43,7 @@ class Decoding:
     assemble: Callable[[list[Any]], Any]
     is_copying: bool
     skip: bool
+    rows: RowBatches | None = None
 
 
 class Pending:
@@ -146,7 +149,9 @@ class Threads:
             self._begin(*self._requested.popleft())
 
     def _parts(self, samples: int) -> list[range]:
-        """What of a batch threads take as one task."""
+        """Returns the parts of a batch that threads take as tasks."""
+        if self._decoding.rows is not None:
+            return [range(samples)] if samples else []
         size = -(-samples // (len(self._threads) * PARTS)) or 1
         return [range(start, min(start + size, samples)) for start in range(0, samples, size)]
 
@@ -185,10 +190,13 @@ class Threads:
         # Who closes looks at what is being done after it has said so.
         if self._closing:
             part.is_over = True
-        are_bytes_kept = decoding.is_copying or self._source.is_lasting
         batch, request = pending.batch, pending.request
-        decoded(decoding.dataset, request, batch, part, generator, fetched, are_bytes_kept=are_bytes_kept, skip=decoding.skip)
-        pending.samples[places.start : places.start + len(part.samples)] = part.samples
+        if decoding.rows is not None:
+            pending.samples[:] = gathered(decoding.rows, request, batch.samples, part, fetched, skip=decoding.skip)
+        else:
+            are_bytes_kept = decoding.is_copying or self._source.is_lasting
+            decoded(decoding.dataset, request, batch, part, generator, fetched, are_bytes_kept=are_bytes_kept, skip=decoding.skip)
+            pending.samples[places.start : places.start + len(part.samples)] = part.samples
         pending.doing.pop(places.start, None)
         with pending.lock:
             pending.fetched.add(fetched)

@@ -18,8 +18,8 @@ ROW_BYTES_MAX = 2**31 - 1
 class FixedRows(Samples):
     """Rows of bytes, all of one size, such as `numpy.ndarray.tofile` writes those of an array.
 
-    A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. A loader with a cache puts batches
-    together natively: no Python runs for a row.
+    A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. Batches are put together as a
+    whole, without a call of `decode` for each row; a loader with a cache does it natively.
 
     Args:
         path: of the file, or an address such as `s3://BUCKET/KEY`.

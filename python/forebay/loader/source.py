@@ -51,8 +51,24 @@ class Request(Protocol):
             LoaderError: the source is closed.
         """
 
+    def wait(self) -> None:
+        """Blocks until `gather` can copy all that it ever will.
+
+        Raises:
+            LoaderError: the source is closed.
+        """
+        return
+
+    def gather(self, rows: memoryview, row_bytes: int) -> list[int]:
+        """Copies the samples of a batch to memory, one after the other, each of `row_bytes` bytes.
+
+        Returns:
+            The places of samples that are not copied, and have to be read one by one.
+        """
+        return list(range(len(rows) // row_bytes))
+
     def release(self) -> None:
-        """The loader is done with all of them, read or not. Once."""
+        """Releases the whole batch, read or not. Called once."""
 
 
 class Source(Protocol):
@@ -145,7 +161,7 @@ class _Entry:
         self.done: threading.Event | None = None  # Made by the first who has to wait.
 
 
-class _Entries:
+class _Entries(Request):
     """A batch's request of a `DirectSource`: see `Request`. Of what can't be located there is no entry."""
 
     __slots__ = ("_entries", "_samples", "_source")

@@ -85,7 +85,7 @@ def agent_of(
         return None
     batch = batch_size or BATCH
     settings = AgentSettings(
-        uses=_uses(dataset, plan, batch * ahead.world) if order == "unknown" else len(dataset),
+        uses=_requests(dataset, plan, batch * ahead.world) if order == "unknown" else len(dataset),
         batch=batch,
         order=order,
         drop_last=drop_last,
@@ -134,7 +134,7 @@ def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:
     return ("torch" if plan.shuffle else "sequential"), plan.drop_last
 
 
-def _uses(dataset: Any, plan: Plan, step: int) -> int:  # noqa: ANN401  (by what it has)
+def _requests(dataset: Any, plan: Plan, step: int) -> int:  # noqa: ANN401  (by what it has)
     """Samples that all ranks use in an epoch, by those of a step; as many as the dataset has where a sampler has no length."""
     try:
         return max(1, min(len(plan) * step, USES_MAX))

@@ -8,8 +8,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, cast
 
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, default_collate, default_convert
@@ -19,17 +20,16 @@ from typing_extensions import TypeVar
 
 from forebay._say import say
 from forebay.loader import _told
-from forebay.loader._agent import Agent
+from forebay.loader._agent import Agent, cached_share
 from forebay.loader._batches import Batch, Fetched
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._failures import sample_error
 from forebay.loader._given import check_epoch, check_map_style, check_whole
 from forebay.loader._launcher import processors
 from forebay.loader._report import EpochReport, Meter
-from forebay.loader._rows import RowSource, RowThreads
 from forebay.loader._settings import cache_words, check_choices
 from forebay.loader._threads import Decoding, Threads
-from forebay.loader._workers import Serving
+from forebay.loader._workers import WorkerServing
 from forebay.loader.dataset import Located
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Helper, connect
@@ -50,7 +50,7 @@ from forebay.torch._keyed import generators, globals_kept, is_training, located,
 from forebay.torch._order import Begun, Place, Plan, check_version
 from forebay.torch._plans import Ordering
 from forebay.torch._processes import Collate, Processes
-from forebay.torch._rows import RowTensors
+from forebay.torch._rows import TensorRows, is_undecoded
 from forebay.torch._streams import IterableLoader
 from forebay.torch._work import InProcesses, InThreads, Work, pinning_device, to_pinned
 
@@ -428,7 +428,7 @@ class DataLoader(Generic[T_co]):
             serving = None
             if self._agent is not None and self._located is not None:
                 tell_epoch(self.dataset, self._place.epoch)
-                serving = Serving(self._agent, begun.order, self._located.locate)
+                serving = WorkerServing(self._agent, begun.order, self._located.locate)
             return InProcesses(self._processes_now(), begun, serving, is_known=self._plan.is_known)
         if not (self._has_drawn and self.persistent_workers):
             # Torch's loader does, each time that it starts workers.
@@ -438,15 +438,16 @@ class DataLoader(Generic[T_co]):
         tell_epoch(self.dataset, self._place.epoch)
         collate, device = self._collate(), pinning_device() if self.pin_memory else None
 
-        def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
-            batch = samples if collate.is_users else collate.function(samples)
+        def finish(batch: Any) -> Any:  # noqa: ANN401  (a batch)
             return batch if device is None or collate.is_users else to_pinned(batch, device)
 
+        def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
+            return finish(samples if collate.is_users else collate.function(samples))
+
         decoding = Decoding(self._located, _generators, assemble, is_copying=collate.is_copying, skip=self._is_skipping)
-        if (rows := self._row_source(begun, collate)) is not None:
-            making = RowTensors(rows.dataset.row_bytes, device)
-            options: dict[str, Any] = {"ahead": self._ahead, "timeout_s": self.timeout, "skip": self._is_skipping}
-            return InThreads(RowThreads(rows, making, threads=self.num_workers, **options), begun, collate, device)
+        if collate.is_copying and is_undecoded(self._located):
+            rows = TensorRows(cast(FixedRows, self._located), finish)
+            decoding = replace(decoding, assemble=lambda made: rows.finish(made[0]), rows=rows)
         source = connect() if self._agent is None else self._agent.source(connect())
         try:
             source.register(begun.order, self._located.locate)
@@ -455,17 +456,6 @@ class DataLoader(Generic[T_co]):
             raise
         threads = Threads(decoding, source, threads=self.num_workers, ahead=self._ahead, timeout_s=self.timeout)
         return InThreads(threads, begun, collate, device)
-
-    def _row_source(self, begun: Begun, collate: Collate) -> RowSource | None:
-        """What gives whole batches; None where samples are to be had one by one."""
-        if self._agent is None or not collate.is_copying or not isinstance(self._located, FixedRows):
-            return None
-        rows = RowSource(self._agent, connect(), self._located)
-        rows.begin(begun.order)
-        if self._agent.lost is None:
-            return rows
-        rows.close()
-        return None
 
 
 class _Epoch:
@@ -534,7 +524,7 @@ class _Epoch:
         if is_asked:
             _told.tell(report, loader._name, loader.rank, loader.world_size, since)
         if loader._is_reporting:
-            say(f"{report}{Agent.told(since)}")
+            say(f"{report}{cached_share(since)}")
 
 
 def _close_in(pid: int, work: Work) -> None:

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
+from forebay.loader._agent_source import AgentBatch, Loan
 from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
 from forebay.loader._failures import failure
 from forebay.loader._nodes import stay
 from forebay.loader._threads import READ_AHEAD
-from forebay.loader._uses import Uses
-from forebay.loader._workers import Lent, Seated, Serving, Share
+from forebay.loader._workers import RingShare, WorkerSeat, WorkerServing
 from forebay.loader.source import Request, Source, connect
 from forebay.torch._keyed import generators, globals_kept, is_training, located, on_one_thread, reseed, tell_epoch
 
@@ -66,7 +66,7 @@ class _Task:
     epoch: int
     batch: Batch
     ahead: list[int]
-    share: Share | None
+    share: RingShare | None
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Fetcher(Dataset[Any]):
         self._processes = processes
         # Made by the process that uses it.
         self._source: Source | None = None
-        self._seated = Seated()
+        self._seated = WorkerSeat()
         self._epoch = self._told = -1
         # Of the task that is worked on, and of the one that is to come, with its samples.
         self._request: Request | None = None
@@ -210,7 +210,7 @@ class _Sending:
         is_known: batches may be asked for before they are due.
     """
 
-    def __init__(self, epoch: int, batches: Iterator[Batch], workers: int, serving: Serving | None, *, is_known: bool) -> None:
+    def __init__(self, epoch: int, batches: Iterator[Batch], workers: int, serving: WorkerServing | None, *, is_known: bool) -> None:
         self._epoch = epoch
         self._batches = batches
         self._serving = serving
@@ -218,8 +218,8 @@ class _Sending:
         # generators that training draws from, too.
         self._next = max(1, workers) if is_known else 0
         self._ahead = self._next if serving is None or not is_known else max(self._next, READ_AHEAD)
-        self._coming: deque[tuple[Batch, Uses | None]] = deque()
-        self._sent: deque[tuple[Batch, Lent | None]] = deque()
+        self._coming: deque[tuple[Batch, AgentBatch | None]] = deque()
+        self._sent: deque[tuple[Batch, Loan | None]] = deque()
 
     def __iter__(self) -> "_Sending":
         return self
@@ -230,17 +230,17 @@ class _Sending:
             coming.append((batch, None if serving is None else serving.request(batch)))
         if not coming:
             raise StopIteration
-        batch, uses = coming.popleft()
-        share, lent = (None, None) if serving is None else serving.lend(uses)
-        self._sent.append((batch, lent))
+        batch, requested = coming.popleft()
+        share, loan = (None, None) if serving is None else serving.lend(requested)
+        self._sent.append((batch, loan))
         ahead = coming[self._next - 1][0].samples if 0 < self._next <= len(coming) else []
         return _Task(self._epoch, batch, ahead, share)
 
     def back(self, fetched: _Fetched) -> Batch:
         """The next batch has come back: which it is."""
-        batch, lent = self._sent.popleft()
+        batch, loan = self._sent.popleft()
         if self._serving is not None:
-            self._serving.back(lent, fetched.lost)
+            self._serving.back(loan, fetched.lost)
         return batch
 
 
@@ -320,7 +320,7 @@ class Processes:
             self._fetcher, batch_sampler=tasks, collate_fn=_as_it_is, num_workers=workers, worker_init_fn=_Begin(worker_init_fn), **options
         )
 
-    def batches(self, batches: Iterator[Batch], serving: Serving | None, *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
+    def batches(self, batches: Iterator[Batch], serving: WorkerServing | None, *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
         """Begins, and gives what becomes of each batch, in order.
 
         Args:

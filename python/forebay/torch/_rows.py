@@ -1,37 +1,37 @@
 """Batches of rows as tensors."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
-__all__ = ["RowTensors"]
+from forebay.loader.rows import FixedRows
+
+__all__ = ["TensorRows", "is_undecoded"]
 
 
-class RowTensors:
-    """Makes batches of rows: see `forebay.loader._rows.Making`.
+class TensorRows:
+    """Batches of rows as tensors: see `forebay.loader._rows.RowBatches`.
 
     Args:
-        row_bytes: of a row.
-        device: the GPU for which memory is pinned; None for none.
+        dataset: the rows.
+        finish: makes of a tensor what is handed to training.
     """
 
-    def __init__(self, row_bytes: int, device: int | None) -> None:
-        self._row_bytes = row_bytes
-        self._device = device
+    def __init__(self, dataset: FixedRows, finish: Callable[[torch.Tensor], Any]) -> None:
+        self.dataset = dataset
+        self.finish = finish
 
-    def allocate(self, rows: int) -> tuple[torch.Tensor, int]:
-        """See `Making.allocate`."""
-        batch = torch.empty((rows, self._row_bytes), dtype=torch.uint8, device="cpu")
-        return batch, batch.data_ptr()
+    def allocate(self, rows: int) -> tuple[torch.Tensor, memoryview]:
+        """See `RowBatches.allocate`."""
+        batch = torch.empty((rows, self.dataset.row_bytes), dtype=torch.uint8, device="cpu")
+        return batch, memoryview(cast(Any, batch.view(-1).numpy()))
 
     def only(self, batch: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """See `Making.only`."""
+        """See `RowBatches.only`."""
         return batch[rows]
 
-    def finish(self, batch: torch.Tensor) -> torch.Tensor:
-        """See `Making.finish`."""
-        if self._device is None:
-            return batch
-        # In another thread the first GPU would be meant.
-        torch.cuda.set_device(self._device)
-        given: torch.Tensor = pinned(batch)
-        return given
+
+def is_undecoded(dataset: object) -> bool:
+    """Returns true for rows of bytes whose batches are no more than the rows: those of a class with a `decode` of its own are not."""
+    return isinstance(dataset, FixedRows) and type(dataset).decode is FixedRows.decode

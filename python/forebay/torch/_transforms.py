@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,8 +47,8 @@ class _Cut:
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return pixels.view(image.height, image.width, -1).permute(2, 0, 1)
 
-    def of_jpeg(self, data: bytes) -> torch.Tensor | None:
-        """The same pixels natively, of shape (3, height, width); None of a file that is left to Pillow."""
+    def of_jpeg(self, data: memoryview) -> torch.Tensor | None:
+        """Returns the pixels that `of_image` would, cut natively, of shape (3, height, width); None for a file that is left to Pillow."""
         _, _, width, height = self.window
         pixels = torch.empty((3, height, width), dtype=torch.uint8, device="cpu")
         shorter, narrower = self.part[3] - self.resized[1], self.part[2] - self.resized[0]
@@ -57,11 +57,10 @@ class _Cut:
             self.part,
             self.resized,
             self.window,
+            memoryview(cast(Any, pixels.view(-1).numpy())),
             # Of two passes the order shows in single levels.
             is_down_first=_pillow() >= 13 and shorter > max(0, 2 * narrower),
             is_mirrored=self.is_mirrored,
-            address=pixels.data_ptr(),
-            length=pixels.numel(),
         )
         return pixels if done else None
 
@@ -266,10 +265,9 @@ def opened(data: memoryview) -> Any:  # noqa: ANN401  (a PIL image)
         return image.convert("RGB")
 
 
-def _whole(data: memoryview) -> bytes:
-    """As an object of bytes, which it most often is a view of already."""
-    of = data.obj
-    return of if type(of) is bytes and data.c_contiguous and data.nbytes == len(of) else bytes(data)
+def _whole(data: memoryview) -> memoryview:
+    """Returns bytes that lie in one piece, which are the given ones if they do."""
+    return data if data.c_contiguous and data.format == "B" else memoryview(bytes(data))
 
 
 @cache

@@ -11,7 +11,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from forebay.loader._batches import Batch, Fetched
 from forebay.loader._threads import Threads
-from forebay.loader._workers import Serving
+from forebay.loader._workers import WorkerServing
 from forebay.torch._keyed import globals_kept, is_training, on_one_thread
 from forebay.torch._order import Begun
 from forebay.torch._processes import Collate, Processes
@@ -38,7 +38,7 @@ class InProcesses:
         is_known: its batches may be asked for before they are due.
     """
 
-    def __init__(self, processes: Processes, begun: Begun, serving: Serving | None, *, is_known: bool) -> None:
+    def __init__(self, processes: Processes, begun: Begun, serving: WorkerServing | None, *, is_known: bool) -> None:
         self._processes = processes
         self._serving = serving
         self.results: Iterator[tuple[Batch, Fetched]] = iter(())
