@@ -1,12 +1,16 @@
 """Exceptions of samples: of the dataset's own type, as torch's loader gives them, and never lost, hidden or hung on."""
 
+import contextlib
+import gc
 import pickle
+import time
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from forebay.loader import SampleError
+from forebay.loader import Extent, SampleError
 from forebay.loader._failures import failure, sample_error
 from forebay.torch import DataLoader
 from tests.loader.data import Indices
@@ -125,3 +129,33 @@ def test_a_type_that_only_one_process_knows_is_told_by_a_sample_error() -> None:
     got = sample_error([sent], 2, skip=False)
     assert type(got) is SampleError
     assert str(got) == "sample 4: Local: x"
+
+
+class Located(Failing):
+    """Is decoded in threads."""
+
+    keyed = True
+
+    def locate(self, index: int) -> Extent:
+        return Extent(__file__, index, 1)
+
+    def decode(self, data: bytes, index: int, rng: object) -> object:
+        return self[index]
+
+
+@pytest.mark.parametrize("dataset", [Failing, Located])
+def test_a_failure_keeps_nothing_of_its_loader(dataset: type[Failing]) -> None:
+    """Else the loader's source and its connections would stay until the garbage collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        source = weakref.ref(made := dataset("own"))
+        with contextlib.suppress(Mine):
+            list(DataLoader(made, batch_size=2))
+        del made
+        deadline = time.monotonic() + 10
+        while source() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert source() is None
+    finally:
+        gc.enable()

@@ -66,7 +66,24 @@ def failure(dataset: object, index: int, error: Exception) -> Failure:
     reason = " ".join(f"{type(error).__name__}: {_message(error)}".split())
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     errno = error.errno if isinstance(error, OSError) else None
+    _drop_frames(error)
     return Failure(index, None if path is None else _message(path), reason, told, type(error), errno, error)
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Drops the frames that an exception, its cause and its context hold.
+
+    A frame leads to those that called it, and so to what keeps this failure: the two would keep each other, the loader's source and its
+    connections until the garbage collector comes by. The traceback is kept as text.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
 
 
 def sample_error(failures: list[Failure], samples: int, *, skip: bool) -> Exception:
@@ -77,11 +94,13 @@ def sample_error(failures: list[Failure], samples: int, *, skip: bool) -> Except
     a message alone or can't cross from the other process, the exception would end the loop around the loader, or it is one of Forebay's.
 
     Args:
-        failures: of the batch, the first one first.
+        failures: of the batch, the first one first. The list is empty afterwards: it would keep the exception, whose traceback has the
+            frame that keeps the list.
         samples: of the batch.
         skip: samples that fail are left out, and none was left.
     """
     first = failures[0]
+    failures.clear()
     if skip and samples > 1:
         error = SampleError(f"none of the batch's {samples} samples could be had; the first: {first}", None, first.path)
         error.__cause__ = _Told(first.traceback)

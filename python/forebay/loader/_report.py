@@ -3,7 +3,7 @@
 import heapq
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from forebay.loader._batches import Fetched
@@ -183,7 +183,8 @@ class Meter:
         self._samples += samples - len(fetched.failures)
         self.skipped += len(fetched.failures)
         if fetched.failures and self.first_skipped is None:
-            self.first_skipped = fetched.failures[0]
+            # Without the exception, whose traceback keeps the frames of the loader.
+            self.first_skipped = replace(fetched.failures[0], error=None)
 
     def report(self) -> EpochReport:
         """What was counted until now."""
