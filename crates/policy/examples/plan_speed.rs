@@ -1,10 +1,11 @@
-//! What planning costs: CPU seconds of an epoch of decisions, and bytes of memory a sample, for each policy.
+//! Cost of planning: CPU seconds of an epoch of decisions, and bytes of memory a sample, for each policy.
 //!
 //!     cargo run --release -p forebay-policy --example plan_speed -- [SAMPLES [NODES [PERCENT]]]
 //!
-//! Without arguments: 14.2 million samples (ImageNet-22K), 8 nodes of 8 GPUs, batches of 64, and memory for 25 % and for 110 % of the data.
-//! The time is that of a replay: it includes going through the order and counting, and not the making of the order, which is told apart. Bytes
-//! are those of the policy and of the orders that it was given.
+//! Without arguments: 14.2 million samples (ImageNet-22K), 8 nodes of 8 GPUs, batches of 64, and memory for 25 % and
+//! for 110 % of the data. The time is that of a replay, with going through the order and counting, but without
+//! computing the order, which is reported separately. Bytes are those of the policy and of the orders that it was
+//! given.
 
 #![expect(clippy::print_stdout, reason = "it prints a table")]
 
@@ -29,14 +30,15 @@ fn cpu_s() -> f64 {
         / 1e9
 }
 
-/// Bytes of memory of this process that it wrote to.
+/// Resident memory of this process in bytes.
 fn resident_bytes() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(f64::NAN) * 1024.0
 }
 
-/// From half the mean to one and a half times it, computed: looking it up would cost as much as a decision.
+/// Returns a size between half and one and a half times the mean. It is computed: looking it up would cost as much as a
+/// decision.
 fn size_of(sample: Sample) -> u32 {
     MEAN_BYTES / 2 + (sample.wrapping_mul(0x9e37_79b9) >> 16) * MEAN_BYTES / (1 << 16)
 }

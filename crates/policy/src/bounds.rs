@@ -1,22 +1,23 @@
-//! The limits that everything is measured against: what no policy, scheduler or loader can do better than.
+//! Lower bounds that no policy, scheduler or loader can beat; every result is measured against them.
 //!
-//! *Bytes.* Each sample is used once an epoch. One that is not read from the source in an epoch was in some node's memory when the epoch
-//! began, and these hold N * C bytes. So an epoch reads at least max(0, S - N * C) bytes, with any order, prefetching and eviction; the first
-//! one, with nothing in memory, reads all S.
+//! *Bytes.* Each sample is used once an epoch. A sample that is not read from the source in an epoch was in the memory
+//! of some node when the epoch began, and all memories together hold N * C bytes. So an epoch reads at least max(0, S -
+//! N * C) bytes, with any order, prefetching and eviction; the first epoch, with empty memories, reads all S.
 //!
-//! *Requests.* A request brings one sample. The samples that are not read fill at most N * C bytes, so there are at most as many as fit
-//! when the smallest are taken first.
+//! *Requests.* A request brings one sample. The samples that are not read fill at most N * C bytes, so their number is
+//! largest when the smallest samples are kept.
 //!
-//! *Time.* An epoch lasts at least as long as each of its resources is needed, were it never idle: the accelerators for all steps, the source
-//! for its bytes and for its requests, the cores for the preprocessing. No overlap makes it shorter than the longest of these. What that
-//! exceeds the accelerators' own time by is stall.
+//! *Time.* An epoch lasts at least as long as each of its resources is busy: the accelerators for all steps, the source
+//! for its bytes and for its requests, the cores for the preprocessing. No overlap makes it shorter than the longest of
+//! these. Stall is the excess over the accelerators' own time.
 //!
-//! *LRU* has a closed form for orders drawn at random in each epoch (the interval between two uses of a sample has triangular density), here to
-//! measure against it.
+//! *LRU* has a closed form for orders drawn at random in each epoch (the interval between two uses of a sample has
+//! triangular density); it is here for comparison.
 
 use crate::ids::Cluster;
 
-/// Fewest bytes that are read from the source in an epoch that began with all memories full; the first reads all `dataset_bytes`.
+/// Fewest bytes that are read from the source in an epoch that began with all memories full; the first reads all
+/// `dataset_bytes`.
 pub const fn source_bytes(dataset_bytes: u64, cluster: Cluster) -> u64 {
     dataset_bytes.saturating_sub(memory_bytes(cluster))
 }
@@ -37,7 +38,7 @@ const fn memory_bytes(cluster: Cluster) -> u64 {
     (cluster.nodes as u64).saturating_mul(cluster.cache_bytes)
 }
 
-/// What an epoch needs.
+/// Resources that one epoch needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// Steps times the duration of a step (forward, backward, update) in seconds.
@@ -50,7 +51,7 @@ pub struct Work {
     pub cpu_s: f64,
 }
 
-/// What there is of it, in all nodes together. Infinite where something is no limit.
+/// Resources available in all nodes together. Infinite for a resource that is no limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// Bytes a second of the source.
@@ -61,7 +62,7 @@ pub struct Capacity {
     pub cores: f64,
 }
 
-/// What limits an epoch.
+/// Resource that limits an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The accelerators.
@@ -74,7 +75,8 @@ pub enum Limit {
     Cpu,
 }
 
-/// Shortest time of an epoch in seconds, and what it is that takes so long (the first of [`Limit`] where several do).
+/// Returns the shortest time of an epoch in seconds, and the resource that takes it (the first in the order of
+/// [`Limit`] of several).
 pub fn epoch_s(work: Work, capacity: Capacity) -> (f64, Limit) {
     // Nothing to do takes no time, whatever the rate.
     let time = |amount: f64, rate: f64| if amount == 0.0 { 0.0 } else { amount / rate };
@@ -96,7 +98,8 @@ pub fn stall_s(work: Work, capacity: Capacity) -> f64 {
     epoch_s(work, capacity).0 - work.compute_s
 }
 
-/// The share of uses that LRU finds in memory on one node, once it is full: f + (1 - f) ln(1 - f), with f the share of the dataset that fits.
+/// Returns the share of uses that LRU finds in memory on one node, once the memory is full: f + (1 - f) ln(1 - f), with
+/// f the share of the dataset that fits.
 pub fn lru_share(fits: f64) -> f64 {
     if fits >= 1.0 {
         1.0

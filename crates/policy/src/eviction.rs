@@ -1,8 +1,10 @@
-//! Which copies go first where some have to go: to give memory back, or, with the policy `lru`, to make room for others.
+//! Order of eviction: chooses the copies to remove, to give memory back or, with the policy `lru`, to make room for
+//! others.
 //!
-//! Doors note use by directory, and that is how finely it is known when a copy was used. So it is a directory that is least recently used, and
-//! one that was used within the time that the user names keeps all of its copies: a program that goes through it may be anywhere in it. What a
-//! process has open stays in any case: removing it would free nothing while it is read.
+//! The preload library notes use by directory, so the age of a copy is known by directory only. So a directory is least
+//! recently used, not a copy. A directory that was used within the time that the user names keeps all of its copies: a
+//! program that goes through it may be anywhere in it. A copy that a process has open always stays: removing it would
+//! free nothing while it is read.
 
 use std::cmp::Reverse;
 
@@ -17,23 +19,23 @@ pub struct Candidate {
     pub directory: u32,
     /// The copy's size.
     pub bytes: u64,
-    /// Whether a process has it open or mapped.
+    /// True if a process has the copy open or mapped.
     pub is_open: bool,
 }
 
-/// How much is to go.
+/// Amount to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// Less than so many bytes would be of no use: then nothing goes.
+    /// Smallest useful amount in bytes: if less can go, nothing goes.
     pub bytes_min: u64,
-    /// Beyond that it goes on up to so many bytes,
+    /// Bytes at which eviction stops.
     pub bytes_max: u64,
-    /// or so many copies.
+    /// Number of copies at which eviction stops.
     pub copies_max: usize,
 }
 
 impl Want {
-    /// So many bytes; where there are not as many, what there is.
+    /// Evicts `bytes`, or all that can go if that is less.
     pub const fn as_many_as_there_are(bytes: u64) -> Self {
         Self {
             bytes_min: 0,
@@ -47,12 +49,13 @@ impl Want {
     }
 }
 
-/// Chooses copies of one tier: as many as are wanted, or none if there is less than what is of use. `unused_s` tells how long ago any copy of a
-/// directory was used, in seconds; those of one that was used within `idle_s` stay. Each copy is chosen once, by one of its names.
+/// Chooses copies of one tier up to the amount, or none if less than its minimum can go. `unused_s` returns the seconds
+/// since any copy of a directory was used; copies of a directory used within `idle_s` stay. Each copy is chosen once,
+/// by one of its names.
 pub fn choose(candidates: Vec<Candidate>, unused_s: impl Fn(u32) -> u32, idle_s: u32, want: &Want) -> Vec<Candidate> {
     let with_use = candidates.into_iter().map(|candidate| (unused_s(candidate.directory), candidate));
     let mut left: Vec<(u32, Candidate)> = with_use.collect();
-    // A copy with a name in a directory that is in use, is in use: of its names the one that was used last counts.
+    // A copy may have several names. The one used last counts: a name in a directory in use keeps the copy.
     left.sort_unstable_by_key(|(unused_s, candidate)| (candidate.copy, *unused_s));
     left.dedup_by_key(|(_, candidate)| candidate.copy);
     left.retain(|(unused_s, candidate)| !candidate.is_open && *unused_s >= idle_s);

@@ -1,12 +1,13 @@
-//! Monarch's placement: the top tier first, then the next, no eviction. Unlike the original, a file that does not fit does not end
-//! placement for those that do.
+//! Monarch's placement: the top tier first, then the next, no eviction. Unlike in the original, a file that does not
+//! fit does not end placement for files that do.
 //!
-//! A copy is *offered*, *placed* in a tier (its bytes and inode are taken from the quota at once), and then either *published* or
-//! *dropped*. State is kept by copy only in between: of published copies there are sums, so that millions of them cost nothing.
+//! A copy is *offered*, then *placed* in a tier, which takes its bytes and inode from the quota immediately, and then
+//! either *published* or *dropped*. Only copies in flight have state of their own. Published copies are kept as sums,
+//! so that millions of them take no memory.
 
 use std::collections::BTreeMap;
 
-/// What one tier may hold. Bytes are sizes of files.
+/// Quotas of one tier. Bytes are sizes of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierSpec {
     /// Most bytes of all copies together.
@@ -23,7 +24,7 @@ pub struct CopyId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TierIndex(pub usize);
 
-/// What happened. Times are milliseconds on any clock that does not run backwards.
+/// Events that placement is told of. Times are milliseconds on any clock that does not run backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A file of `size` bytes could be copied. Answered by [`Action::Place`] or [`Action::Refuse`].
@@ -35,30 +36,30 @@ pub enum Event {
         /// Now.
         now_ms: u64,
     },
-    /// A published copy of an earlier run lies in `tier`. Answered by [`Action::Place`] (it counts) or [`Action::Refuse`] (it is
-    /// over the quota, which has become smaller: remove it; nothing was counted).
+    /// A published copy of an earlier run is in `tier`. Answered by [`Action::Place`] (the copy counts) or
+    /// [`Action::Refuse`] (it is over the quota, which has become smaller: remove it; nothing was counted).
     Adopt {
         /// The copy.
         copy: CopyId,
         /// Its size in bytes.
         size: u64,
-        /// Where it lies.
+        /// Tier that holds the copy.
         tier: TierIndex,
     },
-    /// What lies in `tier` of earlier runs and is still to be adopted: it counts against every [`Event::Offer`] from now on, each copy until
-    /// its [`Event::Adopt`]. Replaces what was expected before; zeros end it.
+    /// Sums of the copies of earlier runs in `tier` that are still to be recovered. They count against every
+    /// [`Event::Offer`] from now on, each copy until its [`Event::Adopt`]. Replaces the sums told before; zeros end it.
     Expect {
-        /// Where they lie.
+        /// Tier that holds them.
         tier: TierIndex,
         /// Their bytes.
         bytes: u64,
         /// Their number.
         copies: u64,
     },
-    /// What of removed copies still lies in `tier`, since its file system did not let go of it: it counts against every
-    /// [`Event::Offer`]. Replaces what was left before.
+    /// Sums of removed copies whose space the file system of `tier` has not freed. They count against every
+    /// [`Event::Offer`]. Replaces the sums told before.
     Left {
-        /// Where it lies.
+        /// Tier that holds them.
         tier: TierIndex,
         /// Its bytes.
         bytes: u64,
@@ -70,14 +71,14 @@ pub enum Event {
         /// The copy.
         copy: CopyId,
     },
-    /// A placed copy was given up before it was published, and what was written of it removed.
+    /// A placed copy was given up before it was published, and its partial file removed.
     Dropped {
         /// The copy.
         copy: CopyId,
     },
     /// A *published* copy was removed.
     Removed {
-        /// Where it lay.
+        /// Tier that held it.
         tier: TierIndex,
         /// Its size in bytes.
         size: u64,
@@ -91,7 +92,7 @@ pub enum Event {
         /// Now.
         now_ms: u64,
     },
-    /// What the tier's file system was seen to have above its free floor.
+    /// Room that the tier's file system was seen to have above its free floor.
     Room {
         /// The tier.
         tier: TierIndex,
@@ -112,28 +113,29 @@ pub enum Event {
     },
 }
 
-/// What to do.
+/// Answers to an [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make the copy (or keep the adopted one) in this tier.
+    /// Make the copy (or keep the recovered one) in this tier.
     Place {
         /// The copy.
         copy: CopyId,
-        /// Where.
+        /// Tier to use.
         tier: TierIndex,
     },
     /// Make no copy.
     Refuse {
         /// The copy.
         copy: CopyId,
-        /// Why.
+        /// Reason.
         reason: Refusal,
     },
     /// Nothing.
     Nothing,
 }
 
-/// Why no tier took a copy. Where tiers differ in why, the last of this order is told: it is the nearest to having room.
+/// Reason why no tier took a copy. If tiers have different reasons, the last one in this order is returned: it is the
+/// nearest to having room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
     /// Every tier is off.
@@ -155,7 +157,7 @@ pub const BACK_OFF_FIRST_MS: u64 = 1_000;
 /// Longest such time; each further `Full` doubles it up to here.
 pub const BACK_OFF_MAX_MS: u64 = 64_000;
 
-/// What a file takes of a file system is counted in blocks of this size (quotas count file sizes; the free floor is about blocks).
+/// Block size of a file system's free space. (Quotas count file sizes; the free floor counts blocks.)
 const BLOCK_BYTES: u64 = 4096;
 
 /// Blocks that a file takes, in bytes.
@@ -175,7 +177,8 @@ struct InFlight {
 struct BackOff {
     until_ms: u64,
     length_ms: u64,
-    /// Until then only files smaller than this are tried. Half of what last failed, so that a few failures find what fits.
+    /// Size below which files are tried until then: half of the size that failed last, so that a few failures find a
+    /// size that fits.
     ceiling: u64,
 }
 
@@ -190,13 +193,14 @@ struct Tier {
     spec: TierSpec,
     used_bytes: u64,
     used_inodes: u64,
-    /// Of copies that are still to be adopted.
+    /// Bytes of copies that are still to be recovered.
     expected_bytes: u64,
     expected_inodes: u64,
-    /// Of copies that could not be removed.
+    /// Bytes of copies that could not be removed.
     left_bytes: u64,
     left_inodes: u64,
-    /// Blocks and number of the copies in flight: an observed room does not show what they have yet to write.
+    /// Blocks and number of the copies in flight: an observed room does not show the blocks that they have yet to
+    /// write.
     in_flight_footprint: u64,
     in_flight_count: u64,
     room: Option<Room>,
@@ -241,7 +245,7 @@ impl Tier {
         }
     }
 
-    /// Bytes that a new copy may not have.
+    /// Bytes that a new copy can't have.
     fn taken_bytes(&self) -> u64 {
         self.used_bytes.saturating_add(self.expected_bytes).saturating_add(self.left_bytes)
     }
@@ -362,13 +366,14 @@ impl FillFirst {
         self.tiers.iter().map(|tier| tier.largest(now_ms)).max().unwrap_or(0)
     }
 
-    /// Bytes that count against the quota of `tier`: of published copies and of those in flight. 0 for a tier that there is not.
+    /// Bytes that count against the quota of `tier`, of published copies and of copies in flight. 0 for an unknown
+    /// tier.
     pub fn used_bytes(&self, tier: TierIndex) -> u64 {
         self.tiers.get(tier.0).map_or(0, |tier| tier.used_bytes)
     }
 
-    /// Bytes of published copies that have to go from `tier` before a file of `size` bytes fits into it; at least 1 where it is the number of
-    /// copies that is used up. 0: it fits.
+    /// Returns the bytes of published copies that have to go from `tier` before a file of `size` bytes fits; 0 if it
+    /// fits. At least 1 if the number of copies is what is used up.
     pub fn shortfall_bytes(&self, tier: TierIndex, size: u64) -> u64 {
         self.tiers.get(tier.0).map_or(0, |tier| tier.shortfall(size))
     }
@@ -383,12 +388,12 @@ impl FillFirst {
         self.in_flight.len()
     }
 
-    /// Where a copy in flight was placed.
+    /// Returns the tier in which a copy in flight was placed.
     pub fn place_of(&self, copy: CopyId) -> Option<TierIndex> {
         self.in_flight.get(&copy).map(|in_flight| in_flight.tier)
     }
 
-    /// Whether `tier` is off.
+    /// Returns true if `tier` is off.
     pub fn is_off(&self, tier: TierIndex) -> bool {
         self.tiers.get(tier.0).is_none_or(|tier| tier.off)
     }
@@ -436,8 +441,8 @@ impl FillFirst {
         };
         tier.expected_bytes = tier.expected_bytes.saturating_sub(size);
         tier.expected_inodes = tier.expected_inodes.saturating_sub(1);
-        // Its bytes lie in the tier already: only the quota can speak against it, neither the floor nor a full disk. Those that are
-        // expected behind it come after it.
+        // Its bytes are in the tier already, so only the quota can refuse it, not the floor or a full disk. Copies
+        // expected after it count after it.
         if let Some(reason) = tier.quota_refusal(size, tier.used_bytes, tier.used_inodes) {
             return Action::Refuse { copy, reason };
         }
@@ -469,7 +474,7 @@ impl FillFirst {
     }
 }
 
-/// Takes one event into the state and says what to do. Events about copies or tiers that there are not change nothing.
+/// Takes one event into the state and returns the action. Events about unknown copies or tiers change nothing.
 pub fn step(state: &mut FillFirst, event: Event) -> Action {
     match event {
         Event::Offer { copy, size, now_ms } => return state.offer(copy, size, now_ms),

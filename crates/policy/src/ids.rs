@@ -1,4 +1,5 @@
-//! What the planner counts: samples, ranks, nodes, iterations, epochs. Plain numbers, since a plan holds tens of millions of them.
+//! Numbers of samples, ranks, nodes, iterations and epochs. Plain integers, since a plan holds tens of millions of
+//! them.
 
 /// A sample by its index in the dataset; up to 2^32 - 1 of them.
 pub type Sample = u32;

@@ -1,17 +1,18 @@
 //! Forebay's decisions as plain functions: (state, event) -> (state, action).
 //!
-//! What must not be here: I/O, clocks, threads, randomness, hash maps with random order, anything that blocks. Time comes in as a
-//! number in the event. Whatever carries decisions out lives in `store` (files) and `agent` (sockets).
+//! Not allowed here: I/O, clocks, threads, randomness, hash maps with random order, anything that blocks. Time comes in
+//! as a number in the event. `store` (files) and `agent` (sockets) carry decisions out.
 //!
-//! Where to start: [`fill_first::step`] decides which tier takes a copy (Monarch's placement: top tier first, then the next, no
-//! eviction). [`retention::is_due`] decides when a copy that nobody uses is given up. [`wake::follow`] decides how far a copy may follow its
-//! reader. [`pressure::Pressure`] decides how much memory copies give
-//! back, and [`eviction::choose`] which. [`speed::Speed`] decides when a tier is too slow to be of use, and
-//! [`tier_order::fastest_first`] which of several comes first. [`prefetch::Prefetch`] decides what is copied while the source is idle.
+//! Start reading here, for copies of files: [`fill_first::step`] places a copy in a tier (Monarch: top tier first, then
+//! the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy behind
+//! its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies to
+//! remove. [`speed::Speed`] sets a slow tier aside, and [`tier_order::fastest_first`] orders tiers.
+//! [`prefetch::Prefetch`] copies ahead while the source is idle.
 //!
-//! For a job that knows its order: [`order::Order`] says which rank uses which sample when, [`residency::Residency`] what lies in which
-//! node's memory, [`schedule::Scheduler`] which read comes next, [`models`] how long that takes, and [`bounds`] what no policy can beat.
-//! [`residency::Replay`] goes through epochs without a clock. [`ranges::Ranges`] says where in a memory or a file something is put.
+//! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to the
+//! memories of nodes. [`schedule::Scheduler`] picks the next read, [`models`] predict its time, and [`bounds`] are the
+//! limits of any policy. [`residency::Replay`] runs epochs without a clock. [`ranges::Ranges`] allocates ranges of a
+//! memory or a file.
 
 #![forbid(unsafe_code)]
 

@@ -1,54 +1,59 @@
-//! What is copied ahead of programs while the source is idle: the files beside those that they have opened there, a batch at a time.
+//! Copying ahead of programs while the source is idle: the siblings of opened files, a batch at a time.
 //!
-//! Each of these would be read sooner or later, so reading it ahead costs the source nothing; but for one that a program opens in the same
-//! moment, or that changes meanwhile: that one is read twice. Of such bytes there may be one in [`RISK_PART`] of those that were copied, and no batch is larger than what
-//! is left of that. So all reads of a data set that is read once, each file of which is copied when a program reads it and each copy of which
-//! stays until then, come to 1.05 times its bytes at most. Not counted is what came to no copy when a program read it (the tiers were full, or it
-//! had just been modified) and is read ahead later, nor a copy that was made ahead and goes before a program opens it (under `lru`, or given back).
+//! Each of these would be read sooner or later, so reading it ahead costs the source nothing extra. The exception is a
+//! file that a program opens at the same moment, or that changes meanwhile: it is read twice. Such bytes may be at most
+//! one in [`RISK_PART`] of those that were copied, and no batch is larger than the rest of that allowance.
+//!
+//! So the reads of a dataset come to at most 1.05 times its bytes if the dataset is read once, each file is copied when
+//! a program reads it, and each copy stays until then. Two cases are not counted:
+//!
+//! - a file that got no copy when a program read it (the tiers were full, or it had just been modified) and is read
+//!   ahead later;
+//! - a copy that was made ahead and removed before a program opens it (under `lru`, or given back).
 
-/// Programs have asked the source for nothing for so long: it is idle.
+/// Milliseconds without a request of a program after which the source counts as idle.
 pub const IDLE_AFTER_MS: u64 = 1_000;
 /// Files in a batch, at most.
 pub const BATCH_FILES: usize = 64;
 /// Bytes in a batch, at most; a larger file is one by itself.
 pub const BATCH_BYTES_MAX: u64 = 64 << 20;
-/// Of the bytes that were copied one in so many may have been read ahead in vain.
+/// Part of the copied bytes that may have been read ahead and wasted: one in this many.
 pub const RISK_PART: u64 = 20;
-/// Where the tiers had no room, it is tried again after this time.
+/// Pause in milliseconds after the tiers had no room.
 const FULL_PAUSE_MS: u64 = 5_000;
 
-/// What is to be known for a decision.
+/// Observations for a decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Milliseconds on any clock that does not run backwards.
     pub now_ms: u64,
-    /// What the source has answered programs so far: any number that changes when it answers.
+    /// Any number that changes when the source answers a program.
     pub asked: u64,
-    /// Copies that are being made behind a program's reading, and directories that are being listed.
+    /// Copies that follow a program's reading, and directories that are being listed.
     pub following: usize,
     /// Copies that are being made ahead.
     pub ahead: usize,
     /// Bytes of the different files that were copied so far, ahead or not.
     pub copied_bytes: u64,
-    /// Bytes that were read ahead in vain.
+    /// Bytes that were read ahead and wasted.
     pub wasted_bytes: u64,
     /// The largest file for which the tiers have room, in bytes.
     pub room_bytes: u64,
 }
 
-/// What to do.
+/// Next step of the prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Nothing now.
     Wait,
     /// List a directory; answered by [`Prefetch::listed`].
     List(u32),
-    /// Open the next files of what was listed, and begin to copy them; answered by [`Prefetch::opened`]. One that does not fit into what the
-    /// bytes leave goes to the end of the list if none fitted before it, else it ends the batch.
+    /// Open the next listed files, and begin to copy them; answered by [`Prefetch::opened`]. A file larger than the
+    /// remaining bytes ends the batch, or goes to the end of the list if nothing before it fitted.
     Open {
-        /// So many names at most,
+        /// Most names in the batch.
         files: usize,
-        /// and so many bytes together.
+        /// Most bytes in the batch, together.
         bytes: u64,
     },
 }
@@ -60,34 +65,35 @@ struct Directory {
     is_listed: bool,
 }
 
-/// The directory at hand.
+/// The directory being worked on.
 #[derive(Clone, Copy, Debug)]
 struct Listing {
     /// Names that are left.
     left: usize,
-    /// Names that were looked at, and were too large, since one was not.
+    /// Names in a row that were looked at and too large.
     too_large: usize,
-    /// The smallest of those, in bytes.
+    /// Size of the smallest of them in bytes.
     smallest: u64,
 }
 
-/// The state.
+/// State of the prefetcher.
 #[derive(Clone, Debug, Default)]
 pub struct Prefetch {
     asked: u64,
-    /// When programs were last seen to ask the source; `None`: nobody has looked yet.
+    /// Time at which programs were last seen to ask the source; `None` before the first look.
     asked_at_ms: Option<u64>,
     directories: Vec<Directory>,
     listing: Option<Listing>,
     /// An answer is due.
     is_waiting: bool,
-    /// When the batch began whose copies are being made.
+    /// Time at which the batch began whose copies are being made.
     batch_at_ms: Option<u64>,
     next_ms: u64,
 }
 
 impl Prefetch {
-    /// A program has opened a file of this directory at the source. Directories are numbered from 0 without gaps.
+    /// Notes that a program has opened a file of this directory at the source. Directories are numbered from 0 without
+    /// gaps.
     pub fn asked_in(&mut self, directory: u32, now_ms: u64) {
         let at = directory as usize;
         if at == self.directories.len() {
@@ -100,24 +106,24 @@ impl Prefetch {
         }
     }
 
-    /// Another run opens files there: what is left of the directory may be of use once more.
+    /// Marks the directory to be listed again, since another run opens files there: the rest of it may be useful now.
     pub fn list_again(&mut self, directory: u32) {
         if let Some(known) = self.directories.get_mut(directory as usize) {
             known.is_listed = false;
         }
     }
 
-    /// A program has asked the source for something.
+    /// Notes that a program has asked the source for something.
     pub fn asked(&mut self, now_ms: u64) {
         self.asked_at_ms = Some(now_ms);
     }
 
-    /// Whether the source is idle, as far as was seen when [`Self::next`] looked last, or [`Self::asked`] was told.
+    /// Returns true if the source is idle, as far as [`Self::next`] and [`Self::asked`] have seen.
     pub fn is_idle(&self, now_ms: u64) -> bool {
         self.asked_at_ms.is_some_and(|at| now_ms.saturating_sub(at) >= IDLE_AFTER_MS)
     }
 
-    /// Looks, and decides.
+    /// Takes the observations in, and decides the next step.
     pub fn next(&mut self, seen: &Seen) -> Next {
         let now_ms = seen.now_ms;
         if self.asked_at_ms.is_none() || seen.asked != self.asked || seen.following > 0 {
@@ -128,7 +134,7 @@ impl Prefetch {
             return Next::Wait;
         }
         if let Some(at_ms) = self.batch_at_ms.take() {
-            // Half of the time is left to others.
+            // Leaves as much time to others as the batch took.
             self.next_ms = self.next_ms.max(now_ms + now_ms.saturating_sub(at_ms));
         }
         if !self.is_idle(now_ms) || now_ms < self.next_ms {
@@ -139,7 +145,7 @@ impl Prefetch {
         match &mut self.listing {
             Some(listing) if listing.left > 0 => {
                 if listing.too_large >= listing.left {
-                    // All that is left was too large: not before more is known.
+                    // All remaining files were too large: wait until more bytes are allowed.
                     if bytes < listing.smallest {
                         return Next::Wait;
                     }
@@ -163,7 +169,7 @@ impl Prefetch {
         }
     }
 
-    /// The directory that was opened in last comes next; each is listed once.
+    /// Lists the directory that was opened last; each is listed once.
     fn list(&mut self) -> Next {
         let left = self
             .directories
@@ -178,7 +184,7 @@ impl Prefetch {
         Next::List(at as u32)
     }
 
-    /// So many files of the directory have no copy.
+    /// Takes the answer to [`Next::List`]: the number of files without a copy.
     pub fn listed(&mut self, files: usize) {
         self.is_waiting = false;
         self.listing = Some(Listing {
@@ -188,7 +194,8 @@ impl Prefetch {
         });
     }
 
-    /// So many names are left; of these so many were too large just now and went to the end of the list, the smallest of them with so many bytes.
+    /// Takes the answer to [`Next::Open`]: the number of names left, the number that were too large and went to the end
+    /// of the list, and the size of the smallest of these in bytes.
     pub fn opened(&mut self, left: usize, too_large: usize, smallest: u64, now_ms: u64) {
         self.is_waiting = false;
         let Some(listing) = &mut self.listing else { return };
@@ -204,7 +211,7 @@ impl Prefetch {
         }
     }
 
-    /// The tiers had no room.
+    /// Notes that the tiers had no room.
     pub fn full(&mut self, now_ms: u64) {
         self.next_ms = self.next_ms.max(now_ms.saturating_add(FULL_PAUSE_MS));
     }
@@ -227,7 +234,7 @@ mod tests {
         }
     }
 
-    /// One that has looked at time 0, and knows of two directories; the second was opened in last.
+    /// Returns a prefetcher that looked at time 0 and knows two directories, the second of them opened last.
     fn begun() -> Prefetch {
         let mut prefetch = Prefetch::default();
         assert_eq!(prefetch.next(&idle(0)), Next::Wait);
@@ -322,7 +329,8 @@ mod tests {
     }
 
     proptest! {
-        /// Programs that open just what is being read ahead can't make the source read more than 1.05 times what was copied.
+        /// Programs that open just what is being read ahead can't make the source read more than 1.05 times what was
+        /// copied.
         #[test]
         fn no_more_than_a_twentieth_is_read_twice(sizes in prop::collection::vec(0..3_000_000_u64, 1..400), is_lost in prop::collection::vec(any::<bool>(), 64), first in 0..200_000_000_u64) {
             let mut prefetch = begun();

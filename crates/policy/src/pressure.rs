@@ -1,45 +1,49 @@
-//! How much of the job's memory copies may take, and how much is given back when it grows short.
+//! Memory pressure: limits the memory of copies, and the amount to give back when memory grows short.
 //!
-//! Memory that copies take is the job's: where it runs out the kernel kills, and what it kills is the program. So some of it always stays
-//! free, and is not ours. Copies are placed while twice as much is free, and given back when less is: between the two nothing moves.
+//! Copies take memory that belongs to the job: when it runs out, the kernel kills, and it kills the program. So a floor
+//! of memory always stays free. Copies are placed while twice the floor is free, and given back when less than the
+//! floor is: between the two nothing moves.
 
-/// What is known of the memory that copies count in.
+/// State of the memory that copies count in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Memory {
     /// All that may be taken by whatever counts in it, in bytes.
     pub limit_bytes: u64,
-    /// Of it what is free, or would be as soon as it is needed (clean pages of files).
+    /// Bytes that are free, or would be as soon as they are needed (clean pages of files).
     pub free_bytes: u64,
     /// Part of the last ten seconds in which something had to wait for memory, in percent.
     pub stalled_percent: f64,
 }
 
-/// Of a limit one in this many stays free,
+/// Part of the limit that stays free: one in this many.
 const FLOOR_PART: u64 = 16;
-/// within these bounds: less than a fifth of a second's growth of a program would be of no use, more would be waste.
+/// Bounds of the floor in bytes: less than a program grows in a fifth of a second would be useless, more would be
+/// waste.
 const FLOOR_MIN_BYTES: u64 = 16 << 20;
 const FLOOR_MAX_BYTES: u64 = 2 << 30;
-/// From so much waiting on memory is short, whatever seems free.
+/// Percentage of time stalled on memory from which memory is short, however much seems free.
 pub const STALLED_PERCENT: f64 = 10.0;
-/// What is waited away is seen late (an average of ten seconds), so it is answered slowly:
+/// Pause in milliseconds after giving back for a stall: a stall shows late (an average of ten seconds), so the response
+/// is slow.
 pub const STALL_PAUSE_MS: u64 = 2_000;
-/// one in this many of the bytes of copies each time.
+/// Part of the bytes of copies that goes each time: one in this many.
 const STALL_PART: u64 = 8;
-/// After a look for copies to give back that found none, all being open, the next one; each further such look doubles it up to here.
+/// First pause in milliseconds after a look that found no copies to give back because all are open; each further such
+/// look doubles it.
 pub const FRUITLESS_PAUSE_FIRST_MS: u64 = 400;
 /// Longest such pause.
 pub const FRUITLESS_PAUSE_MAX_MS: u64 = 6_400;
-/// It ends as soon as free memory has fallen by one in this many of the floor's bytes: what was open may have been closed, and time is short.
+/// Fall of free memory that ends the pause, in parts of the floor: open copies may have been closed, and time is short.
 const FRUITLESS_FALL_PART: u64 = 4;
 
 impl Memory {
-    /// What stays free of it, in bytes.
+    /// Returns the bytes that stay free.
     pub fn floor_bytes(&self) -> u64 {
         (self.limit_bytes / FLOOR_PART).clamp(FLOOR_MIN_BYTES, FLOOR_MAX_BYTES)
     }
 
-    /// Bytes that new copies may take now in each of so many tiers: they fill at the same time, and none sees before the next look what the
-    /// others take. What one of them leaves is shared out again then.
+    /// Returns the bytes that new copies may take now in each of `tiers`. Tiers fill at the same time, and none sees
+    /// before the next look how much the others take. The rest is shared out again then.
     pub fn room_bytes_each(&self, tiers: u64) -> u64 {
         if self.is_stalled() {
             0
@@ -53,7 +57,7 @@ impl Memory {
     }
 }
 
-/// What is remembered between looks.
+/// State between looks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pressure {
     answered_ms: Option<u64>,
@@ -64,14 +68,15 @@ pub struct Pressure {
 #[derive(Clone, Copy, Debug)]
 struct Fruitless {
     at_ms: u64,
-    /// After it.
+    /// Pause in milliseconds after the look.
     pause_ms: u64,
-    /// Then.
+    /// Free bytes at the look.
     free_bytes: u64,
 }
 
 impl Pressure {
-    /// Bytes of copies to give back now, of the `held` bytes that there are; `now_ms` on any clock that does not run backwards.
+    /// Returns the bytes of copies to give back now, of the `held` bytes in all; `now_ms` is on any clock that does not
+    /// run backwards.
     pub fn give_back(&mut self, memory: &Memory, held: u64, now_ms: u64) -> u64 {
         let floor = memory.floor_bytes();
         if memory.free_bytes < floor {
@@ -88,8 +93,8 @@ impl Pressure {
         0
     }
 
-    /// Whether it is time to look for copies to give back. Each look goes through all names and all processes, in a moment in which the machine
-    /// has little to spare.
+    /// Returns true if it is time to look for copies to give back. Each look goes through all names and all processes,
+    /// in a moment in which the machine has little to spare.
     pub fn is_look_due(&self, memory: &Memory, now_ms: u64) -> bool {
         self.fruitless.is_none_or(|last| {
             let fallen = last.free_bytes.saturating_sub(memory.free_bytes);
@@ -97,8 +102,8 @@ impl Pressure {
         })
     }
 
-    /// Says how many bytes a look has given back; `None`: it could not be known which copies are open. That is no sign that all of them are,
-    /// and is tried again after the shortest pause.
+    /// Records the bytes that a look has given back; `None` if the open copies could not be determined. That does not
+    /// mean that all of them are open, so it is tried again after the shortest pause.
     pub fn looked(&mut self, given_bytes: Option<u64>, memory: &Memory, now_ms: u64) {
         let pause_ms = match (given_bytes, self.fruitless) {
             (Some(0), Some(last)) => (last.pause_ms * 2).min(FRUITLESS_PAUSE_MAX_MS),
@@ -192,8 +197,8 @@ mod tests {
     }
 
     proptest! {
-        /// However often a look was in vain, free memory does not fall by more than a quarter of the floor and what the program takes
-        /// between two moments before the next one.
+        /// After any number of fruitless looks, free memory falls by no more than a quarter of the floor plus the
+        /// program's growth between two moments before the next look.
         #[test]
         fn f13_a_fruitless_look_does_not_blind(
             limit_mib in 64u64..1 << 20,
@@ -214,7 +219,8 @@ mod tests {
             }
         }
 
-        /// A program grows by less than the floor between two looks; copies grow by the room. Nothing is ever killed.
+        /// A program grows by less than the floor between two looks; copies grow by the room. The kernel never has to
+        /// kill.
         #[test]
         fn f13_memory_never_runs_out(
             limit_mib in 64u64..1 << 20,

@@ -1,7 +1,8 @@
-//! Where in a memory or a file of fixed length something is put: the free ranges of it.
+//! Allocation of ranges in a memory or a file of fixed length, by a list of free ranges.
 //!
-//! The smallest range that is large enough is taken (best fit), of those the first; a range that is given back joins its free neighbours. So what
-//! is filled once, and then left alone, has no holes; what comes and goes leaves some percent unused where lengths differ.
+//! The smallest range that is large enough is taken (best fit), of several the first; a range that is given back joins
+//! its free neighbours. So data that is written once and then left alone has no holes; data that comes and goes leaves
+//! some percent unused if lengths differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Ranges {
     length: u64,
     free_bytes: u64,
-    /// Length by beginning. No two of them touch.
+    /// Length by beginning. No two ranges touch.
     by_start: BTreeMap<u64, u64>,
-    /// The same as (length, beginning).
+    /// Free ranges as (length, beginning).
     by_length: BTreeSet<(u64, u64)>,
 }
 
 impl Ranges {
-    /// All of `0..length` is free.
+    /// Creates a list in which all of `0..length` is free.
     pub fn new(length: u64) -> Self {
         let mut ranges = Self {
             length,
@@ -44,7 +45,8 @@ impl Ranges {
         self.by_length.last().map_or(0, |&(length, _)| length)
     }
 
-    /// Takes a range of so many bytes; where it begins, or `None` if no free range is that long. Nothing fits anywhere.
+    /// Takes a range of `bytes` and returns its beginning; `None` if no free range is that long. A range of 0 bytes
+    /// always fits.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         if bytes == 0 {
             return Some(0);

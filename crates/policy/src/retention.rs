@@ -1,12 +1,12 @@
-//! How long a copy that nobody uses is kept.
+//! Retention of unused copies.
 
 /// Days without use after which a copy is given up (promise P9).
 pub const RETENTION_DAYS: i64 = 7;
 
 const DAY_S: i64 = 24 * 60 * 60;
 
-/// Whether a copy last used at `last_used_unix_s` is to be given up at `now_unix_s`. A time in the future (the clock was set back) is
-/// not due: it becomes due when the clock has passed it by the whole period.
+/// Returns true if a copy last used at `last_used_unix_s` is to be removed at `now_unix_s`. A time in the future (the
+/// clock was set back) is not due: it becomes due when the clock has passed it by the whole period.
 pub fn is_due(last_used_unix_s: i64, now_unix_s: i64) -> bool {
     now_unix_s.saturating_sub(last_used_unix_s) >= RETENTION_DAYS * DAY_S
 }

@@ -1,45 +1,46 @@
-//! Whether a tier serves faster than the source (fault F12): one that does not is set aside, for placement and for reads.
+//! Tier speed (fault F12): a tier that serves slower than the source is set aside, for placement and for reads.
 //!
-//! What is compared is the same bytes of the same file, read once from its copy and once from the source, neither from a cache. A tier that
-//! answers as local disks do is not compared at all: the source is asked a second time only where there is a suspicion. One slow answer
-//! shows nothing, for disks have such moments; nearly all of several that lie a second apart do.
+//! A comparison reads the same bytes of the same file once from its copy and once from the source, neither from a
+//! cache. A tier that answers as local disks do is not compared: the source is asked a second time only if there is a
+//! suspicion. One slow answer shows nothing, for disks have such moments; nearly all of several answers a second apart
+//! do.
 
 use std::collections::VecDeque;
 
-/// The same bytes, read from a copy and from its source.
+/// Times of the same bytes, read from a copy and from its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The copy.
     pub copy: u64,
-    /// How much was read.
+    /// Bytes read.
     pub bytes: u64,
     /// Opening the copy and reading it, in microseconds.
     pub tier_us: u64,
-    /// Reading the source, in microseconds; `None` where the tier was fast enough not to ask.
+    /// Reading the source, in microseconds; `None` if the tier was fast enough not to ask.
     pub source_us: Option<u64>,
 }
 
-/// How long a local disk may take for the first byte, in microseconds: even a busy one with a moving arm takes less.
+/// Longest time to the first byte of a local disk, in microseconds: even a busy one with a moving arm takes less.
 const FIRST_BYTE_US: u64 = 30_000;
-/// Bytes a microsecond that it reads at the least.
+/// Slowest rate of a local disk, in bytes a microsecond.
 const BYTES_PER_US: u64 = 20;
-/// A tier is slower when it takes so many times as long as the source.
+/// Factor by which the tier's time must exceed the source's to count as slower.
 const TIMES: u64 = 2;
-/// Of the last so many samples
+/// Number of latest samples that are judged.
 const SAMPLES: usize = 8;
-/// so many have to be slower.
+/// Number of these that must be slower.
 const SLOWER_MIN: usize = 7;
-/// Pause between samples of a tier that is fast, in milliseconds,
+/// Pause between samples of a fast tier, in milliseconds.
 const CALM_MS: u64 = 30_000;
-/// and after one that was slow.
+/// Pause after a slow sample, in milliseconds.
 const ALERT_MS: u64 = 1_000;
-/// A tier that was set aside is tried again after this time, and each time after twice as long,
+/// First pause before a tier set aside is tried again, in milliseconds; each later pause is twice as long.
 const RETRY_FIRST_MS: u64 = 10_000;
-/// up to this.
+/// Longest such pause, in milliseconds.
 const RETRY_MAX_MS: u64 = 600_000;
 
 impl Sample {
-    /// Whether it is worth a read of the source to know more.
+    /// Returns true if the tier's time is suspicious enough to read the source as well.
     pub const fn is_suspicious(bytes: u64, tier_us: u64) -> bool {
         tier_us > FIRST_BYTE_US + bytes / BYTES_PER_US
     }
@@ -49,35 +50,35 @@ impl Sample {
     }
 }
 
-/// What a sample changes.
+/// Effect of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing.
+    /// No change.
     Same,
-    /// The tier is to be set aside: what its samples took in all, in microseconds.
+    /// The tier is set aside; total times of its samples, in microseconds.
     SetAside {
         /// From the tier.
         tier_us: u64,
         /// From the source.
         source_us: u64,
     },
-    /// It may be used again.
+    /// The tier may be used again.
     TakeBack,
 }
 
-/// What is known of one tier. Times are milliseconds on any clock that does not run backwards.
+/// Measurements of one tier. Times are milliseconds on any clock that does not run backwards.
 #[derive(Clone, Debug, Default)]
 pub struct Speed {
     samples: VecDeque<Sample>,
     next_ms: u64,
-    /// When it is tried again, and the pause before that; `None`: it is in use.
+    /// Time of the next retry, and the pause before it; `None` while the tier is in use.
     aside: Option<(u64, u64)>,
-    /// The pause when it is set aside again; 0: it never was.
+    /// Pause for the next time that the tier is set aside; 0 if it never was.
     next_pause_ms: u64,
 }
 
 impl Speed {
-    /// Whether the next copy is to be measured; `true` begins a pause.
+    /// Returns true if the next copy is to be measured; `true` begins a pause.
     pub fn is_due(&mut self, now_ms: u64) -> bool {
         let due = self.aside.is_none() && now_ms >= self.next_ms;
         if due {
@@ -110,12 +111,12 @@ impl Speed {
         Verdict::SetAside { tier_us, source_us }
     }
 
-    /// Whether the tier is set aside.
+    /// Returns true if the tier is set aside.
     pub fn is_aside(&self) -> bool {
         self.aside.is_some()
     }
 
-    /// The samples that are to be read again from the tier, when it is time to try one that was set aside; else none.
+    /// Returns the samples to read again from the tier when a retry is due; else none.
     pub fn retry(&mut self, now_ms: u64) -> Vec<Sample> {
         let Some((at, pause_ms)) = self.aside.filter(|(at, _)| now_ms >= *at) else {
             return Vec::new();
@@ -125,12 +126,12 @@ impl Speed {
         self.samples.iter().copied().collect()
     }
 
-    /// Takes what a retry has measured: the tier's times are new, the source's those of before. Copies that are gone are left out; where
-    /// too few are left to tell, the tier is taken back, and measured anew.
+    /// Takes the result of a retry: the tier's times are new, the source's are the old ones. Copies that are gone are
+    /// left out; if too few are left to judge, the tier is taken back, and measured again.
     pub fn retried(&mut self, samples: &[Sample]) -> Verdict {
         let Some((_, pause_ms)) = self.aside else { return Verdict::Same };
         let slower = samples.iter().filter(|sample| sample.is_slower()).count();
-        // What was slow has to show more than that it is not always slow.
+        // A tier that was slow must now be fast mostly, not just sometimes.
         if samples.len() >= SAMPLES / 2 && slower > SAMPLES - SLOWER_MIN {
             return Verdict::Same;
         }

@@ -1,18 +1,20 @@
-//! Which of several tiers comes first, where that is to be found out: the fastest, as far as a difference shows.
+//! Order of tiers by measured speed: the fastest first, as far as a difference shows.
 
-/// A tier that takes longer than another by no more than one in so many parts counts as fast as that: two measurements of one disk differ as much.
+/// Part of its time by which a tier may be slower than another and still count as equally fast: one in this many. Two
+/// measurements of one disk differ as much.
 const ALIKE_PART: u64 = 4;
-/// A measurement is good for so long, in seconds: disks fill up and grow old.
+/// Validity of a measurement in seconds: disks fill up and grow old.
 const GOOD_FOR_S: i64 = 7 * 24 * 60 * 60;
 
-/// Whether what was measured at `measured_unix_s` is to be measured anew at `now_unix_s`. One in the future (the clock was set back) is.
+/// Returns true if a measurement of `measured_unix_s` is to be repeated at `now_unix_s`. One in the future (the clock
+/// was set back) is.
 pub const fn is_due(measured_unix_s: i64, now_unix_s: i64) -> bool {
     let age_s = now_unix_s.saturating_sub(measured_unix_s);
     age_s < 0 || age_s >= GOOD_FOR_S
 }
 
-/// The tiers in the order in which they are to be used, each by its place in `read_us`: what the same read takes from each, in microseconds.
-/// Those that are alike keep the order in which they were given; those that could not be measured come last.
+/// Returns the tiers in the order of use, each by its index in `read_us`: the microseconds that the same read takes
+/// from each. Equally fast tiers keep the order in which they were given; those that could not be measured come last.
 pub fn fastest_first(read_us: &[Option<u64>]) -> Vec<usize> {
     let mut left: Vec<(u64, usize)> = read_us.iter().enumerate().filter_map(|(at, us)| Some(((*us)?, at))).collect();
     left.sort_unstable();

@@ -1,17 +1,17 @@
-//! How far a copy may follow its reader: never so far that a program which reads little of a file costs the whole of it.
+//! Pacing of a copy behind its reader: a program that reads little of a file never costs a read of the whole file.
 //!
-//! What is in the page cache costs the source nothing to read again; what the reader has gone past sequentially is, most likely,
-//! there too. An offset alone proves nothing, since a seek moves it without a read: it counts only while the process was seen to read
-//! about as much (`/proc/PID/io`).
+//! Data in the page cache costs the source nothing to read again, and data that the reader has passed sequentially is
+//! most likely there. An offset alone proves nothing, since a seek moves it without a read: it counts only if the
+//! process was seen to read about as much (`/proc/PID/io`).
 
 /// A file at most this long is read by the kernel's own readahead once its reader begins; its copy needs no pacing.
 pub const SMALL_BYTES_MAX: u64 = 128 * 1024;
-/// How long a reader that has closed the file, or a small file that nobody has begun to read, is waited for.
+/// Milliseconds to wait for a reader that has closed the file, or for the first read of a small file.
 pub const GRACE_MS: u64 = 1_500;
-/// How long an open file whose reader does not move is followed.
+/// Milliseconds for which an open file is followed while its reader does not move.
 pub const IDLE_MS_MAX: u64 = 30_000;
 
-/// What is seen of a reader. Bytes but for the last two.
+/// Observations of a reader, in bytes except for the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Size of the file.
@@ -20,7 +20,8 @@ pub struct Progress {
     pub copied: u64,
     /// The offset that the reader's descriptor shares with ours; `pread` and `mmap` do not move it.
     pub offset: u64,
-    /// This file's share of what the process was seen to read since it opened it; `None` if that can't be seen.
+    /// This file's share of the bytes that the process was seen to read since it opened the file; `None` if that can't
+    /// be seen.
     pub volume: Option<u64>,
     /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
     pub cached: Option<u64>,
@@ -32,7 +33,7 @@ pub struct Progress {
     pub idle_ms: u64,
 }
 
-/// What the copy does next.
+/// Next step of the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Copy up to this offset.
@@ -43,7 +44,7 @@ pub enum Wake {
     GiveUp,
 }
 
-/// Decides how far to copy now.
+/// Decides the offset up to which to copy now.
 pub fn follow(progress: &Progress) -> Wake {
     let Progress {
         size,
@@ -73,18 +74,19 @@ pub fn follow(progress: &Progress) -> Wake {
     if idle_ms >= patience_ms { Wake::GiveUp } else { Wake::Wait }
 }
 
-/// Whether the offset can have come from reading all that is before it. A process's reads are shared out evenly among its files, so one of
-/// them may be up to twice as far as its share; a program that seeks from piece to piece is further.
+/// Returns true if the offset can have come from reading everything before it. A process's reads are shared out evenly
+/// among its files, so a file may be up to twice as far as its share; a program that seeks from piece to piece is
+/// further.
 fn is_sequential(progress: &Progress) -> bool {
     !progress.seeks && progress.volume.is_none_or(|volume| progress.offset <= volume.saturating_mul(2))
 }
 
-/// Whether the reader of a small file has begun.
+/// Returns true if the reader of a small file has begun.
 fn begun(progress: &Progress) -> bool {
     progress.offset > 0 || progress.cached.is_some_and(|bytes| bytes > 0) || volume_of_whole_file(progress) || progress.size == 0
 }
 
-/// Whether the process has read as much as the file is long, where the page cache can't say what of it is still there.
+/// Returns true if the process has read as many bytes as the file has, while the page cache can't be asked.
 fn volume_of_whole_file(progress: &Progress) -> bool {
     progress.cached.is_none() && progress.volume.is_some_and(|volume| volume >= progress.size)
 }
@@ -128,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_seek_to_the_end_reads_nothing() {
-        // Pieces here and there: one that lies near the start proves nothing about what is before it.
+        // A program that reads pieces: an offset near the start proves nothing about the bytes before it.
         assert_eq!(
             follow(&Progress {
                 offset: MIB,

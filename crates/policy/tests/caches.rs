@@ -1,5 +1,5 @@
-//! Residency policies that give up what is worth least: their closed forms, their limits, and what the Lobster text's errors cost. What holds for
-//! every policy stands in `residency.rs`.
+//! Residency policies that give up the least valuable copy: their closed forms, their limits, and the cost of the
+//! Lobster text's errors. `residency.rs` holds the tests for every policy.
 
 mod drawn;
 
@@ -36,7 +36,7 @@ fn order(cluster: Cluster, batch: u32) -> Order {
     }
 }
 
-/// The last of some epochs with samples of equal size, and the shares of them by origin.
+/// Runs some epochs with samples of equal size, and returns the last one with its shares by origin.
 fn last_epoch(policy: &mut dyn Residency, cluster: Cluster, order: Order, epochs: u32) -> (Traffic, [f64; 3]) {
     let mut replay = Replay::new(cluster, order, epochs, |_| BYTES);
     let traffic = std::iter::from_fn(|| replay.epoch(policy)).last().expect("an epoch");
@@ -58,7 +58,8 @@ fn lru_finds_what_its_closed_form_says() {
     }
 }
 
-/// Misses of one node that uses one sample a step and gives up what is used furthest away, found by looking through all uses to come.
+/// Returns the misses of one node that uses one sample a step and gives up the one used furthest away, by a search
+/// through all future uses.
 fn fewest_misses(uses: &[Sample], room: usize) -> usize {
     let (mut held, mut misses) = (Vec::new(), 0);
     for (now, sample) in uses.iter().enumerate() {
@@ -144,7 +145,8 @@ fn lobster_as_written_gives_up_useful_copies_while_memory_is_free() {
     let cluster = eight();
     let order = order(cluster, 10);
     let (written, found) = last_epoch(&mut Lobster::as_written_within(cluster, SAMPLES, 2), cluster, order, 8);
-    // A node has one in eight as the last copy, and of the rest one in eight because it uses it again within the next epoch.
+    // A node has one in eight as the last copy, and of the rest one in eight because it uses it again within the next
+    // epoch.
     assert_near(found, [1.0 / 8.0 + 7.0 / 64.0, 1.0 - 1.0 / 8.0 - 7.0 / 64.0, 0.0], 0.01);
     assert!(written.held_bytes_max < cluster.cache_bytes * 6 / 10, "{written:?}");
     let (corrected, found) = last_epoch(&mut Lobster::corrected(cluster, SAMPLES, 2), cluster, order, 8);
@@ -259,7 +261,8 @@ fn replay(policy: &mut dyn Residency, cluster: Cluster, order: Order, bytes: &[u
 proptest! {
     #![proptest_config(drawn::cases(80))]
 
-    /// Every use is served once, memory holds what it may, no warm epoch reads less than is possible, and the same comes out again.
+    /// Every use is served once, memory stays within its limits, no warm epoch reads less than is possible, and a
+    /// second run gives the same.
     #[test]
     fn limits_hold_whatever_the_job((cluster, order, bytes) in jobs()) {
         let dealt: u64 = order.epoch(1).samples(0..order.deal.positions()).map(|(_, sample)| u64::from(bytes[sample as usize])).sum();
@@ -270,7 +273,7 @@ proptest! {
             for (number, traffic) in epochs.iter().enumerate() {
                 let name = policy.name();
                 prop_assert_eq!(traffic.samples.iter().sum::<u64>(), order.deal.positions(), "{}", name);
-                // While sizes are learned, what is under way may be larger than was expected.
+                // While sizes are learned, samples under way may be larger than expected.
                 if number > 0 && dealt == needed && used.len() == bytes.len() {
                     prop_assert!(traffic.held_bytes_max <= cluster.cache_bytes, "{} epoch {}: {:?} {:?}", name, number, traffic, cluster);
                     let bound = needed.saturating_sub(u64::from(cluster.nodes) * cluster.cache_bytes);
@@ -309,7 +312,7 @@ proptest! {
     }
 }
 
-/// Later steps have higher grades, and no use has the highest; of very many steps neighbours share one.
+/// Later steps have higher grades, and no use has the highest; if there are very many steps, neighbours share one.
 #[test]
 fn grades_rise_with_steps() {
     for (samples, first_epoch) in [(1_000_u32, 0), (1_000, 7), (700_000, 3)] {
@@ -350,7 +353,8 @@ fn peers_serve_what_they_hold() {
     assert_eq!(traffic.bytes[PEER], traffic.samples[PEER] * u64::from(BYTES));
 }
 
-/// Samples of sizes that differ, of which a node has room for a part: what it held before a use and does not after it was told, and nothing else is.
+/// Samples of different sizes in a memory for a part of them: exactly the copies that a node loses by a use are
+/// reported as given up.
 #[test]
 fn what_a_policy_gives_up_it_tells() {
     let samples = 200;
@@ -398,7 +402,7 @@ fn what_a_policy_gives_up_it_tells() {
                     "{} told all",
                     policy.name()
                 );
-                // What was used may have gone, and no less what came in its place.
+                // Given up is the used sample, or one that came in its place.
                 assert!(
                     told.iter().all(|sample| !after.contains(sample)),
                     "{} told of nothing else",

@@ -1,4 +1,4 @@
-//! The number of reads that are made at once comes to where a source is busy, and follows it.
+//! The number of concurrent reads converges to the number that keeps a source busy, and follows it.
 
 mod drawn;
 
@@ -13,18 +13,18 @@ struct Source {
 }
 
 impl Source {
-    /// Reads of `bytes` a second, so many at once.
+    /// Returns the reads of `bytes` a second with `at_once` concurrent reads.
     fn rate(self, at_once: u32, bytes: u64) -> f64 {
         (f64::from(at_once) / self.latency_s).min(self.bytes_per_s / bytes as f64)
     }
 
-    /// So many at once keep it busy.
+    /// Returns the number of concurrent reads that keep the source busy.
     fn enough(self, bytes: u64) -> f64 {
         self.bytes_per_s / bytes as f64 * self.latency_s
     }
 }
 
-/// Reads one after the other end as fast as the source lets so many at once.
+/// Ends reads one after the other at the source's rate.
 fn read(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64, reads: u32) {
     for _ in 0..reads {
         *now_s += 1.0 / source.rate(found.limit(), bytes);
@@ -32,7 +32,7 @@ fn read(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64, re
     }
 }
 
-/// The mean number over some thousand reads.
+/// Returns the mean number over some thousand reads.
 fn settled(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64) -> f64 {
     read(found, now_s, source, bytes, 50_000);
     let mut sum = 0.0;
@@ -56,7 +56,7 @@ proptest! {
         let mean = settled(&mut found, &mut now_s, source, BYTES);
         let enough = f64::from(enough);
         prop_assert!(mean >= 0.8 * enough - 1.0 && mean <= 1.6 * enough + 2.0, "{mean} where {enough} are enough");
-        // And when the source becomes another.
+        // Then the source changes.
         let quicker = Source { latency_s: latency_s / 8.0, ..source };
         let mean = settled(&mut found, &mut now_s, quicker, BYTES);
         prop_assert!(mean <= 1.6 * enough / 8.0 + 4.0, "{mean} where {} are enough", enough / 8.0);

@@ -1,4 +1,4 @@
-//! What goes to make room: the least recently used, never what is in use, and never more than is needed.
+//! Eviction to make room: the least recently used goes, never a copy in use, and never more than is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +107,7 @@ impl Model {
         placed
     }
 
-    /// A program reads a file of which there is no copy.
+    /// Reads a file without a copy.
     fn miss(&mut self, directory: u32, bytes: u64) -> Result<(), TestCaseError> {
         self.used_at.insert(directory, self.now_s);
         if self.place(directory, bytes) || bytes > QUOTA {

@@ -265,7 +265,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What lies where, kept copy by copy: the sums that the state must agree with.
+/// Copies by tier, kept one by one: their sums must agree with the state.
 #[derive(Default)]
 struct Model {
     in_flight: BTreeMap<CopyId, (TierIndex, u64)>,

@@ -1,4 +1,4 @@
-//! Hedged reads: when one is due, and that budgets hold.
+//! Hedged reads: the time at which one is due, and the budgets.
 
 mod drawn;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const ASAP: f64 = f64::NEG_INFINITY;
 
-/// A hedge that has seen reads of `bytes` that took so long, one after the other.
+/// Returns a hedge that has seen reads of `bytes` with these latencies, one after the other.
 fn after(budget: f64, bytes: u64, latencies_s: impl IntoIterator<Item = f64>) -> Hedge {
     let mut hedge = Hedge::new(budget);
     for latency_s in latencies_s {
@@ -202,12 +202,12 @@ fn the_percentile_follows_what_changes() {
     let fast_then_slow = [0.001, 1.0].into_iter().flat_map(|latency_s| std::iter::repeat_n(latency_s, 3_000));
     assert!(due_s(&mut after(1.0, 1000, fast_then_slow)) >= 1.0);
 
-    // When the oldest of them are forgotten, enough are known still.
+    // When the oldest of them are forgotten, the remaining ones are enough.
     for latencies in (8000..8400).step_by(16) {
         assert!(due_s(&mut after(1.0, 1000, std::iter::repeat_n(0.1, latencies))) < 0.11);
     }
 
-    // What began while reads were fast is not late when they have become slow.
+    // A read that began while reads were fast is not late when they have become slow.
     let mut hedge = after(1.0, 1000, std::iter::repeat_n(0.1, 100));
     let read = hedge.begun(0.0, 1000, ASAP);
     for _ in 0..100 {
@@ -252,7 +252,7 @@ fn bytes_are_a_budget_too() {
 
 #[test]
 fn requests_are_a_budget_too() {
-    // Bytes are plenty: a large read is under way. Of 202 requests two may be made again.
+    // Bytes are no limit: a large read is under way. Of 202 requests two may be made again.
     let mut hedge = after(Hedge::BUDGET, 1, std::iter::repeat_n(0.1, 198));
     hedge.begun(0.0, 1 << 30, ASAP);
     let reads = [(); 3].map(|()| hedge.begun(0.0, 1, ASAP));

@@ -1,4 +1,4 @@
-//! What nodes' memories let in, and what goes for it.
+//! Admission to nodes' memories, and the copies given up for it.
 
 mod drawn;
 
@@ -67,7 +67,7 @@ impl Job {
     }
 }
 
-/// Memories that together hold so many per cent of the data.
+/// Memories that together hold this percentage of the data.
 fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -> impl Strategy<Value = Job> {
     let shape = (1..4_u16, 1..3_u32, 1..4_u32, 0..3_u32, percent);
     (shape, sizes, any::<u64>(), any::<bool>()).prop_map(|((nodes, gpus, batch, ahead, percent), sizes, seed, drop)| {
@@ -97,14 +97,14 @@ fn equal_sizes() -> impl Strategy<Value = Vec<u32>> {
     (1..80_usize, 1..5000_u32).prop_map(|(samples, bytes)| vec![bytes; samples])
 }
 
-/// How little a node's copy is worth to it, by what a policy goes by: the highest goes first.
+/// Grade of a node's copy by the policy's criterion: the highest goes first.
 type Worth = fn(&Watched, Node, Sample) -> u64;
 
-/// Passes everything on to a policy, and looks at what comes in and what goes.
+/// Passes every call on to a policy, and checks admissions and removals.
 struct Watched<'a> {
     job: &'a Job,
     policy: Box<dyn Residency>,
-    /// Asked for as far ahead as memory allows, as background fill does.
+    /// True if samples are fetched as far ahead as memory allows, as background fill does.
     fills: bool,
     worth: Option<Worth>,
     uses_of: nopfs::Uses,
@@ -112,14 +112,14 @@ struct Watched<'a> {
     told: Vec<(u64, Node, Sample)>,
     known: BTreeSet<Sample>,
     due: Vec<u64>,
-    /// The first step in which nothing was used yet.
+    /// First step in which nothing was used yet.
     from: u64,
     under_way: BTreeMap<(Node, Sample), u32>,
     used_at: BTreeMap<(Node, Sample), u64>,
     clock: u64,
-    /// Fetches of what was not due that had to wait, once a size was known.
+    /// Fetches of samples that were not due and had to wait, once a size was known.
     waits: u32,
-    /// A node keeps less since another one has used something.
+    /// True if a node keeps less after a use by another one.
     shrank: bool,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// The next step in which one of these nodes uses the sample.
+    /// Returns the next step in which one of these nodes uses the sample.
     fn next_use(&self, sample: Sample, by: impl Fn(Node) -> bool) -> u64 {
         let uses = self
             .told
@@ -152,13 +152,13 @@ impl<'a> Watched<'a> {
         uses.map(|(step, ..)| *step).min().unwrap_or(u64::MAX)
     }
 
-    /// Copies of a node that may go.
+    /// Returns the copies of a node that may go.
     fn idle(&self, node: Node) -> BTreeSet<Sample> {
         let is_idle = |sample: &Sample| self.policy.holds(node, *sample) && !self.under_way.contains_key(&(node, *sample));
         (0..samples(self.job)).filter(is_idle).collect()
     }
 
-    /// Nothing of a node went that was worth more than what stayed.
+    /// Checks that no copy went that was worth more than one that stayed.
     fn check_worth(&self, node: Node, before: &BTreeSet<Sample>) {
         let Some(worth) = self.worth else { return };
         let after = self.idle(node);
@@ -177,14 +177,15 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// How many samples each node but this one keeps.
+    /// Returns the number of samples that each node but this one keeps.
     fn kept_by_others(&self, node: Node) -> Vec<usize> {
         let others = (0..self.job.cluster.nodes).filter(|&other| other != node);
         let kept = |other: Node| (0..samples(self.job)).filter(move |&sample| self.policy.holds(other, sample));
         others.map(|other| kept(other).count()).collect()
     }
 
-    /// What a node holds beside its window is what it keeps; and with no cache, the window is what is used.
+    /// Checks that a node holds its kept copies and its window; and without a cache, that the window holds the samples
+    /// in use.
     fn check_bytes(&self, node: Node) {
         let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
         let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
@@ -198,13 +199,13 @@ impl<'a> Watched<'a> {
         );
     }
 
-    /// No other node has the sample.
+    /// Returns true if no other node has the sample.
     fn is_last(&self, node: Node, sample: Sample) -> bool {
         let has = |other| self.policy.holds(other, sample) || self.under_way.contains_key(&(other, sample));
         (0..self.job.cluster.nodes).all(|other| other == node || !has(other))
     }
 
-    /// A fetch waits only if nothing is left that may go for it.
+    /// Checks that a fetch waits only if no copy is left that may go for it.
     fn check_wait(&self, access: Access) {
         let (node, step) = (access.node, self.job.step(access));
         for idle in self.idle(node) {
@@ -222,7 +223,8 @@ impl<'a> Watched<'a> {
         self.known.len() == self.job.sizes.len()
     }
 
-    /// What is not due is let in only where it fits: beside what the node keeps, and within the window's share.
+    /// Checks that a sample that is not due is let in only if it fits: beside the copies that the node keeps, and
+    /// within the window's share.
     fn check_room(&self, node: Node) {
         let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
         let memory = self.job.cluster.cache_bytes;
@@ -305,7 +307,8 @@ impl Residency for Watched<'_> {
             }
         }
         if !is_due {
-            // A prefetch takes the room of what is used later only, if the policy looks at that; but for what others hold too.
+            // A prefetch takes only the room of copies used later, if the policy looks at uses; copies that others hold
+            // too are exempt.
             for gone in before.difference(&self.idle(node)).filter(|gone| **gone != sample) {
                 let next = match self.name() {
                     "belady" | "lobster_as_written" => self.next_use(*gone, |user| user == node),
@@ -354,7 +357,7 @@ impl Residency for Watched<'_> {
         (0..self.job.cluster.nodes).for_each(|node| self.check_bytes(node));
     }
 
-    /// What a node uses costs others what they keep only if they take something over, or if it becomes theirs no longer.
+    /// Checks that a use by one node costs other nodes copies only if they take something over, or lose an ownership.
     fn handover(&mut self) -> Option<Handover> {
         let given = self.policy.handover();
         let may_shrink = given.is_some() || self.name() == "forebay_rotating";
@@ -379,8 +382,8 @@ impl Residency for Watched<'_> {
 proptest! {
     #![proptest_config(drawn::cases(60))]
 
-    /// However far ahead a policy is asked: what is due never waits, what is not is let in only where it fits, once sizes are known, and what is
-    /// kept is counted.
+    /// At any distance of prefetch, due samples never wait, others are let in only if they fit (once sizes are known),
+    /// and kept copies are counted.
     #[test]
     fn what_is_not_due_is_let_in_only_where_it_fits(job in jobs(any_sizes(), 1..250), fills: bool) {
         for new in POLICIES {
@@ -388,7 +391,7 @@ proptest! {
         }
     }
 
-    /// With samples of one size, and room for all of them and a window on each node.
+    /// Samples of one size, with room for all of them and a window on each node.
     #[test]
     fn where_there_is_room_nothing_waits(job in jobs(equal_sizes(), 100..101)) {
         let cache_bytes = 2 * job.total_bytes() + 20 * u64::from(job.cluster.gpus * job.order.deal.batch() * job.sizes[0]);
@@ -400,7 +403,8 @@ proptest! {
         }
     }
 
-    /// What a node gives up is worth no more to it than what it keeps: it is used later, was used longer ago, or is used more seldom.
+    /// A copy that a node gives up is worth no more to it than those it keeps: it is used later, was used longer ago,
+    /// or is used less often.
     #[test]
     fn what_is_worth_least_goes(job in jobs(any_sizes(), 10..90)) {
         let used_later: Worth = |watched, node, sample| watched.next_use(sample, |user| user == node);
@@ -453,7 +457,7 @@ fn each_policy_says_what_it_is_and_how_far_it_looks() {
     assert_eq!(Belady::looking(cluster, 10, 3, 5).horizon(), 6);
 }
 
-/// Counts from the orders themselves.
+/// Counted from the orders themselves.
 #[test]
 fn uses_are_counted_by_node() {
     let cluster = Cluster {

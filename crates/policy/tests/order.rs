@@ -5,7 +5,7 @@ mod drawn;
 use forebay_policy::order::{Blocks, Counter, Deal, Epoch, Order, OrderError, Permutation, Rest, sample_key};
 use proptest::prelude::*;
 
-/// What torch gave; `vectors/torch_order.py` writes it.
+/// Orders computed by torch; `vectors/torch_order.py` writes them.
 const VECTORS: &str = include_str!("vectors/torch_order.txt");
 
 fn vectors(kind: &str) -> impl Iterator<Item = Vec<u64>> {
@@ -30,7 +30,7 @@ fn sequential(deal: Deal) -> Epoch {
     .epoch(0)
 }
 
-/// Of one rank.
+/// Returns a block order for one rank.
 fn blocks(samples: u32, ends: &[u32], at_once: u32) -> Result<Blocks, OrderError> {
     Blocks::new(Deal::new(samples, 1, 1).expect("a deal"), ends.to_vec(), at_once)
 }
@@ -42,7 +42,7 @@ fn permutation_of(epoch: &Epoch) -> Vec<u32> {
         .collect()
 }
 
-/// Samples that no rank uses: the tail that the deal drops.
+/// Returns the samples that no rank uses: the tail that the deal drops.
 fn dropped(samples: u32, rest: &Rest) -> u32 {
     samples - rest.used_after(rest.iterations())
 }
@@ -203,7 +203,7 @@ fn blocks_come_together_and_are_mixed() {
     let ends = [3, 4, 9, 12, 20];
     let order = permutation_of(&blocks(20, &ends, 2).expect("blocks").epoch(7, 0));
     let block_of = |sample: u32| ends.iter().position(|&end| sample < end).expect("within the dataset");
-    // Which blocks are together is what torch's permutation of five says.
+    // torch's permutation of five gives the order of the blocks.
     let drawn = permutation_of(&torch(5, 7).epoch(0));
     let mut rest = order.as_slice();
     for (group, pair) in (0..).zip(drawn.chunks(2)) {
@@ -264,8 +264,8 @@ fn keys_are_what_they_always_were() {
 
 #[test]
 fn counted_orders_spread_evenly() {
-    // Where the first sample lands, and which follows which, over many seeds: chi-squared with 63 degrees of freedom stays below its
-    // 99.99th percentile (113).
+    // Position of the first sample, and successor of each, over many seeds: chi-squared with 63 degrees of freedom
+    // stays below its 99.99th percentile (113).
     let (bins, seeds) = (64, 64_000);
     let (mut lands, mut follows) = (vec![0_u32; bins], vec![0_u32; bins]);
     for seed in 0..seeds {
@@ -314,7 +314,7 @@ fn permutations() -> impl Strategy<Value = Permutation> {
 proptest! {
     #![proptest_config(drawn::cases(300))]
 
-    /// Each sample is used exactly once, but for the padding, which repeats from the start, and for what is dropped.
+    /// Each sample is used exactly once, except for the padding, which repeats from the start, and for dropped samples.
     #[test]
     fn each_sample_once_an_epoch(deal in deals(), permutation in permutations(), seed: u64, number in 0_u32..5) {
         let epoch = Order { permutation, seed, deal }.epoch(number);
@@ -350,7 +350,7 @@ proptest! {
         prop_assert_eq!(epoch.index_of(deal.samples()), None);
     }
 
-    /// Ranks that go on as before get what they would have got had nobody stopped.
+    /// Ranks that go on as before get the same samples as without an interruption.
     #[test]
     fn the_rest_is_the_end_of_the_whole(deal in deals(), permutation in permutations(), seed: u64, done: u32) {
         let epoch = Order { permutation, seed, deal }.epoch(0);
@@ -365,8 +365,8 @@ proptest! {
         }
     }
 
-    /// However often ranks become more or fewer within an epoch, and batches larger or smaller: each sample once, but for padding that is
-    /// told, and for a tail that is told.
+    /// Over any changes of the number of ranks and of the batch size within an epoch, each sample comes once, except
+    /// for reported padding and a reported tail.
     #[test]
     fn each_sample_once_however_often_ranks_change(
         samples in 1_u32..200,
@@ -398,7 +398,7 @@ proptest! {
         }
     }
 
-    /// Each sample comes once, whatever the blocks.
+    /// Each sample comes once, for any blocks.
     #[test]
     fn blocks_make_a_permutation(lengths in proptest::collection::vec(1_u32..9, 1..30), at_once in 1_u32..9, seed: u64) {
         let ends: Vec<u32> = lengths.iter().scan(0, |end, length| { *end += length; Some(*end) }).collect();
@@ -408,7 +408,7 @@ proptest! {
         prop_assert!(order.into_iter().eq(0..samples));
     }
 
-    /// Samples have keys of their own, but for one pair in 2^63, which no test comes upon; each fits a signed number.
+    /// Samples have different keys, except for one pair in 2^63, which no test meets; each fits a signed number.
     #[test]
     fn keys_differ(seed: u64, one: (u32, u32), other: (u32, u32)) {
         prop_assert_eq!(sample_key(seed, one.0, one.1) == sample_key(seed, other.0, other.1), one == other);

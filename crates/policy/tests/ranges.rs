@@ -1,4 +1,4 @@
-//! Free ranges: what is taken is nobody else's, and what is given back can be taken again.
+//! Free ranges: a taken range is not given twice, and a range given back can be taken again.
 
 mod drawn;
 

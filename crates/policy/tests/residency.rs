@@ -1,4 +1,4 @@
-//! What every residency policy holds to, and the limits that `forebay` is held to. What only caches that evict hold to stands in `caches.rs`.
+//! Rules for every residency policy, and the limits of `forebay`. `caches.rs` holds those for caches that evict.
 
 mod drawn;
 
@@ -44,7 +44,8 @@ struct UnderWay {
     kept_by: Vec<Node>,
 }
 
-/// Passes everything on to a policy, and checks each answer. Bytes may arrive as late as can be: just before the next use ends.
+/// Passes every call on to a policy, and checks each answer. Bytes may arrive as late as possible: just before the next
+/// use ends.
 struct Checked<'a> {
     policy: Box<dyn Residency>,
     cluster: Cluster,
@@ -72,7 +73,8 @@ impl<'a> Checked<'a> {
         }
     }
 
-    /// The node's memory is not exceeded, but where nothing of what it keeps may go: that is under way to a rank or to a peer.
+    /// Checks that the node's memory is not exceeded, unless no kept copy may go because it is under way to a rank or
+    /// to a peer.
     fn check_quota(&self, node: Node) {
         let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
         assert!(window <= held);
@@ -254,8 +256,8 @@ fn used_bytes(job: &Small, epoch: EpochNumber) -> u64 {
 proptest! {
     #![proptest_config(drawn::cases(150))]
 
-    /// Each use is served exactly once, from where the sample is; memories are not exceeded; the source is never read less than it must be; and
-    /// nothing depends on anything but the input.
+    /// Each use is served exactly once, from a place that has the sample; memories are not exceeded; the source is
+    /// never read less than the bound; and a second run gives the same.
     #[test]
     fn every_policy_keeps_the_promises_of_residency(job in any_small(any_sizes())) {
         for new in POLICIES {
@@ -263,10 +265,11 @@ proptest! {
             let mut checked = policy();
             let epochs = replayed(&job, &mut checked);
             prop_assert!(checked.under_way.is_empty());
-            // What is due in a step may exceed a memory that is too small for it; then that much can be held when an epoch begins.
+            // Due samples may exceed a memory that is too small for a step; then more than the memory can be held when
+            // an epoch begins.
             let held_bytes_max = epochs.iter().map(|traffic| traffic.held_bytes_max).max().unwrap_or(0);
             let cluster = Cluster { cache_bytes: job.cluster.cache_bytes.max(held_bytes_max), ..job.cluster };
-            // Summed over epochs: what a window reads for a use in the next epoch may serve another node in this one.
+            // Summed over epochs: a read for a use in the next epoch may serve another node in this one.
             let (mut read, mut bound) = (0, 0);
             for (epoch, traffic) in (0..).zip(&epochs) {
                 prop_assert_eq!(traffic.samples.iter().sum::<u64>(), job.order.deal.positions());
@@ -279,7 +282,8 @@ proptest! {
         }
     }
 
-    /// What any node holds when an epoch begins is not read from the source in it: the last copy of what is still to be used stays.
+    /// A sample that any node holds when an epoch begins is not read from the source in it: the last copy stays while a
+    /// use is to come.
     #[test]
     fn forebay_never_gives_up_a_last_copy_that_is_still_to_be_used(
         job in any_small(prop::collection::vec(1_000..1_900u32, 1..300)), rotating: bool
@@ -292,7 +296,7 @@ proptest! {
         if rotating {
             policy = Forebay::rotating(job.cluster, samples, job.ahead);
         }
-        // A memory that holds less than the steps that are due is another matter.
+        // A memory smaller than the due steps is another case.
         let step = u64::from(job.order.deal.batch() * job.cluster.gpus) * 1_900;
         prop_assume!(job.cluster.cache_bytes > 4 * step);
         let mut watched = Watched { policy, cluster: job.cluster, epoch: 0, held: Vec::new() };
@@ -300,12 +304,12 @@ proptest! {
     }
 }
 
-/// Checks what is read from the source against what was held when the epoch began.
+/// Checks the source's reads against the samples held when the epoch began.
 struct Watched {
     policy: Forebay,
     cluster: Cluster,
     epoch: EpochNumber,
-    /// Whether a sample was held when the epoch began.
+    /// True for each sample that was held when the epoch began.
     held: Vec<bool>,
 }
 
@@ -370,7 +374,8 @@ struct Large {
 }
 
 impl Large {
-    /// `percent` of the data fits all memories. Skewed sizes follow a Pareto distribution with shape 1.5, cut off at thirty times the mean.
+    /// Creates a job whose memories together hold `percent` of the data. Skewed sizes follow a Pareto distribution with
+    /// shape 1.5, cut off at thirty times the mean.
     fn new(samples: u32, nodes: Node, batch: u32, percent: u64, skewed: bool) -> Self {
         let size = |sample: u64| {
             let mixed = (sample + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -425,7 +430,7 @@ impl Large {
     }
 }
 
-/// The bars of the planner: source bytes of the cold and of each warm epoch, and what the window takes.
+/// The limits of the planner: source bytes of the cold and of each warm epoch, and bytes of the window.
 #[test]
 fn forebay_reads_hardly_more_than_the_bound() {
     for (nodes, batch) in [(1, 8), (2, 8), (8, 8), (64, 2)] {
@@ -440,7 +445,7 @@ fn forebay_reads_hardly_more_than_the_bound() {
                     let most = if epoch == 0 { 1.02 * total as f64 } else { bar };
                     let what = format!("{nodes} nodes, {percent} %, skewed {skewed}, rotating {rotating}, epoch {epoch}");
                     assert!(read <= most, "{what}: {read} bytes of {most}");
-                    // A memory of a few steps' largest samples is exceeded by what is due.
+                    // Due samples exceed a memory of a few steps' largest samples.
                     let largest = u64::from(job.sizes.iter().copied().max().unwrap_or(0));
                     let is_small = job.cluster.cache_bytes < 4 * largest * u64::from(job.cluster.gpus * batch);
                     assert!(is_small || traffic.held_bytes_max <= job.cluster.cache_bytes, "{what}: {traffic:?}");
@@ -459,7 +464,8 @@ fn rotating_owners_save_peer_bytes_at_equal_source_bytes() {
     let [fixed, rotating] = [false, true].map(|rotating| job.run(&mut job.forebay(rotating), 4)[3]);
     let all = job.total_bytes() as f64;
     assert!((rotating.bytes[SOURCE] as f64 - fixed.bytes[SOURCE] as f64).abs() < 0.005 * all);
-    // Of a quarter of the data an eighth is local by chance; a node that keeps what it uses next finds an eighth of all data.
+    // Of a quarter of the data an eighth is local by chance; a node that keeps what it uses next finds an eighth of all
+    // data.
     assert!(fixed.bytes[LOCAL] as f64 / all < 0.04, "{fixed:?}");
     assert!(rotating.bytes[LOCAL] as f64 / all > 0.11, "{rotating:?}");
 }
@@ -495,7 +501,8 @@ fn room_that_is_left_holds_what_nodes_use_next() {
         epochs[7].bytes[LOCAL] as f64 / job.total_bytes() as f64
     };
     let [little, some, all] = [110, 150, 900].map(share);
-    // An eighth is local by chance. What fits beside is used next by the node that has it, and in the end nothing moves any more.
+    // An eighth is local by chance. Replicas in the remaining room are used next by their node, and in the end nothing
+    // moves any more.
     assert!(little > 0.155, "{little}");
     assert!(some > 0.22, "{some}");
     assert!(all > 0.55, "{all}");
@@ -526,7 +533,8 @@ fn a_node_that_others_leave_room_takes_what_does_not_fit() {
     assert!(epochs[0].held_bytes_max <= job.cluster.cache_bytes);
 }
 
-/// When the first node is full, the second one's own reads would still fill its room; later they would not.
+/// A sample that finds no room on the first node goes to the second one, unless the second one's own reads would fill
+/// its room.
 #[test]
 fn a_node_is_asked_again_whether_it_has_room_to_spare() {
     let job = uneven(34_000_000);
@@ -539,7 +547,7 @@ fn a_node_is_asked_again_whether_it_has_room_to_spare() {
     );
 }
 
-/// With equal sizes, on one node, no choice of what to keep is better than what came first.
+/// With equal sizes, on one node, no choice of samples is better than the first ones.
 #[test]
 fn pinned_equals_belady_on_one_node_with_equal_sizes() {
     for percent in [10, 30, 60, 90, 100, 120] {

@@ -1,4 +1,4 @@
-//! Schedulers: what holds for all of them, and what each is for.
+//! Schedulers: rules for all of them, and the purpose of each.
 
 mod drawn;
 
@@ -23,8 +23,8 @@ fn request(sample: u32, local_rank: u32) -> Request {
     }
 }
 
-/// A node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are not used. Preprocessing: so many
-/// samples a second a thread, up to `preprocessing_threads`.
+/// Returns a node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are not
+/// used. Preprocessing runs at `samples_per_s` a thread, up to `preprocessing_threads`.
 fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u32, samples_per_s: f64) -> NodeModel {
     let linear = |rate: f64, threads: u32| Throughput::new(&[(threads, rate * f64::from(threads))]).expect("measured");
     let measured: Vec<_> = (1..=preprocessing_threads + 4)
@@ -41,7 +41,7 @@ fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u3
     }
 }
 
-/// Each rank reads so many bytes from the source, in a batch of eight samples.
+/// Returns a step in which each rank reads `source_bytes` from the source, in a batch of eight samples.
 fn step(train_s: f64, source_bytes: &[u64]) -> StepLoad {
     StepLoad {
         train_s,
@@ -162,7 +162,7 @@ proptest! {
             let mut driver = Driver::new(scheduler);
             driver.run(&moves);
             while driver.scheduler.waiting() > 0 {
-                // The assertion in `pick` says that something is at work where nothing could be picked.
+                // The assertion in `pick` fails if nothing is at work and nothing could be picked.
                 if !driver.pick() {
                     driver.finish(0);
                 }
@@ -351,8 +351,8 @@ fn the_rank_with_the_least_of_its_threads_at_work_comes_first() {
     assert_eq!(even.pick(&[1, 1]).map(|request| request.sample), Some(0), "whichever rank's it is");
 }
 
-/// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5 times what four threads
-/// can read in a step, the second next to nothing.
+/// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5 times
+/// what four threads can read in a step, the second next to nothing.
 fn two_ranks(errata: &[Erratum]) -> Lobster {
     let mut lobster = Lobster::with("lobster", node(9, 2, 64, 1, 1e9), errata);
     lobster.assign(&step(1.0, &[7000, 100]));
@@ -391,7 +391,8 @@ fn a_rank_may_get_all_threads_and_one_without_reads_none() {
 
 #[test]
 fn the_search_ends_within_tau() {
-    // By 20 threads 0.97 s, and it is in time by 19 too, in 1.02 s. The other rank is late, or nothing would be searched for.
+    // By 20 threads 0.97 s, and it is in time by 19 too, in 1.02 s. The other rank is late, or nothing would be
+    // searched for.
     let mut lobster = Lobster::with("unbounded", node(41, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
     lobster.assign(&step(1.0, &[19_400, 30_000]));
     assert_eq!(lobster.assigned()[0], 20);
@@ -446,7 +447,8 @@ fn left_over_threads_go_to_the_ranks_by_what_waits() {
     for sample in 0..64 {
         lobster.push(request(sample, 2));
     }
-    // In proportion, the first two would have one thread each of twelve and the first be late. It needs four, the others one each.
+    // In proportion, the first two would have one thread each of twelve and the first be late. It needs four, the
+    // others one each.
     lobster.assign(&step(1.0, &[4000, 100, 100]));
     assert_eq!(lobster.assigned(), [4, 1, 7]);
 }
@@ -507,7 +509,8 @@ fn all_errors_together_take_threads_from_the_rank_that_is_late() {
 
 #[test]
 fn threads_go_from_preprocessing_to_loading_as_long_as_both_together_get_shorter() {
-    // 16 samples by 4 threads at 100 a second: 0.04 s, by one 0.16 s. Loading has six of ten threads: 9000 bytes in 1.5 s.
+    // 16 samples by 4 threads at 100 a second: 0.04 s, by one 0.16 s. Loading has six of ten threads: 9000 bytes in 1.5
+    // s.
     let mut lobster = Lobster::corrected(node(10, 2, 64, 4, 100.0));
     assert_eq!(lobster.loading_threads(), 6);
     lobster.assign(&step(1.0, &[4500, 4500]));
@@ -534,7 +537,8 @@ fn step_2_as_written_takes_threads_that_gain_nothing() {
 
 #[test]
 fn threads_stay_with_preprocessing_where_it_would_take_longest() {
-    // 16 samples at 10 a second a thread: 0.4 s with four threads, 0.53 with three, 0.8 with two. Loading: 0.5 s with six, 0.43 with seven.
+    // 16 samples at 10 a second a thread: 0.4 s with four threads, 0.53 with three, 0.8 with two. Loading: 0.5 s with
+    // six, 0.43 with seven.
     let node = node(10, 2, 64, 4, 10.0);
     for errata in [&[][..], &[Erratum::TakesWithoutGain]] {
         let mut lobster = Lobster::with("lobster", node.clone(), errata);

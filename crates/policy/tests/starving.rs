@@ -1,4 +1,4 @@
-//! No schedule starves a rank that has requests; one that gives a rank all threads is found out.
+//! No schedule starves a rank that has requests; the test detects a schedule that gives one rank all threads.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ const THREADS: u32 = 8;
 const BATCH: u32 = 8;
 const STEPS: u32 = 8;
 
-/// Gives all threads to the first rank, and one at a time to others that have none: nobody waits for ever.
+/// Gives all threads to the first rank, and one at a time to others that have none: no rank waits for ever.
 #[derive(Default)]
 struct AllToOne {
     queues: [VecDeque<Request>; RANKS as usize],
@@ -71,7 +71,7 @@ fn right() -> Vec<Box<dyn Scheduler>> {
     ]
 }
 
-/// With errors of the paper's text left in, which take threads from ranks that are late.
+/// Returns schedulers with errors of the paper's text, which take threads from ranks that are late.
 fn wrong() -> Vec<Box<dyn Scheduler>> {
     vec![
         Box::new(Lobster::as_written(node())),
@@ -79,9 +79,9 @@ fn wrong() -> Vec<Box<dyn Scheduler>> {
     ]
 }
 
-/// Returns how many rounds it takes until each rank has what it asked for, over how many it takes at least. In a round all threads that are at work
-/// end. Each rank asks for a step's batch at a time, of samples of 1000 bytes, and all begin the next step together; `train_s` decides whether they
-/// count as late.
+/// Returns the rounds until each rank has all that it asked for, divided by the fewest possible. In a round all threads
+/// at work end. Each rank asks for a step's batch at a time, of samples of 1000 bytes, and all begin the next step
+/// together; `train_s` decides if they count as late.
 fn rounds(scheduler: &mut dyn Scheduler, train_s: f64) -> f64 {
     let mut rounds = 0;
     for step in 0..STEPS {

@@ -1,19 +1,19 @@
-//! How long a batch takes to read (Lobster, Equation 1), from throughputs by threads of a node's own memory (T_l), of its peers' (T_r) and
-//! of the source (T_PFS).
+//! Read time of a batch (Lobster, Equation 1), from throughputs by threads of a node's own memory (T_l), of its peers'
+//! (T_r) and of the source (T_PFS).
 //!
-//! Equation 1 as the text has it is [`LoadModel::as_written`]. What is wrong with it, and settled in [`LoadModel::shares`]:
+//! [`LoadModel::as_written`] is Equation 1 as printed. [`LoadModel::shares`] corrects its errors:
 //!
-//! - It multiplies a throughput by the number of threads. Table 1 has the throughput of so many threads together; the text calls two of the
-//!   three that of a single thread. Here it is always that of all together, as it is measured.
-//! - It adds the times of three sources that are read at the same time, by threads of their own. Here threads take the next read whatever its
-//!   source is, so they are shared out such that all three end together.
-//! - It asks for the throughput of one rank's threads as though the other ranks of the node read nothing. Here throughput is that of all
-//!   loading threads of the node, and a rank has the share of its threads.
+//! - It multiplies a throughput by the number of threads. Table 1 gives the throughput of all threads together; the
+//!   text calls two of the three that of a single thread. Here it is always that of all together, as it is measured.
+//! - It adds the times of three sources that are read concurrently, by threads of their own. Here threads take the next
+//!   read from any source, so they are shared out such that all three end together.
+//! - It takes the throughput of one rank's threads as though the other ranks of the node read nothing. Here throughput
+//!   is that of all loading threads of the node, and a rank has the share of its threads.
 
 use super::FitError;
 
-/// Bytes a second of all threads together by the number of threads: straight between measurements and from zero threads to the first, flat
-/// past the last. It never falls: a thread may stand idle.
+/// Bytes a second of all threads together by the number of threads: linear from zero threads to the first measurement
+/// and between measurements, flat past the last. It never falls: a thread may stay idle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throughput {
     /// (threads, bytes a second), ascending in both; the first is (0, 0).
@@ -21,7 +21,8 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// From measurements (threads, bytes a second of all threads together); the last of several at one number of threads counts.
+    /// From measurements (threads, bytes a second of all threads together); the last of several at one number of
+    /// threads counts.
     ///
     /// # Errors
     /// No measurement; zero threads; a throughput that is not above zero and finite.
@@ -50,7 +51,7 @@ impl Throughput {
         Ok(Self { knots })
     }
 
-    /// Bytes a second of so many threads; a part of a thread is one that is at work for part of the time.
+    /// Returns bytes a second of `threads`; a fraction is a thread that works for a part of the time.
     pub fn bytes_per_s(&self, threads: f64) -> f64 {
         let after = self.knots.partition_point(|knot| knot.0 < threads);
         if after == 0 {
@@ -62,12 +63,12 @@ impl Throughput {
             .map_or(y0, |&(x1, y1)| y0 + (y1 - y0) * (threads - x0) / (x1 - x0))
     }
 
-    /// Bytes a second of as many threads as one likes.
+    /// Bytes a second with any number of threads.
     pub fn bytes_per_s_max(&self) -> f64 {
         self.knots[self.knots.len() - 1].1
     }
 
-    /// The fewest threads that read so many bytes a second; of more than can be read, those that read most.
+    /// Returns the fewest threads that read `bytes_per_s`, or, if that is out of reach, that read most.
     fn threads_for(&self, bytes_per_s: f64) -> f64 {
         let rate = bytes_per_s.min(self.bytes_per_s_max());
         let after = self.knots.partition_point(|knot| knot.1 < rate);
@@ -76,19 +77,20 @@ impl Throughput {
     }
 }
 
-/// What the loading threads of a node are at work for, while they read the batches of all its ranks.
+/// Division of a node's loading threads among origins, while they read the batches of all its ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shares {
     /// Seconds until all are read.
     pub seconds: f64,
-    /// Threads at work for local reads, peers and the source: alpha, beta and gamma of Equation 1; together all threads where anything is read.
+    /// Threads at work for local reads, peers and the source: alpha, beta and gamma of Equation 1; together all threads
+    /// where anything is read.
     pub threads: [f64; 3],
     /// Bytes a second of one thread for each; infinite where nothing is read.
     pub thread_bytes_per_s: [f64; 3],
 }
 
 impl Shares {
-    /// Seconds of one thread that reads so many bytes; a rank with `n` threads takes one `n`-th.
+    /// Seconds that one thread takes to read `bytes`; a rank with `n` threads takes one `n`-th.
     pub fn thread_seconds(&self, bytes: [u64; 3]) -> f64 {
         let seconds = |(&bytes, rate): (&u64, f64)| if bytes == 0 { 0.0 } else { bytes as f64 / rate };
         bytes.iter().zip(self.thread_bytes_per_s).map(seconds).sum()
@@ -106,8 +108,9 @@ pub struct LoadModel {
 const HALVINGS: u32 = 53;
 
 impl LoadModel {
-    /// Equation 1 as it is written, in seconds: `threads` of a rank, shared out in proportion to the bytes (the paper does not say how), and
-    /// each term by the number of threads times the throughput of so many threads, all three added. Infinite without threads.
+    /// Returns the seconds of Equation 1 as printed: `threads` of a rank are shared out in proportion to the bytes (the
+    /// paper does not say how). Each term divides by the number of threads times the throughput of that number of
+    /// threads, and all three are added. Infinite without threads.
     pub fn as_written(&self, bytes: [u64; 3], threads: u32) -> f64 {
         let all: u64 = bytes.iter().sum();
         let seconds = |(origin, &bytes): (&Throughput, &u64)| {
@@ -120,8 +123,8 @@ impl LoadModel {
         self.origins.iter().zip(&bytes).map(seconds).sum()
     }
 
-    /// Equation 1 corrected: so many bytes are read by `threads` (at least one) threads of a node, shared out among the three origins such
-    /// that all end together, which is when they end first.
+    /// Returns the corrected shares of Equation 1: `threads` (at least one) of a node read `bytes`, shared out among
+    /// the three origins such that all end together, which is the earliest end.
     pub fn shares(&self, bytes: [u64; 3], threads: u32) -> Shares {
         let threads = f64::from(threads);
         let needed = |seconds: f64| -> [f64; 3] {
@@ -146,7 +149,7 @@ impl LoadModel {
             }
         }
         let used = needed(late);
-        // Where throughput allows no more, threads are left over: they are at work too, and each reads that much less.
+        // If throughput allows no more, threads are left over: they work too, and each reads proportionally less.
         let scale = threads / used.iter().sum::<f64>();
         let shared = used.map(|used| if used > 0.0 { used * scale } else { 0.0 });
         Shares {

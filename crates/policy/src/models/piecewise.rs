@@ -5,14 +5,14 @@ use std::fmt;
 /// `y` over `x` by two straight lines that meet at a break, or by one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PiecewiseLinear {
-    /// Where the lines meet; some point of the line where there is one only.
+    /// Position of the break; some point of the line if there is only one line.
     x: f64,
     y: f64,
     slope_before: f64,
     slope_after: f64,
 }
 
-/// Why no lines could be fitted.
+/// Reason why no lines could be fitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FitError {
     /// A line needs two different `x`.
@@ -38,15 +38,15 @@ impl fmt::Display for FitError {
 
 impl std::error::Error for FitError {}
 
-/// Squared errors that differ by less than this share of all variation are equal: what is left of exact data is rounding.
+/// Squared errors that differ by less than this share of all variation are equal: exact data leaves only rounding.
 const ROUNDING: f64 = 1e-12;
 
 impl PiecewiseLinear {
-    /// The continuous line with at most one break that has the least sum of squared errors.
+    /// Fits the continuous line with at most one break that has the least sum of squared errors.
     ///
-    /// A break needs four different `x`. Between each two neighbours, both sides are fitted by themselves; where these lines meet between
-    /// the two, no better break lies there. Elsewhere the best break is at a measured `x` (Hudson, 1966). So the search is exact, and
-    /// recovers what has no noise. Where a break gains nothing, there is none.
+    /// A break needs four different `x`. Between each two neighbours, both sides are fitted by themselves; if these
+    /// lines meet between the two, no better break is there. Elsewhere the best break is at a measured `x` (Hudson,
+    /// 1966). So the search is exact, and recovers data without noise. If a break gains nothing, there is none.
     ///
     /// # Errors
     /// Fewer than two different `x`; a coordinate that is not finite.
@@ -89,7 +89,7 @@ impl PiecewiseLinear {
         slope.mul_add(x - self.x, self.y)
     }
 
-    /// Where the slope changes, if it does.
+    /// Returns the `x` at which the slope changes, if it does.
     pub fn break_at(&self) -> Option<f64> {
         #[expect(clippy::float_cmp, reason = "one line has the same slope twice, not merely a near one")]
         (self.slope_before != self.slope_after).then_some(self.x)
@@ -130,7 +130,8 @@ fn meeting(left: &[(f64, f64)], right: &[(f64, f64)]) -> Option<PiecewiseLinear>
 }
 
 /// The best lines that meet at `knot`, a measured `x` that is neither the first nor the last: the normal equations of
-/// `y = value + slope_before * min(x - knot, 0) + slope_after * max(x - knot, 0)`, of which the two slopes have no term in common.
+/// `y = value + slope_before * min(x - knot, 0) + slope_after * max(x - knot, 0)`, of which the two slopes have no term
+/// in common.
 fn broken_at(points: &[(f64, f64)], knot: f64) -> PiecewiseLinear {
     let mut sums = [(0.0, 0.0, 0.0); 2];
     let mut y_sum = 0.0;

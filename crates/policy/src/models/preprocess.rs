@@ -1,8 +1,8 @@
-//! How long preprocessing takes by threads (Lobster, Section 4.1), and the number of threads past which it stops gaining.
+//! Preprocessing time by threads (Lobster, Section 4.1), and the number of threads past which it stops gaining.
 //!
-//! The paper fits the *time* of a sample by piecewise-linear regression. Time falls as one over the number of threads, which bends all
-//! along; throughput rises as a straight line up to a break and is flat past it (its Figure 6). So throughput is what is fitted here, and
-//! the time is one over it.
+//! The paper fits the *time* of a sample by piecewise-linear regression. Time falls as one over the number of threads,
+//! which bends everywhere; throughput rises as a straight line up to a break and is flat past it (its Figure 6). So
+//! this model fits throughput, and the time is one over it.
 
 use super::{FitError, PiecewiseLinear};
 
@@ -40,20 +40,20 @@ impl Preprocessing {
         })
     }
 
-    /// Samples a second of so many threads together. Below the fewest measured in proportion, past the most measured as there.
+    /// Samples a second of `threads` together. Proportional below the fewest measured, constant past the most measured.
     pub fn samples_per_s(&self, threads: u32) -> f64 {
         let measured = threads.clamp(self.threads_min, self.threads_max);
         let rate = self.line.at(f64::from(measured)).max(self.samples_per_s_min);
         rate * f64::from(threads.min(self.threads_min)) / f64::from(self.threads_min)
     }
 
-    /// Seconds that so many threads together take for a sample; infinite for none.
+    /// Seconds that `threads` together take for a sample; infinite for no threads.
     pub fn seconds_a_sample(&self, threads: u32) -> f64 {
         self.samples_per_s(threads).recip()
     }
 
-    /// The number of threads past which preprocessing stops gaining: the first after which one more adds less than a tenth of what a thread
-    /// added on average; the most measured where there is none.
+    /// The number of threads past which preprocessing stops gaining: the first after which one more adds less than a
+    /// tenth of what a thread added on average; the most measured where there is none.
     pub fn threads_enough(&self) -> u32 {
         let gains = |threads: u32| {
             let rate = self.samples_per_s(threads);
@@ -66,7 +66,7 @@ impl Preprocessing {
 /// A model for each of some sample sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Portfolio {
-    /// By size in bytes, ascending; never empty.
+    /// Models with their sample size in bytes, ascending; never empty.
     models: Vec<(u64, Preprocessing)>,
 }
 
@@ -76,7 +76,8 @@ impl Portfolio {
         Self { models: vec![(0, model)] }
     }
 
-    /// From models by sample size in bytes; the last of those with the same size counts. `None` where there is no model.
+    /// From models by sample size in bytes; the last of those with the same size counts. `None` where there is no
+    /// model.
     pub fn new(models: impl IntoIterator<Item = (u64, Preprocessing)>) -> Option<Self> {
         let mut models: Vec<_> = models.into_iter().collect();
         models.reverse();

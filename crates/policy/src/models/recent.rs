@@ -1,9 +1,9 @@
-//! How long reads take lately: a time for the request and one for each byte, fitted to those that ended last.
+//! Recent read times: a constant for the request and one for each byte, fitted to the reads that ended last.
 
-/// A read that ended counts this much less with each that ends after it: the last few hundred matter.
+/// Weight that a read loses with each later one: the last few hundred matter.
 const FADING: f64 = 1.0 - 1.0 / 256.0;
 
-/// Seconds as a line over bytes, by least squares over what was observed, the older the less.
+/// Seconds as a line over bytes, by least squares over observed reads with fading weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
     count: f64,
@@ -14,7 +14,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// A read of so many bytes took so long.
+    /// Records a read of `bytes` that took `seconds`.
     pub fn observe(&mut self, bytes: u64, seconds: f64) {
         let bytes = bytes as f64;
         for sum in [
@@ -33,7 +33,7 @@ impl Recent {
         self.bytes_seconds += bytes * seconds;
     }
 
-    /// How long a read of so many bytes is expected to take, in seconds; 0 while none was observed.
+    /// Returns the expected seconds of a read of `bytes`; 0 while none was observed.
     pub fn seconds(&self, bytes: u64) -> f64 {
         if self.count == 0.0 {
             return 0.0;
@@ -41,13 +41,13 @@ impl Recent {
         let (mean_bytes, mean_s) = (self.bytes / self.count, self.seconds / self.count);
         let variance = self.bytes_squared / self.count - mean_bytes * mean_bytes;
         let covariance = self.bytes_seconds / self.count - mean_bytes * mean_s;
-        // Of one size all take what they take; what is left of the difference is rounding.
+        // For reads of one size no slope can be fitted; the rest of the variance is rounding.
         let slope = if variance > 1e-6 * mean_bytes * mean_bytes {
             covariance / variance
         } else {
             0.0
         };
-        // Neither a request nor a byte takes less than no time: then the other explains it all.
+        // Neither a request nor a byte takes less than no time; if one would, the other gets all of it.
         let by_bytes = if mean_bytes > 0.0 { mean_s / mean_bytes } else { 0.0 };
         let slope = slope.clamp(0.0, by_bytes);
         slope.mul_add(bytes as f64 - mean_bytes, mean_s)

@@ -1,18 +1,19 @@
-//! An order that keeps together what lies together.
+//! A shuffled order that keeps the samples of a block together.
 
 use std::ops::Range;
 
 use super::{Deal, Epoch, OrderError, Permuted, epoch_seed, key::sample_key, torch};
 use crate::ids::{EpochNumber, Sample};
 
-/// In the place of an epoch's number, in the keys of groups: no epoch has it.
+/// Stands for the epoch in the keys of groups: no epoch has this number.
 const GROUPS: EpochNumber = EpochNumber::MAX;
 
-/// The order of all epochs of a dataset that lies in blocks, such as its shards: these come in an order that is drawn, some of them at a time,
-/// and the samples of those are mixed. So whoever reads ahead goes through few blocks at a time, and each sample still comes once.
+/// The order of all epochs of a dataset that consists of blocks, such as its shards. Blocks come in random order, a
+/// group of them at a time, and the samples of a group are mixed. So a reader that prefetches touches few blocks at a
+/// time, and each sample still comes once.
 ///
-/// Both the order of blocks and the mixing are `torch.randperm`'s, by the seeds `sum` and `sample_key(sum, 2^32 - 1, group)`, where `sum` is that
-/// of seed and epoch.
+/// Both the order of blocks and the mixing are `torch.randperm`'s, by the seeds `sum` and `sample_key(sum, 2^32 - 1,
+/// group)`, where `sum` is that of seed and epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks {
     deal: Deal,
@@ -21,12 +22,12 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// `ends` has where each block ends: the first one begins with sample 0, each other where the one before it ends. `at_once` of them are
-    /// mixed at a time.
+    /// Creates the order. `ends` holds the end of each block: the first block begins with sample 0, each other one at
+    /// the end of the block before it. `at_once` blocks are mixed at a time.
     ///
     /// # Errors
-    /// [`OrderError::NotBlocks`] with the first block that is empty or ends before it begins, or the number of blocks where their end is not
-    /// that of the deal's samples; [`OrderError::Zero`] if none is to be mixed at once.
+    /// [`OrderError::NotBlocks`] with the first block that is empty or ends before it begins, or the number of blocks
+    /// if their end is not that of the deal's samples; [`OrderError::Zero`] if `at_once` is 0.
     pub fn new(deal: Deal, ends: Vec<Sample>, at_once: u32) -> Result<Self, OrderError> {
         if at_once == 0 {
             return Err(OrderError::Zero("blocks at once"));

@@ -1,10 +1,11 @@
 //! A permutation that is computed, not stored.
 
-/// A keyed bijection of `0..len`: a Feistel network over the smallest power of two that holds `len`, walked along its cycle until it lands
-/// within `len` again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002: less than two walks on average).
+/// A keyed bijection of `0..len`: a Feistel network over the smallest power of two that holds `len`, walked along its
+/// cycle until it comes back within `len` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002: less than
+/// two walks on average).
 ///
-/// It needs no memory and gives any index's value, and any value's index, at once. It shuffles well enough for training, keeps no secret,
-/// and gives another order than torch.
+/// It needs no memory and computes any index's value, and any value's index, in constant time. It shuffles well enough
+/// for training, keeps no secret, and gives another order than torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     len: u32,
@@ -14,14 +15,15 @@ pub struct Counter {
     keys: [u64; ROUNDS],
 }
 
-/// Each half is replaced four times. Four rounds with random functions suffice against statistical tests (Luby and Rackoff); small domains
-/// and a weaker function get twice that.
+/// Each half is replaced four times. Four rounds with random functions suffice against statistical tests (Luby and
+/// Rackoff); small domains and a weaker function get twice that.
 const ROUNDS: usize = 8;
 
 /// Steps of the Weyl sequence of splitmix64: the odd number next to 2^64 over the golden ratio.
 pub(super) const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The output function of splitmix64 (Steele, Lea, Flood, 2014): a bijection of 64 bits in which each bit depends on all.
+/// The output function of splitmix64 (Steele, Lea, Flood, 2014): a bijection of 64 bits in which each bit depends on
+/// all.
 pub(super) const fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -45,12 +47,12 @@ impl Counter {
         }
     }
 
-    /// How many there are.
+    /// Number of values.
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no values.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -65,7 +67,8 @@ impl Counter {
         self.walk(value, Self::decrypt)
     }
 
-    /// Follows the cycle that `from` lies on until the next element within `len`. It ends: `from` itself lies on that cycle.
+    /// Follows the cycle that `from` lies on until the next element within `len`. It ends: `from` itself lies on that
+    /// cycle.
     fn walk(&self, from: u32, step: impl Fn(&Self, u32) -> u32) -> u32 {
         debug_assert!(from < self.len);
         let mut at = step(self, from);

@@ -1,11 +1,12 @@
-//! How a permuted dataset is dealt to ranks and batches.
+//! Deal of a permuted dataset to ranks and batches.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::ids::{Iteration, Rank};
 
-/// torch's `DistributedSampler`, then batches of each rank's samples. Checked: every step of every rank has at least one sample.
+/// torch's `DistributedSampler`, then batches of each rank's samples. Checked on construction: every step of every rank
+/// has at least one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
     samples: u32,
@@ -20,15 +21,15 @@ pub struct Deal {
 /// A use within an epoch: the `nth` sample of the batch that `rank` uses in step `iteration`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Who.
+    /// Rank that uses the sample.
     pub rank: Rank,
-    /// In which step.
+    /// Step of the epoch.
     pub iteration: Iteration,
-    /// Within the batch, from 0.
+    /// Index within the batch, from 0.
     pub nth: u32,
 }
 
-/// An order that cannot be.
+/// An impossible order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OrderError {
@@ -47,7 +48,8 @@ pub enum OrderError {
     },
     /// Blocks that do not make up the dataset.
     NotBlocks {
-        /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than the dataset.
+        /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than the
+        /// dataset.
         index: usize,
     },
 }
@@ -76,8 +78,8 @@ impl fmt::Display for OrderError {
 impl std::error::Error for OrderError {}
 
 impl Deal {
-    /// Deals `samples` to `world` ranks in batches of `batch`. What can't be dealt evenly is padded, and last batches may be partial, as is
-    /// torch's default; [`Self::sampler_drop_last`] and [`Self::loader_drop_last`] change that.
+    /// Deals `samples` to `world` ranks in batches of `batch`. What can't be dealt evenly is padded, and last batches
+    /// may be partial, as is torch's default; [`Self::sampler_drop_last`] and [`Self::loader_drop_last`] change that.
     ///
     /// # Errors
     /// [`OrderError::Zero`] and [`OrderError::TooManySamples`].
@@ -102,11 +104,11 @@ impl Deal {
         }
     }
 
-    /// The same with `DistributedSampler(drop_last=drop)`: the tail of the permutation that can't be dealt evenly is left out, instead of
-    /// repeating samples from its start.
+    /// Sets `DistributedSampler(drop_last=drop)`: the tail of the permutation that can't be dealt evenly is left out,
+    /// instead of repeating samples from its start.
     ///
     /// # Errors
-    /// [`OrderError::NoBatch`] where nothing is left.
+    /// [`OrderError::NoBatch`] if nothing is left.
     pub fn sampler_drop_last(self, drop: bool) -> Result<Self, OrderError> {
         Self {
             sampler_drop_last: drop,
@@ -115,10 +117,10 @@ impl Deal {
         .checked()
     }
 
-    /// The same with `DataLoader(drop_last=drop)`: each rank leaves a last batch out that is not full.
+    /// Sets `DataLoader(drop_last=drop)`: each rank leaves out a last batch that is not full.
     ///
     /// # Errors
-    /// [`OrderError::NoBatch`] where nothing is left.
+    /// [`OrderError::NoBatch`] if nothing is left.
     pub fn loader_drop_last(self, drop: bool) -> Result<Self, OrderError> {
         Self {
             loader_drop_last: drop,
@@ -139,13 +141,13 @@ impl Deal {
         Ok(deal)
     }
 
-    /// The same for fewer samples; none where that leaves no step.
+    /// Returns this deal for fewer samples; `None` if that leaves no step.
     pub(super) fn of_samples(self, samples: u32) -> Option<Self> {
         let deal = Self { samples, ..self }.counted();
         (deal.iterations > 0).then_some(deal)
     }
 
-    /// What follows from the rest is computed once.
+    /// Computes the fields that follow from the others.
     const fn counted(self) -> Self {
         let Self { samples, world, batch, .. } = self;
         let samples_a_rank = if self.sampler_drop_last {
@@ -217,7 +219,7 @@ impl Deal {
         (place.iteration as u64 * self.batch as u64 + place.nth as u64) * self.world as u64 + place.rank as u64
     }
 
-    /// The use at a position; `None` where none is.
+    /// Returns the use at a position; `None` past the end.
     pub const fn place(&self, position: u64) -> Option<Place> {
         if position >= self.positions() {
             return None;
@@ -231,8 +233,8 @@ impl Deal {
         })
     }
 
-    /// The positions at which a sample is used that stands at `index` of the permutation: none where it is dropped, more than one where the
-    /// epoch is padded with it.
+    /// Returns the positions at which the sample at `index` of the permutation is used: none if it is dropped, more
+    /// than one if the epoch is padded with it.
     pub fn uses_of(&self, index: u32) -> impl Iterator<Item = u64> + use<> {
         (u64::from(index)..self.positions()).step_by(self.samples as usize)
     }

@@ -1,12 +1,12 @@
-//! The order in which ranks use samples: who uses which sample in which step of an epoch.
+//! The order in which ranks use samples: the sample of each rank in each step of an epoch.
 //!
-//! A permutation of the dataset is dealt to ranks as torch's `DistributedSampler` deals it, and each rank's share is cut into batches as
-//! torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] makes one. In an epoch a *position* counts the uses of all
-//! ranks: rank `r` uses positions `r`, `r + world`, `r + 2 * world`... So the positions of one step are contiguous, and going through
-//! positions from 0 upwards is going through the epoch in order of use.
+//! A permutation of the dataset is dealt to ranks as torch's `DistributedSampler` deals it, and each rank's share is
+//! cut into batches as torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] computes one. In
+//! an epoch a *position* counts the uses of all ranks: rank `r` uses positions `r`, `r + world`, `r + 2 * world`... So
+//! the positions of one step are contiguous, and ascending positions are the order of use.
 //!
-//! [`Epoch::rest`] is an epoch from a place on, dealt to ranks that need not be as many as those before. [`sample_key`] is what a sample's own
-//! chance is seeded with. [`Blocks`] describes all epochs where the permutation keeps together what lies together.
+//! [`Epoch::rest`] is an epoch from a step on, dealt to any number of ranks. [`sample_key`] seeds the random generators
+//! of one sample. [`Blocks`] describes all epochs of a permutation that keeps the samples of a block together.
 
 mod blocks;
 mod counter;
@@ -23,25 +23,27 @@ pub use rest::Rest;
 
 use crate::ids::{EpochNumber, Iteration, Rank, Sample};
 
-/// How the dataset is permuted in each epoch.
+/// Permutation of the dataset in each epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permutation {
-    /// Not at all, as `DistributedSampler(shuffle=False)`.
+    /// The identity, as `DistributedSampler(shuffle=False)`.
     Sequential,
-    /// As `torch.randperm` with a CPU generator seeded with seed + epoch: what `DistributedSampler` gives. Four bytes a sample.
+    /// The permutation of `torch.randperm` with a CPU generator seeded with seed + epoch, as `DistributedSampler` has
+    /// it. Four bytes a sample.
     Torch,
-    /// By a keyed bijection, [`Counter`]: no memory, and any sample's place is computed at once. Not torch's order.
+    /// The permutation of a keyed bijection, [`Counter`]: no memory, and any sample's place is computed in constant
+    /// time. Not torch's order.
     Counter,
 }
 
 /// The order of all epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// How the dataset is permuted.
+    /// Permutation of the dataset.
     pub permutation: Permutation,
     /// The sampler's seed.
     pub seed: u64,
-    /// How the permuted dataset is dealt.
+    /// Deal of the permuted dataset to ranks.
     pub deal: Deal,
 }
 
@@ -59,7 +61,7 @@ impl Order {
     }
 }
 
-/// What an epoch's permutation is seeded with.
+/// Returns the seed of an epoch's permutation.
 fn epoch_seed(seed: u64, number: EpochNumber) -> u64 {
     // torch seeds its generator with the sum; a sum above 2^64 is an error there, and wraps here.
     seed.wrapping_add(u64::from(number))
@@ -80,12 +82,13 @@ enum Permuted {
 }
 
 impl Epoch {
-    /// How samples are dealt.
+    /// Deal of samples to ranks.
     pub const fn deal(&self) -> Deal {
         self.deal
     }
 
-    /// What is left once the first `used` samples of the permutation were used, dealt as this epoch deals. All of it for 0.
+    /// Returns the rest of the epoch after the first `used` samples of the permutation, dealt as this epoch deals. All
+    /// of it for 0.
     pub fn rest(self, used: u64) -> Rest {
         Rest::new(self, used)
     }
@@ -95,7 +98,8 @@ impl Epoch {
         self.deal.iterations()
     }
 
-    /// The sample used at a position below [`Deal::positions`]. Beyond the dataset's length it starts again: that is the padding.
+    /// Returns the sample used at a position below [`Deal::positions`]. Past the dataset's length it starts again: that
+    /// is the padding.
     pub fn sample_at(&self, position: u64) -> Sample {
         self.sample_of((position % u64::from(self.deal.samples())) as u32)
     }
@@ -123,7 +127,8 @@ impl Epoch {
         ranks.zip(self.samples(self.deal.step_positions(iteration)).map(|(_, sample)| sample))
     }
 
-    /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the whole epoch.
+    /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the whole
+    /// epoch.
     pub fn samples(&self, positions: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Sample)> + '_ {
         let samples = self.deal.samples();
         let mut index = (positions.start % u64::from(samples)) as u32;
@@ -134,8 +139,9 @@ impl Epoch {
         })
     }
 
-    /// Where each sample stands in the permutation: the inverse of `sample_at` over the dataset's length. Its uses in this epoch are at that
-    /// position and, where the epoch is padded, whole lengths of the dataset later; see [`Deal::uses_of`].
+    /// Returns the index of each sample in the permutation: the inverse of `sample_at` over the dataset's length. Its
+    /// uses in this epoch are at that position and, if the epoch is padded, whole lengths of the dataset later; see
+    /// [`Deal::uses_of`].
     pub fn inverse(&self) -> Vec<u32> {
         let samples = self.deal.samples();
         match &self.permuted {
@@ -151,7 +157,8 @@ impl Epoch {
         }
     }
 
-    /// Where one sample stands in the permutation. Computed at once for [`Permutation::Counter`]; a table is searched.
+    /// Returns the index of one sample in the permutation. Constant time for [`Permutation::Counter`]; a table is
+    /// searched.
     pub fn index_of(&self, sample: Sample) -> Option<u32> {
         if sample >= self.deal.samples() {
             return None;

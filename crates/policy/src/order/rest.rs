@@ -1,20 +1,19 @@
-//! What is left of an epoch that was begun before.
+//! The rest of an epoch that was begun before.
 
 use super::{Deal, Epoch, Place};
 use crate::ids::{Iteration, Rank, Sample};
 
-/// An epoch from a place in its permutation on: what ranks before these have used of it is over, and the rest is dealt to these, who may be
-/// more or fewer.
+/// The rest of an epoch after a number of used samples, dealt to ranks that may be more or fewer than before.
 ///
-/// Each sample that is left is used exactly once, but for what the deal pads or drops, as in a whole epoch. Padding repeats the epoch's first
-/// samples, those that were used before the place included. So where as many ranks go on with batches of the same size, they get exactly what
-/// they would have got had nobody stopped.
+/// Each remaining sample is used exactly once, except for samples that the deal pads or drops, as in a whole epoch.
+/// Padding repeats the epoch's first samples, including those used before. So if the same number of ranks goes on with
+/// batches of the same size, each gets exactly the samples that it would have got without the interruption.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
     epoch: Epoch,
     /// Samples of the permutation that were used before.
     used: u32,
-    /// How the others are dealt; none where no step is left.
+    /// Deal of the remaining samples; `None` if no step is left.
     deal: Option<Deal>,
 }
 
@@ -26,12 +25,12 @@ impl Rest {
         Self { epoch, used, deal }
     }
 
-    /// Steps that are left; none once all is used, or if what is left is dropped.
+    /// Steps that are left; 0 once all is used, or if the rest is dropped.
     pub fn iterations(&self) -> Iteration {
         self.deal.map_or(0, |deal| deal.iterations())
     }
 
-    /// The batch that a rank uses in a step, counted from the place on; empty past the end.
+    /// Returns the batch that a rank uses in a step, counted from the resumption; empty past the end.
     pub fn batch(&self, rank: Rank, iteration: Iteration) -> impl ExactSizeIterator<Item = Sample> + '_ {
         let (first, world, len) = self.deal.map_or((0, 0, 0), |deal| {
             let place = Place { rank, iteration, nth: 0 };
@@ -41,7 +40,7 @@ impl Rest {
         (0..len).map(move |nth| self.epoch.sample_at(first + u64::from(nth) * world))
     }
 
-    /// How many samples at the end of that batch are padding: repeated, since some rank had to get one more.
+    /// Returns the number of padding samples at the end of that batch: repeated, since some rank had to get one more.
     pub fn padding_of(&self, rank: Rank, iteration: Iteration) -> u32 {
         self.deal.map_or(0, |deal| {
             let position = |nth| deal.position(Place { rank, iteration, nth });
@@ -50,8 +49,8 @@ impl Rest {
         })
     }
 
-    /// Samples of the permutation that were used after so many more steps, by all ranks; the place from which others can go on. Padding does
-    /// not count.
+    /// Returns the samples of the permutation that all ranks have used after `iterations` more steps, from which others
+    /// can go on. Padding does not count.
     pub fn used_after(&self, iterations: Iteration) -> u32 {
         let more = self.deal.map_or(0, |deal| {
             let steps = u64::from(iterations.min(deal.iterations()));

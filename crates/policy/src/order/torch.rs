@@ -2,14 +2,15 @@
 
 use crate::ids::Sample;
 
-/// From this length on torch draws 64 bits a place, and from the other end (found by trying torch 2.15).
+/// Length from which torch draws 64 bits a place, and from the other end (found by trying torch 2.15).
 const WIDE: u32 = u32::MAX / 20;
 
 /// Places that are drawn before they are swapped.
 const AT_ONCE: usize = 128;
 
-/// What `torch.randperm(len, generator=torch.Generator().manual_seed(seed))` gives on the CPU: the shuffle of Fisher and Yates, each place
-/// drawn from a Mersenne Twister modulo what is left. (The modulo favours small numbers a little; to be equal is the point here.)
+/// Returns `torch.randperm(len, generator=torch.Generator().manual_seed(seed))` on the CPU: the shuffle of Fisher and
+/// Yates, each place drawn from a Mersenne Twister modulo the number of places left. (The modulo favours small numbers
+/// a little; equality with torch is the point here.)
 pub(super) fn permutation(len: u32, seed: u64) -> Vec<Sample> {
     let mut random = Mt19937::new(seed);
     let mut table: Vec<Sample> = (0..len).collect();
@@ -17,7 +18,8 @@ pub(super) fn permutation(len: u32, seed: u64) -> Vec<Sample> {
         let mut others = [0; AT_ONCE];
         let mut first = 0;
         while first + 1 < len {
-            // Places are drawn and looked at some at a time, since they are all over memory; then they are swapped one after another.
+            // Draws and touches a group of places, so that their cache misses overlap, and then swaps them one after
+            // another.
             let drawn = &mut others[..AT_ONCE.min((len - 1 - first) as usize)];
             for (at, other) in (first..).zip(drawn.iter_mut()) {
                 *other = at + random.next() % (len - at);
@@ -47,7 +49,7 @@ const STATE: usize = 624;
 const MIDDLE: usize = 397;
 
 impl Mt19937 {
-    /// torch takes a seed of 64 bits, and its generator uses the lower 32.
+    /// Seeds the generator. torch takes a seed of 64 bits, and its generator uses the lower 32.
     fn new(seed: u64) -> Self {
         let mut state = [seed as u32; STATE];
         for index in 1..STATE {

@@ -1,7 +1,8 @@
 //! Furthest next use first (Belady, 1966), each node by its own uses.
 //!
-//! For equal sizes no policy of a single node reads less. It is a yardstick, not a plan: its reads come in bursts (at the end of an epoch its
-//! memory holds what is used last, at the start what is used first), and nodes do not look at what others hold, so they give up last copies.
+//! For equal sizes no policy of a single node reads less. It is a yardstick, not a plan: its reads come in bursts (at
+//! the end of an epoch its memory holds the samples used last, at the start those used first), and nodes do not look at
+//! each other's memories, so they give up last copies.
 
 use super::cache::{Cache, Candidate, Grade, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
@@ -11,20 +12,21 @@ use crate::order::Epoch;
 /// Furthest next use first.
 pub type Belady = Cache<FurthestUse>;
 
-/// A copy is worth the less the later its node uses it again.
+/// Grades a copy by its node's next use: the later the use, the less the copy is worth.
 #[derive(Clone, Debug)]
 pub struct FurthestUse {
     future: Future,
 }
 
 impl Belady {
-    /// Empty memories, with a window of `window` iterations, looking [`EPOCHS_AHEAD`].
+    /// Creates empty memories with a window of `window` iterations, looking [`EPOCHS_AHEAD`].
     pub fn new(cluster: Cluster, samples: u32, window: Iteration) -> Self {
         Self::looking(cluster, samples, window, EPOCHS_AHEAD)
     }
 
-    /// The same, looking `epochs_ahead` epochs beyond the current one. A node of many uses a sample every so many epochs; what it does not use
-    /// within sight goes first, in no particular order.
+    /// Creates empty memories that look `epochs_ahead` epochs beyond the current one. With many nodes, a node uses a
+    /// given sample only every few epochs; samples without a use within the known epochs go first, in no particular
+    /// order.
     pub fn looking(cluster: Cluster, samples: u32, window: Iteration, epochs_ahead: u32) -> Self {
         Self::with(
             FurthestUse {

@@ -1,6 +1,6 @@
 //! Memory of nodes in which copies stay until room is needed: then the copy that is worth least goes.
 //!
-//! What is common to LRU, Belady, NoPFS and Lobster stands here; a [`Preference`] says how much each copy is worth.
+//! This is the common part of LRU, Belady, NoPFS and Lobster; a [`Preference`] grades the copies.
 
 use super::copies::Copies;
 use super::queue::{Queues, Slot};
@@ -8,25 +8,25 @@ use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::Epoch;
 
-/// How little a copy is worth: the copy of a node with the highest grade goes first.
+/// Rank of a copy for eviction: the copy of a node with the highest grade goes first.
 pub type Grade = u32;
 
 /// A copy that is to be graded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Where it lies.
+    /// Node that holds the copy.
     pub node: Node,
-    /// What it is of.
+    /// Sample that is copied.
     pub sample: Sample,
-    /// No other node has a copy.
+    /// True if no other node has a copy.
     pub last: bool,
-    /// A use of it has just ended; else it is graded anew.
+    /// True if a use of it has just ended; false if it is graded again.
     pub just_used: bool,
-    /// Uses in this step and later are to come. Steps count over all epochs.
+    /// First step whose uses are still to come. Steps count over all epochs.
     pub from: u64,
 }
 
-/// What makes one policy differ from another.
+/// Grades copies: the part in which one policy differs from another.
 pub trait Preference: Send {
     /// The policy's name in tables and options.
     fn name(&self) -> &'static str;
@@ -37,41 +37,42 @@ pub trait Preference: Send {
     /// Grades are below this; it may change when an epoch begins.
     fn grades(&self) -> u32;
 
-    /// An epoch begins. Whether all copies are to be graded anew.
+    /// Begins an epoch. Returns true if all copies are to be graded again.
     fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) -> bool;
 
-    /// Reads what it knows of a sample: see [`Residency::expect`].
+    /// Touches the entries of a sample: see [`Residency::expect`].
     fn glance(&self, sample: Sample) -> u32 {
         sample
     }
 
-    /// The worth of a copy between uses; `None`: it goes at once.
+    /// Returns the grade of a copy between uses; `None` if it goes immediately.
     fn grade(&self, copy: Candidate) -> Option<Grade>;
 
-    /// Whether a copy's grade depends on what other nodes hold and use.
+    /// Returns true if a copy's grade depends on the copies and uses of other nodes.
     fn looks_around(&self) -> bool {
         false
     }
 
-    /// Among copies of a grade, whether the one goes first that came last.
+    /// Returns true if, among copies of one grade, the newest goes first.
     fn newest_first(&self) -> bool {
         false
     }
 
-    /// Whether a copy of this grade may go for a sample that is brought in for a use in `step`.
+    /// Returns true if a copy of this grade may go for a sample that is brought in for a use in `step`.
     fn gives_way(&self, grade: Grade, step: u64) -> bool {
         let _ = (grade, step);
         true
     }
 }
 
-/// Reads from memory that are begun one after another, before the first of them is needed.
+/// Entries that are touched one after another, before the first of them is needed.
 const LOOK_AT: usize = 64;
 
 /// A policy made of a [`Preference`].
 ///
-/// What is fetched for a use stays until that use is over. What is due (needed by the step in progress or the next) is let in even if nothing
-/// can go for it, so that a memory smaller than two steps' batches is exceeded rather than that training stands still.
+/// A fetched sample stays until its use is over. A sample that is due (needed by the step in progress or the next) is
+/// let in even if nothing can go for it: a memory smaller than two steps' batches is exceeded, or training would stand
+/// still.
 #[derive(Clone, Debug)]
 pub struct Cache<P> {
     preference: P,
@@ -80,14 +81,14 @@ pub struct Cache<P> {
     queues: Queues,
     epoch: EpochNumber,
     iterations: Iteration,
-    /// By node: steps up to this one are due.
+    /// Last step that is due, by node.
     due: Vec<u64>,
-    /// The first step in which nothing has been used yet.
+    /// First step in which nothing has been used yet.
     from: u64,
 }
 
 impl<P: Preference> Cache<P> {
-    /// Empty memories of `cluster` for a dataset of `samples`. `window`: see [`Residency::window`].
+    /// Creates empty memories of `cluster` for a dataset of `samples`. `window`: see [`Residency::window`].
     pub fn with(preference: P, cluster: Cluster, samples: u32, window: Option<Iteration>) -> Self {
         let nodes = usize::from(cluster.nodes);
         let queues = Queues::new(nodes, preference.grades() as usize);
@@ -104,7 +105,7 @@ impl<P: Preference> Cache<P> {
         }
     }
 
-    /// Steps count over all epochs.
+    /// Returns the step of a use, counted over all epochs.
     fn step(&self, access: Access) -> u64 {
         u64::from(access.epoch) * u64::from(self.iterations) + u64::from(access.iteration)
     }
@@ -132,7 +133,7 @@ impl<P: Preference> Cache<P> {
         }
     }
 
-    /// Grades a sample's copies anew that are queued, but for the one that just was, where that depends on each other.
+    /// Grades the other queued copies of a sample again, if the policy looks at other nodes.
     fn settle_others(&mut self, sample: Sample, settled: Option<Slot>) {
         if !self.preference.looks_around() {
             return;
@@ -151,7 +152,7 @@ impl<P: Preference> Cache<P> {
         }
     }
 
-    /// Gives copies of a node up until `excess` is 0. Whether that went.
+    /// Gives up copies of a node until `excess` is 0. Returns true if that succeeded.
     fn make_room(&mut self, node: Node, step: Option<u64>, excess: impl Fn(&Copies) -> u64) -> bool {
         while excess(&self.copies) > 0 {
             let Some((grade, oldest, newest)) = self.queues.highest(usize::from(node)) else {

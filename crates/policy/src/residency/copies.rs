@@ -1,4 +1,4 @@
-//! The copies that nodes hold: which, where, how large, and whether a use of them is under way.
+//! The copies that nodes hold: their samples, nodes and sizes, and their uses under way.
 //!
 //! Memory: twelve bytes a sample and 24 a copy; nothing for each pair of sample and node, of which there are billions.
 
@@ -9,11 +9,11 @@ use crate::ids::{Cluster, Node, Sample};
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Its size; while that is unknown, what was reserved for it.
+    /// Size in bytes; while that is unknown, the reserved bytes.
     bytes: u32,
-    /// The first of its copies.
+    /// First of its copies.
     first: Slot,
-    /// Whether the size is known.
+    /// True if the size is known.
     sure: bool,
 }
 
@@ -23,15 +23,15 @@ struct Copy {
     /// The sample's next copy, on another node; or the next free slot.
     next: Slot,
     node: Node,
-    /// Uses that were begun and are not over. Beyond 1 only where an epoch is padded or two meet.
+    /// Uses that were begun and are not over. Above 1 only if an epoch is padded or two epochs overlap.
     uses: u8,
     flags: u8,
     link: Link,
 }
 
-/// Its bytes are there.
+/// Flag: the bytes of the copy have arrived.
 const ARRIVED: u8 = 1;
-/// It stays between uses.
+/// Flag: the copy stays between uses.
 const KEPT: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,7 +60,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// None yet, of samples of unknown sizes.
+    /// Creates no copies, for samples of unknown sizes.
     pub(super) fn new(cluster: Cluster, samples: u32) -> Self {
         Self {
             cluster,
@@ -81,7 +81,7 @@ impl Copies {
         }
     }
 
-    /// Whether any size is known.
+    /// Returns true if any size is known.
     pub(super) const fn knows_sizes(&self) -> bool {
         self.known > 0
     }
@@ -91,7 +91,7 @@ impl Copies {
         self.held[usize::from(node)].bytes
     }
 
-    /// Of these, bytes of copies that stay between uses.
+    /// Bytes of a node's copies that stay between uses.
     pub(super) fn kept_bytes(&self, node: Node) -> u64 {
         self.held[usize::from(node)].kept_bytes
     }
@@ -106,7 +106,7 @@ impl Copies {
         existing(self.samples[sample as usize].first)
     }
 
-    /// Another copy of the same sample; going on, each is met once.
+    /// Returns another copy of the same sample; following it visits each copy once.
     pub(super) fn next(&self, slot: Slot) -> Option<Slot> {
         existing(self.slab[slot as usize].next)
     }
@@ -115,13 +115,13 @@ impl Copies {
         std::iter::successors(self.first(sample), |&slot| self.next(slot))
     }
 
-    /// Whether a sample has just one copy in the cluster.
+    /// Returns true if the sample has just one copy in the cluster.
     pub(super) fn is_last(&self, slot: Slot) -> bool {
         let Copy { sample, next, .. } = self.slab[slot as usize];
         next == NONE && self.samples[sample as usize].first == slot
     }
 
-    /// A node other than this one that can send the sample.
+    /// Returns a node other than this one that can send the sample.
     pub(super) fn peer(&self, node: Node, sample: Sample) -> Option<Node> {
         let mut copies = self.of_sample(sample).map(|slot| self.slab[slot as usize]);
         copies
@@ -129,8 +129,8 @@ impl Copies {
             .map(|copy| copy.node)
     }
 
-    /// Reads what will be needed to give up the copies that are queued behind this one: of the next what is known of its sample, of the one after
-    /// that the copy. Both reads are under way at once, and are over when they matter.
+    /// Touches the entries needed to give up the copies queued behind this one: the sample of the next copy, and the
+    /// copy after that. Their cache misses overlap, and are over when the entries matter.
     pub(super) fn glance_behind(&self, slot: Slot, newest_first: bool) -> u32 {
         let behind = |slot: Slot| existing(self.slab[slot as usize].link.behind(newest_first));
         let Some(next) = behind(slot) else { return 0 };
@@ -138,40 +138,40 @@ impl Copies {
         self.samples[sample as usize].bytes ^ behind(next).map_or(0, |after| self.slab[after as usize].sample)
     }
 
-    /// What a copy is of, and where it lies.
+    /// Returns a copy's node and sample.
     pub(super) fn what(&self, slot: Slot) -> (Node, Sample) {
         let copy = self.slab[slot as usize];
         (copy.node, copy.sample)
     }
 
-    /// Whether a copy stays between uses.
+    /// Returns true if a copy stays between uses.
     pub(super) fn is_kept(&self, slot: Slot) -> bool {
         self.slab[slot as usize].flags & KEPT != 0
     }
 
-    /// Whether a use of a copy is under way.
+    /// Returns true if a use of a copy is under way.
     pub(super) fn in_use(&self, slot: Slot) -> bool {
         self.slab[slot as usize].uses > 0
     }
 
-    /// Takes all copies out of queues; the slots that there are, used and free.
+    /// Takes all copies out of queues. Returns all slots, used and free.
     pub(super) fn unlink_all(&mut self) -> std::ops::Range<Slot> {
         self.slab.iter_mut().for_each(|copy| copy.link = Link::NOWHERE);
         0..self.slab.len() as Slot
     }
 
-    /// Where a copy is queued.
+    /// Returns the grade under which a copy is queued.
     pub(super) fn grade(&self, slot: Slot) -> Option<u32> {
         self.slab[slot as usize].link.grade()
     }
 
-    /// A use of a copy begins.
+    /// Begins a use of a copy.
     pub(super) fn begin_use(&mut self, slot: Slot) {
         self.slab[slot as usize].uses += 1;
     }
 
-    /// Bytes by which the node's memory would be exceeded if the sample were brought in; for a sample of unknown size the mean of the known
-    /// ones is expected.
+    /// Returns the bytes by which the node's memory would be exceeded if the sample were brought in; a sample of
+    /// unknown size counts the mean of the known ones.
     pub(super) fn missing_bytes(&self, node: Node, sample: Sample) -> u64 {
         let bytes = u64::from(self.expected_bytes(sample));
         (self.held_bytes(node) + bytes).saturating_sub(self.cluster.cache_bytes)
@@ -191,7 +191,7 @@ impl Copies {
         }
     }
 
-    /// A node brings a sample in of which it has no copy, for a use that begins.
+    /// Brings a sample into a node that has no copy of it, for a use that begins.
     pub(super) fn bring(&mut self, node: Node, sample: Sample) -> Slot {
         let bytes = self.expected_bytes(sample);
         let known = &mut self.samples[sample as usize];
@@ -216,7 +216,7 @@ impl Copies {
         self.samples[sample as usize].first
     }
 
-    /// The bytes of a use's sample are there, and its size is known from now on.
+    /// Records that the bytes of a use's sample have arrived; its size is known from now on.
     pub(super) fn arrived(&mut self, access: Access, bytes: u32) {
         if let Some(slot) = self.find(access.node, access.sample) {
             self.slab[slot as usize].flags |= ARRIVED;
@@ -245,7 +245,7 @@ impl Copies {
         self.known_bytes += u64::from(bytes);
     }
 
-    /// A use is over. The copy, where no other use of it is under way.
+    /// Ends a use. Returns the copy if no other use of it is under way.
     pub(super) fn end_use(&mut self, access: Access) -> Option<Slot> {
         let slot = self.find(access.node, access.sample)?;
         let copy = &mut self.slab[slot as usize];
@@ -253,7 +253,7 @@ impl Copies {
         (copy.uses == 0).then_some(slot)
     }
 
-    /// A copy stays between uses from now on.
+    /// Makes a copy stay between uses.
     pub(super) fn keep(&mut self, slot: Slot) {
         let copy = &mut self.slab[slot as usize];
         if copy.flags & KEPT == 0 {
@@ -262,12 +262,12 @@ impl Copies {
         }
     }
 
-    /// A copy that was given up: see [`super::Residency::given_up`].
+    /// Returns a copy that was given up: see [`super::Residency::given_up`].
     pub(super) fn given_up(&mut self) -> Option<(Node, Sample)> {
         self.given_up.take()
     }
 
-    /// A copy is given up.
+    /// Gives up a copy.
     pub(super) fn give_up(&mut self, slot: Slot) {
         let Copy {
             sample, next, node, flags, ..

@@ -1,5 +1,6 @@
-//! Monarch's placement (CCGRID 2022): a node keeps what it reads while it fits, and nothing is ever evicted. Nodes know nothing of one
-//! another. The decisions are those of [`crate::fill_first`], which the agent carries out for whole files; here each node's memory is one tier.
+//! Monarch's placement (CCGRID 2022): a node keeps each sample that it reads while it fits, and nothing is ever
+//! evicted. Nodes know nothing of one another. The decisions are those of [`crate::fill_first`], which the agent
+//! carries out for whole files; here each node's memory is one tier.
 
 use super::kept::Kept;
 use super::window::{Held, Share, Window};
@@ -11,7 +12,7 @@ use crate::order;
 /// The node's memory.
 const MEMORY: TierIndex = TierIndex(0);
 
-/// While it fits.
+/// Monarch's placement over the memories of nodes.
 #[derive(Clone, Debug)]
 pub struct FillFirst {
     window: Window,
@@ -21,7 +22,7 @@ pub struct FillFirst {
 }
 
 impl FillFirst {
-    /// Empty memories, with windows that reach `ahead` iterations beyond the current one.
+    /// Creates empty memories, with windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         let memory = TierSpec {
             quota_bytes: cluster.cache_bytes,
@@ -35,7 +36,8 @@ impl FillFirst {
         }
     }
 
-    /// Room that the window must have, or a step could never begin: the only case in which something goes.
+    /// Gives up copies for room that the window must have, or a step could never begin: the only case in which a copy
+    /// goes.
     fn give_up(&mut self, node: Node) {
         while self.window.is_over(node, self.kept.bytes(node)) {
             let Some(sample) = self.kept.next(node, self.samples, &self.window, |_| true) else {
@@ -100,7 +102,7 @@ impl Residency for FillFirst {
             return;
         }
         let size = u64::from(bytes);
-        // The window's share of the memory is no room for copies; how large it must be is known only once sizes are.
+        // The window's share of the memory is no room for copies; its size is known only once sample sizes are.
         if !self.window.leaves(node, self.kept.bytes(node) + size) {
             return;
         }

@@ -1,23 +1,24 @@
 //! The next use of a sample, by any node or by a given one.
 //!
-//! Lobster keeps "a list of future accesses for each training sample" up to the end of training (Section 4.4). Fifty epochs of that do not fit
-//! any memory; but a sample is used once an epoch, so its place in each known epoch's permutation says it all: four bytes a sample and epoch.
+//! Lobster keeps "a list of future accesses for each training sample" up to the end of training (Section 4.4). Fifty
+//! epochs of that do not fit any memory; but a sample is used once an epoch, so its place in each known epoch's
+//! permutation says it all: four bytes a sample and epoch.
 
 use crate::ids::{Cluster, EpochNumber, Node, Rank, Sample};
 use crate::order::{Deal, Epoch};
 
-/// How many epochs after the current one policies look ahead where nothing else is said.
+/// Epochs after the current one that policies look ahead by default.
 pub const EPOCHS_AHEAD: u32 = 2;
 
-/// Grades that steps are told apart by. Where the known epochs have more steps, neighbours share one.
+/// Most grades for steps. If the known epochs have more steps, neighbours share one.
 const GRADES_MAX: u64 = 1 << 20;
 
 /// A use that is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// When, in steps counted over all epochs.
+    /// Step of the use, counted over all epochs.
     pub step: u64,
-    /// Where.
+    /// Node of the use.
     pub node: Node,
 }
 
@@ -28,17 +29,18 @@ pub struct Future {
     epochs_ahead: u32,
     /// The current epoch.
     epoch: EpochNumber,
-    /// How all epochs are dealt; `None` before the first.
+    /// Deal of all epochs; `None` before the first.
     deal: Option<Deal>,
     /// Epochs known from the current one on.
     known: u32,
-    /// Where each sample stands in the permutations of the known epochs: for each sample an entry an epoch, that of epoch `e` at `e % horizon`. They
-    /// stand together since they are looked at together.
+    /// Index of each sample in the permutations of the known epochs: for each sample one entry an epoch, that of epoch
+    /// `e` at `e % horizon`. The entries of a sample are adjacent since they are read together.
     indices: Vec<u32>,
 }
 
 impl Future {
-    /// Nothing known yet. From [`begin`](Self::begin) on it knows the current epoch and `epochs_ahead` after it.
+    /// Creates a future without known epochs. From [`begin`](Self::begin) on it knows the current epoch and
+    /// `epochs_ahead` after it.
     pub const fn new(cluster: Cluster, epochs_ahead: u32) -> Self {
         Self {
             cluster,
@@ -55,8 +57,8 @@ impl Future {
         self.epochs_ahead + 1
     }
 
-    /// An epoch begins: `orders` are of this one and of those after it, as in [`super::Residency::begin`]. What was known of an epoch is not
-    /// computed again, so this takes time linear in the dataset where epochs follow each other.
+    /// Begins an epoch: `orders` are of this epoch and of those after it, as in [`super::Residency::begin`]. Epochs
+    /// known before are not computed again, so consecutive epochs take time linear in the dataset.
     pub fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) {
         let passed = epoch.checked_sub(self.epoch).unwrap_or(self.known);
         self.known = self.known.saturating_sub(passed);
@@ -88,24 +90,24 @@ impl Future {
         self.deal.map_or(0, |deal| u64::from(deal.iterations()))
     }
 
-    /// Reads what it knows of a sample: see [`super::Residency::expect`].
+    /// Touches the entries of a sample: see [`super::Residency::expect`].
     pub fn glance(&self, sample: Sample) -> u32 {
         self.indices[sample as usize * self.horizon() as usize]
     }
 
-    /// The next use in step `from` or later, by any node.
+    /// Returns the next use in step `from` or later, by any node.
     pub fn next_use(&self, sample: Sample, from: u64) -> Option<Use> {
         self.search(sample, from, |_| true)
     }
 
-    /// The step of the next use in step `from` or later, by this node.
+    /// Returns the step of the next use in step `from` or later, by this node.
     pub fn next_use_on(&self, node: Node, sample: Sample, from: u64) -> Option<u64> {
         let first = u64::from(node) * u64::from(self.cluster.gpus);
         let ranks = first..first + u64::from(self.cluster.gpus);
         self.search(sample, from, |rank| ranks.contains(&rank)).map(|next| next.step)
     }
 
-    /// Goes through the known uses, the nearest first; `wanted` is asked of ranks.
+    /// Searches the known uses, the nearest first, for a rank that is `wanted`.
     fn search(&self, sample: Sample, from: u64, wanted: impl Fn(u64) -> bool) -> Option<Use> {
         let deal = self.deal?;
         let (iterations, world, positions) = (self.iterations(), u64::from(deal.world()), deal.positions());

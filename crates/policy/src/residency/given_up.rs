@@ -1,10 +1,11 @@
-//! What nodes gave up last, for whoever has copies lying about and frees them: see [`super::Residency::given_up`].
+//! The copies that nodes gave up last, for the driver that frees them: see [`super::Residency::given_up`].
 
 use std::collections::VecDeque;
 
 use crate::ids::{Node, Sample};
 
-/// So many are remembered. One decision gives up few, and whoever does not ask, as the simulator, is to cost nothing.
+/// Most copies that are remembered. One decision gives up few, and a driver that never asks, such as the simulator,
+/// should cost nothing.
 const REMEMBERED: usize = 64;
 
 /// The last copies that were given up, oldest first.
@@ -14,7 +15,7 @@ pub(super) struct GivenUp {
 }
 
 impl GivenUp {
-    /// A node gave up its copy. The oldest one is forgotten where there are too many.
+    /// Records that a node gave up its copy; the oldest record is forgotten if there are too many.
     pub(super) fn note(&mut self, node: Node, sample: Sample) {
         if self.last.len() == REMEMBERED {
             self.last.pop_front();
@@ -22,7 +23,7 @@ impl GivenUp {
         self.last.push_back((node, sample));
     }
 
-    /// The oldest one, which is forgotten by that.
+    /// Takes the oldest record.
     pub(super) fn take(&mut self) -> Option<(Node, Sample)> {
         self.last.pop_front()
     }

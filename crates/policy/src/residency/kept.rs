@@ -1,10 +1,11 @@
-//! Copies that nodes keep beyond their use: which node has which, and how many bytes of each node's memory they take.
+//! Copies that nodes keep beyond their use: a set for each node, and the bytes of each node's memory.
 
 use super::Access;
 use super::window::Window;
 use crate::ids::{Node, Sample};
 
-/// A set of samples for each node: a bit for each sample and node, in memory that is not touched where nothing was ever kept.
+/// A set of samples for each node: a bit for each sample and node, in memory that is not touched where nothing was ever
+/// kept.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     samples: u32,
@@ -12,7 +13,7 @@ pub(super) struct Kept {
     words: usize,
     bits: Vec<u64>,
     nodes: Vec<OfNode>,
-    /// Of all nodes.
+    /// Number of copies on all nodes.
     copies: u64,
 }
 
@@ -20,12 +21,12 @@ pub(super) struct Kept {
 struct OfNode {
     copies: u32,
     bytes: u64,
-    /// Where the search for a copy to give up goes on.
+    /// Position of the search for a copy to give up.
     hand: Sample,
 }
 
 impl Kept {
-    /// Empty sets.
+    /// Creates empty sets.
     pub(super) fn new(nodes: Node, samples: u32) -> Self {
         let words = usize::from(nodes).div_ceil(64);
         Self {
@@ -41,13 +42,13 @@ impl Kept {
         (sample as usize * self.words + node as usize / 64, 1 << (node % 64))
     }
 
-    /// Whether the node keeps the sample.
+    /// Returns true if the node keeps the sample.
     pub(super) fn contains(&self, node: Node, sample: Sample) -> bool {
         let (word, bit) = self.place(node, sample);
         self.nodes[usize::from(node)].copies > 0 && self.bits[word] & bit != 0
     }
 
-    /// What will be asked for soon is read.
+    /// Touches the entries of upcoming accesses, so that their cache misses overlap.
     pub(super) fn expect(&self, uses: &[Access]) {
         if self.copies > 0 {
             std::hint::black_box(
@@ -57,7 +58,7 @@ impl Kept {
         }
     }
 
-    /// The node keeps the sample from now on, which it did not.
+    /// Adds a sample that the node did not keep before.
     pub(super) fn insert(&mut self, node: Node, sample: Sample, bytes: u32) {
         let (word, bit) = self.place(node, sample);
         debug_assert_eq!(self.bits[word] & bit, 0);
@@ -68,7 +69,7 @@ impl Kept {
         of_node.bytes += u64::from(bytes);
     }
 
-    /// The node keeps the sample no longer.
+    /// Removes a sample that the node kept.
     pub(super) fn remove(&mut self, node: Node, sample: Sample, bytes: u32) {
         let (word, bit) = self.place(node, sample);
         debug_assert_ne!(self.bits[word] & bit, 0);
@@ -79,7 +80,7 @@ impl Kept {
         of_node.bytes -= u64::from(bytes);
     }
 
-    /// A node that keeps the sample.
+    /// Returns a node that keeps the sample.
     pub(super) fn holder(&self, sample: Sample) -> Option<Node> {
         if self.copies == 0 {
             return None;
@@ -102,7 +103,8 @@ impl Kept {
         self.nodes[usize::from(node)].bytes
     }
 
-    /// The next sample, in turn, that the node keeps, that is not being used, and that `may_go`; of at most `most` samples looked at.
+    /// Returns the next sample, in cyclic order, that the node keeps, that is not in use, and that `may_go`; looks at
+    /// `most` samples at most.
     pub(super) fn next(&mut self, node: Node, most: u32, window: &Window, may_go: impl Fn(Sample) -> bool) -> Option<Sample> {
         if self.copies(node) == 0 {
             return None;
@@ -131,7 +133,7 @@ mod tests {
 
     const SAMPLES: u32 = 20;
 
-    /// A window in which uses of these samples are under way.
+    /// Returns a window in which these samples are in use.
     fn using(samples: &BTreeSet<Sample>) -> Window {
         let cluster = Cluster {
             nodes: 1,

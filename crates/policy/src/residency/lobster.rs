@@ -1,22 +1,29 @@
-//! Lobster's eviction by reuse count and reuse distance, coordinated with prefetch (Liu, Nicolae, Li: "Lobster", ICPP '22, Section 4.4).
+//! Lobster's eviction by reuse count and reuse distance, coordinated with prefetch (Liu, Nicolae, Li: "Lobster", ICPP
+//! '22, Section 4.4).
 //!
-//! [`Lobster::as_written`] does what the text says, and [`Lobster::corrected`] what it is after. The text leaves open or gets wrong:
+//! [`Lobster::as_written`] follows the text, and [`Lobster::corrected`] its intention. The text leaves open or gets
+//! wrong:
 //!
-//! - *I*, the iterations of an epoch, is |D| / (|B| * M) in Section 4.3, without the number of nodes N. Its own figures count all nodes
-//!   (Section 5.3: 55,457 iterations on one node, 6,932 on eight), and so do both variants: a step is a batch of every rank.
-//! - *Reuse distance policy*: "if the next reuse distance is larger than 2 * I - h, then the training sample will not be accessed by any GPUs on
-//!   the node during the next epoch", and may go. On one node each sample is used in the next epoch, at most 2 * I - 1 - h away: it never fires. On
-//!   N nodes it fires for (N - 1) / N of all samples, and gives up what later epochs would use while memory is free. `corrected` gives nothing up
-//!   before room is needed; what is used furthest away, or not within sight, goes first.
-//! - *Reuse count policy*: a sample that its node does not use again until the end of training goes, "unless no other node in the group holds a
-//!   copy". Such a sample also has no next use within 2 * I - h, so the second rule covers the first, and the exception would be void if it did
-//!   not hold for the second as well. In both variants it does. (Whether training ends then need not be known.)
-//! - *Coordination with prefetching*: when memory is full, "we can evict the training samples with the largest reuse distance, while prioritizing
-//!   the prefetches with the nearest". The text bounds prefetch by memory alone: `as_written` reads ahead as far as it can, which ends with reading
-//!   everything in each epoch where the source is fast. It stops where the furthest copy is used before what would be fetched. `corrected` has a
-//!   window. And the text gives up last copies here, which others then read from the source: `corrected` first gives up what other nodes hold too,
-//!   and of last copies the one that is used furthest away by *any* node.
-//! - *Reuse distance* is that of the co-located GPUs (Section 3, Observation 4), in both variants; "across all GPUs" (Section 4.4) means these.
+//! - *I*, the iterations of an epoch, is |D| / (|B| * M) in Section 4.3, without the number of nodes N. Its own figures
+//!   count all nodes (Section 5.3: 55,457 iterations on one node, 6,932 on eight), and so do both variants: a step is a
+//!   batch of every rank.
+//! - *Reuse distance policy*: "if the next reuse distance is larger than 2 * I - h, then the training sample will not
+//!   be accessed by any GPUs on the node during the next epoch", and may go. On one node each sample is used in the
+//!   next epoch, at most 2 * I - 1 - h away: the rule never applies. On N nodes it applies to (N - 1) / N of all
+//!   samples, and gives up samples that later epochs would use while memory is free. `corrected` gives nothing up
+//!   before room is needed; then the sample used furthest away, or not within the known epochs, goes first.
+//! - *Reuse count policy*: a sample that its node does not use again until the end of training goes, "unless no other
+//!   node in the group holds a copy". Such a sample also has no next use within 2 * I - h, so the second rule covers
+//!   the first, and the exception would be void unless it holds for the second as well. In both variants it does. (So
+//!   the end of training need not be known.)
+//! - *Coordination with prefetching*: when memory is full, "we can evict the training samples with the largest reuse
+//!   distance, while prioritizing the prefetches with the nearest". The text bounds prefetch by memory alone:
+//!   `as_written` reads ahead as far as it can, which ends with reading everything in each epoch if the source is fast.
+//!   It stops when the furthest copy is used before the sample to fetch. `corrected` has a window. And the text gives
+//!   up last copies here, which others then read from the source: `corrected` first gives up copies that other nodes
+//!   hold too, and of last copies the one that is used furthest away by *any* node.
+//! - *Reuse distance* is that of the co-located GPUs (Section 3, Observation 4), in both variants; "across all GPUs"
+//!   (Section 4.4) means these.
 
 use super::cache::{Cache, Candidate, Grade, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
@@ -26,7 +33,7 @@ use crate::order::Epoch;
 /// Lobster's eviction.
 pub type Lobster = Cache<ReuseDistance>;
 
-/// A copy is worth the less the later its node uses it again.
+/// Grades a copy by its node's next use: the later the use, the less the copy is worth.
 #[derive(Clone, Debug)]
 pub struct ReuseDistance {
     text: Text,
@@ -40,7 +47,7 @@ enum Text {
 }
 
 impl Lobster {
-    /// The text as it is: prefetch is bounded by memory alone.
+    /// Creates the text's policy: prefetch is bounded by memory alone.
     pub fn as_written(cluster: Cluster, samples: u32) -> Self {
         let preference = ReuseDistance {
             text: Text::AsWritten,
@@ -49,7 +56,8 @@ impl Lobster {
         Self::with(preference, cluster, samples, None)
     }
 
-    /// The rules of the text with prefetch held to a window, which tells what the rules cost from what unbounded prefetch costs.
+    /// Creates the text's policy with prefetch held to a window, to separate the cost of its rules from that of
+    /// unbounded prefetch.
     pub fn as_written_within(cluster: Cluster, samples: u32, window: Iteration) -> Self {
         let preference = ReuseDistance {
             text: Text::AsWritten,
@@ -58,7 +66,7 @@ impl Lobster {
         Self::with(preference, cluster, samples, Some(window))
     }
 
-    /// The text with its errors mended, and a window of `window` iterations.
+    /// Creates the corrected policy, with a window of `window` iterations.
     pub fn corrected(cluster: Cluster, samples: u32, window: Iteration) -> Self {
         let preference = ReuseDistance {
             text: Text::Corrected,
@@ -69,8 +77,8 @@ impl Lobster {
 }
 
 impl ReuseDistance {
-    /// Whether the next reuse distance, counted from the step that was just finished, is larger than 2 * I - h: the next use is in a step after
-    /// the first of the epoch after the next one.
+    /// Returns true if the next reuse distance, counted from the step that was just finished, is larger than 2 * I - h:
+    /// the next use is in a step after the first of the epoch after the next one.
     fn beyond_next_epoch(&self, next: Option<u64>, from: u64) -> bool {
         let epoch = from.saturating_sub(1) / self.future.iterations().max(1);
         next.is_none_or(|next| next > (epoch + 2) * self.future.iterations())
@@ -126,7 +134,7 @@ impl Preference for ReuseDistance {
     }
 
     fn gives_way(&self, grade: Grade, step: u64) -> bool {
-        // What another node holds too may always go: the window must not stand still for a replica.
+        // A copy that another node holds too may always go: the window must not stand still for a replica.
         grade > self.future.grade(Some(step))
     }
 }

@@ -1,21 +1,26 @@
-//! Residency: which samples lie in which node's memory, from where a sample is fetched, and what is given up for it.
+//! Residency: the samples in each node's memory, the origin of each fetch, and the copies given up for it.
 //!
-//! Every node knows every rank's order, so every node comes to the same decisions: a policy holds the state of all nodes, and there is no
-//! directory to ask. A policy is driven through [`Residency`] by the simulator and by the agent alike:
+//! Every node knows every rank's order, so every node comes to the same decisions: a policy holds the state of all
+//! nodes, and there is no directory to ask. The simulator and the agent drive a policy through [`Residency`] alike:
 //!
-//! 1. [`Residency::begin`] at the start of each epoch, with the orders of this epoch and of those after it that the policy looks at.
-//! 2. [`Residency::fetch`] when a node may begin to bring a sample in for one of its ranks, in the order of use, from the current step up to
-//!    [`Residency::window`] iterations ahead. The answer is where the sample comes from; or that there is no room yet.
-//! 3. [`Residency::arrived`] when its bytes are there (at once for [`Origin::Local`]); its size is known from then on.
-//! 4. [`Residency::consumed`] when the rank has used it. What is not kept from then on is gone. A use that nobody waits for any more may end so late that its epoch
-//!    is over.
+//! 1. [`Residency::begin`] at the start of each epoch, with the orders of this epoch and of those after it that the
+//!    policy looks at.
+//! 2. [`Residency::fetch`] when a node may begin to bring a sample in for one of its ranks, in the order of use, from
+//!    the current step up to [`Residency::window`] iterations ahead. The answer is the origin of the sample, or that
+//!    there is no room yet.
+//! 3. [`Residency::arrived`] when its bytes are there (immediately for [`Origin::Local`]); its size is known from then
+//!    on.
+//! 4. [`Residency::consumed`] when the rank has used it. A sample that is not kept from then on is gone. An abandoned
+//!    use may end only after its epoch is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
-//! Whoever has copies lying about asks [`Residency::given_up`] after [`Residency::consumed`] which of them go. It remembers the last few only, so who fetches
-//! much at once finds the others by asking what the node [holds](Residency::holds).
+//! A driver that stores copies asks [`Residency::given_up`] after [`Residency::consumed`] for the copies to free. It
+//! remembers the last few only, so a driver that fetches much in one go finds the others by asking what the node
+//! [holds](Residency::holds).
 //!
-//! What a step needs is *due* on a node when the node has consumed something of that step or of the one before it. What is due is never told to
-//! wait, so nothing stands still, though a memory smaller than two steps' batches is exceeded then.
+//! A sample is *due* on a node if the node has consumed a sample of the same step or of the one before it. A fetch of a
+//! due sample never has to wait, so training never stands still; a memory smaller than two steps' batches is exceeded
+//! then.
 
 pub mod belady;
 mod cache;
@@ -48,20 +53,20 @@ pub use replay::Replay;
 use crate::ids::{EpochNumber, Iteration, Node, Sample};
 use crate::order;
 
-/// A use of a sample that is to come.
+/// A future use of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The node of the rank that uses it.
     pub node: Node,
-    /// What is used.
+    /// Sample that is used.
     pub sample: Sample,
-    /// When, within the epoch that was begun last; a window may reach beyond an epoch's end: then `epoch` is the next one.
+    /// Step within its epoch.
     pub iteration: Iteration,
-    /// Its epoch.
+    /// Its epoch: the one begun last, or the next one if the window reaches beyond the epoch's end.
     pub epoch: EpochNumber,
 }
 
-/// Where the bytes of a sample come from.
+/// Origin of the bytes of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The node's own memory.
@@ -75,7 +80,7 @@ pub enum Origin {
 /// The answer to [`Residency::fetch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
-    /// Begin, from there.
+    /// Begin to fetch from this origin.
     From(Origin),
     /// There is no room in the window's memory: ask again when a sample has been consumed.
     Wait,
@@ -84,11 +89,11 @@ pub enum Fetch {
 /// A copy that one node gives another: bytes between peers, in the lower class of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// What is given.
+    /// Sample that is handed over.
     pub sample: Sample,
-    /// Who gives it: the node that consumed it last. It drops its copy once the bytes are sent.
+    /// Node that gives it: the one that consumed it last. It drops its copy once the bytes are sent.
     pub from: Node,
-    /// Who keeps it from now on.
+    /// Node that keeps it from now on.
     pub to: Node,
 }
 
@@ -97,50 +102,52 @@ pub trait Residency: Send {
     /// Its name in tables and options.
     fn name(&self) -> &'static str;
 
-    /// Iterations ahead of the current step that a node may fetch; `None`: as far as memory allows (unthrottled prefetch).
+    /// Iterations ahead of the current step that a node may fetch; `None`: as far as memory allows (unbounded
+    /// prefetch).
     fn window(&self) -> Option<Iteration>;
 
     /// Epochs of order that [`begin`](Self::begin) is to be given, this one included.
     fn horizon(&self) -> u32;
 
-    /// An epoch begins. `orders[0]` is its order, `orders[1..]` those of the epochs after it.
+    /// Begins an epoch. `orders[0]` is its order, `orders[1..]` those of the epochs after it.
     fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]);
 
-    /// These uses are asked about next, to be fetched or consumed. It changes nothing; a policy may read now what it knows of all of them. A plan
-    /// for millions of samples does not fit the processor's caches, and memory gives many answers in the time of one if it is asked for them at once.
+    /// Announces the next accesses, to be fetched or consumed, so that a policy can touch their entries together. It
+    /// changes nothing. A plan for millions of samples does not fit the processor's caches, and the cache misses of
+    /// many accesses overlap.
     fn expect(&self, uses: &[Access]) {
         let _ = uses;
     }
 
-    /// A node asks to bring a sample in.
+    /// Asks for room for a sample on a node, and returns its origin.
     fn fetch(&mut self, access: Access) -> Fetch;
 
-    /// The bytes of a fetched sample are there.
+    /// Records that the bytes of a fetched sample have arrived.
     fn arrived(&mut self, access: Access, bytes: u32);
 
-    /// The sample has been used.
+    /// Records that the sample has been used.
     fn consumed(&mut self, access: Access);
 
-    /// A sample that was just consumed by a node without room for it, and that a node with room is to keep. It counts as held there from now
-    /// on, so it is sent before the memory that it lies in is used again.
+    /// Returns a sample that was just consumed by a node without room for it, and that a node with room is to keep. It
+    /// counts as held there from now on, so the driver sends it before it reuses the memory.
     fn handover(&mut self) -> Option<Handover> {
         None
     }
 
-    /// A copy that a node gave up since this was asked last, of policies that exchange some for others: what comes in its place finds no room before it is
-    /// gone. The node may hold it again by now. A few are remembered; what was given up is for certain only what the
-    /// node does not [hold](Self::holds).
+    /// Returns a copy that a node gave up since the last call, for policies that exchange copies: the new copy finds no
+    /// room before the old one is gone. A few are remembered. The node may hold it again by now: a copy is given up for
+    /// certain only if the node does not [hold](Self::holds) it.
     fn given_up(&mut self) -> Option<(Node, Sample)> {
         None
     }
 
-    /// Whether the node holds the sample beyond its use in the window.
+    /// Returns true if the node holds the sample beyond its use in the window.
     fn holds(&self, node: Node, sample: Sample) -> bool;
 
-    /// Bytes that the node's memory holds, window and residents; never above [`crate::ids::Cluster::cache_bytes`], but where what is due, or what
-    /// was let in before its size was known, does not fit and there is no resident to give up.
+    /// Bytes in the node's memory, window and residents. Above [`crate::ids::Cluster::cache_bytes`] only if due
+    /// samples, or samples let in before their size was known, do not fit and there is no resident to give up.
     fn held_bytes(&self, node: Node) -> u64;
 
-    /// Of these, the bytes that wait for their use only.
+    /// Bytes in the node's memory that only wait for their use.
     fn window_bytes(&self, node: Node) -> u64;
 }

@@ -1,4 +1,5 @@
-//! No cache: each node has a just-in-time window and keeps nothing, as torch's `DataLoader` has it with its `prefetch_factor`.
+//! No cache: each node has a just-in-time window and keeps nothing, like torch's `DataLoader` with its
+//! `prefetch_factor`.
 
 use super::window::{Share, Window};
 use super::{Access, Fetch, Origin, Residency};
@@ -12,7 +13,7 @@ pub struct NoCache {
 }
 
 impl NoCache {
-    /// Windows that reach `ahead` iterations beyond the current one.
+    /// Creates windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
             window: Window::new(cluster, samples, ahead, Share::Whole),

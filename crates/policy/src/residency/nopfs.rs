@@ -1,9 +1,11 @@
-//! NoPFS: what a node uses most often stays, and prefetch goes in the order of use (Dryden, Böhringer, Ben-Nun, Hoefler: "Clairvoyant
-//! prefetching for distributed machine learning I/O", SC '21; its share in the Lobster paper is a baseline).
+//! NoPFS: the samples that a node uses most often stay, and prefetch goes in the order of use (Dryden, Böhringer,
+//! Ben-Nun, Hoefler: "Clairvoyant prefetching for distributed machine learning I/O", SC '21; its share in the Lobster
+//! paper is a baseline).
 //!
-//! Over a whole training of E epochs a node of N uses a sample E / N times on average, some samples more often and others less. A node keeps those
-//! that it uses most often, filling its memory in the order of first use; others stay for a window only (NoPFS's staging buffer) and are read from
-//! another node that has them, or from the source. Which samples stay is settled for the whole training: nothing looks at when a use comes.
+//! Over a whole training of E epochs, a node of N uses a sample E / N times on average, some samples more often and
+//! others less. A node keeps those that it uses most often, filling its memory in the order of first use. Others stay
+//! for a window only (NoPFS's staging buffer) and are read from another node that has them, or from the source. The
+//! choice is made for the whole training: it does not depend on the time of a use.
 
 use super::cache::{Cache, Candidate, Grade, Preference};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -12,7 +14,7 @@ use crate::order::Epoch;
 /// NoPFS's placement by frequency.
 pub type Nopfs = Cache<Frequency>;
 
-/// How often each node uses each sample in a whole training: a byte for each pair, so the highest count is 255.
+/// Number of uses of each sample by each node in a whole training: a byte for each pair, so the highest count is 255.
 #[derive(Clone, Debug)]
 pub struct Uses {
     nodes: usize,
@@ -20,7 +22,8 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// Counts the uses of some epochs, one after another: only one of them is in memory at a time where `epochs` makes them as they are asked for.
+    /// Counts the uses of some epochs, one after another: only one of them is in memory at a time if `epochs` makes
+    /// them lazily.
     pub fn count(cluster: Cluster, samples: u32, epochs: impl IntoIterator<Item = Epoch>) -> Self {
         let nodes = usize::from(cluster.nodes);
         let mut counts = vec![0_u8; nodes * samples as usize];
@@ -35,20 +38,20 @@ impl Uses {
         Self { nodes, counts }
     }
 
-    /// How often a node uses a sample.
+    /// Number of uses of a sample by a node.
     pub fn of(&self, node: Node, sample: Sample) -> u8 {
         self.counts[sample as usize * self.nodes + usize::from(node)]
     }
 }
 
-/// A copy is worth the more the more often its node uses the sample in the whole training.
+/// Grades a copy by the number of uses by its node in the whole training: the more uses, the more it is worth.
 #[derive(Clone, Debug)]
 pub struct Frequency {
     uses: Uses,
 }
 
 impl Nopfs {
-    /// Empty memories, with a window of `window` iterations; `uses` of the whole training.
+    /// Creates empty memories, with a window of `window` iterations; `uses` of the whole training.
     pub fn new(cluster: Cluster, samples: u32, window: Iteration, uses: Uses) -> Self {
         Self::with(Frequency { uses }, cluster, samples, Some(window))
     }
@@ -79,7 +82,7 @@ impl Preference for Frequency {
         Some(u32::from(u8::MAX - self.uses.of(copy.node, copy.sample)))
     }
 
-    /// What came first stays: memory is filled in the order of first use.
+    /// Evicts the newest first: memory is filled in the order of first use.
     fn newest_first(&self) -> bool {
         true
     }

@@ -1,8 +1,9 @@
-//! What came first stays: MinIO of "Analyzing and mitigating data stalls in DNN training" (Mohan et al., VLDB 2021), Section 4.
+//! First samples pinned: MinIO of "Analyzing and mitigating data stalls in DNN training" (Mohan et al., VLDB 2021),
+//! Section 4.
 //!
-//! A node keeps each sample that it uses while there is room, and then never gives one up: with each sample used once an epoch, no choice
-//! of what to keep avoids more reads. Nodes serve one another what they keep (its partitioned cache); where memory is short, no sample is
-//! therefore kept twice.
+//! A node keeps each sample that it uses while there is room, and then never gives one up: with each sample used once
+//! an epoch, no choice of samples avoids more reads. Nodes serve one another from their memories (its partitioned
+//! cache); while memory is short, no sample is therefore kept twice.
 
 use super::kept::Kept;
 use super::window::{Held, NOBODY, Share, Window};
@@ -10,7 +11,7 @@ use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
 
-/// What came first stays.
+/// A cache that keeps the samples that came first.
 #[derive(Clone, Debug)]
 pub struct Pinned {
     window: Window,
@@ -19,7 +20,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Empty memories, with windows that reach `ahead` iterations beyond the current one.
+    /// Creates empty memories, with windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
             window: Window::new(cluster, samples, ahead, Share::Bounded),
@@ -28,7 +29,8 @@ impl Pinned {
         }
     }
 
-    /// Room that the window must have, or a step could never begin: the only case in which something goes.
+    /// Gives up copies for room that the window must have, or a step could never begin: the only case in which a copy
+    /// goes.
     fn give_up(&mut self, node: Node) {
         while self.window.is_over(node, self.kept.bytes(node)) {
             let Some(sample) = self.kept.next(node, self.samples, &self.window, |_| true) else {

@@ -1,17 +1,18 @@
-//! Queues of a node's copies by grade: which copy has the highest one is found at once.
+//! Queues of a node's copies by grade, with constant-time access to the highest one.
 
-/// Nothing follows.
+/// End of a queue.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A copy by its place in the slab of copies.
 pub(super) type Slot = u32;
 
-/// A copy's place in a queue. It stands beside whatever else is known of the copy, since memory is read a cache line at a time.
+/// A copy's links in a queue. They are stored beside the other fields of the copy, since memory is read a cache line at
+/// a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     older: Slot,
     newer: Slot,
-    /// Where the copy is queued; [`NONE`]: nowhere.
+    /// Grade under which the copy is queued; [`NONE`] if it is in no queue.
     grade: u32,
 }
 
@@ -23,18 +24,18 @@ impl Link {
         grade: NONE,
     };
 
-    /// Where the copy is queued.
+    /// Returns the grade under which the copy is queued.
     pub(super) const fn grade(&self) -> Option<u32> {
         if self.grade == NONE { None } else { Some(self.grade) }
     }
 
-    /// The copy that comes next, where queues are taken from one end.
+    /// Returns the copy that comes next, if queues are taken from one end.
     pub(super) const fn behind(&self, newest_first: bool) -> Slot {
         if newest_first { self.older } else { self.newer }
     }
 }
 
-/// What holds the links of all copies.
+/// Storage of the links of all copies.
 pub(super) trait Links {
     /// The link of a copy.
     fn link(&mut self, slot: Slot) -> &mut Link;
@@ -51,7 +52,8 @@ const EMPTY: Ends = Ends {
     newest: NONE,
 };
 
-/// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and a [`Link`] a copy.
+/// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and a
+/// [`Link`] a copy.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
     ends: Vec<Ends>,
@@ -60,7 +62,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    /// Empty ones.
+    /// Creates empty queues.
     pub(super) fn new(nodes: usize, grades: usize) -> Self {
         Self {
             ends: vec![EMPTY; nodes * grades],
@@ -69,7 +71,7 @@ impl Queues {
         }
     }
 
-    /// Empty ones with another number of grades. The links of what was queued are the caller's to reset.
+    /// Empties the queues and changes the number of grades. The caller resets the links of queued copies.
     pub(super) fn reset(&mut self, grades: usize) {
         let nodes = self.used.len();
         self.ends.clear();
@@ -97,7 +99,7 @@ impl Queues {
         *link = Link { older, newer: NONE, grade };
     }
 
-    /// Takes a copy out, where it is in a queue.
+    /// Takes a copy out, if it is in a queue.
     pub(super) fn remove(&mut self, links: &mut impl Links, node: usize, slot: Slot) {
         let link = std::mem::replace(links.link(slot), Link::NOWHERE);
         let Some(grade) = link.grade() else { return };
@@ -123,7 +125,8 @@ impl Queues {
     }
 }
 
-/// A set of small numbers of which the highest is found in a few steps: a bit each, and above each 64 bits one that says whether any is set.
+/// A set of small numbers with fast access to the highest: a bit each, and for each 64 bits one bit above that is set
+/// if any of them is.
 #[derive(Clone, Debug)]
 struct Bits {
     levels: Vec<Vec<u64>>,

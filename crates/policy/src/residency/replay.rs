@@ -1,21 +1,21 @@
-//! Goes through epochs without a clock: everything that may be fetched is there at once, and steps follow each other.
+//! Runs epochs without a clock: every sample that may be fetched arrives immediately, and steps follow each other.
 //!
-//! It tells where the bytes of an epoch come from; how long that takes is the simulator's to say. Prefetch that only memory bounds runs as
+//! It counts the origins of an epoch's bytes; the simulator computes times. Prefetch bounded by memory alone runs as
 //! far ahead as it ever could here.
 
 use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::{Epoch, Order, Place};
 
-/// What an epoch's uses cost. Arrays are by origin: local, peer, source. A use counts in its own epoch, even if it was fetched before that
-/// began.
+/// Traffic of an epoch's uses. Arrays are by origin: local, peer, source. A use counts in its own epoch, even if it was
+/// fetched before that began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Samples used.
     pub samples: [u64; 3],
     /// Bytes used.
     pub bytes: [u64; 3],
-    /// Bytes that nodes handed over beyond that.
+    /// Bytes that nodes handed over in addition.
     pub handover_bytes: u64,
     /// Most bytes that a node held in this epoch, window and residents.
     pub held_bytes_max: u64,
@@ -35,11 +35,11 @@ pub struct Replay<F> {
     ahead: Vec<Ahead>,
     /// Uses of this step, to be consumed.
     step: Vec<Access>,
-    /// Of this epoch and of those after it of which uses were fetched.
+    /// Traffic of this epoch and of later ones whose uses were fetched.
     traffic: Vec<Traffic>,
 }
 
-/// The uses of a node in one step, of which the first `fetched` were fetched.
+/// Uses of a node in one step, of which the first `fetched` were fetched.
 #[derive(Clone, Debug, Default)]
 struct Ahead {
     epoch: EpochNumber,
@@ -48,14 +48,14 @@ struct Ahead {
     fetched: usize,
 }
 
-/// Uses that a policy is told to expect at once: what it reads for them fits the processor's nearest cache.
+/// Uses that are announced to a policy together: the entries that it reads for them fit the processor's nearest cache.
 const EXPECTED: usize = 256;
 
 impl<F: Fn(Sample) -> u32> Replay<F> {
-    /// A job of `epochs` epochs with samples of the given sizes.
+    /// Creates a job of `epochs` epochs with samples of the given sizes.
     ///
     /// # Panics
-    /// Where the cluster's ranks are not those that the order is dealt to.
+    /// If the cluster's ranks are not those that the order is dealt to.
     pub fn new(cluster: Cluster, order: Order, epochs: EpochNumber, bytes_of: F) -> Self {
         assert_eq!(cluster.world(), order.deal.world(), "an order is dealt to the cluster's ranks");
         let ahead = vec![Ahead::default(); usize::from(cluster.nodes)];
@@ -72,15 +72,15 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
         }
     }
 
-    /// Goes through the next epoch; `None` after the last.
+    /// Runs the next epoch; `None` after the last.
     ///
     /// # Panics
-    /// Where the policy lets something wait that is due.
+    /// If the policy lets a due sample wait.
     pub fn epoch(&mut self, policy: &mut dyn Residency) -> Option<Traffic> {
         if self.current == self.epochs {
             return None;
         }
-        // The window reaches into the next epoch, whether the policy looks that far or not.
+        // The window reaches into the next epoch, even if the policy does not look that far.
         let ahead = (self.current + policy.horizon().max(2)).min(self.epochs);
         self.orders.drain(..usize::from(self.current > 0));
         while self.current + (self.orders.len() as EpochNumber) < ahead {
@@ -99,7 +99,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
         Some(self.traffic.remove(0))
     }
 
-    /// Fetches for a node what its window reaches, in order of use.
+    /// Fetches the samples that a node's window reaches, in order of use.
     fn fetch_ahead(&mut self, policy: &mut dyn Residency, node: Node, iteration: Iteration) {
         let iterations = u64::from(self.orders[0].iterations());
         let reach = policy.window().map(|window| u64::from(iteration) + u64::from(window));
@@ -135,7 +135,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
         self.ahead[usize::from(node)] = ahead;
     }
 
-    /// The uses of a node in a step, in order.
+    /// Lists the uses of a node in a step, in order.
     fn list_uses(&self, node: Node, ahead: &mut Ahead) {
         let Ahead { epoch, iteration, .. } = *ahead;
         let order = &self.orders[(epoch - self.current) as usize];

@@ -1,30 +1,30 @@
 //! The just-in-time window: the part of a node's memory that samples pass through between their fetch and their use.
 //!
-//! It also learns the sizes of samples as they are first read, and knows of each sample which uses of it are under way: what is being used
-//! may not be given up.
+//! It also learns the sizes of samples as they are first read, and records the uses under way of each sample: a sample
+//! in use may not be given up.
 //!
-//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is more. Within it, a window
-//! takes what the iterations that may be fetched ahead are expected to need, and leaves some: whole samples do not fill the rest of a node's
-//! memory to the brim, and the samples with which an epoch is padded are read beside.
+//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is more.
+//! Within it, a window takes the expected bytes of the iterations that may be fetched ahead, and leaves some: whole
+//! samples do not fill the rest of a node's memory to the brim, and the samples that pad an epoch are read beside.
 
 use super::Access;
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::Deal;
 
-/// In place of a node where there is none.
+/// Stands for no node.
 pub(super) const NOBODY: Node = Node::MAX;
 
 /// W is at least this part of a node's memory.
 const MEMORY_PART: u64 = 50;
 /// W is at least the bytes of this many iterations.
 const ITERATIONS: f64 = 4.0;
-/// Beyond the mean of what the iterations need, by their standard deviation: more than that is needed in one of a thousand.
+/// Standard deviations beyond the mean bytes of the iterations: only one in a thousand needs more.
 const DEVIATIONS: f64 = 3.0;
 
-/// What is left of W, at least.
+/// Part of W that stays free at least: one in this many.
 const BRIM_PART: u64 = 16;
 
-/// How much of a node's memory the window may take.
+/// Share of a node's memory that the window may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
     /// At most W.
@@ -33,7 +33,7 @@ pub(super) enum Share {
     Whole,
 }
 
-/// What a use held while it was under way.
+/// Memory that a use held while it was under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
     /// Bytes of the window, which are free again.
@@ -42,18 +42,18 @@ pub(super) enum Held {
     Copy,
 }
 
-/// The sample's size was learned.
+/// Flag: the sample's size was learned.
 const KNOWN: u8 = 1;
-/// The use in the record is of a copy that the node keeps.
+/// Flag: the use in the record is of a copy that the node keeps.
 const OF_COPY: u8 = 2;
-/// There are uses under way beside the one in the record.
+/// Flag: there are uses under way beside the one in the record.
 const MORE: u8 = 4;
 
-/// Of a sample. Aligned such that none lies on two cache lines.
+/// Record of a sample, aligned such that none spans two cache lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(16))]
 struct Record {
-    /// Its size, or while that is unknown what is reserved for it.
+    /// Size in bytes; while that is unknown, the reserved bytes.
     bytes: u32,
     /// The node of a use that is under way, or [`NOBODY`].
     user: Node,
@@ -62,7 +62,7 @@ struct Record {
     flags: u8,
 }
 
-/// A use that is under way while another of the same sample is. Rare: epochs meet, or one is padded.
+/// Another use under way of a sample that has one in its record. Rare: epochs overlap, or one is padded.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     sample: Sample,
@@ -73,7 +73,8 @@ struct Use {
 #[derive(Clone, Copy, Debug, Default)]
 struct OfNode {
     bytes: u64,
-    /// Steps up to this one are in progress or next: they are let in whatever they need, or nothing would ever move again.
+    /// Last step that is in progress or next: its samples are let in whatever they need, or nothing would ever move
+    /// again.
     due: u64,
 }
 
@@ -99,7 +100,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Empty windows, over `samples` of unknown size, that reach `ahead` iterations beyond the current one.
+    /// Creates empty windows, over `samples` of unknown size, that reach `ahead` iterations beyond the current one.
     pub(super) fn new(cluster: Cluster, samples: u32, ahead: Iteration, share: Share) -> Self {
         let mut window = Self {
             cluster,
@@ -130,7 +131,7 @@ impl Window {
         window
     }
 
-    /// An epoch begins.
+    /// Begins an epoch.
     pub(super) fn begin(&mut self, epoch: EpochNumber, deal: Deal) {
         self.steps_before += u64::from(self.iterations);
         self.epoch = epoch;
@@ -149,12 +150,12 @@ impl Window {
         self.records.len() as u32
     }
 
-    /// Samples of which the size is known.
+    /// Number of samples of known size.
     pub(super) const fn known(&self) -> u32 {
         self.known
     }
 
-    /// Mean size of what was read so far.
+    /// Mean size in bytes of the samples read so far.
     pub(super) fn mean_bytes(&self) -> f64 {
         if self.known == 0 {
             0.0
@@ -163,43 +164,44 @@ impl Window {
         }
     }
 
-    /// Most bytes that the window of a node takes, but for what is due.
+    /// Most bytes that the window of a node takes, except for due samples.
     pub(super) const fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// What is left for copies that a node keeps.
+    /// Bytes left for copies that a node keeps.
     pub(super) const fn kept_limit_bytes(&self) -> u64 {
         self.cluster.cache_bytes - self.limit_bytes
     }
 
-    /// Bytes in the window of a node, those under way included.
+    /// Bytes in the window of a node, including those under way.
     pub(super) fn bytes(&self, node: Node) -> u64 {
         self.nodes[usize::from(node)].bytes
     }
 
-    /// Whether a node may keep so many bytes: beside the window's share of its memory, and beside what its window holds now.
+    /// Returns true if a node may keep `kept_bytes`: beside the window's share of its memory, and beside its window's
+    /// present bytes.
     pub(super) fn leaves(&self, node: Node, kept_bytes: u64) -> bool {
         kept_bytes <= self.kept_limit_bytes() && !self.is_over(node, kept_bytes)
     }
 
-    /// Whether a node which keeps so many bytes holds more than its memory.
+    /// Returns true if a node which keeps `kept_bytes` holds more than its memory.
     pub(super) fn is_over(&self, node: Node, kept_bytes: u64) -> bool {
         kept_bytes + self.bytes(node) > self.cluster.cache_bytes
     }
 
-    /// The node that keeps the sample for all, or [`NOBODY`]: for policies that have owners. It stands here because it is asked for with the rest,
-    /// and each read of memory far away counts.
+    /// Returns the node that keeps the sample for all, or [`NOBODY`]: for policies with owners. It is stored here
+    /// because it is needed with the rest, and each cache miss counts.
     pub(super) fn owner(&self, sample: Sample) -> Node {
         self.records[sample as usize].owner
     }
 
-    /// The sample has another owner, or none, and had this one.
+    /// Changes the owner of a sample, and returns the previous one.
     pub(super) fn set_owner(&mut self, sample: Sample, owner: Node) -> Node {
         std::mem::replace(&mut self.records[sample as usize].owner, owner)
     }
 
-    /// What will be asked for soon is read.
+    /// Touches the entries of upcoming accesses, so that their cache misses overlap.
     pub(super) fn expect(&self, uses: &[Access]) {
         std::hint::black_box(
             uses.iter()
@@ -207,23 +209,23 @@ impl Window {
         );
     }
 
-    /// The size of a sample; what is expected of it where it is unknown and under way.
+    /// Size of a sample in bytes; the reserved bytes if it is unknown and under way.
     pub(super) fn size(&self, sample: Sample) -> u32 {
         self.records[sample as usize].bytes
     }
 
-    /// Whether a use of the sample is under way on any node.
+    /// Returns true if a use of the sample is under way on any node.
     pub(super) fn in_use(&self, sample: Sample) -> bool {
         self.records[sample as usize].user != NOBODY
     }
 
-    /// A use of a copy that the node keeps begins.
+    /// Begins a use of a copy that the node keeps.
     pub(super) fn open_copy(&mut self, access: Access) {
         self.open(access, true);
     }
 
-    /// A use begins for which the sample is brought into the window of a node that keeps `kept_bytes`; `false` where it must wait for room. Only
-    /// what is due is let in beyond the limits: the node then gives up what it is over.
+    /// Begins a use that brings the sample into the window of a node that keeps `kept_bytes`; returns false if it must
+    /// wait for room. Only due samples are let in beyond the limits: the node then gives up the excess.
     pub(super) fn open_window(&mut self, access: Access, kept_bytes: u64) -> bool {
         let record = self.records[access.sample as usize];
         let bytes = if record.flags & KNOWN != 0 || record.user != NOBODY {
@@ -243,7 +245,7 @@ impl Window {
         true
     }
 
-    /// The bytes of a use are there.
+    /// Records that the bytes of a use have arrived.
     pub(super) fn arrived(&mut self, access: Access, bytes: u32) {
         let record = self.records[access.sample as usize];
         if record.flags & KNOWN != 0 {
@@ -267,13 +269,13 @@ impl Window {
         self.known_bytes += u64::from(bytes);
         self.known_squares += f64::from(bytes) * f64::from(bytes);
         self.largest = self.largest.max(bytes);
-        // Often while little is known, then now and then.
+        // Measures often while few sizes are known, and rarely later.
         if self.known < 64 || self.known.is_multiple_of(64) || self.known as usize == self.records.len() {
             self.measure();
         }
     }
 
-    /// A use is over.
+    /// Ends a use, and returns the memory that it held.
     pub(super) fn close(&mut self, access: Access) -> Held {
         let step = self.step(access);
         let node = &mut self.nodes[usize::from(access.node)];
@@ -308,7 +310,7 @@ impl Window {
             return if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
         }
         if record.user == access.node {
-            // Another use takes the record's place; then this one is among the others.
+            // Another use takes the record's place, so this one is among the others.
             let held = if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
             if let Some(at) = self.more.iter().position(|other| other.sample == access.sample) {
                 let other = self.more.swap_remove(at);
@@ -339,7 +341,7 @@ impl Window {
         }
     }
 
-    /// Counts steps over epochs. A use may end in a later epoch than its own.
+    /// Returns the step of a use over all epochs. A use may end in a later epoch than its own.
     fn step(&self, access: Access) -> u64 {
         let steps_of = |epochs: EpochNumber| u64::from(epochs) * u64::from(self.iterations);
         let ahead = steps_of(access.epoch.saturating_sub(self.epoch));
@@ -347,7 +349,7 @@ impl Window {
         (self.steps_before + ahead).saturating_sub(behind) + u64::from(access.iteration)
     }
 
-    /// Chooses the limit from what is known of sizes.
+    /// Chooses the limit from the sizes known so far.
     fn measure(&mut self) {
         let memory = self.cluster.cache_bytes;
         if self.share == Share::Whole {

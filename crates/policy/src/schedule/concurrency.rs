@@ -1,33 +1,34 @@
-//! How many reads are made at once: as many as gain throughput, found by trying.
+//! Number of concurrent reads: as many as gain throughput, found by trial.
 //!
-//! A source that is far away needs many reads under way before it is busy; past that, more of them only wait there, and those that are due
-//! wait behind others. So the number grows by half as long as that gains a twentieth, stays a while where it does not, and is then tried anew:
-//! a little more, or a little less, in turn. Only times in which reads waited for a place count: otherwise it was not the number that held them up.
+//! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait there,
+//! and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of throughput. If
+//! it gains less, the number stays for a while, and then a little more and a little less are tried alternately. Only
+//! times in which reads waited for a place count: at other times the number was not the limit.
 
-/// Where it begins.
+/// Number to begin with.
 const START: u32 = 4;
 /// A larger number must gain this share of throughput, and a smaller one must not lose as much.
 const GAIN: f64 = 0.05;
-/// Reads of a round, by the number that are made at once, and at least.
+/// Reads of a round, as a multiple of the number of concurrent reads, and at least.
 const ROUND: u32 = 4;
 const ROUND_MIN: u32 = 32;
 /// Rounds between two trials.
 const REST: u32 = 16;
-/// A read counts as so many bytes beside its own: many small ones are work too.
+/// Bytes that a read counts beside its own: many small reads are work too.
 const READ_BYTES: u64 = 16 << 10;
 
-/// What is being tried.
+/// Change that is being tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
-    /// More than what was best so far.
+    /// More than the best number so far.
     More,
-    /// Less.
+    /// Less than the best number so far.
     Less,
-    /// Nothing, for so many rounds.
+    /// No change, for this number of rounds.
     None { rounds: u32 },
 }
 
-/// The number of reads that are made at once, and what is known of it.
+/// The number of concurrent reads, and the measurements behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Concurrency {
     most: u32,
@@ -36,7 +37,7 @@ pub struct Concurrency {
     /// The number to go back to where a trial fails, and its throughput in bytes a second; 0: not measured yet.
     best: u32,
     best_rate: f64,
-    /// What is tried next: more?
+    /// True if the next trial is of more.
     next_is_more: bool,
     /// The round: when it began, reads and bytes since then.
     began_s: Option<f64>,
@@ -45,7 +46,7 @@ pub struct Concurrency {
 }
 
 impl Concurrency {
-    /// At most `most` at once, and at least one.
+    /// Starts with at most `most` concurrent reads, and at least one.
     pub fn new(most: u32) -> Self {
         let most = most.max(1);
         let limit = START.min(most);
@@ -62,19 +63,19 @@ impl Concurrency {
         }
     }
 
-    /// So many may be made at once.
+    /// Number of reads that may be made concurrently.
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// A read of so many bytes has ended. `others_wait`: as soon as there is a place for them others begin.
+    /// Records the end of a read. `others_wait` says that other reads begin as soon as there is a place for them.
     pub fn ended(&mut self, now_s: f64, bytes: u64, others_wait: bool) {
         if !others_wait {
             self.began_s = None;
             return;
         }
         let Some(began_s) = self.began_s else {
-            // The round begins when a place was taken at once again.
+            // A round begins when reads wait for places again.
             (self.began_s, self.reads, self.bytes) = (Some(now_s), 0, 0);
             return;
         };
@@ -92,7 +93,7 @@ impl Concurrency {
         match self.trial {
             Trial::None { rounds } if rounds > 1 => self.trial = Trial::None { rounds: rounds - 1 },
             Trial::None { .. } => {
-                // The source may be another by now: what is tried is compared with how it is.
+                // The source may have changed: trials are compared with the present rate.
                 (self.best, self.best_rate) = (self.limit, rate);
                 self.trial = if self.next_is_more { Trial::More } else { Trial::Less };
                 self.next_is_more = !self.next_is_more;

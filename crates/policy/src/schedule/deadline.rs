@@ -1,9 +1,9 @@
 //! Earliest deadline first in predicted time: one pool of threads for all ranks.
 //!
-//! The deadline of a request is the time by which its read must *begin*: when its step is predicted to begin, less how long its reading and
-//! preprocessing are predicted to take. So a read from a slow source goes before one from memory that the same step needs, and even before
-//! one of an earlier step where that one has time left. Of equal ones the longest goes first (it would end last), then the one that came
-//! first.
+//! The deadline of a request is the time by which its read must *begin*: the predicted start of its step, less the
+//! predicted time of its reading and preprocessing. So a read from a slow source goes before one from memory that the
+//! same step needs, and even before one of an earlier step that has time left. Of equal deadlines the longest read goes
+//! first (it would end last), then the one that came first.
 //!
 //! Fills of memory for later epochs are a class below: they are read only when no rank waits.
 
@@ -21,7 +21,7 @@ pub struct EarliestDeadline {
 }
 
 impl EarliestDeadline {
-    /// A pool of so many loading threads.
+    /// Creates a pool of `threads` loading threads.
     pub const fn new(threads: u32) -> Self {
         Self {
             threads,
@@ -31,11 +31,11 @@ impl EarliestDeadline {
     }
 }
 
-/// The heap's greatest is the next to be read.
+/// A queued read; the heap's greatest is read next.
 #[derive(Clone, Debug)]
 struct Waiting {
     request: Request,
-    /// How many were pushed before it.
+    /// Sequence number: the count of earlier pushes.
     turn: u64,
 }
 

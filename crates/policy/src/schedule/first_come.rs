@@ -12,7 +12,7 @@ pub struct FirstCome {
 }
 
 impl FirstCome {
-    /// A pool of so many loading threads.
+    /// Creates a pool of `threads` loading threads.
     pub const fn new(threads: u32) -> Self {
         Self {
             threads,

@@ -1,4 +1,5 @@
-//! Static: each rank has threads of its own, the same number for all and always, as a loader of its own in each rank's process has.
+//! Static: each rank has threads of its own, always the same equal number, as if each rank's process had its own
+//! loader.
 
 use super::queues::Queues;
 use super::{Request, Scheduler, StepLoad};
@@ -11,7 +12,7 @@ pub struct Static {
 }
 
 impl Static {
-    /// Shares `threads` out among `ranks`; where that does not go evenly, the first ranks have one more.
+    /// Shares `threads` out among `ranks`; the first ranks have one more if that is uneven.
     pub fn new(threads: u32, ranks: u32) -> Self {
         let (each, over) = (threads / ranks, threads % ranks);
         Self {

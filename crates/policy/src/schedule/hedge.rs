@@ -1,28 +1,32 @@
-//! Hedged reads: one that is under way for longer than the 95th percentile of its kind is made again, and the first answer counts.
+//! Hedged reads: a read that is under way for longer than the 95th percentile of its kind is made again, and the first
+//! answer counts.
 //!
-//! Second reads cost bytes, and there are budgets for them: at most [`Hedge::BUDGET`] of the bytes, and of the requests. With one in a
-//! hundred allowed and one in twenty late, most late reads can't be hedged; so the budget is kept for those that would hold a step up. A
-//! read is due for a second one when
+//! Second reads cost bytes, and there are budgets for them: at most [`Hedge::BUDGET`] of the bytes, and of the
+//! requests. With one in a hundred allowed and one in twenty late, most late reads can't be hedged; so the budget is
+//! kept for those that would delay a step. A second read is due when
 //!
-//! - it is under way for longer than the 95th percentile of reads of its size, and
-//! - no more time is left before its deadline than that percentile: a second read later than now would likely be late too. While the last of the
-//!   budget is being spent, less of that time is waited for, down to none: then only what is late already is made again.
+//! - the read is under way for longer than the 95th percentile of reads of its size, and
+//! - no more time is left before its deadline than that percentile: a later second read would likely be late too. While
+//!   the last of the budget is being spent, the required time left shrinks to zero: then only reads that are late
+//!   already are made again.
 //!
-//! Where the second one does not answer within the percentile either, a third is due, and so on; after the third each waits twice as long as the
-//! one before, so that a source which answers nothing does not use up what other reads need.
+//! If the second read does not answer within the percentile either, a third is due, and so on. After the third, each
+//! waits twice as long as the one before, so that a source which answers nothing does not use up the budget of other
+//! reads.
 //!
-//! Latencies are kept by size (powers of two), since a large read is not late for being large. [`Hedge`] has neither clock nor timer: its driver
-//! says what begins and ends and when, and asks [`due`](Hedge::due) when something ends and at [`next_s`](Hedge::next_s).
+//! Latencies are kept by size (powers of two), since a large read takes longer without being late. [`Hedge`] has
+//! neither clock nor timer: its driver reports the beginning and end of each read with the time, and asks
+//! [`due`](Hedge::due) when something ends and at [`next_s`](Hedge::next_s).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// A read that is under way, however often it was made; never used twice.
+/// Identifies a read under way over all its tries; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(u64);
 
-/// Latencies by their logarithm: each bucket ends at 1.09 times the end of the one before it, so a percentile is never below the true one,
-/// and at most 9 % above it.
+/// Latencies by their logarithm: each bucket ends at 1.09 times the end of the one before it, so a percentile is never
+/// below the true one, and at most 9 % above it.
 #[derive(Clone, Debug)]
 struct Latencies {
     /// Counts by bucket; the first ends at a microsecond, the last takes all above.
@@ -33,13 +37,13 @@ struct Latencies {
 const BUCKETS: usize = 256;
 const BUCKETS_PER_DOUBLING: f64 = 8.0;
 const SHORTEST_S: f64 = 1e-6;
-/// When so many latencies are known, half of each count is forgotten: the percentile follows the last few thousand.
+/// Number of known latencies at which all counts are halved, so that the percentile follows the last few thousand.
 const OBSERVED_MAX: u32 = 8192;
-/// While less than this share of the budget is left, reads are made again the closer to their deadline.
+/// Share of the budget below which reads are made again closer to their deadline.
 const RESERVE: f64 = 1.0 / 16.0;
-/// Up to this try a read waits for a percentile before the next one, then twice as long for each.
+/// Tries that each wait for one percentile; each later try waits twice as long as the one before.
 const PATIENT_TRIES: i32 = 3;
-/// Fewer latencies than this say nothing about one in twenty.
+/// Fewest latencies that allow an estimate of the 95th percentile.
 const OBSERVED_MIN: u32 = 64;
 
 impl Latencies {
@@ -80,7 +84,7 @@ struct UnderWay {
     bytes: u64,
     began_s: f64,
     deadline_s: f64,
-    /// When it was made last, and how often in all.
+    /// Time of the latest try, and number of tries.
     made_s: f64,
     tries: i32,
 }
@@ -109,19 +113,19 @@ impl PartialEq for Seconds {
 
 impl Eq for Seconds {}
 
-/// What is under way on a node, how long reads take, and what may still be made again.
+/// Reads under way on a node, their latencies, and the budget that is left.
 #[derive(Clone, Debug)]
 pub struct Hedge {
     budget: f64,
-    /// By size class: the number of bits of the size.
+    /// Latencies by size class: the number of bits of the size.
     latencies: Vec<Latencies>,
     begun: u64,
     begun_bytes: u64,
     hedged: u64,
     hedged_bytes: u64,
     under_way: BTreeMap<ReadId, UnderWay>,
-    /// When reads fall due, as far as was known when they were put in; those that have ended are left in until they come up. A read that began
-    /// while no percentile was known is not among them.
+    /// Predicted times at which reads fall due; entries of ended reads stay until they come up. A read that began while
+    /// no percentile was known has no entry.
     dues: BinaryHeap<Reverse<(Seconds, ReadId)>>,
 }
 
@@ -131,7 +135,7 @@ impl Hedge {
     /// The percentile after which a read is late.
     pub const QUANTILE: f64 = 0.95;
 
-    /// At most `budget` (a share) of the bytes and of the requests are made again.
+    /// Creates a hedge that makes at most `budget` (a share) of the bytes and of the requests again.
     pub fn new(budget: f64) -> Self {
         Self {
             budget,
@@ -145,7 +149,8 @@ impl Hedge {
         }
     }
 
-    /// A first read begins. `deadline_s`: when its bytes are needed; with negative infinity it is made again as soon as it is late.
+    /// Records the beginning of a first read. `deadline_s` is the time at which its bytes are needed; with negative
+    /// infinity it is made again as soon as it is late.
     pub fn begun(&mut self, now_s: f64, bytes: u64, deadline_s: f64) -> ReadId {
         let read = ReadId(self.begun);
         self.begun += 1;
@@ -161,19 +166,21 @@ impl Hedge {
         read
     }
 
-    /// The first answer of a read is whole, by whichever try. A hedged read counts as having taken until now: it was late in any case.
+    /// Records the first whole answer of a read, by any try. A hedged read counts as having taken until now: it was
+    /// late in any case.
     pub fn ended(&mut self, now_s: f64, read: ReadId) {
         if let Some(under_way) = self.under_way.remove(&read) {
             self.latencies[size_class(under_way.bytes)].observe(now_s - under_way.began_s);
         }
     }
 
-    /// A read that failed or was given up: its time says nothing.
+    /// Forgets a read that failed or was given up: its time is no measurement.
     pub fn abandoned(&mut self, read: ReadId) {
         self.under_way.remove(&read);
     }
 
-    /// The read that is to be made again now, if there is one within the budget: the one that is due for longest. Ask until `None`.
+    /// Returns the read that is to be made again now, within the budget; of several the one due for longest. Call it
+    /// until `None`.
     pub fn due(&mut self, now_s: f64) -> Option<ReadId> {
         while let Some(&Reverse((Seconds(known_s), read))) = self.dues.peek() {
             if known_s > now_s {
@@ -183,7 +190,7 @@ impl Hedge {
                 self.dues.pop();
                 continue;
             };
-            // Reads have become slower since it was put in: it is not due yet.
+            // Reads have become slower since the entry was made: it is not due yet.
             if let Some(due_s) = self.due_s(&under_way).filter(|due_s| *due_s > now_s) {
                 self.dues.pop();
                 self.dues.push(Reverse((Seconds(due_s), read)));
@@ -208,7 +215,7 @@ impl Hedge {
         None
     }
 
-    /// When to ask again, if nothing begins or ends before; `None` where that would be in vain.
+    /// Returns the time at which to ask again, if nothing begins or ends before; `None` if no read can fall due.
     pub fn next_s(&mut self) -> Option<f64> {
         while let Some(&Reverse((Seconds(due_s), read))) = self.dues.peek() {
             if let Some(under_way) = self.under_way.get(&read) {
@@ -224,7 +231,7 @@ impl Hedge {
         self.hedged_bytes
     }
 
-    /// Requests that were made again; likewise.
+    /// Requests that were made again; never more than the budget's share of first requests.
     pub const fn hedged_requests(&self) -> u64 {
         self.hedged
     }

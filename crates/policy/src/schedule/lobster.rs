@@ -1,18 +1,22 @@
-//! Lobster's thread assignment: how many of a node's threads load and how many preprocess (Section 4.1), and how many of those that load
-//! serve each rank's queue (Section 4.2, Algorithm 1 with Equations 1 to 3).
+//! Lobster's thread assignment: divides a node's threads between loading and preprocessing (Section 4.1), and the
+//! loading threads among the ranks' queues (Section 4.2, Algorithm 1 with Equations 1 to 3).
 //!
-//! The text has errors. [`Erratum`] names those that change what is decided; each can be left in or mended by itself, so that it can be seen
-//! what it costs. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
+//! The text has errors. [`Erratum`] names those that change the assignment; each can be left in or corrected by itself,
+//! to show its cost. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
 //!
-//! What the text leaves open, and is settled alike in both:
+//! Both variants settle alike what the text leaves open:
 //!
-//! - The preprocessing time T_p of a rank's batch: preprocessing threads serve all ranks of a node, so it is that of all their batches.
-//! - The initial allocation of line 1, "proportional to the number of pending requests": a divisor method in whole threads
-//!   ([`proportional`]), so that the sum is right and no rank with requests has none while another has two.
-//! - When Algorithm 1 runs: where a rank is predicted to be late by tau or more (Section 4.2: a straggler). Otherwise line 1 stands.
-//! - `IsConsistent` of line 10 is not defined; Section 4.4 says that the search ends when the array W is full, after T_L entries.
-//! - Line 23 stands inside the condition of line 5, so that a rank that is in time would be given nothing: it keeps its initial number.
-//! - tau: a share of the training step, [`TAU`] unless said otherwise.
+//! - The preprocessing time T_p of a rank's batch: preprocessing threads serve all ranks of a node, so it is that of
+//!   all their batches.
+//! - The initial allocation of line 1, "proportional to the number of pending requests": a divisor method in whole
+//!   threads ([`proportional`]), so that the sum is right and no rank with requests has none while another has two.
+//! - The condition for Algorithm 1: a rank is predicted to be late by tau or more (Section 4.2: a straggler). Otherwise
+//!   line 1 stands.
+//! - `IsConsistent` of line 10 is not defined; Section 4.4 says that the search ends when the array W is full, after
+//!   T_L entries.
+//! - Line 23 stands inside the condition of line 5, so that a rank that is in time would be given nothing: it keeps its
+//!   initial number.
+//! - tau: a share of the training step, [`TAU`] unless set otherwise.
 
 use super::queues::Queues;
 use super::{Request, Scheduler, StepLoad};
@@ -24,23 +28,25 @@ pub const TAU: f64 = 0.05;
 /// An error of the paper's text that changes how threads are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Erratum {
-    /// Equation 1 multiplies a throughput of all threads by their number, and adds times that overlap; see [`crate::models::load`].
+    /// Equation 1 multiplies a throughput of all threads by their number, and adds times that overlap; see
+    /// [`crate::models::load`].
     Equation1,
-    /// Algorithm 1, lines 12 to 15: a rank that is early (T_dif < 0) has the *lower* bound of its threads raised, a late one the upper bound
-    /// lowered. Mended: the other way round.
+    /// Algorithm 1, lines 12 to 15: a rank that is early (T_dif < 0) has the *lower* bound of its threads raised, a
+    /// late one the upper bound lowered. Mended: the other way round.
     InvertedBounds,
-    /// Lines 13 and 15: the bound is set to the initial number of threads whatever candidate was tried last, so the search never leaves its
-    /// first midpoint, and only W ends it. Mended: the candidate is the bound; T_L itself can be reached, and the search ends when it
-    /// comes to the same number twice.
+    /// Lines 13 and 15: the bound is set to the initial number of threads whatever candidate was tried last, so the
+    /// search never leaves its first midpoint, and only W ends it. Mended: the candidate is the bound; T_L itself can
+    /// be reached, and the search ends when it comes to the same number twice.
     StaleCandidate,
-    /// Line 18 keeps the candidate with the larger difference. Mended: one that is in time is kept over one that is late; of two alike, that
-    /// with the smaller difference (Equation 2).
+    /// Line 18 keeps the candidate with the larger difference. Mended: one that is in time is kept over one that is
+    /// late; of two alike, that with the smaller difference (Equation 2).
     KeepsWorse,
-    /// Nothing keeps the sum within T_L. Mended: while there are too many, one is taken where the rank's time afterwards is the least
-    /// (Equation 3). What is left over goes to the ranks by their pending requests.
+    /// Nothing keeps the sum within T_L. Mended: while there are too many, one is taken where the rank's time
+    /// afterwards is the least (Equation 3). What is left over goes to the ranks by their pending requests.
     UnboundedSum,
-    /// Section 4.1, step 2: threads are taken from preprocessing as long as it is not the bottleneck, even where loading gains nothing by
-    /// them. Mended: of the numbers that step 2 goes through, that with which loading and preprocessing together are shortest.
+    /// Section 4.1, step 2: threads are taken from preprocessing as long as it is not the bottleneck, even where
+    /// loading gains nothing by them. Mended: of the numbers that step 2 goes through, that with which loading and
+    /// preprocessing together are shortest.
     TakesWithoutGain,
 }
 
@@ -57,13 +63,13 @@ pub const AS_WRITTEN: [Erratum; 6] = [
 /// A node as the thread assignment sees it.
 #[derive(Clone, Debug)]
 pub struct NodeModel {
-    /// Its threads, for loading and preprocessing together. One of each there is always, so fewer than two count as two.
+    /// Threads for loading and preprocessing together. There is always one of each, so fewer than two count as two.
     pub threads: u32,
     /// Ranks.
     pub ranks: u32,
-    /// Reading.
+    /// Model of reading.
     pub load: LoadModel,
-    /// Preprocessing.
+    /// Model of preprocessing.
     pub preprocessing: Portfolio,
     /// Share of a training step that counts as no difference; [`TAU`].
     pub tau: f64,
@@ -81,17 +87,17 @@ pub struct Lobster {
 }
 
 impl Lobster {
-    /// With all errors mended.
+    /// Creates the assignment with all errors corrected.
     pub fn corrected(node: NodeModel) -> Self {
         Self::with("lobster", node, &[])
     }
 
-    /// As the text has it.
+    /// Creates the assignment with all errors of the text.
     pub fn as_written(node: NodeModel) -> Self {
         Self::with("lobster_as_written", node, &AS_WRITTEN)
     }
 
-    /// With these errors of the text left in.
+    /// Creates the assignment with the given errors of the text left in.
     pub fn with(name: &'static str, mut node: NodeModel, errata: &[Erratum]) -> Self {
         node.threads = node.threads.max(2);
         let enough = node.preprocessing.nearest(0).threads_enough();
@@ -106,7 +112,8 @@ impl Lobster {
         }
     }
 
-    /// Threads by rank, as last assigned. Their sum is at most [`Scheduler::loading_threads`], but for [`Erratum::UnboundedSum`].
+    /// Threads by rank, as last assigned. Their sum is at most [`Scheduler::loading_threads`], but for
+    /// [`Erratum::UnboundedSum`].
     pub fn assigned(&self) -> &[u32] {
         &self.assigned
     }
@@ -115,7 +122,7 @@ impl Lobster {
         self.errata.contains(&erratum)
     }
 
-    /// What comes of so many threads that preprocess.
+    /// Divides the node's threads with `preprocessing` of them preprocessing.
     fn divide(&self, load: &StepLoad, pending: &[u64], preprocessing: u32) -> Division {
         let step = Predicted::new(self, load, preprocessing);
         let assigned = self.share_out(&step, pending);
@@ -182,7 +189,7 @@ impl Lobster {
     }
 }
 
-/// Whether a difference is better than another: in time rather than late, and then the smaller.
+/// Returns true if a difference is better than another: in time rather than late, and then the smaller.
 fn is_better(difference: f64, than: f64, tau_s: f64) -> bool {
     match (difference < tau_s, than < tau_s) {
         (true, false) => true,
@@ -260,8 +267,9 @@ impl<'a> Predicted<'a> {
     }
 }
 
-/// Brings the sum to the number of loading threads: too many are taken where it hurts least, which leaves the least longest time that is
-/// possible; left over ones go to the ranks by what waits in their queues, in [`proportional`]'s way.
+/// Brings the sum to the number of loading threads. Surplus threads are taken from the rank that is fastest afterwards,
+/// which keeps the longest time as short as possible. Missing threads go to the ranks by the length of their queues, as
+/// in [`proportional`].
 fn keep_sum(threads: &mut [u32], step: &Predicted<'_>, pending: &[u64]) {
     let mut sum: u32 = threads.iter().sum();
     while sum > step.threads {
@@ -276,15 +284,17 @@ fn keep_sum(threads: &mut [u32], step: &Predicted<'_>, pending: &[u64]) {
     give(threads, pending, step.threads - sum);
 }
 
-/// Threads for ranks in proportion to their pending requests, by Adams's divisor method: one by one, each to the rank with most requests a
-/// thread. No rank with requests has none while another has two; ranks without requests have none. Where nobody has requests, all count alike.
+/// Returns threads for ranks in proportion to their pending requests, by Adams's divisor method: one by one, each to
+/// the rank with most requests a thread. No rank with requests has none while another has two; ranks without requests
+/// have none. If no rank has requests, all count alike.
 pub fn proportional(pending: &[u64], threads: u32) -> Vec<u32> {
     let mut given = vec![0; pending.len()];
     give(&mut given, pending, threads);
     given
 }
 
-/// Gives `threads` more, one by one, each to the rank with most requests a thread; of equal ones to that with most requests, then the first.
+/// Gives `threads` more, one by one, each to the rank with most requests a thread; of equal ones to that with most
+/// requests, then the first.
 fn give(given: &mut [u32], pending: &[u64], threads: u32) {
     let nothing_waits = pending.iter().all(|&requests| requests == 0);
     let requests = |rank: usize| if nothing_waits { 1 } else { pending[rank] };
@@ -327,11 +337,12 @@ impl Scheduler for Lobster {
         (self.node.load, self.node.preprocessing) = (load, preprocessing);
     }
 
-    /// Section 4.1: as many threads preprocess as gain by it, and the others load (step 1); as long as a rank's loading and preprocessing
-    /// take longer than training, and preprocessing with one thread fewer would not take longest of the three stages, one goes over to
-    /// loading (step 2).
+    /// Assigns threads as in Section 4.1. Step 1: as many threads preprocess as gain by it, and the others load. Step
+    /// 2: one thread goes over to loading as long as a rank's loading and preprocessing take longer than training, and
+    /// preprocessing with one thread fewer would not take longest of the three stages.
     ///
-    /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in while this one runs.
+    /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in while
+    /// this one runs.
     fn assign(&mut self, load: &StepLoad) {
         let queued = self.queues.lengths().zip(&load.samples);
         let pending: Vec<u64> = queued.map(|(queued, &batch)| (queued as u64).max(u64::from(batch))).collect();

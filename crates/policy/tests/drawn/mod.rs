@@ -2,7 +2,7 @@
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// So many cases, the same ones in each run: what passes once, passes always.
+/// Returns the configuration for `cases` cases, the same in each run: a test that passes once passes always.
 pub(crate) fn cases(cases: u32) -> Config {
     Config {
         rng_seed: RngSeed::Fixed(0),

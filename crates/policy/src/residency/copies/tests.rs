@@ -8,7 +8,7 @@ const NODES: Node = 4;
 const SAMPLES: u32 = 6;
 const CACHE_BYTES: u64 = 100;
 
-/// What a node does with a sample, where it can.
+/// Operations of a node on a sample, each if it is possible.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Use,
@@ -44,7 +44,7 @@ struct Checked {
     copies: Copies,
     plain: Vec<Plain>,
     sizes: Vec<u32>,
-    /// What a sample counts while its size is unknown.
+    /// Bytes reserved for each sample while its size is unknown.
     reserved: Vec<u32>,
     known: Vec<bool>,
 }
@@ -78,7 +78,7 @@ impl Checked {
         self.plain.iter_mut().find(|copy| (copy.node, copy.sample) == (node, sample))
     }
 
-    /// What a sample is expected to take.
+    /// Returns the expected bytes of a sample.
     fn expected(&self, sample: Sample) -> u64 {
         let at = sample as usize;
         if self.known[at] {
@@ -195,7 +195,8 @@ impl Checked {
 proptest! {
     #![proptest_config(drawn::cases(400))]
 
-    /// Whatever comes and goes: each copy is found, counts its bytes once where it lies, and serves others once it has arrived.
+    /// Over any sequence of operations, each copy is found, counts its bytes once on its node, and serves others once
+    /// it has arrived.
     #[test]
     fn copies_are_a_list(deeds in deeds(), sizes in proptest::collection::vec(1..60_u32, SAMPLES as usize)) {
         let mut checked = Checked::new(sizes);

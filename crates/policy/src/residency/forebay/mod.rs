@@ -1,16 +1,21 @@
-//! Ours. What a cluster keeps between epochs is chosen once for all nodes, and then left alone.
+//! Forebay's own policy. The samples that a cluster keeps between epochs are chosen once for all nodes, and then left
+//! alone.
 //!
-//! - While memory is short (N * C < S), each sample is kept by one node at most, its *owner*: any choice of samples avoids the same bytes. A
-//!   read costs r + b / B, for b bytes at B bytes a second and r a request; by byte that falls with size, so the smallest are kept.
-//! - The first node to read a sample owns it, while there is room. A full node swaps it for a larger one, but only for one that was already
-//!   consumed in this epoch: its next use is as far away as that of the sample it goes for, so nothing is lost, where a swap against
-//!   what is still to be used costs a read of it. A node whose own reads will not fill its memory takes what others have no room for.
-//! - Where there is room (N * C > S), nodes keep replicas of what they use next themselves. They may go at any time; the owner's copy stays.
-//! - The rotating variant also changes owners: the node that consumes a sample and is the next one to use it becomes its owner. In
-//!   place of that it gives up something that it does not use next, if the node that is relieved will read enough to fill its room again. That
-//!   saves peers' bytes, at the price of more requests to the source, since the smallest no longer all stay.
+//! - While memory is short (N * C < S), each sample is kept by one node at most, its *owner*: any choice of samples
+//!   avoids the same bytes. A read costs r + b / B, for b bytes at B bytes a second and r a request; by byte that falls
+//!   with size, so the smallest are kept.
+//! - The first node to read a sample owns it, while there is room. A full node swaps a larger sample for it, but only
+//!   one that was already consumed in this epoch: its next use is as far away as that of the new sample, so nothing is
+//!   lost. A swap against a sample that is still to be used would cost a read of it. A node whose own reads will not
+//!   fill its memory takes samples for which others have no room.
+//! - When there is room (N * C > S), nodes keep replicas of the samples that they use next themselves. Replicas may go
+//!   at any time; the owner's copy stays.
+//! - The rotating variant also changes owners: the node that consumes a sample and is the next one to use it becomes
+//!   its owner. In exchange it gives up a sample that it does not use next, if the node that is relieved will read
+//!   enough to fill its room again. That saves peers' bytes, at the price of more requests to the source, since the
+//!   smallest no longer all stay.
 //!
-//! Sizes are learned as samples are first read. An epoch of decisions takes a few reads of memory a sample.
+//! Sizes are learned as samples are first read. Each decision takes a few memory accesses a sample.
 
 mod outlook;
 mod replicas;
@@ -25,10 +30,10 @@ use super::{Access, Fetch, Handover, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
 
-/// What a node is expected to read in the rest of an epoch must be this many times the room that a swap leaves open.
+/// Factor by which a node's expected reads in the rest of an epoch must exceed the room that a swap leaves open.
 const REFILL: f64 = 2.0;
 
-/// One owner for each sample, replicas in what is left over.
+/// The policy: one owner for each sample, and replicas in the remaining room.
 #[derive(Clone, Debug)]
 pub struct Forebay {
     cluster: Cluster,
@@ -45,15 +50,15 @@ pub struct Forebay {
     misses_left: u32,
     handover: Option<Handover>,
     given_up: GivenUp,
-    /// The node that was last asked to take a sample over, and how many more samples nobody will be asked to.
+    /// Node that was last asked to take a sample over, and number of samples for which no node will be asked.
     taker: Node,
     refusals: Node,
-    /// Where the search for an owned sample to give up goes on, when all else failed.
+    /// Position of the search for an owned sample to give up, after all else failed.
     hand: Sample,
 }
 
 impl Forebay {
-    /// Empty memories, with windows that reach `ahead` iterations beyond the current one.
+    /// Creates empty memories, with windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
             cluster,
@@ -74,7 +79,7 @@ impl Forebay {
         }
     }
 
-    /// The same with owners that change to the node that uses a sample next.
+    /// Creates the rotating variant, whose owners change to the node that uses a sample next.
     pub fn rotating(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
             rotating: true,
@@ -82,7 +87,7 @@ impl Forebay {
         }
     }
 
-    /// Most bytes that the window of a node takes, but for a step that needs more.
+    /// Most bytes that the window of a node takes, unless a step needs more.
     pub const fn window_limit_bytes(&self) -> u64 {
         self.window.limit_bytes()
     }
@@ -91,7 +96,7 @@ impl Forebay {
         self.owned_bytes[usize::from(node)] + self.replicas.bytes(node)
     }
 
-    /// Bytes that the node could own beside what it does; replicas are no hindrance.
+    /// Bytes that the node could own in addition; replicas do not count, since they may go.
     fn room(&self, node: Node) -> u64 {
         self.window.kept_limit_bytes().saturating_sub(self.owned_bytes[usize::from(node)])
     }
@@ -106,12 +111,13 @@ impl Forebay {
         self.room(node) as f64 - self.expected_misses()
     }
 
-    /// Whether the node's reads in the rest of this epoch will fill its room, were it larger by that much.
+    /// Returns true if the node's reads in the rest of this epoch will fill its room, plus `more` bytes.
     fn refills(&self, node: Node, more: u64) -> bool {
         REFILL * (self.room(node) + more) as f64 <= self.expected_misses()
     }
 
-    /// Whether it is worth knowing the next uses: always for who rotates by them, else when there will be room for replicas.
+    /// Returns true if the next uses are worth knowing: always for the rotating variant, else if there will be room for
+    /// replicas.
     fn looks_ahead(&self) -> bool {
         let any_surplus = || (0..self.cluster.nodes).any(|node| self.surplus(node) > self.window.mean_bytes());
         self.cluster.nodes > 1 && (self.rotating || self.outlook.is_known() || (self.window.known() > 0 && any_surplus()))
@@ -124,7 +130,7 @@ impl Forebay {
         self.owned += 1;
     }
 
-    /// The owner gives its copy up. A replica takes its place, if there is one.
+    /// Gives up the owner's copy. A replica takes its place, if there is one.
     fn disown(&mut self, sample: Sample) {
         let bytes = self.window.size(sample);
         let node = self.window.set_owner(sample, NOBODY);
@@ -142,8 +148,8 @@ impl Forebay {
         self.given_up.note(node, sample);
     }
 
-    /// Gives up replicas of the node until that many bytes fit beside what it keeps; with a part of the next epoch only such as are used
-    /// after it. Whether they fit.
+    /// Gives up replicas of the node until `bytes` fit beside the copies that it keeps; given a part of the next epoch,
+    /// only replicas used after it. Returns true if they fit.
     fn make_room(&mut self, node: Node, bytes: u32, part: Option<Part>) -> bool {
         let bytes = u64::from(bytes);
         if bytes > self.room(node) {
@@ -160,8 +166,8 @@ impl Forebay {
         true
     }
 
-    /// A sample that the node owns, that was consumed in this epoch, and that may go for one of that size: a larger one, or any that leaves
-    /// enough room where the node itself uses the new one next.
+    /// Returns a sample that the node owns, that was consumed in this epoch, and that may go for one of `bytes`: a
+    /// larger one, or any that leaves enough room if the node itself uses the new one next.
     fn swappable(&mut self, node: Node, bytes: u32, wanted: bool) -> Option<Sample> {
         loop {
             let (sample, class) = self.spare.largest(node)?;
@@ -187,7 +193,7 @@ impl Forebay {
         std::hint::black_box(next.iter().fold(0, |bits, &sample| bits ^ self.window.size(sample)));
     }
 
-    /// A sample without an owner was consumed: finds one, if it is worth its room.
+    /// Finds an owner for a consumed sample that has none, if it is worth its room.
     fn adopt(&mut self, node: Node, sample: Sample) {
         let bytes = self.window.size(sample);
         if self.make_room(node, bytes, None) {
@@ -206,7 +212,8 @@ impl Forebay {
         }
     }
 
-    /// A node with room for so many bytes that its own reads will not fill. Once all were asked in vain, as many samples go without asking.
+    /// Returns a node with room for `bytes` that its own reads will not fill. After all nodes were asked without
+    /// success, the same number of samples goes without asking.
     fn taker(&mut self, bytes: u32) -> Option<Node> {
         if self.refusals > 0 {
             self.refusals -= 1;
@@ -222,7 +229,7 @@ impl Forebay {
         None
     }
 
-    /// A node has consumed a sample that another one owns.
+    /// Decides on a replica for a node that has consumed a sample of another owner.
     fn replicate(&mut self, node: Node, owner: Node, sample: Sample, foreseen: bool) {
         let bytes = self.window.size(sample);
         let next = self.outlook.next(node, sample);
@@ -258,7 +265,7 @@ impl Forebay {
         }
     }
 
-    /// A sample changes its owner. The last one keeps its copy as a replica, where that takes nobody's room.
+    /// Changes the owner of a sample. The old owner keeps its copy as a replica, if that takes no needed room.
     fn rotate(&mut self, to: Node, from: Node, sample: Sample) {
         let bytes = self.window.size(sample);
         self.window.set_owner(sample, to);
@@ -269,7 +276,8 @@ impl Forebay {
         }
     }
 
-    /// Room that a step must have which is due: of replicas, of what was consumed, and at last of anything that is not in use.
+    /// Makes room for a step that is due: from replicas, then from consumed samples, and at last from any sample that
+    /// is not in use.
     fn give_up(&mut self, node: Node) {
         while self.window.is_over(node, self.kept_bytes(node)) {
             let replica = self.replicas.worst(node, None, &self.window, &self.outlook);
@@ -365,7 +373,8 @@ impl Residency for Forebay {
             owner => self.replicate(node, owner, sample, foreseen),
         }
         let owner = self.window.owner(sample);
-        // Where nothing is missed any more, nothing is swapped; and what is used in the next epoch already waits for a later use.
+        // In an epoch without misses nothing is swapped; and a sample used in the next epoch already waits for a later
+        // use.
         if owner != NOBODY && self.misses_left > 0 && access.epoch == self.epoch {
             let stays = self.rotating && self.outlook.next(owner, sample).is_some();
             if !stays {

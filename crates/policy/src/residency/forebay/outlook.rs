@@ -1,4 +1,4 @@
-//! Which node uses each sample, in this epoch still and in the next one.
+//! Next uses: the node that uses each sample later in this epoch, and in the next one.
 
 use crate::ids::{Cluster, Node, Sample};
 use crate::order;
@@ -21,25 +21,26 @@ const NEVER: Use = Use { node: NOBODY, part: 0 };
 /// Eight bytes a sample, since each consumed sample is looked up here.
 #[derive(Clone, Copy, Debug)]
 struct Uses {
-    /// In this epoch, while it is to come.
+    /// Node of its use in this epoch, while that is to come.
     now: Node,
     next: Use,
 }
 
-/// Next uses. Knows nothing until the first [`Self::begin`].
+/// Next uses of all samples. Empty until the first [`Self::begin`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outlook {
     uses: Vec<Uses>,
 }
 
 impl Outlook {
-    /// Whether uses were looked up.
+    /// Returns true if uses were looked up.
     pub(super) const fn is_known(&self) -> bool {
         !self.uses.is_empty()
     }
 
-    /// An epoch of so many samples begins, after which comes `next`, or none that is known. `seen` is told each use in that: sample, node,
-    /// part, and whether the same node uses the sample in this epoch too. A sample with which an epoch is padded counts by its first use.
+    /// Begins an epoch of `samples`, followed by `next` if that is known. `seen` is called with each use in the next
+    /// epoch: sample, node, part, and true if the same node uses the sample in this epoch too. A sample that pads an
+    /// epoch counts by its first use.
     pub(super) fn begin(
         &mut self,
         cluster: Cluster,
@@ -70,14 +71,14 @@ impl Outlook {
         }
     }
 
-    /// What will be asked for soon is read.
+    /// Touches the entries of upcoming accesses, so that their cache misses overlap.
     pub(super) fn expect(&self, uses: &[Access]) {
         if self.is_known() {
             std::hint::black_box(uses.iter().fold(0, |bits, access| bits ^ self.uses[access.sample as usize].now));
         }
     }
 
-    /// The node has used the sample. Whether that was known to come.
+    /// Records that the node has used the sample. Returns true if that use was foreseen.
     pub(super) fn used(&mut self, node: Node, sample: Sample) -> bool {
         match self.uses.get_mut(sample as usize) {
             Some(uses) if uses.now == node => {
@@ -88,14 +89,15 @@ impl Outlook {
         }
     }
 
-    /// When the node uses the sample in the next epoch; `None` where it does not, or nothing is known.
+    /// Returns the part of the next epoch in which the node uses the sample; `None` if it does not, or nothing is
+    /// known.
     pub(super) fn next(&self, node: Node, sample: Sample) -> Option<Part> {
         self.uses
             .get(sample as usize)
             .and_then(|uses| (uses.next.node == node).then_some(uses.next.part))
     }
 
-    /// Whether the node is not known to use the sample again.
+    /// Returns true if the node is not known to use the sample again.
     pub(super) fn is_idle(&self, node: Node, sample: Sample) -> bool {
         self.uses
             .get(sample as usize)
@@ -127,7 +129,7 @@ mod tests {
     proptest! {
         #![proptest_config(drawn::cases(200))]
 
-        /// Over epochs, the last of which nothing follows: what each node uses next, and what it is known to use at all.
+        /// Over several epochs, of which the last has no successor: each node's next use, and each foreseen use.
         #[test]
         fn next_uses_are_those_of_the_orders(
             samples in 1..60_u32, shape in (1..4_u16, 1..3_u32, 1..5_u32), drop: bool, seed: u64, used in proptest::collection::vec(any::<bool>(), 60),
@@ -161,7 +163,7 @@ mod tests {
                         let is_now = || now.get(&sample).is_some_and(|(user, _)| *user == node);
                         prop_assert_eq!(outlook.next(node, sample).is_some(), is_next);
                         prop_assert_eq!(outlook.is_idle(node, sample), !is_next && !is_now());
-                        // Some uses are over before the epoch is, each once.
+                        // Ends some uses before the epoch ends, each once.
                         if used[sample as usize] {
                             let was_now = is_now();
                             prop_assert_eq!(outlook.used(node, sample), was_now);

@@ -1,5 +1,6 @@
-//! Copies beside the one that is kept for all. A node makes them in room that is left over, to spare itself a read from a peer, and any of
-//! them may go at any time. A node that wants another replica gives up first what it is not known to use again, then what it uses latest.
+//! Copies beside the owner's. A node makes them in remaining room, to spare itself a read from a peer, and any of them
+//! may go at any time. For another replica, a node first gives up replicas that it is not known to use again, then
+//! those used latest.
 
 use super::outlook::{Outlook, PARTS, Part};
 use crate::ids::{Node, Sample};
@@ -12,15 +13,16 @@ const PROBES: u32 = 256;
 
 #[derive(Clone, Debug)]
 struct OfNode {
-    /// Replicas by the part of the next epoch in which the node uses them. What went since is still listed.
+    /// Replicas by the part of the next epoch in which the node uses them. Replicas that are gone stay listed.
     by_part: Vec<Vec<Sample>>,
-    /// No part from here on lists any.
+    /// Number of parts up to the last one that lists a replica.
     end: usize,
-    /// Replicas that the node is known to use again, in this epoch or the next. A use that never came may still be counted.
+    /// Replicas that the node is known to use again, in this epoch or the next. A use that never came may still be
+    /// counted.
     wanted: u32,
 }
 
-/// By node.
+/// Replicas of all nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Replicas {
     samples: u32,
@@ -29,7 +31,7 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// None.
+    /// Creates no replicas.
     pub(super) fn new(nodes: Node, samples: u32) -> Self {
         let node = OfNode {
             by_part: vec![Vec::new(); usize::from(PARTS)],
@@ -43,17 +45,17 @@ impl Replicas {
         }
     }
 
-    /// What will be asked for soon is read.
+    /// Touches the entries of upcoming accesses, so that their cache misses overlap.
     pub(super) fn expect(&self, uses: &[Access]) {
         self.kept.expect(uses);
     }
 
-    /// Whether the node has a replica.
+    /// Returns true if the node has a replica.
     pub(super) fn contains(&self, node: Node, sample: Sample) -> bool {
         self.kept.contains(node, sample)
     }
 
-    /// A node that has a replica.
+    /// Returns a node that has a replica.
     pub(super) fn holder(&self, sample: Sample) -> Option<Node> {
         self.kept.holder(sample)
     }
@@ -63,7 +65,7 @@ impl Replicas {
         self.kept.bytes(node)
     }
 
-    /// An epoch begins: what was the next use is this epoch's.
+    /// Begins an epoch: foreseen uses of the next epoch become uses of this one.
     pub(super) fn begin(&mut self) {
         for node in &mut self.nodes {
             node.by_part.iter_mut().for_each(Vec::clear);
@@ -71,14 +73,15 @@ impl Replicas {
         }
     }
 
-    /// The next epoch's order has a use by this node: what was idle is wanted then. (What the node uses in this epoch is told when it did.)
+    /// Records a foreseen use of the next epoch by this node, which makes an idle replica wanted. (A sample that the
+    /// node uses in this epoch too is recorded after that use.)
     pub(super) fn foresee(&mut self, node: Node, sample: Sample, part: Part, used_now: bool) {
         if !used_now && self.kept.contains(node, sample) {
             self.list(node, sample, part);
         }
     }
 
-    /// The node makes a replica, which it uses next in that part of the next epoch, if it is known to at all.
+    /// Adds a replica of the node, with the part of the next epoch in which the node uses it, if it is known to.
     pub(super) fn insert(&mut self, node: Node, sample: Sample, bytes: u32, next: Option<Part>) {
         self.kept.insert(node, sample, bytes);
         if let Some(part) = next {
@@ -86,7 +89,7 @@ impl Replicas {
         }
     }
 
-    /// The node has used its replica, as `foreseen` or not.
+    /// Records that the node has used its replica, as `foreseen` or not.
     pub(super) fn used(&mut self, node: Node, sample: Sample, foreseen: bool, next: Option<Part>) {
         if foreseen {
             self.unwant(node);
@@ -96,7 +99,7 @@ impl Replicas {
         }
     }
 
-    /// The node's replica goes.
+    /// Removes the node's replica.
     pub(super) fn remove(&mut self, node: Node, sample: Sample, bytes: u32, outlook: &Outlook) {
         self.kept.remove(node, sample, bytes);
         if !outlook.is_idle(node, sample) {
@@ -104,10 +107,11 @@ impl Replicas {
         }
     }
 
-    /// The replica that the node can best do without: one that is idle, else the one used last in the next epoch, if that is after `part`.
+    /// Returns the node's least useful replica: one that is idle, else the one used last in the next epoch, if that is
+    /// after `part`.
     pub(super) fn worst(&mut self, node: Node, part: Option<Part>, window: &Window, outlook: &Outlook) -> Option<Sample> {
         let idle = self.kept.copies(node).saturating_sub(self.nodes[usize::from(node)].wanted);
-        // Where few are idle, looking for them costs more than they are worth.
+        // If few are idle, the search costs more than they are worth.
         if u64::from(idle) * u64::from(PROBES) >= u64::from(self.samples) {
             let found = self.kept.next(node, PROBES, window, |sample| outlook.is_idle(node, sample));
             if found.is_some() {
@@ -132,7 +136,7 @@ impl Replicas {
         None
     }
 
-    /// Any replica of the node that is not in use.
+    /// Returns any replica of the node that is not in use.
     pub(super) fn any(&mut self, node: Node, window: &Window) -> Option<Sample> {
         self.kept.next(node, self.samples, window, |_| true)
     }
@@ -163,7 +167,7 @@ mod tests {
     use crate::order::{Deal, Order, Permutation};
     use crate::residency::window::Share;
 
-    /// Few enough that an idle replica is always looked for.
+    /// Few enough samples that the search for an idle replica is always made.
     const SAMPLES: u32 = 120;
     const CLUSTER: Cluster = Cluster {
         nodes: 3,
@@ -171,7 +175,7 @@ mod tests {
         cache_bytes: 1,
     };
 
-    /// What is known when the first epoch begins, and windows in which uses of some samples are under way.
+    /// Returns the outlook at the beginning of the first epoch, and windows in which some samples are in use.
     fn begun(seed: u64, used: &[Sample]) -> (Outlook, Window) {
         let deal = Deal::new(SAMPLES, CLUSTER.world(), 4).expect("a deal");
         let permutation = Permutation::Counter;
@@ -193,8 +197,8 @@ mod tests {
     proptest! {
         #![proptest_config(drawn::cases(200))]
 
-        /// What the node does not use again goes first, then what it uses latest; with a part of the epoch, only what it uses after that. And again
-        /// with other replicas, when all have gone.
+        /// Replicas that the node does not use again go first, then those used latest; given a part of the epoch, only
+        /// those used after it. And again with other replicas, when all have gone.
         #[test]
         fn the_worst_goes_first(
             seed: u64, rounds in proptest::collection::vec(proptest::collection::btree_set(0..SAMPLES, 0..100), 1..4),
@@ -235,14 +239,14 @@ mod tests {
             let bytes: u64 = left.iter().map(|sample| u64::from(10 + sample)).sum();
             prop_assert_eq!(replicas.bytes(1), bytes);
         }
-        // What may not go stays; and so may what is used no later than something that is in use, and is or was listed.
+        // Replicas that may not go stay, and possibly those used no later than a listed one that is in use.
         let in_use = |sample: &Sample| window.in_use(*sample);
         let blocked = (0..SAMPLES).filter(in_use).filter_map(|sample| outlook.next(1, sample)).max();
         for sample in left.iter().filter(|sample| !in_use(sample)) {
             let next = outlook.next(1, *sample);
             prop_assert!(next.is_some() && (next <= part || next <= blocked));
         }
-        // All but what is in use may go at last.
+        // Finally all replicas may go except those in use.
         while let Some(sample) = replicas.any(1, window) {
             prop_assert!(left.remove(&sample) && !in_use(&sample));
             replicas.remove(1, sample, 10 + sample, outlook);
@@ -263,7 +267,7 @@ mod tests {
         for sample in [first, second] {
             replicas.insert(1, sample, 1, None);
         }
-        // Listed by the use that is foreseen in the next epoch; one that is used in this epoch is listed when it was.
+        // A use foreseen in the next epoch lists the replica; if it is used in this epoch too, the use lists it.
         replicas.foresee(1, first, 7, false);
         replicas.foresee(1, second, 9, true);
         replicas.foresee(1, SAMPLES - 1, 11, false);

@@ -1,5 +1,5 @@
-//! What a node could give up at no cost in this epoch: samples that it keeps for all and that were consumed already. Each node's are in
-//! classes of size, so that the largest is found at once.
+//! Samples that a node could give up at no cost in this epoch: owned samples that were consumed already. They are in
+//! classes of size, so that the largest is found in constant time.
 
 use crate::ids::{Node, Sample};
 
@@ -17,26 +17,26 @@ pub(super) const fn class_of(bytes: u32) -> u8 {
     ((above + 1) * STEPS + (bytes >> above) % STEPS) as u8
 }
 
-/// Samples told at once that will be the largest next.
+/// Number of samples that [`Spare::pop`] announces together.
 const TOLD: u8 = 64;
 
 #[derive(Clone, Debug)]
 struct OfNode {
     classes: Vec<Vec<Sample>>,
-    /// No class from here on has any.
+    /// Number of classes up to the last one that has any.
     end: usize,
-    /// Of those told last, how many were not taken away yet.
+    /// Announced samples that were not taken away yet.
     told: u8,
 }
 
-/// By node.
+/// Spare samples of all nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Spare {
     nodes: Vec<OfNode>,
 }
 
 impl Spare {
-    /// None.
+    /// Creates no spare samples.
     pub(super) fn new(nodes: Node) -> Self {
         Self {
             nodes: vec![
@@ -50,7 +50,7 @@ impl Spare {
         }
     }
 
-    /// An epoch begins: nothing is consumed yet.
+    /// Begins an epoch: nothing is consumed yet.
     pub(super) fn clear(&mut self) {
         for node in &mut self.nodes {
             node.classes.iter_mut().for_each(Vec::clear);
@@ -58,7 +58,7 @@ impl Spare {
         }
     }
 
-    /// The node keeps a sample of that size, which was consumed.
+    /// Adds a consumed sample of `bytes` that the node keeps.
     pub(super) fn push(&mut self, node: Node, sample: Sample, bytes: u32) {
         let class = usize::from(class_of(bytes));
         let node = &mut self.nodes[usize::from(node)];
@@ -66,7 +66,7 @@ impl Spare {
         node.end = node.end.max(class + 1);
     }
 
-    /// One of the largest that the node has, with its class. It may have left the node since it was pushed.
+    /// Returns one of the node's largest samples, with its class. It may have left the node since it was pushed.
     pub(super) fn largest(&mut self, node: Node) -> Option<(Sample, u8)> {
         let node = &mut self.nodes[usize::from(node)];
         while node.end > 0 {
@@ -78,8 +78,8 @@ impl Spare {
         None
     }
 
-    /// Takes away what [`Self::largest`] answered. Now and then it tells which samples are next, so that what is known of them can be read at
-    /// once: they lie all over memory.
+    /// Takes away the sample that [`Self::largest`] returned. From time to time it returns the next samples, so that
+    /// the caller can touch their entries together: they are scattered over memory.
     pub(super) fn pop(&mut self, node: Node) -> &[Sample] {
         let node = &mut self.nodes[usize::from(node)];
         let Some(class) = node.end.checked_sub(1) else { return &[] };

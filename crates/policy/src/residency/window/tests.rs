@@ -15,7 +15,7 @@ fn deal(samples: u32, world: u32, batch: u32) -> Deal {
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
-    /// A use in so many steps from the epoch's first.
+    /// Opens a use this many steps after the epoch's first.
     Open {
         node: Node,
         sample: Sample,
@@ -25,7 +25,7 @@ enum Move {
     },
     Arrive(usize),
     Close(usize),
-    /// An epoch begins; of the uses of the one before, so many end later.
+    /// Begins an epoch; this many uses of the one before end later.
     Begin(usize),
 }
 
@@ -46,10 +46,10 @@ struct Checked {
     window: Window,
     cluster: Cluster,
     sizes: Vec<u32>,
-    /// What a sample counts while its size is unknown.
+    /// Bytes reserved for each sample while its size is unknown.
     reserved: Vec<u32>,
     known: Vec<bool>,
-    /// Each with whether it is of a copy.
+    /// Uses under way, each with true if it is of a copy.
     uses: Vec<(Access, bool)>,
     due: Vec<u64>,
     epoch: EpochNumber,
@@ -125,7 +125,7 @@ impl Checked {
         self.known[access.sample as usize] = true;
     }
 
-    /// A use ends once its bytes are there. Of several of a sample by a node any may count as the one that does.
+    /// Ends a use whose bytes have arrived. Of several uses of a sample by a node, any may be the one that ends.
     fn close(&mut self, access: Access) -> Result<(), TestCaseError> {
         self.arrive(access);
         let of_copy = self.window.close(access) == Held::Copy;
@@ -204,7 +204,8 @@ impl Checked {
 proptest! {
     #![proptest_config(drawn::cases(400))]
 
-    /// Whatever uses meet: a window holds the bytes of its uses, lets in what fits or is due, and knows what is in use.
+    /// Over any overlapping uses, a window holds the bytes of its uses, lets in a sample that fits or is due, and knows
+    /// the samples in use.
     #[test]
     fn a_window_is_the_list_of_its_uses(moves in moves(), sizes in proptest::collection::vec(1..40_u32, SAMPLES as usize), whole: bool) {
         let mut checked = Checked::new(sizes, if whole { Share::Whole } else { Share::Bounded });
@@ -215,7 +216,7 @@ proptest! {
     }
 }
 
-/// The limit of a window over samples of these sizes, all of which are known, ten a step.
+/// Returns the limit of a window over samples of these sizes, all known, ten a step.
 fn limit_bytes(cache_bytes: u64, ahead: Iteration, sizes: &[u32], share: Share) -> u64 {
     let cluster = Cluster {
         nodes: 1,
