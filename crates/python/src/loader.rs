@@ -190,6 +190,12 @@ impl LoaderRank {
         LoaderBatch::new(Arc::clone(&self.0), extents)
     }
 
+    /// Makes a batch of rows, whose extents have their own numbers: see `batch`. Rows beyond `count` are the rank's to read.
+    fn row_batch(&self, rows: Vec<i64>, count: u32) -> LoaderBatch {
+        let extent = |row| u32::try_from(row).ok().filter(|row| *row < count);
+        LoaderBatch::new(Arc::clone(&self.0), rows.into_iter().map(extent).collect())
+    }
+
     /// Begins an epoch, by its number in the order. Returns its number on the ring, which the other functions take.
     fn begin_epoch(&self, number: u32) -> u32 {
         self.0.rank.begin_epoch(number)
@@ -248,7 +254,7 @@ impl LoaderWorker {
     }
 
     /// Exports the agent's memory, in which samples are found by the offsets of `wait`.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let arena = slf.get().0.arena();
         let bytes = arena.bytes(0, arena.len() as u64).unwrap_or_default();
         // SAFETY: Python's view, and memory that stays mapped for as long as the object lives. A worker looks only at what its rank has

@@ -133,7 +133,9 @@ impl Batch {
         if !state.is_lent {
             self.rank.finish(state.unviewed());
             // The views that are left keep their bytes, but hold nothing else up.
-            self.rank.rank.hold(state.numbers.iter().copied().flatten());
+            if state.viewed > 0 {
+                self.rank.rank.hold(state.numbers.iter().copied().flatten());
+            }
         }
         self.rank.flush();
     }
@@ -153,8 +155,10 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let left = state.unviewed();
-        self.rank.finish(left);
+        if !state.is_released {
+            let left = state.unviewed();
+            self.rank.finish(left);
+        }
         self.rank.flush();
     }
 }
@@ -212,6 +216,13 @@ impl LoaderBatch {
     #[getter]
     fn first(&self) -> Option<u64> {
         self.0.state().numbers.iter().copied().flatten().next()
+    }
+
+    /// Returns true if the last request was passed on, and is answered: most often all are, then.
+    #[getter]
+    fn is_answered(&self) -> bool {
+        let last = self.0.state().numbers.last().copied().flatten();
+        last.is_some_and(|number| self.0.rank.rank.look(number) != Told::Pending)
     }
 
     /// Leaves a sample to the rank, unless its request was passed on already.
@@ -377,7 +388,7 @@ pub(crate) struct SampleBytes {
 
 #[pymethods]
 impl SampleBytes {
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let bytes = this
             .batch

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay import _core
 from forebay.loader._errors import LoaderError
@@ -50,13 +50,16 @@ class AgentBatch(Request):
         """See `Request.read`."""
         return self._source._read(self, place)
 
-    def wait(self) -> None:
-        """See `Request.wait`."""
-        self._source._wait(self)
-
-    def gather(self, rows: memoryview, row_bytes: int) -> list[int]:
+    def gather(self, rows: Any, row_bytes: int) -> tuple[list[int], float]:  # noqa: ANN401  (a buffer)
         """See `Request.gather`."""
-        return self.native.gather(rows, row_bytes)
+        native = self.native
+        # Most often all has come, and one pass over the samples is enough.
+        if native.is_answered and not (missing := native.gather(rows, row_bytes)):
+            return missing, 0.0
+        begun = time.perf_counter()
+        self._source._wait(self)
+        waited_s = time.perf_counter() - begun
+        return native.gather(rows, row_bytes), waited_s
 
     def release(self) -> None:
         """See `Request.release`."""
@@ -195,7 +198,7 @@ class AgentSource:
 
     def request(self, samples: list[int], iteration: int) -> Request:
         """See `Source.request`. Where the order is known, the samples of an iteration are those of the order."""
-        extents = self._extents(samples) if self.is_served and self._ahead is None else None
+        made = self._made(samples, iteration) if self.is_served and self._ahead is None else None
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
@@ -203,8 +206,9 @@ class AgentSource:
             if self.is_served and self._ahead is not None:
                 self._look_ahead(iteration)
                 batch = self._ahead.batches.pop(iteration, None)
-            elif self.is_served and extents is not None:
-                batch = self._made(samples, iteration, extents)
+            elif self.is_served and made is not None:
+                batch = made
+                self._waiting.append(batch)
                 self._pass_on()
             if batch is not None:
                 self._requested.add(batch)
@@ -282,24 +286,18 @@ class AgentSource:
         for direct in batch.direct.values():
             direct.release()
 
-    def _extents(self, samples: list[int]) -> list[int | None]:
-        """Returns the agent's numbers of extents, which may differ between epochs; None where the rank is to read a sample itself."""
+    def _made(self, samples: list[int], iteration: int) -> AgentBatch | None:
+        """Makes a batch of samples, which may be located elsewhere in each epoch; None where the agent can't take it."""
+        rank = self._agent.rank
         if self._locate is None:
             raise LoaderError("nothing was registered")
-        return self._agent.joining.extents(samples, self._locate)
-
-    def _made(self, samples: list[int], iteration: int, extents: list[int | None]) -> AgentBatch | None:
-        """Makes a batch, which waits for its turn to be passed on; None where the agent can't take it. With the lock held."""
-        rank = self._agent.rank
         if rank is None:
             return None
         if len(samples) > rank.slots:
             # There will never be room for it, and the batches after it would wait for ever.
             self._agent.notices.too_large(len(samples), rank.slots)
             return None
-        batch = AgentBatch(self, samples, iteration, rank.batch(extents))
-        self._waiting.append(batch)
-        return batch
+        return AgentBatch(self, samples, iteration, self._agent.joining.batch(rank, samples, self._locate))
 
     def _served(self, batch: AgentBatch, place: int) -> memoryview | None:
         """Returns the agent's bytes of a sample; None where the rank is to read it itself."""
@@ -321,8 +319,9 @@ class AgentSource:
             return
         self._pass_on()
         for iteration, samples in ahead.coming(least, lambda: not self._waiting):
-            if (batch := self._made(samples, iteration, self._extents(samples))) is not None:
+            if (batch := self._made(samples, iteration)) is not None:
                 ahead.batches[iteration] = batch
+                self._waiting.append(batch)
             self._pass_on()
 
     def _pass_on(self) -> None:

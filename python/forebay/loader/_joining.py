@@ -88,12 +88,11 @@ class Joining:
         except ConnectionError as error:
             return None, str(error)
 
-    def extents(self, samples: Sequence[int], locate: Callable[[int], Extent]) -> list[int | None]:
-        """Returns the agent's numbers of the extents of samples; None where whoever reads the sample is told what is wrong with it."""
-        if self._rows is None:
-            return self.table.find_all(samples, locate, encoded)
-        rows = len(self._rows)
-        return [row if 0 <= row < rows else None for row in samples]
+    def batch(self, rank: _core.LoaderRank, samples: list[int], locate: Callable[[int], Extent]) -> _core.LoaderBatch:
+        """Makes a batch of samples. Whoever reads a sample that can't be located, or is no row, is told what is wrong with it."""
+        if self._rows is not None:
+            return rank.row_batch(samples, len(self._rows))
+        return rank.batch(self.table.find_all(samples, locate, encoded))
 
     def rejoin(self) -> _core.LoaderRank | None:
         """As `join`, once the agent that was joined is gone; None if that comes to nothing for now: it is to be asked again later.

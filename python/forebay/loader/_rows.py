@@ -20,8 +20,11 @@ class RowBatches(Protocol):
 
     dataset: FixedRows
 
-    def allocate(self, rows: int) -> tuple[Any, memoryview]:
-        """Returns a batch of so many rows, and its memory, to be written to."""
+    def allocate(self, rows: int) -> tuple[Any, Any]:
+        """Returns a batch of `rows` rows, and a writable buffer that is its memory."""
+
+    def put(self, batch: Any, row: int, data: memoryview) -> None:  # noqa: ANN401  (the framework's)
+        """Copies the bytes of a row to its place in a batch."""
 
     def only(self, batch: Any, rows: list[int]) -> Any:  # noqa: ANN401  (the framework's)
         """Returns a batch of some rows of a batch."""
@@ -49,10 +52,8 @@ def gathered(batches: RowBatches, request: Request, samples: list[int], part: Pa
     """
     row_bytes, count = batches.dataset.row_bytes, len(samples)
     begun = time.perf_counter()
-    request.wait()
-    waited = time.perf_counter()
     batch, memory = batches.allocate(count)
-    missing = request.gather(memory, row_bytes)
+    missing, waited_s = request.gather(memory, row_bytes)
     ended = copied = time.perf_counter()
     failed: set[int] = set()
     for place in missing:
@@ -60,15 +61,15 @@ def gathered(batches: RowBatches, request: Request, samples: list[int], part: Pa
             break
         part.places = range(place, place + 1)
         try:
-            memory[place * row_bytes : (place + 1) * row_bytes] = request.read(place)
+            batches.put(batch, place, request.read(place))
         except MemoryError:
             raise
         except Exception as error:
             failed.add(place)
             fetched.failures.append(failure(batches.dataset, samples[place], error))
         ended = time.perf_counter()
-    fetched.waited_s += waited - begun + ended - copied
-    fetched.decoded_s += copied - waited
+    fetched.waited_s += waited_s + ended - copied
+    fetched.decoded_s += copied - begun - waited_s
     fetched.read_bytes += (count - len(failed)) * row_bytes
     if failed and skip:
         batch = batches.only(batch, [place for place in range(count) if place not in failed])

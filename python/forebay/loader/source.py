@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._nodes import stay
@@ -51,21 +51,17 @@ class Request(Protocol):
             LoaderError: the source is closed.
         """
 
-    def wait(self) -> None:
-        """Blocks until `gather` can copy all that it ever will.
-
-        Raises:
-            LoaderError: the source is closed.
-        """
-        return
-
-    def gather(self, rows: memoryview, row_bytes: int) -> list[int]:
+    def gather(self, rows: Any, row_bytes: int) -> tuple[list[int], float]:  # noqa: ANN401  (a buffer)
         """Copies the samples of a batch to memory, one after the other, each of `row_bytes` bytes.
 
+        Args:
+            rows: a writable buffer as long as all samples together.
+            row_bytes: length of a sample.
+
         Returns:
-            The places of samples that are not copied, and have to be read one by one.
+            The places of samples that are not copied, and have to be read one by one; and the seconds that were waited.
         """
-        return list(range(len(rows) // row_bytes))
+        return list(range(memoryview(rows).nbytes // row_bytes)), 0.0
 
     def release(self) -> None:
         """Releases the whole batch, read or not. Called once."""

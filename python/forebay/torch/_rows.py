@@ -1,7 +1,7 @@
 """Batches of rows as tensors."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -22,10 +22,15 @@ class TensorRows:
         self.dataset = dataset
         self.finish = finish
 
-    def allocate(self, rows: int) -> tuple[torch.Tensor, memoryview]:
+    def allocate(self, rows: int) -> tuple[torch.Tensor, Any]:
         """See `RowBatches.allocate`."""
         batch = torch.empty((rows, self.dataset.row_bytes), dtype=torch.uint8, device="cpu")
-        return batch, memoryview(cast(Any, batch.view(-1).numpy()))
+        return batch, batch.numpy()
+
+    def put(self, batch: torch.Tensor, row: int, data: memoryview) -> None:
+        """See `RowBatches.put`."""
+        # Torch takes only writable memory without a warning.
+        batch[row] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def only(self, batch: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """See `RowBatches.only`."""
