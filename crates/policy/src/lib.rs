@@ -12,7 +12,7 @@
 //! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to the
 //! memories of nodes. [`schedule::Scheduler`] picks the next read, [`models`] predict its time, and [`bounds`] are the
 //! limits of any policy. [`residency::Replay`] runs epochs without a clock. [`ranges::Ranges`] allocates ranges of a
-//! memory or a file.
+//! memory or a file. For a job of several nodes: [`peers`] says which node owns a file, and whom to ask for a range.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ pub mod fill_first;
 pub mod ids;
 pub mod models;
 pub mod order;
+pub mod peers;
 pub mod prefetch;
 pub mod pressure;
 pub mod ranges;

@@ -1,0 +1,419 @@
+//! The thread that asks other nodes: it does what `forebay_policy::peers` says about each range.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ops::Range,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use forebay_policy::peers::{Answer, Fetch, HedgeBudget, Step};
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode,
+    body::Incoming,
+    header::{CONTENT_LENGTH, RANGE},
+};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::{JoinSet, spawn_local},
+    time::{timeout, timeout_at},
+};
+use tokio_rustls::TlsConnector;
+use twox_hash::{XxHash3_128, xxhash3_128::Hasher};
+
+use crate::{
+    connection::{Node, receive},
+    identity::Keys,
+    limits::{
+        HEDGE_SAVED_BYTES, HEDGE_SHARE, IDLE_MAX, MANY_BYTES_MAX, MANY_MAX, OUTSTANDING_BYTES_MAX, RANGE_BYTES_MAX, READ_OUT_BYTES_MAX,
+    },
+    members::Members,
+    pull::{Command, Fetched, ManyWanted, Room, Totals, Wanted},
+    wire::{BlobId, Common, Item, ItemHead, Kind, parse_content_range, parse_digest, parse_holders, range_header},
+};
+
+/// Units of the bytes that are under way: a semaphore counts 32 bits.
+const UNIT_BYTES: u64 = 1024;
+
+/// The room of a range, as long as the range is wanted. A request that lost finds nothing, and writes nothing.
+type SharedRoom = Rc<RefCell<Option<Box<dyn Room>>>>;
+
+/// A request for a range that is under way.
+struct Attempt {
+    id: BlobId,
+    range: Range<u64>,
+    deadline: Instant,
+    turn: u64,
+    digest: Option<u128>,
+}
+
+/// The state of the asking thread.
+pub(crate) struct Asking {
+    kind: Kind,
+    keys: Arc<Keys>,
+    members: Members,
+    /// Counts by node; the last one is of all.
+    totals: Arc<Mutex<Vec<Totals>>>,
+    nodes: RefCell<HashMap<u16, Rc<Node>>>,
+    outstanding: Semaphore,
+    hedging: RefCell<HedgeBudget>,
+    began: Instant,
+}
+
+impl Asking {
+    pub(crate) fn new(kind: Kind, keys: Arc<Keys>, members: Members, totals: Arc<Mutex<Vec<Totals>>>) -> Self {
+        Self {
+            kind,
+            keys,
+            members,
+            totals,
+            nodes: RefCell::default(),
+            outstanding: Semaphore::new(units(OUTSTANDING_BYTES_MAX) as usize),
+            hedging: RefCell::new(HedgeBudget::new(HEDGE_SHARE, HEDGE_SAVED_BYTES)),
+            began: Instant::now(),
+        }
+    }
+
+    /// Carries out commands until nobody can send any, and all have ended.
+    pub(crate) async fn serve(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let sweeping = spawn_local(Rc::clone(&self).close_idle());
+        let mut tasks = JoinSet::new();
+        while let Some(command) = commands.recv().await {
+            while tasks.try_join_next().is_some() {}
+            let asking = Rc::clone(&self);
+            tasks.spawn_local(async move {
+                match command {
+                    Command::One(wanted) => asking.fetch(wanted).await,
+                    Command::Many(wanted) => asking.fetch_many(wanted).await,
+                }
+            });
+        }
+        // Each has a deadline.
+        while tasks.join_next().await.is_some() {}
+        sweeping.abort();
+    }
+
+    async fn close_idle(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(IDLE_MAX / 4).await;
+            self.nodes.borrow().values().for_each(|node| node.close_idle());
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    fn is_suspected(&self, node: u16) -> bool {
+        self.nodes.borrow().get(&node).is_some_and(|node| node.is_suspected())
+    }
+
+    fn node(&self, number: u16) -> Option<Rc<Node>> {
+        if let Some(node) = self.nodes.borrow().get(&number) {
+            return Some(Rc::clone(node));
+        }
+        let connector = TlsConnector::from(self.keys.for_asking(number).ok()?);
+        let node = Rc::new(Node::new(self.members.member(number)?.address, connector));
+        self.nodes.borrow_mut().insert(number, Rc::clone(&node));
+        Some(node)
+    }
+
+    fn count(&self, node: u16, add: impl FnOnce(&mut Totals)) {
+        self.count_at(usize::from(node), add);
+    }
+
+    fn count_at(&self, index: usize, add: impl FnOnce(&mut Totals)) {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(totals) = totals.get_mut(index) {
+            add(totals);
+        }
+    }
+
+    fn common(&self, within: Duration, turn: u64) -> Common {
+        Common {
+            within,
+            turn,
+            members: self.members.digest(),
+        }
+    }
+
+    async fn fetch(self: Rc<Self>, wanted: Wanted) {
+        let Wanted {
+            id,
+            offset,
+            holders,
+            deadline,
+            turn,
+            digest,
+            mut room,
+            done,
+        } = wanted;
+        let length = room.bytes().len() as u64;
+        let end = offset.checked_add(length).filter(|_| (1..=RANGE_BYTES_MAX).contains(&length));
+        let shared = Rc::new(RefCell::new(Some(room)));
+        let from = match end {
+            Some(end) => {
+                let attempt = Attempt {
+                    id,
+                    range: offset..end,
+                    deadline,
+                    turn,
+                    digest,
+                };
+                self.fetch_range(Rc::new(attempt), &holders, &shared).await
+            }
+            None => None,
+        };
+        if from.is_none() {
+            self.count_at(self.members.members().len(), |all| all.left_to_source += 1);
+        }
+        let room = shared.borrow_mut().take();
+        if let Some(room) = room {
+            done(Fetched { room, from });
+        }
+    }
+
+    /// Returns the node that gave the range, once its bytes are in the room.
+    async fn fetch_range(self: &Rc<Self>, attempt: Rc<Attempt>, holders: &[u16], room: &SharedRoom) -> Option<u16> {
+        let length = attempt.range.end - attempt.range.start;
+        let units = units(length.min(OUTSTANDING_BYTES_MAX));
+        let _outstanding = timeout_at(attempt.deadline.into(), self.outstanding.acquire_many(units))
+            .await
+            .ok()?
+            .ok()?;
+        let left = attempt.deadline.saturating_duration_since(Instant::now());
+        let here = self.members.here();
+        let is_suspected = |node| node == here || self.is_suspected(node);
+        let mut machine = Fetch::new(holders, self.now_s() + left.as_secs_f64());
+        let mut requests: JoinSet<(u16, Answer, Option<Vec<u8>>)> = JoinSet::new();
+        let mut step = machine.begin(self.now_s(), is_suspected);
+        let mut patience = None;
+        loop {
+            match step {
+                Step::Done | Step::Source => return None,
+                Step::Ask(number) => {
+                    patience = self.node(number).and_then(|node| node.hedge_after());
+                    let (asking, attempt) = (Rc::clone(self), Rc::clone(&attempt));
+                    // Only one request writes to the room; a second one has room of its own.
+                    let room = requests.is_empty().then(|| Rc::clone(room));
+                    requests.spawn_local(async move {
+                        let mut spare = room.is_none().then(Vec::new);
+                        let answer = asking.ask(number, &attempt, room, spare.as_mut()).await;
+                        (number, answer, spare)
+                    });
+                }
+                Step::Wait => {}
+            }
+            let ended = match patience.take() {
+                Some(patience) => timeout(patience, requests.join_next()).await,
+                None => Ok(requests.join_next().await),
+            };
+            let Ok(ended) = ended else {
+                step = Step::Wait;
+                if self.hedging.borrow_mut().take(length) {
+                    step = machine.hedge(self.now_s(), is_suspected);
+                    if let Step::Ask(number) = step {
+                        self.count(number, |totals| totals.hedged_bytes += length);
+                    }
+                }
+                continue;
+            };
+            let (number, answer, spare) = ended?.ok()?;
+            if answer == Answer::Whole {
+                if let (Some(spare), Some(room)) = (spare, room.borrow_mut().as_mut()) {
+                    room.bytes().copy_from_slice(&spare);
+                }
+                self.hedging.borrow_mut().came(length);
+                if length <= READ_OUT_BYTES_MAX && !requests.is_empty() {
+                    // The answer that lost is read to its end, so that its connection can be used again.
+                    spawn_local(async move { while requests.join_next().await.is_some() {} });
+                }
+                return Some(number);
+            }
+            step = machine.answered(&answer, self.now_s(), is_suspected);
+        }
+    }
+
+    /// Asks one node for a range, into the room or into spare memory.
+    async fn ask(&self, number: u16, attempt: &Attempt, room: Option<SharedRoom>, mut spare: Option<&mut Vec<u8>>) -> Answer {
+        let Some(node) = self.node(number) else {
+            return Answer::Absent;
+        };
+        let path = format!("/1/{}/{}", self.kind.name(), attempt.id);
+        let make = |within| {
+            let mut request = Request::get(&path).body(Full::default()).ok()?;
+            request.headers_mut().insert(RANGE, range_header(&attempt.range));
+            self.common(within, attempt.turn).write(request.headers_mut());
+            Some(request)
+        };
+        let take = |at: usize, part: &[u8]| match (&room, spare.as_mut()) {
+            (Some(room), _) => room.borrow_mut().as_mut().is_some_and(|room| {
+                room.bytes().get_mut(at..at + part.len()).is_some_and(|to| {
+                    to.copy_from_slice(part);
+                    true
+                })
+            }),
+            (None, Some(spare)) => {
+                spare.extend_from_slice(part);
+                true
+            }
+            (None, None) => false,
+        };
+        let answer = node.exchange(attempt.deadline, make, async |response: &mut Response<Incoming>| {
+            read(response, attempt, take).await
+        });
+        let answer = answer.await.unwrap_or(Answer::Failed);
+        self.count(number, |totals| match answer {
+            Answer::Whole => {
+                totals.ranges += 1;
+                totals.bytes += attempt.range.end - attempt.range.start;
+            }
+            Answer::Absent | Answer::Gone => totals.absent += 1,
+            Answer::Busy { .. } => totals.busy += 1,
+            Answer::Failed => totals.failed += 1,
+            Answer::Corrupt => totals.corrupt += 1,
+        });
+        answer
+    }
+
+    async fn fetch_many(self: Rc<Self>, wanted: ManyWanted) {
+        let ManyWanted {
+            node: number,
+            mut items,
+            deadline,
+            turn,
+            done,
+        } = wanted;
+        let mut came = vec![false; items.len()];
+        let total: u64 = items.iter_mut().map(|(_, _, room)| room.bytes().len() as u64).sum();
+        let is_sound = (1..=MANY_MAX).contains(&items.len()) && total <= MANY_BYTES_MAX && number != self.members.here();
+        if is_sound && !self.is_suspected(number) {
+            self.ask_many(number, &mut items, &mut came, (deadline, turn), total).await;
+        }
+        done(items.into_iter().map(|(_, _, room)| room).zip(came).collect());
+    }
+
+    async fn ask_many(
+        &self,
+        number: u16,
+        items: &mut [(BlobId, u64, Box<dyn Room>)],
+        came: &mut [bool],
+        (deadline, turn): (Instant, u64),
+        total: u64,
+    ) -> Option<()> {
+        let node = self.node(number)?;
+        let _outstanding = timeout_at(deadline.into(), self.outstanding.acquire_many(units(total)))
+            .await
+            .ok()?
+            .ok()?;
+        let mut body = Vec::with_capacity(items.len() * Item::BYTES);
+        for (id, offset, room) in &mut *items {
+            let item = Item {
+                id: *id,
+                offset: *offset,
+                length: u32::try_from(room.bytes().len()).ok()?,
+            };
+            item.write(&mut body);
+        }
+        let body = Bytes::from(body);
+        let path = format!("/1/{}/many", self.kind.name());
+        let make = |within| {
+            let mut request = Request::post(&path).body(Full::new(body.clone())).ok()?;
+            self.common(within, turn).write(request.headers_mut());
+            Some(request)
+        };
+        let most = usize::try_from(total).ok()? + items.len() * ItemHead::BYTES;
+        let answer = node.exchange(deadline, make, async |response: &mut Response<Incoming>| {
+            let length = response
+                .headers()
+                .get(CONTENT_LENGTH)
+                .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+            let length = length.filter(|length| *length <= most && response.status() == StatusCode::OK)?;
+            let mut bytes = Vec::with_capacity(length);
+            let take = |_, part: &[u8]| {
+                bytes.extend_from_slice(part);
+                true
+            };
+            receive(response.body_mut(), deadline, length, take).await.then_some(bytes)
+        });
+        let Some(bytes) = answer.await.flatten() else {
+            self.count(number, |totals| totals.failed += 1);
+            return None;
+        };
+        let mut rest = bytes.as_slice();
+        for ((_, _, room), came) in items.iter_mut().zip(came) {
+            let (head, after) = ItemHead::parse(rest)?;
+            let (part, after) = after.split_at_checked(head.length as usize)?;
+            rest = after;
+            *came = self.unpack(number, head, part, room.bytes());
+        }
+        Some(())
+    }
+
+    /// Copies one range out of an answer for many. Returns whether it is here, with its digest.
+    fn unpack(&self, number: u16, head: ItemHead, part: &[u8], room: &mut [u8]) -> bool {
+        let is_here = head.status == StatusCode::PARTIAL_CONTENT.as_u16() && part.len() == room.len();
+        let is_whole = is_here && XxHash3_128::oneshot(part) == head.digest;
+        if is_whole {
+            room.copy_from_slice(part);
+        }
+        self.count(number, |totals| {
+            if is_whole {
+                totals.ranges += 1;
+                totals.bytes += part.len() as u64;
+            } else if is_here {
+                totals.corrupt += 1;
+            } else if head.status == StatusCode::TOO_MANY_REQUESTS.as_u16() {
+                totals.busy += 1;
+            } else {
+                totals.absent += 1;
+            }
+        });
+        is_whole
+    }
+}
+
+/// Reads an answer for one range.
+async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: impl FnMut(usize, &[u8]) -> bool) -> Answer {
+    match response.status() {
+        StatusCode::PARTIAL_CONTENT => {}
+        StatusCode::TOO_MANY_REQUESTS => {
+            return Answer::Busy {
+                holders: parse_holders(response.headers()),
+            };
+        }
+        StatusCode::GONE => return Answer::Gone,
+        StatusCode::SERVICE_UNAVAILABLE => return Answer::Failed,
+        // 404, and 409: a node with another table of members has other objects.
+        _ => return Answer::Absent,
+    }
+    if parse_content_range(response.headers()).is_none_or(|(came, _)| came != attempt.range) {
+        return Answer::Corrupt;
+    }
+    // Where nobody knows a digest, TLS alone vouches for the bytes.
+    let expected = attempt.digest.or_else(|| parse_digest(response.headers()));
+    let mut hasher = expected.map(|_| Hasher::new());
+    let length = usize::try_from(attempt.range.end - attempt.range.start).unwrap_or(usize::MAX);
+    let take = |at, part: &[u8]| {
+        if let Some(hasher) = &mut hasher {
+            hasher.write(part);
+        }
+        take(at, part)
+    };
+    if !receive(response.body_mut(), attempt.deadline, length, take).await {
+        return Answer::Failed;
+    }
+    if hasher.map(|hasher| hasher.finish_128()) == expected {
+        Answer::Whole
+    } else {
+        Answer::Corrupt
+    }
+}
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,83 @@
+//! What a node has, as its server sees it: objects by identity, whose ranges can be read.
+
+use std::{fmt, io, ops::Range, sync::Arc, time::Instant};
+
+use tokio::sync::oneshot;
+
+use crate::wire::BlobId;
+
+/// What has objects: a role of the agent.
+pub trait Holder: Send + Sync + 'static {
+    /// Takes a request, and answers it by `reply`, now or later, from any thread. It must not block: it is called in the thread that
+    /// serves all. A reply that is dropped counts as [`Found::Absent`].
+    fn asked(&self, request: Request, reply: Reply);
+}
+
+/// A request for a range of an object.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The object.
+    pub id: BlobId,
+    /// The range that is asked for.
+    pub range: Range<u64>,
+    /// The node that asks.
+    pub from: u16,
+    /// Until when it waits.
+    pub deadline: Instant,
+    /// The step that needs it; lower ones go first.
+    pub turn: u64,
+}
+
+/// What a holder has.
+#[derive(Debug)]
+pub enum Found {
+    /// The object.
+    Blob(Arc<dyn Blob>),
+    /// No such object.
+    Absent,
+    /// The object at another version.
+    Gone,
+    /// The object, or room to read it, but no time.
+    Busy,
+}
+
+/// Takes the answer of a holder.
+#[derive(Debug)]
+pub struct Reply(pub(crate) oneshot::Sender<Found>);
+
+impl Reply {
+    /// Answers. An asker that has gone does not matter.
+    pub fn send(self, found: Found) {
+        let _ = self.0.send(found);
+    }
+}
+
+/// An object that a holder has.
+pub trait Blob: Send + Sync + fmt::Debug + 'static {
+    /// Length in bytes.
+    fn length(&self) -> u64;
+
+    /// Copies bytes from `offset` on into all of `room`.
+    ///
+    /// # Errors
+    /// They can't be read.
+    fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()>;
+
+    /// Returns XXH3-128 of a range, if that is known without reading it.
+    fn digest(&self, range: &Range<u64>) -> Option<u128> {
+        let _ = range;
+        None
+    }
+
+    /// Returns whether bytes that were read a moment ago count: memory that changes, such as tensors under a read lease, says so *after* it was
+    /// read.
+    fn is_valid(&self, range: &Range<u64>) -> bool {
+        let _ = range;
+        true
+    }
+
+    /// Returns whether reading may wait for a disk.
+    fn may_wait(&self) -> bool {
+        false
+    }
+}

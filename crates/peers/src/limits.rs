@@ -1,0 +1,45 @@
+//! Bounds of the data plane, each with its unit.
+
+use std::time::Duration;
+
+/// Longest head of a request or an answer, in bytes.
+pub const HEAD_BYTES_MAX: usize = 8 << 10;
+/// Longest range of one request, in bytes.
+pub const RANGE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a large object that are asked for, digested and served on as one piece.
+pub const PIECE_BYTES: u64 = 4 << 20;
+/// Ranges in one request for many.
+pub const MANY_MAX: usize = 1024;
+/// Bytes of all ranges of one request for many.
+pub const MANY_BYTES_MAX: u64 = 4 << 20;
+/// Bytes that are read of an object and sent before the next are read.
+pub(crate) const CHUNK_BYTES: usize = 128 << 10;
+/// Connections that a server has at most.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// Connections that a server takes from one node.
+pub const CONNECTIONS_OF_NODE_MAX: usize = 4;
+/// Handshakes that are under way at most.
+pub(crate) const HANDSHAKES_MAX: usize = 64;
+/// Longest time of a handshake.
+pub(crate) const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+/// Answers of a server that are at work at the same moment.
+pub(crate) const ANSWERS_MAX: usize = 16;
+/// Requests that wait for their turn at a server.
+pub(crate) const WAITING_MAX: usize = 1024;
+/// Bytes that a node has asked for and not received.
+pub const OUTSTANDING_BYTES_MAX: u64 = 32 << 20;
+/// Connections to one node.
+pub(crate) const CONNECTIONS_TO_NODE_MAX: usize = CONNECTIONS_OF_NODE_MAX;
+/// Longest time until a node takes a connection, with its handshake.
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// Longest pause in the middle of an answer.
+pub(crate) const PROGRESS_MAX: Duration = Duration::from_secs(1);
+/// A connection that was idle for so long is closed by the node that opened it.
+pub(crate) const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The answer of a request that lost is read to its end up to this many bytes; beyond it the connection is closed.
+pub(crate) const READ_OUT_BYTES_MAX: u64 = 256 << 10;
+/// Share of the bytes that came which may be asked for twice, and how much of that is saved up.
+pub(crate) const HEDGE_SHARE: f64 = 0.01;
+pub(crate) const HEDGE_SAVED_BYTES: f64 = 8e6;
+/// Niceness of the threads of the data plane: that of the threads that copy.
+pub const NICE: i32 = 10;

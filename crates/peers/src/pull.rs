@@ -1,0 +1,231 @@
+//! Fetches ranges from other nodes, into memory that the caller has reserved.
+
+use std::{
+    fmt, io,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use tokio::{sync::mpsc, task::LocalSet};
+
+use crate::{
+    asking::Asking,
+    identity::{Keys, Secret},
+    members::Members,
+    wire::{BlobId, Kind},
+};
+
+/// The data plane can't be started.
+#[derive(Debug, thiserror::Error)]
+pub enum PeersError {
+    /// A socket or a thread.
+    #[error("the data plane between nodes can't start: {0}")]
+    Io(#[from] io::Error),
+    /// Keys.
+    #[error("the keys of the job's nodes can't be made: {0}")]
+    Keys(#[from] rustls::Error),
+}
+
+/// Memory into which a range is fetched. Its length is that of the range.
+pub trait Room: Send + fmt::Debug + 'static {
+    /// The memory.
+    fn bytes(&mut self) -> &mut [u8];
+}
+
+impl Room for Vec<u8> {
+    fn bytes(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// A range that is wanted from other nodes.
+pub struct Wanted {
+    /// The object.
+    pub id: BlobId,
+    /// First byte. The room's length says how many, 1 to [`RANGE_BYTES_MAX`](crate::limits::RANGE_BYTES_MAX).
+    pub offset: u64,
+    /// Nodes that may have it, the best first.
+    pub holders: Vec<u16>,
+    /// When it is of no use any more.
+    pub deadline: Instant,
+    /// The step that needs it.
+    pub turn: u64,
+    /// XXH3-128 of the range, where the caller knows it. Else the holder's own word is taken.
+    pub digest: Option<u128>,
+    /// Where the bytes go.
+    pub room: Box<dyn Room>,
+    /// Is told the end, in the thread of the data plane: it must not block.
+    pub done: Box<dyn FnOnce(Fetched) + Send>,
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Wanted({} from {} of {:?})", self.id, self.offset, self.holders)
+    }
+}
+
+/// What came of a range.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The memory that was given. It has the bytes if `from` says so, and else anything.
+    pub room: Box<dyn Room>,
+    /// The node from which they came. `None`: nobody gave them in time, so read the source.
+    pub from: Option<u16>,
+}
+
+/// Takes the rooms of many ranges, and whether each has its bytes.
+pub type ManyDone = Box<dyn FnOnce(Vec<(Box<dyn Room>, bool)>) + Send>;
+
+/// Many small ranges of one node, wanted in one request.
+pub struct ManyWanted {
+    /// The node that is asked.
+    pub node: u16,
+    /// The ranges: object, offset, and room whose length is that of the range. At most 1,024, and 4 MiB in all.
+    pub items: Vec<(BlobId, u64, Box<dyn Room>)>,
+    /// When they are of no use any more.
+    pub deadline: Instant,
+    /// The step that needs them.
+    pub turn: u64,
+    /// Is told the end, with each room and whether it has its bytes, in the order of `items`. It must not block.
+    pub done: ManyDone,
+}
+
+impl fmt::Debug for ManyWanted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ManyWanted({} ranges of node {})", self.items.len(), self.node)
+    }
+}
+
+/// Counts of one node, or of all: from the beginning on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Ranges that came.
+    pub ranges: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Ranges that were not there, or no longer.
+    pub absent: u64,
+    /// Ranges for which it had no time.
+    pub busy: u64,
+    /// Requests without an answer in time, or broken off.
+    pub failed: u64,
+    /// Ranges whose digest was wrong.
+    pub corrupt: u64,
+    /// Bytes that were asked for a second time since an answer took long.
+    pub hedged_bytes: u64,
+    /// Ranges that nobody gave: counted in the totals of all nodes only.
+    pub left_to_source: u64,
+}
+
+pub(crate) enum Command {
+    One(Wanted),
+    Many(ManyWanted),
+}
+
+/// Asks other nodes. Ends, and leaves what is under way to the source, when it is dropped.
+#[derive(Debug)]
+pub struct Peers {
+    commands: Option<mpsc::UnboundedSender<Command>>,
+    totals: Arc<Mutex<Vec<Totals>>>,
+    here: u16,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Command {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(wanted) => wanted.fmt(formatter),
+            Self::Many(wanted) => wanted.fmt(formatter),
+        }
+    }
+}
+
+impl Peers {
+    /// Starts a thread that asks the servers of one kind.
+    ///
+    /// # Errors
+    /// Keys can't be made, or there is no thread.
+    pub fn start(kind: Kind, secret: &Secret, members: &Members) -> Result<Self, PeersError> {
+        let nodes = u16::try_from(members.members().len()).unwrap_or(u16::MAX);
+        let keys = Keys::new(secret, kind, nodes, members.here())?;
+        // The last is of all nodes.
+        let totals = Arc::new(Mutex::new(vec![Totals::default(); usize::from(nodes) + 1]));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let (commands, received) = mpsc::unbounded_channel();
+        let state = (members.clone(), Arc::clone(&totals));
+        let ask = move || {
+            let (members, totals) = state;
+            let asking = Rc::new(Asking::new(kind, keys, members, totals));
+            LocalSet::new().block_on(&runtime, asking.serve(received));
+        };
+        let thread = std::thread::Builder::new().name(format!("ask-{}", kind.name())).spawn(ask)?;
+        Ok(Self {
+            commands: Some(commands),
+            totals,
+            here: members.here(),
+            thread: Some(thread),
+        })
+    }
+
+    /// Number of this node, which is never asked.
+    pub const fn here(&self) -> u16 {
+        self.here
+    }
+
+    /// Fetches a range. Never blocks.
+    pub fn fetch(&self, wanted: Wanted) {
+        self.send(Command::One(wanted));
+    }
+
+    /// Fetches many small ranges of one node by one request. Never blocks. A second node is not asked: what did not come is the
+    /// caller's to fetch by [`Self::fetch`], or to read from the source.
+    pub fn fetch_many(&self, wanted: ManyWanted) {
+        self.send(Command::Many(wanted));
+    }
+
+    fn send(&self, command: Command) {
+        let left = match &self.commands {
+            Some(commands) => commands.send(command).err().map(|unsent| unsent.0),
+            None => Some(command),
+        };
+        if let Some(command) = left {
+            command.give_up();
+        }
+    }
+
+    /// Returns the counts of each node, by its number.
+    pub fn totals(&self) -> Vec<Totals> {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        totals.pop();
+        totals
+    }
+
+    /// Returns how many ranges nobody gave.
+    pub fn left_to_source(&self) -> u64 {
+        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals.last().map_or(0, |all| all.left_to_source)
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Command {
+    fn give_up(self) {
+        match self {
+            Self::One(wanted) => (wanted.done)(Fetched {
+                room: wanted.room,
+                from: None,
+            }),
+            Self::Many(wanted) => (wanted.done)(wanted.items.into_iter().map(|(_, _, room)| (room, false)).collect()),
+        }
+    }
+}

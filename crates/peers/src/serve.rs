@@ -1,0 +1,571 @@
+//! Answers other nodes with what a [`Holder`] has.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, HashMap, VecDeque},
+    convert::Infallible,
+    io,
+    net::{SocketAddr, TcpListener},
+    ops::Range,
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{
+    Request as HttpRequest, Response, StatusCode,
+    body::{Body, Frame, Incoming, SizeHint},
+    header::CONTENT_RANGE,
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::TcpStream,
+    sync::{Notify, Semaphore, oneshot},
+    task::{JoinHandle as Task, LocalSet, spawn_local},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use twox_hash::XxHash3_128;
+
+use crate::{
+    blob::{Blob, Found, Holder, Reply, Request},
+    gate::{Gate, Pass},
+    identity::{Keys, Secret},
+    limits::{
+        ANSWERS_MAX, CHUNK_BYTES, CONNECTIONS_MAX, CONNECTIONS_OF_NODE_MAX, HANDSHAKE_MAX, HANDSHAKES_MAX, HEAD_BYTES_MAX, IDLE_MAX,
+        MANY_MAX, WAITING_MAX,
+    },
+    members::Members,
+    pull::PeersError,
+    wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header},
+};
+
+/// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in it.
+const WHOLE_BYTES: u64 = 256 << 10;
+/// Objects of which it is remembered who was served.
+const SERVED_MAX: usize = 4096;
+/// Nodes that are remembered for an object.
+const SERVED_NODES: usize = 4;
+
+/// What a server has done, as counts from its beginning on.
+#[derive(Debug, Default)]
+pub struct Served {
+    /// Bytes of answers.
+    pub bytes: AtomicU64,
+    /// Ranges that were answered.
+    pub ranges: AtomicU64,
+    /// Ranges that are not here, or no longer.
+    pub absent: AtomicU64,
+    /// Ranges that were refused for lack of time.
+    pub busy: AtomicU64,
+    /// Requests with another table of members.
+    pub other_members: AtomicU64,
+    /// Requests that made no sense.
+    pub bad: AtomicU64,
+    /// Connections of somebody who is not of this job, or broke off.
+    pub strangers: AtomicU64,
+}
+
+/// A server. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    served: Arc<Served>,
+    end: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts to answer on a listening socket, in a thread of its own.
+    ///
+    /// # Errors
+    /// The socket can't be used, keys can't be made, or there is no thread.
+    pub fn start(
+        kind: Kind,
+        secret: &Secret,
+        members: &Members,
+        listener: TcpListener,
+        holder: Arc<dyn Holder>,
+    ) -> Result<Self, PeersError> {
+        let nodes = u16::try_from(members.members().len()).unwrap_or(u16::MAX);
+        let keys = Keys::new(secret, kind, nodes, members.here())?;
+        let acceptor = TlsAcceptor::from(keys.for_serving()?);
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (served, end) = (Arc::new(Served::default()), Arc::new(Notify::new()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let state = (Arc::clone(&served), Arc::clone(&end));
+        let members = members.digest();
+        let serve = move || {
+            let (served, end) = state;
+            let local = LocalSet::new();
+            let state = Rc::new(Serving {
+                kind,
+                keys,
+                members,
+                holder,
+                served,
+                gate: Gate::new(ANSWERS_MAX, WAITING_MAX),
+                connections: RefCell::default(),
+                last_served: RefCell::default(),
+            });
+            local.block_on(&runtime, async move {
+                let accept = spawn_local(Serving::accept(state, listener, acceptor));
+                end.notified().await;
+                accept.abort();
+            });
+        };
+        let thread = std::thread::Builder::new().name(format!("serve-{}", kind.name())).spawn(serve)?;
+        Ok(Self {
+            address,
+            served,
+            end,
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it has done.
+    pub fn served(&self) -> &Served {
+        &self.served
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection that is served.
+#[derive(Debug)]
+struct Connected {
+    node: Option<u16>,
+    used: Rc<Cell<Instant>>,
+    end: Rc<Notify>,
+}
+
+/// The state of a server's thread.
+struct Serving {
+    kind: Kind,
+    keys: Arc<Keys>,
+    members: u64,
+    holder: Arc<dyn Holder>,
+    served: Arc<Served>,
+    gate: Gate,
+    connections: RefCell<BTreeMap<u64, Connected>>,
+    last_served: RefCell<LastServed>,
+}
+
+impl Serving {
+    async fn accept(self: Rc<Self>, listener: TcpListener, acceptor: TlsAcceptor) -> io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let handshakes = Rc::new(Semaphore::new(HANDSHAKES_MAX));
+        let mut number = 0;
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // Out of descriptors, or it has gone already.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            number += 1;
+            self.make_room();
+            let connected = Connected {
+                node: None,
+                used: Rc::new(Cell::new(Instant::now())),
+                end: Rc::new(Notify::new()),
+            };
+            let (used, end) = (Rc::clone(&connected.used), Rc::clone(&connected.end));
+            self.connections.borrow_mut().insert(number, connected);
+            let (state, acceptor, handshakes) = (Rc::clone(&self), acceptor.clone(), Rc::clone(&handshakes));
+            spawn_local(async move {
+                state.connection(number, stream, &acceptor, &handshakes, &used, &end).await;
+                state.connections.borrow_mut().remove(&number);
+            });
+        }
+    }
+
+    /// Ends the connection that was idle for longest, if there are too many.
+    fn make_room(&self) {
+        let connections = self.connections.borrow();
+        if connections.len() >= CONNECTIONS_MAX
+            && let Some(idlest) = connections.values().min_by_key(|connected| connected.used.get())
+        {
+            idlest.end.notify_one();
+        }
+    }
+
+    async fn connection(
+        self: &Rc<Self>,
+        number: u64,
+        stream: TcpStream,
+        acceptor: &TlsAcceptor,
+        handshakes: &Semaphore,
+        used: &Rc<Cell<Instant>>,
+        end: &Notify,
+    ) {
+        let _ = stream.set_nodelay(true);
+        let Ok(permit) = handshakes.acquire().await else { return };
+        let secured = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await;
+        drop(permit);
+        let Ok(Ok(secured)) = secured else {
+            self.served.strangers.fetch_add(1, Relaxed);
+            return;
+        };
+        let key = secured.get_ref().1.peer_certificates().and_then(|keys| keys.first());
+        let Some(node) = key.and_then(|key| self.keys.node_of(key.as_ref())) else {
+            self.served.strangers.fetch_add(1, Relaxed);
+            return;
+        };
+        {
+            let mut connections = self.connections.borrow_mut();
+            if connections.values().filter(|connected| connected.node == Some(node)).count() >= CONNECTIONS_OF_NODE_MAX {
+                return;
+            }
+            if let Some(connected) = connections.get_mut(&number) {
+                connected.node = Some(node);
+            }
+        }
+        let service = service_fn(|request| {
+            used.set(Instant::now());
+            let state = Rc::clone(self);
+            async move { Ok::<_, Infallible>(state.answer(node, request).await) }
+        });
+        let mut builder = http1::Builder::new();
+        builder
+            .max_buf_size(HEAD_BYTES_MAX)
+            .max_headers(16)
+            .timer(TokioTimer::new())
+            .header_read_timeout(2 * IDLE_MAX);
+        let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(secured), service));
+        let mut ended = std::pin::pin!(end.notified());
+        // A request that is under way is answered; then the connection closes.
+        std::future::poll_fn(|context| {
+            if ended.as_mut().poll(context).is_ready() {
+                connection.as_mut().graceful_shutdown();
+                return connection.as_mut().poll(context).map(drop);
+            }
+            connection.as_mut().poll(context).map(drop)
+        })
+        .await;
+    }
+
+    async fn answer(self: Rc<Self>, node: u16, request: HttpRequest<Incoming>) -> Response<Sent> {
+        let asked = match Asked::parse(self.kind, request.method(), request.uri().path(), request.headers()) {
+            Ok(asked) => asked,
+            Err(status) => {
+                self.served.bad.fetch_add(1, Relaxed);
+                return refusal(status);
+            }
+        };
+        let (Asked::One(Head { common, .. }) | Asked::Many(common)) = asked;
+        if common.members != self.members {
+            self.served.other_members.fetch_add(1, Relaxed);
+            return refusal(StatusCode::CONFLICT);
+        }
+        let deadline = Instant::now() + common.within;
+        let Some(pass) = self.gate.enter(node, common.turn, common.within).await else {
+            self.served.busy.fetch_add(1, Relaxed);
+            let mut busy = refusal(StatusCode::TOO_MANY_REQUESTS);
+            if let Asked::One(head) = &asked {
+                busy.headers_mut()
+                    .insert(ASK, holders_header(&self.last_served.borrow().of(head.id, node)));
+            }
+            return busy;
+        };
+        match asked {
+            Asked::One(head) => self.answer_one(node, head, deadline, pass).await,
+            Asked::Many(common) => self.answer_many(node, common, request.into_body(), deadline, pass).await,
+        }
+    }
+
+    /// Asks the holder, for as long as the asker waits.
+    async fn find(&self, from: u16, id: BlobId, range: Range<u64>, turn: u64, deadline: Instant) -> Found {
+        let (sender, receiver) = oneshot::channel();
+        let request = Request {
+            id,
+            range,
+            from,
+            deadline,
+            turn,
+        };
+        self.holder.asked(request, Reply(sender));
+        match tokio::time::timeout_at(deadline.into(), receiver).await {
+            Ok(found) => found.unwrap_or(Found::Absent),
+            Err(_) => Found::Busy,
+        }
+    }
+
+    async fn answer_one(&self, node: u16, head: Head, deadline: Instant, pass: Pass) -> Response<Sent> {
+        let Head { id, range, common } = head;
+        let blob = match self.find(node, id, range.clone(), common.turn, deadline).await {
+            Found::Blob(blob) => blob,
+            other => return self.not_found(&other, id, node),
+        };
+        if range.end > blob.length() {
+            self.served.bad.fetch_add(1, Relaxed);
+            return refusal(StatusCode::RANGE_NOT_SATISFIABLE);
+        }
+        let bytes = range.end - range.start;
+        let length = blob.length();
+        let (digest, sent) = if bytes <= WHOLE_BYTES {
+            let read = read(&blob, range.start, usize::try_from(bytes).unwrap_or_default()).await;
+            let Ok(read) = read else {
+                return self.not_found(&Found::Absent, id, node);
+            };
+            if !blob.is_valid(&range) {
+                return self.not_found(&Found::Gone, id, node);
+            }
+            let digest = blob.digest(&range).unwrap_or_else(|| XxHash3_128::oneshot(&read));
+            (Some(digest), Sent::Whole(Full::new(read.into()), Some(pass)))
+        } else {
+            (blob.digest(&range), Sent::Pieces(Pieces::new(blob, range.clone(), pass)))
+        };
+        self.served.ranges.fetch_add(1, Relaxed);
+        self.served.bytes.fetch_add(bytes, Relaxed);
+        self.last_served.borrow_mut().note(id, node);
+        let mut response = Response::new(sent);
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        response.headers_mut().insert(CONTENT_RANGE, content_range(&range, length));
+        if let Some(digest) = digest {
+            response.headers_mut().insert(DIGEST, digest_header(digest));
+        }
+        response
+    }
+
+    fn not_found(&self, found: &Found, id: BlobId, node: u16) -> Response<Sent> {
+        let (status, counter) = match found {
+            Found::Busy => (StatusCode::TOO_MANY_REQUESTS, &self.served.busy),
+            Found::Gone => (StatusCode::GONE, &self.served.absent),
+            Found::Absent | Found::Blob(_) => (StatusCode::NOT_FOUND, &self.served.absent),
+        };
+        counter.fetch_add(1, Relaxed);
+        let mut response = refusal(status);
+        if matches!(found, Found::Busy) {
+            response
+                .headers_mut()
+                .insert(ASK, holders_header(&self.last_served.borrow().of(id, node)));
+        }
+        response
+    }
+
+    async fn answer_many(&self, node: u16, common: Common, body: Incoming, deadline: Instant, pass: Pass) -> Response<Sent> {
+        let body = Limited::new(body, MANY_MAX * Item::BYTES);
+        let body = match tokio::time::timeout_at(deadline.into(), body.collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            _ => return refusal(StatusCode::BAD_REQUEST),
+        };
+        let Some(items) = Item::parse_all(&body) else {
+            self.served.bad.fetch_add(1, Relaxed);
+            return refusal(StatusCode::BAD_REQUEST);
+        };
+        // All are asked for before the first is waited for.
+        let waiting: Vec<_> = items
+            .iter()
+            .map(|item| {
+                let (sender, receiver) = oneshot::channel();
+                let request = Request {
+                    id: item.id,
+                    range: item.range().unwrap_or_default(),
+                    from: node,
+                    deadline,
+                    turn: common.turn,
+                };
+                self.holder.asked(request, Reply(sender));
+                receiver
+            })
+            .collect();
+        let mut answer = Vec::with_capacity(items.iter().map(|item| ItemHead::BYTES + item.length as usize).sum());
+        for (item, receiver) in items.iter().zip(waiting) {
+            let found = match tokio::time::timeout_at(deadline.into(), receiver).await {
+                Ok(found) => found.unwrap_or(Found::Absent),
+                Err(_) => Found::Busy,
+            };
+            self.append(item, &found, &mut answer).await;
+        }
+        Response::new(Sent::Whole(Full::new(answer.into()), Some(pass)))
+    }
+
+    async fn append(&self, item: &Item, found: &Found, answer: &mut Vec<u8>) {
+        let refused = |status: StatusCode, answer: &mut Vec<u8>| {
+            let head = ItemHead {
+                status: status.as_u16(),
+                length: 0,
+                digest: 0,
+            };
+            head.write(answer);
+        };
+        let range = item.range().unwrap_or_default();
+        let blob = match found {
+            Found::Blob(blob) if range.end <= blob.length() => blob,
+            Found::Blob(_) => return refused(StatusCode::RANGE_NOT_SATISFIABLE, answer),
+            Found::Gone => return refused(StatusCode::GONE, answer),
+            Found::Busy => return refused(StatusCode::TOO_MANY_REQUESTS, answer),
+            Found::Absent => return refused(StatusCode::NOT_FOUND, answer),
+        };
+        match read(blob, item.offset, item.length as usize).await {
+            Ok(bytes) if blob.is_valid(&range) => {
+                let head = ItemHead {
+                    status: StatusCode::PARTIAL_CONTENT.as_u16(),
+                    length: item.length,
+                    digest: blob.digest(&range).unwrap_or_else(|| XxHash3_128::oneshot(&bytes)),
+                };
+                head.write(answer);
+                answer.extend_from_slice(&bytes);
+                self.served.ranges.fetch_add(1, Relaxed);
+                self.served.bytes.fetch_add(u64::from(item.length), Relaxed);
+            }
+            Ok(_) => refused(StatusCode::GONE, answer),
+            Err(_) => refused(StatusCode::NOT_FOUND, answer),
+        }
+    }
+}
+
+fn refusal(status: StatusCode) -> Response<Sent> {
+    let mut response = Response::new(Sent::Whole(Full::default(), None));
+    *response.status_mut() = status;
+    response
+}
+
+/// Reads bytes of an object: here, or in a helper thread if that may wait.
+async fn read(blob: &Arc<dyn Blob>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    let read = move |blob: &dyn Blob| {
+        let mut room = vec![0; length];
+        blob.read(offset, &mut room).map(|()| room)
+    };
+    if !blob.may_wait() {
+        return read(&**blob);
+    }
+    let blob = Arc::clone(blob);
+    tokio::task::spawn_blocking(move || read(&*blob)).await.map_err(io::Error::other)?
+}
+
+/// The body of an answer. It holds its pass until it is sent.
+enum Sent {
+    Whole(Full<Bytes>, #[expect(dead_code, reason = "it is held")] Option<Pass>),
+    Pieces(Pieces),
+}
+
+/// A long range, which is read chunk by chunk as it is sent. If the object no longer counts, the connection ends in the middle.
+struct Pieces {
+    blob: Arc<dyn Blob>,
+    left: Range<u64>,
+    reading: Option<Task<io::Result<Vec<u8>>>>,
+    _pass: Pass,
+}
+
+impl Pieces {
+    const fn new(blob: Arc<dyn Blob>, left: Range<u64>, pass: Pass) -> Self {
+        Self {
+            blob,
+            left,
+            reading: None,
+            _pass: pass,
+        }
+    }
+
+    fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if self.left.is_empty() {
+            return Poll::Ready(None);
+        }
+        let length = usize::try_from(self.left.end - self.left.start).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+        let chunk = self.left.start..self.left.start + length as u64;
+        let read = if self.blob.may_wait() {
+            let reading = self.reading.get_or_insert_with(|| {
+                let (blob, offset) = (Arc::clone(&self.blob), chunk.start);
+                tokio::task::spawn_blocking(move || {
+                    let mut room = vec![0; length];
+                    blob.read(offset, &mut room).map(|()| room)
+                })
+            });
+            let read = ready!(Pin::new(reading).poll(context));
+            self.reading = None;
+            read.unwrap_or_else(|error| Err(io::Error::other(error)))
+        } else {
+            let mut room = vec![0; length];
+            self.blob.read(chunk.start, &mut room).map(|()| room)
+        };
+        let read = read.and_then(|bytes| {
+            if self.blob.is_valid(&chunk) {
+                Ok(bytes)
+            } else {
+                Err(io::Error::other("the object changed while it was sent"))
+            }
+        });
+        self.left.start = chunk.end;
+        Poll::Ready(Some(read.map(Bytes::from)))
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match self.get_mut() {
+            Self::Whole(whole, _) => Pin::new(whole).poll_frame(context).map_err(|never| match never {}),
+            Self::Pieces(pieces) => pieces.next(context).map_ok(Frame::data),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(whole, _) => whole.is_end_stream(),
+            Self::Pieces(pieces) => pieces.left.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(whole, _) => whole.size_hint(),
+            Self::Pieces(pieces) => SizeHint::with_exact(pieces.left.end - pieces.left.start),
+        }
+    }
+}
+
+/// Who was served which object last.
+#[derive(Debug, Default)]
+struct LastServed {
+    of: HashMap<BlobId, VecDeque<u16>>,
+    order: VecDeque<BlobId>,
+}
+
+impl LastServed {
+    fn note(&mut self, id: BlobId, node: u16) {
+        let nodes = self.of.entry(id).or_insert_with(|| {
+            self.order.push_back(id);
+            VecDeque::new()
+        });
+        nodes.retain(|served| *served != node);
+        nodes.push_front(node);
+        nodes.truncate(SERVED_NODES);
+        if self.order.len() > SERVED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.of.remove(&oldest);
+        }
+    }
+
+    /// Returns the nodes that were served an object last, but for the one that asks.
+    fn of(&self, id: BlobId, asker: u16) -> Vec<u16> {
+        let nodes = self.of.get(&id).into_iter().flatten();
+        nodes.copied().filter(|node| *node != asker).collect()
+    }
+}
