@@ -61,7 +61,7 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["policy"] == allowed["contract"] == allowed["slowfs"] == set()
     assert allowed["preload"] == {"contract"}
     assert allowed["agent"] == {"policy", "contract", "store", "objects"}
-    assert allowed["sim"] == {"policy"}
+    assert allowed["sim"] == allowed["peers"] == {"policy"}
     assert allowed["python"] == {"policy", "contract", "store", "agent", "objects", "images", "digest"}
     assert allowed["objects"] == allowed["images"] == allowed["digest"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "sim", "objects"}

@@ -1,7 +1,9 @@
-//! What a range costs through the data plane, beside a bare rustls socket and a bare TCP socket that send the same bytes.
+//! Measures the cost of a range through the data plane, beside a bare rustls socket and a bare TCP socket that send
+//! the same bytes.
 //!
-//! `compare WAY LENGTH REQUESTERS SECONDS` with WAY one of tcp, rustls, peers prints one line of JSON: ranges, bytes, seconds, CPU seconds of
-//! both sides together, and the median time of a range in microseconds. Client and server are threads of this process, on loopback.
+//! `compare WAY LENGTH REQUESTERS SECONDS` with WAY one of tcp, rustls, peers prints one line of JSON: ranges, bytes,
+//! seconds, CPU seconds of both sides together, and the median time of a range in microseconds. Client and server are
+//! threads of this process, on loopback.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement ends where anything fails")]
 

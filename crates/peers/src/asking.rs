@@ -394,7 +394,7 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
     if parse_content_range(response.headers()).is_none_or(|(came, _)| came != attempt.range) {
         return Answer::Corrupt;
     }
-    // Where nobody knows a digest, TLS alone vouches for the bytes.
+    // If nobody knows a digest, TLS alone protects the bytes.
     let expected = attempt.digest.or_else(|| parse_digest(response.headers()));
     let mut hasher = expected.map(|_| Hasher::new());
     let length = usize::try_from(attempt.range.end - attempt.range.start).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! What a node has, as its server sees it: objects by identity, whose ranges can be read.
+//! Objects of a node, as its server sees them: each has an identity, and ranges that can be read.
 
 use std::{fmt, io, ops::Range, sync::Arc, time::Instant};
 
@@ -6,10 +6,10 @@ use tokio::sync::oneshot;
 
 use crate::wire::BlobId;
 
-/// What has objects: a role of the agent.
+/// Owner of objects: a role of the agent.
 pub trait Holder: Send + Sync + 'static {
-    /// Takes a request, and answers it by `reply`, now or later, from any thread. It must not block: it is called in the thread that
-    /// serves all. A reply that is dropped counts as [`Found::Absent`].
+    /// Takes a request, and answers it by `reply`, now or later, from any thread. It must not block: it is called in
+    /// the thread that serves all. A reply that is dropped counts as [`Found::Absent`].
     fn asked(&self, request: Request, reply: Reply);
 }
 
@@ -28,7 +28,7 @@ pub struct Request {
     pub turn: u64,
 }
 
-/// What a holder has.
+/// Answer of a holder.
 #[derive(Debug)]
 pub enum Found {
     /// The object.
@@ -69,8 +69,8 @@ pub trait Blob: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Returns whether bytes that were read a moment ago count: memory that changes, such as tensors under a read lease, says so *after* it was
-    /// read.
+    /// Returns whether bytes that were read a moment ago count: memory that changes, such as tensors under a read
+    /// lease, says so *after* it was read.
     fn is_valid(&self, range: &Range<u64>) -> bool {
         let _ = range;
         true

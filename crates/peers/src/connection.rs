@@ -75,8 +75,8 @@ impl Node {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Sends a request, and has its answer read. Returns `None` if there was no connection, or no first byte in time: the node's health knows
-    /// that then. `make` is told for how long the asker waits.
+    /// Sends a request, and has its answer read. Returns `None` if there was no connection, or no first byte in time:
+    /// the node's health knows that then. `make` is told for how long the asker waits.
     pub(crate) async fn exchange<T>(
         &self,
         deadline: Instant,
@@ -159,8 +159,8 @@ impl Node {
     }
 }
 
-/// Reads a body of exactly `length` bytes, each part by `take`, which says whether to go on. Returns whether all came, before the deadline
-/// and without a pause that is too long.
+/// Reads a body of exactly `length` bytes, each part by `take`, which says whether to go on. Returns whether all
+/// came, before the deadline and without a pause that is too long.
 pub(crate) async fn receive(body: &mut Incoming, deadline: Instant, length: usize, mut take: impl FnMut(usize, &[u8]) -> bool) -> bool {
     let mut came = 0;
     while came < length {

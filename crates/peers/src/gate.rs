@@ -1,4 +1,5 @@
-//! Which answers of a server are at work: a few at a time, the most urgent first, and of equally urgent ones those of nodes in turn.
+//! Admission of answers at a server: a few at a time, the most urgent first, and equally urgent ones by nodes in
+//! turn.
 
 use std::{
     cell::RefCell,
@@ -18,11 +19,11 @@ struct State {
     at_work: usize,
     at_work_max: usize,
     waiting_max: usize,
-    /// Those that wait, by turn, then by how often their node was admitted, then by arrival.
+    /// Waiting requests, by turn, then by how often their node was admitted, then by arrival.
     waiting: BTreeMap<(u64, u64, u64), (u16, oneshot::Sender<()>)>,
     arrivals: u64,
     admitted: HashMap<u16, u64>,
-    /// How long an answer is at work, smoothed, in seconds.
+    /// Smoothed time of an answer, in seconds.
     takes_s: f64,
 }
 
@@ -46,8 +47,8 @@ impl Gate {
         })))
     }
 
-    /// Waits until an answer for `node` may begin. Returns `None` where that is not to be expected within the asker's time: at once if
-    /// what waits already takes longer, else when the time is over.
+    /// Waits until an answer for `node` may begin. Returns `None` where that is not to be expected within the asker's
+    /// time: at once if what waits already takes longer, else when the time is over.
     pub(crate) async fn enter(&self, node: u16, turn: u64, within: Duration) -> Option<Pass> {
         let (key, admitted) = {
             let mut state = self.0.borrow_mut();

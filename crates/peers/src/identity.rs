@@ -1,9 +1,10 @@
-//! Who belongs to a job: keys that follow from the job's secret, and TLS 1.3 that accepts no others.
+//! Keys of a job's nodes, derived from the job's secret, and TLS 1.3 that accepts no others.
 //!
-//! Node `i` has the Ed25519 key whose seed is HKDF-SHA256(secret, "forebay peer 1", kind, i). Each node computes the public keys of all
-//! and compares: the node that is asked must have the key of that very node, so that a port taken over by another job or node fails the
-//! handshake; a node that asks is known by its key. No certificate, no authority, no validity, and so no clock (fault F46). A process
-//! that has the secret can be any node: the job is what is trusted.
+//! Node `i` has the Ed25519 key whose seed is HKDF-SHA256(secret, "forebay peer 1", kind, i). Each node computes the
+//! public keys of all and compares: the node that is asked must have the key of that very node, so that a port taken
+//! over by another job or node fails the handshake; a node that asks is known by its key. No certificate, no
+//! authority, no validity, and so no clock (fault F46). A process that has the secret can be any node: the job is
+//! what is trusted.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -33,9 +34,9 @@ use crate::wire::Kind;
 /// Length of a job's secret in bytes.
 pub const SECRET_BYTES: usize = 32;
 
-/// What stands before an Ed25519 public key in its `SubjectPublicKeyInfo` (RFC 8410).
+/// Bytes before an Ed25519 public key in its `SubjectPublicKeyInfo` (RFC 8410).
 const SPKI_HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
-/// What stands before an Ed25519 seed in its `PrivateKeyInfo` (RFC 8410).
+/// Bytes before an Ed25519 seed in its `PrivateKeyInfo` (RFC 8410).
 const PKCS8_HEAD: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
@@ -50,7 +51,7 @@ impl Secret {
         Self(Zeroizing::new(bytes))
     }
 
-    /// Returns what two bare sockets of a job of two nodes need: what the data plane is measured against.
+    /// Returns the TLS settings of two bare sockets of a job of two nodes, for comparison with the data plane.
     ///
     /// # Errors
     /// Keys can't be made.
@@ -127,7 +128,7 @@ impl Keys {
         self.node_of.get(public_key).copied()
     }
 
-    /// Returns what a server needs to speak with nodes of the job only.
+    /// Returns the TLS settings of a server that speaks with nodes of the job only.
     pub(crate) fn for_serving(self: &Arc<Self>) -> Result<Arc<ServerConfig>, Error> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])?
@@ -141,7 +142,7 @@ impl Keys {
         Ok(Arc::new(config))
     }
 
-    /// Returns what is needed to ask one node, and nobody else in its place.
+    /// Returns the TLS settings for asking one node, and nobody else in its place.
     pub(crate) fn for_asking(self: &Arc<Self>, node: u16) -> Result<Arc<ClientConfig>, Error> {
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])?

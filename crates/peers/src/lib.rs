@@ -1,19 +1,23 @@
 //! The data plane between nodes: ranges of named, immutable objects, pulled from the node that has them.
 //!
-//! Nodes speak HTTP/1.1 over TLS 1.3. Nothing is pushed, nothing is listed, and no name is a path. Both sides of a connection prove with a
-//! raw public key (RFC 7250) that they belong to the job: each node's key is derived from the job's secret, so each node knows all keys
-//! and accepts no other ([`identity`]).
+//! Nodes speak HTTP/1.1 over TLS 1.3. Nothing is pushed, nothing is listed, and no name is a path. Both sides of a
+//! connection prove with a raw public key (RFC 7250) that they belong to the job: each node's key is derived from the
+//! job's secret, so each node knows all keys and accepts no other ([`identity`]).
 //!
-//! [`Server`] answers with what a [`Holder`] has. [`Peers`] fetches a range: it asks the nodes that `forebay_policy::peers` names, one
-//! after the other, within a deadline, into memory that the caller has reserved, and compares digests. Each has one thread.
+//! [`Server`] serves the objects of a [`Holder`]. [`Peers`] fetches a range: it asks the nodes that
+//! `forebay_policy::peers` names, one after the other, within a deadline, into memory that the caller has reserved,
+//! and compares digests. Each has one thread.
 //!
-//! What must not be here: files, samples, tensors, and who owns what.
+//! Not allowed here: files, samples, tensors, and decisions about ownership.
 
 pub mod blob;
 pub mod identity;
+pub mod interface;
+pub mod launcher;
 pub mod limits;
 pub mod members;
 pub mod pull;
+pub mod rendezvous;
 pub mod serve;
 pub mod wire;
 

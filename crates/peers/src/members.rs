@@ -7,7 +7,7 @@ use std::{fmt, net::SocketAddr};
 pub struct Member {
     /// Its host's name, as people know it. No two nodes have the same.
     pub name: String,
-    /// Where its server listens.
+    /// Address on which its server listens.
     pub address: SocketAddr,
 }
 
@@ -44,7 +44,8 @@ impl Members {
     /// Checks a table. `epoch` counts the tables of a job, `here` is the place of this node.
     ///
     /// # Errors
-    /// [`MembersError`]: two nodes with one name or address, too many, `here` outside of the table; or several nodes and one of them on loopback, unless all are.
+    /// [`MembersError`]: two nodes with one name or address, too many, `here` outside of the table; or several nodes
+    /// and one of them on loopback, unless all are.
     pub fn new(epoch: u64, members: Vec<Member>, here: usize) -> Result<Self, MembersError> {
         if members.len() > usize::from(u16::MAX) {
             return Err(MembersError::TooMany(members.len()));

@@ -48,15 +48,15 @@ pub struct Wanted {
     pub offset: u64,
     /// Nodes that may have it, the best first.
     pub holders: Vec<u16>,
-    /// When it is of no use any more.
+    /// Time after which the range is useless.
     pub deadline: Instant,
     /// The step that needs it.
     pub turn: u64,
     /// XXH3-128 of the range, where the caller knows it. Else the holder's own word is taken.
     pub digest: Option<u128>,
-    /// Where the bytes go.
+    /// Memory for the bytes.
     pub room: Box<dyn Room>,
-    /// Is told the end, in the thread of the data plane: it must not block.
+    /// Called at the end, in the thread of the data plane: it must not block.
     pub done: Box<dyn FnOnce(Fetched) + Send>,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Debug for Wanted {
     }
 }
 
-/// What came of a range.
+/// Result of a fetch.
 #[derive(Debug)]
 pub struct Fetched {
     /// The memory that was given. It has the bytes if `from` says so, and else anything.
@@ -84,11 +84,11 @@ pub struct ManyWanted {
     pub node: u16,
     /// The ranges: object, offset, and room whose length is that of the range. At most 1,024, and 4 MiB in all.
     pub items: Vec<(BlobId, u64, Box<dyn Room>)>,
-    /// When they are of no use any more.
+    /// Time after which the ranges are useless.
     pub deadline: Instant,
     /// The step that needs them.
     pub turn: u64,
-    /// Is told the end, with each room and whether it has its bytes, in the order of `items`. It must not block.
+    /// Called at the end with each room, in the order of `items`. It must not block.
     pub done: ManyDone,
 }
 
@@ -124,7 +124,7 @@ pub(crate) enum Command {
     Many(ManyWanted),
 }
 
-/// Asks other nodes. Ends, and leaves what is under way to the source, when it is dropped.
+/// Asks other nodes. Ends, and leaves unfinished ranges to the source, when it is dropped.
 #[derive(Debug)]
 pub struct Peers {
     commands: Option<mpsc::UnboundedSender<Command>>,
@@ -179,8 +179,8 @@ impl Peers {
         self.send(Command::One(wanted));
     }
 
-    /// Fetches many small ranges of one node by one request. Never blocks. A second node is not asked: what did not come is the
-    /// caller's to fetch by [`Self::fetch`], or to read from the source.
+    /// Fetches many small ranges of one node by one request. Never blocks. A second node is not asked: ranges that
+    /// did not come are the caller's to fetch by [`Self::fetch`], or to read from the source.
     pub fn fetch_many(&self, wanted: ManyWanted) {
         self.send(Command::Many(wanted));
     }

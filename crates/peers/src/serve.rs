@@ -50,14 +50,15 @@ use crate::{
     wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header},
 };
 
-/// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in it.
+/// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in
+/// it.
 const WHOLE_BYTES: u64 = 256 << 10;
 /// Objects of which it is remembered who was served.
 const SERVED_MAX: usize = 4096;
 /// Nodes that are remembered for an object.
 const SERVED_NODES: usize = 4;
 
-/// What a server has done, as counts from its beginning on.
+/// Counts of a server, from its beginning on.
 #[derive(Debug, Default)]
 pub struct Served {
     /// Bytes of answers.
@@ -134,12 +135,12 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it has done.
+    /// Counts from its beginning on.
     pub fn served(&self) -> &Served {
         &self.served
     }
@@ -463,7 +464,8 @@ enum Sent {
     Pieces(Pieces),
 }
 
-/// A long range, which is read chunk by chunk as it is sent. If the object no longer counts, the connection ends in the middle.
+/// A long range, which is read chunk by chunk as it is sent. If the object no longer counts, the connection ends in
+/// the middle.
 struct Pieces {
     blob: Arc<dyn Blob>,
     left: Range<u64>,
@@ -540,7 +542,7 @@ impl Body for Sent {
     }
 }
 
-/// Who was served which object last.
+/// The nodes that were served each object last.
 #[derive(Debug, Default)]
 struct LastServed {
     of: HashMap<BlobId, VecDeque<u16>>,

@@ -1,11 +1,12 @@
-//! What stands in requests and answers. The version of the wire is in the path: `/1/KIND/ID`.
+//! Heads of requests and answers. The version of the protocol is in the path: `/1/KIND/ID`.
 //!
 //! ```text
 //! GET /1/samples/00112233445566778899aabbccddeeff
 //! range: bytes=0-102399      fb-within: 180 (ms)      fb-turn: 4711      fb-members: 16 hex digits
 //!
 //! 206 content-range: bytes 0-102399/102400            fb-digest: 32 hex digits, XXH3-128 of the range
-//! 404 no such object | 409 another table of members | 410 no longer that version | 416 range | 429 busy: fb-ask: 3,7 | 503 ending
+//! 404 no such object | 409 another table of members | 410 no longer that version | 416 range
+//! 429 busy: fb-ask: 3,7 | 503 ending
 //! ```
 //!
 //! `POST /1/KIND/many` asks for up to 1,024 ranges at once; see [`Item`].
@@ -30,7 +31,7 @@ pub(crate) const DIGEST: HeaderName = HeaderName::from_static("fb-digest");
 /// Nodes that may have the range.
 pub(crate) const ASK: HeaderName = HeaderName::from_static("fb-ask");
 
-/// Which role of a node is asked. Each has a listener and keys of its own.
+/// A role of a node. Each role has a listener and keys of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Copies of files, by the tiering role.
@@ -112,7 +113,7 @@ pub(crate) struct Head {
     pub(crate) common: Common,
 }
 
-/// What every request says.
+/// Headers of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Common {
     pub(crate) within: Duration,
@@ -120,7 +121,7 @@ pub(crate) struct Common {
     pub(crate) members: u64,
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     One(Head),
@@ -156,8 +157,8 @@ impl Asked {
     /// Reads the head of a request to a server of `kind`.
     ///
     /// # Errors
-    /// The status with which to refuse it: 404 for another path or kind, 405 for another method, 416 for a range that is none or too long,
-    /// 400 for all else.
+    /// The status with which to refuse it: 404 for another path or kind, 405 for another method, 416 for an invalid
+    /// or too long range, 400 for all else.
     pub(crate) fn parse(kind: Kind, method: &Method, path: &str, headers: &HeaderMap) -> Result<Self, StatusCode> {
         let name = path.strip_prefix("/1/").and_then(|rest| rest.strip_prefix(kind.name()));
         let name = name.and_then(|rest| rest.strip_prefix('/')).ok_or(StatusCode::NOT_FOUND)?;
@@ -274,7 +275,7 @@ impl Item {
         to.extend_from_slice(&self.length.to_le_bytes());
     }
 
-    /// Reads the body of a request for many: `None` where it is none, or asks for too much.
+    /// Reads the body of a request for many: `None` if it is invalid, or asks for too much.
     pub(crate) fn parse_all(body: &[u8]) -> Option<Vec<Self>> {
         if body.is_empty() || !body.len().is_multiple_of(Self::BYTES) || body.len() / Self::BYTES > MANY_MAX {
             return None;
@@ -295,7 +296,8 @@ impl Item {
     }
 }
 
-/// The head of one range in an answer for many: status, length and XXH3-128, with zeros between, 32 bytes, little-endian. The bytes follow.
+/// The head of one range in an answer for many: status, length and XXH3-128, with zeros between, 32 bytes,
+/// little-endian. The bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ItemHead {
     pub(crate) status: u16,

@@ -1,6 +1,6 @@
 //! One range on its way from other nodes: whom to ask, in which order, and when to give up.
 
-/// What came of asking a node.
+/// Answer of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The range, whole and with the right digest.
@@ -20,7 +20,7 @@ pub enum Answer {
     Corrupt,
 }
 
-/// What to do next about a range.
+/// Next step of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Ask this node.
@@ -52,8 +52,8 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// Begins a fetch. `holders` are nodes that may have the range, the best first; `deadline_s` is when the range is of no use from a
-    /// node any more.
+    /// Begins a fetch. `holders` are nodes that may have the range, the best first; after `deadline_s` the range is
+    /// useless from a node.
     pub fn new(holders: &[u16], deadline_s: f64) -> Self {
         let mut fetch = Self {
             left: Vec::new(),
@@ -191,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is answered in whatever order: it ends with the range or the source, within four requests, no node is asked twice, no
-        /// suspected one at all, and no more than two at a time.
+        /// Whatever is answered in whatever order: it ends with the range or the source, within four requests, no
+        /// node is asked twice, no suspected one at all, and no more than two at a time.
         #[test]
         fn it_comes_to_an_end(
             holders in prop::collection::vec(0u16..9, 0..9),

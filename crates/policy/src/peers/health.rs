@@ -1,4 +1,4 @@
-//! What one node has measured of another: how fast it answers, and whether it answers at all. Each node judges for itself.
+//! Health of a node, as another one measures it: its speed, and whether it answers. Each node judges for itself.
 
 /// Answers that are remembered of a node.
 const REMEMBERED: usize = 64;
@@ -11,9 +11,9 @@ const SUSPECT_MAX_S: f64 = 30.0;
 /// Longest wait for the first byte of a node of which nothing is known yet, in seconds.
 const FIRST_BYTE_UNKNOWN_S: f64 = 1.0;
 /// Shortest wait for the first byte, in seconds: a busy machine is that late now and then.
-const FIRST_BYTE_MIN_S: f64 = 0.05;
+const FIRST_BYTE_MIN_S: f64 = 0.25;
 
-/// What is known of a node.
+/// Measurements of a node.
 ///
 /// *Busy is not dead*: any answer clears a suspicion, also a refusal. A suspicion holds for new requests only.
 #[derive(Clone, Debug, Default)]
@@ -71,21 +71,22 @@ impl Health {
         });
     }
 
-    /// Returns whether the node is not to be asked now. After the time of a suspicion it is asked again, and one failure more suspects it
-    /// for twice as long.
+    /// Returns whether the node is not to be asked now. After the time of a suspicion it is asked again, and one
+    /// failure more suspects it for twice as long.
     pub fn is_suspected(&self, now_s: f64) -> bool {
         self.suspected.is_some_and(|suspicion| suspicion.until_s > now_s)
     }
 
-    /// Returns how long to wait for the first byte, in seconds: three times what 99 of 100 answers took, at most `within_s`.
+    /// Returns how long to wait for the first byte, in seconds: three times what 99 of 100 answers took, at most
+    /// `within_s`.
     pub fn first_byte_s(&self, within_s: f64) -> f64 {
         self.quantile(0.99)
             .map_or(FIRST_BYTE_UNKNOWN_S, |p99| (3.0 * p99).max(FIRST_BYTE_MIN_S))
             .min(within_s)
     }
 
-    /// Returns after how many seconds without an answer a second node may be asked: what 95 of 100 answers took, at least three times
-    /// the median. `None` until there were enough answers to tell.
+    /// Returns after how many seconds without an answer a second node may be asked: what 95 of 100 answers took, at
+    /// least three times the median. `None` until there were enough answers to tell.
     pub fn hedge_after_s(&self) -> Option<f64> {
         (self.took_s.len() >= REMEMBERED / 4).then_some(())?;
         Some(self.quantile(0.95)?.max(3.0 * self.quantile(0.5)?))

@@ -1,11 +1,12 @@
-//! Decisions about other nodes of a job: who owns a file, whom to ask for a range, when to ask a second one, and when to go to the
-//! source.
+//! Decisions about other nodes of a job: who owns a file, whom to ask for a range, when to ask a second one, and when
+//! to go to the source.
 //!
-//! Nodes have numbers: their places in the job's table of members, which the launcher made. [`owners::Owners`] says which node reads a
-//! file from the source for all. [`health::Health`] keeps what one node has measured of another. [`fetch::Fetch`] is one range on its
-//! way: it says after each event which node to ask next, or that the source is to be read.
+//! Nodes have numbers: their places in the job's table of members, which the launcher made. [`owners::Owners`] says
+//! which node reads a file from the source for all. [`health::Health`] is one node's measurements of another.
+//! [`fetch::Fetch`] is one range on its way: it says after each event which node to ask next, or that the source is
+//! to be read.
 //!
-//! What must not be here: names, addresses, sockets, bytes.
+//! Not allowed here: names, addresses, sockets, bytes.
 
 pub mod fetch;
 pub mod health;

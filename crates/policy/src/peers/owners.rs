@@ -1,14 +1,15 @@
-//! Which node reads a file from the source for all nodes: weighted rendezvous hashing over a table of places.
+//! Owners of files, each the node that reads a file from the source for all: weighted rendezvous hashing over a
+//! table.
 
 /// Places of the table: a file's hash names one of them.
 pub const PLACES: usize = 1 << 16;
 
 /// The owners of all places, for one table of members.
 ///
-/// A place belongs to the node with the largest score, so a node that joins takes its share from all others and one that leaves gives
-/// its share to all others: 1/N of the files move, and a lost node's share is spread over the rest. The scores are those of weighted
-/// rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and Schomaker 2005): `-weight / ln(h)` for a hash `h` in
-/// (0, 1) of node and place.
+/// A place belongs to the node with the largest score, so a node that joins takes its share from all others and one
+/// that leaves gives its share to all others: 1/N of the files move, and a lost node's share is spread over the rest.
+/// The scores are those of weighted rendezvous hashing (Thaler and Ravishankar 1998; weights by Schindelhauer and
+/// Schomaker 2005): `-weight / ln(h)` for a hash `h` in (0, 1) of node and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
     /// For each place the nodes in the order of their scores, as far as [`Self::depth`].
@@ -19,8 +20,9 @@ pub struct Owners {
 impl Owners {
     /// Ranks the nodes for each place.
     ///
-    /// `nodes` has each node's key (a number that stays with the node when the table changes) and its weight, such as the bytes that it
-    /// may keep. `depth` is how many nodes of each place are remembered: the owner, and those that take over in turn.
+    /// `nodes` has each node's key (a number that stays with the node when the table changes) and its weight, such as
+    /// the bytes that it may keep. `depth` is how many nodes of each place are remembered: the owner, and those that
+    /// take over in turn.
     ///
     /// # Panics
     /// If there is no node, there are more than 65,536, or a weight is not a positive number.
@@ -52,7 +54,7 @@ impl Owners {
         Self { ranked, depth }
     }
 
-    /// How many nodes of each place are known.
+    /// Number of nodes that are known for each place.
     pub const fn depth(&self) -> usize {
         self.depth
     }
