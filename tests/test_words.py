@@ -35,9 +35,6 @@ ELSEWHERE = (
     "crates/store/",
     "python/forebay/",
     "testbed/slowfs/",
-    "docs/architecture.md",
-    "docs/semantics.md",
-    "docs/inside/",
 )
 HERE = (
     "bench/",
