@@ -87,27 +87,40 @@ bench-loader: .test-tools .venv/.peers build ## measure the loader against its b
 	$(PY) -m bench.loader
 
 .PHONY: bench-wheels
-bench-wheels: .test-tools build ## compare what the wheels OLD=a.whl and NEW=b.whl (default: dist/) cost, by turns (ten to fifteen minutes)
+bench-wheels: .test-tools build ## compare the costs of the wheels OLD=a.whl and NEW=b.whl (default: dist/), alternately (ten to fifteen minutes)
 	$(PY) -m bench.wheels $(or $(OLD),$(error name the wheel to compare with: OLD=a.whl)) $(or $(NEW),dist/forebay-*.whl)
 
 .PHONY: sbom
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
-
-.PHONY: bench-monarch
-bench-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour); writes bench/out/monarch.json
-	$(PY) -m bench.monarch
 
 .PHONY: bench-clone
 bench-clone: build .venv/.mpi ## measure forks against their bars and other ways (24 GB, three to four hours); writes bench/out/clone.json
 	$(PY) -m bench.clone
 
 .PHONY: tables-clone
-tables-clone: .venv/.synced ## print bench/out/clone.json as the tables of docs/benchmarks.md and docs/papers.md
+tables-clone: .venv/.synced ## print bench/out/clone.json as the tables of docs/benchmarks.md
 	$(PY) -m bench.clone_page
+
+.PHONY: papers-monarch
+papers-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour); writes bench/out/monarch.json
+	$(PY) -m papers.monarch
+
+.PHONY: papers-lobster
+papers-lobster: .venv/.synced ## measure the Lobster paper's evaluation in the simulator; writes bench/out/lobster.json
+	cargo build --locked --quiet --release -p forebay-sim --examples
+	$(PY) -m papers.lobster
+
+.PHONY: papers-deepclone
+papers-deepclone: build .venv/.mpi ## measure the DeepClone paper's comparison (24 GB); writes bench/out/deepclone.json
+	$(PY) -m papers.deepclone
 
 .PHONY: plots-monarch
 plots-monarch: .test-tools ## draw docs/monarch-*.svg from bench/out/monarch.json, and print the table of docs/papers.md
-	$(PY) -m bench.monarch_page
+	$(PY) -m papers.monarch_page
+
+.PHONY: tables-deepclone
+tables-deepclone: .venv/.synced ## print bench/out/deepclone.json as the table of docs/papers.md
+	$(PY) -m papers.deepclone --page
 
 .PHONY: clean
 clean: ## remove everything that was built here

@@ -21,7 +21,7 @@ from typing import Any
 from bench import clone_peers, command
 from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
 from bench.clone_jobs import Node, Ranks, node, ranks, torchrun
-from bench.clone_peers import PAPER, PEERS, TOLD, against, beside_the_paper
+from bench.clone_peers import PEERS, TOLD, against
 from bench.report import Report, What
 from bench.session import PROGRAMS
 
@@ -152,16 +152,6 @@ def peers(world: World, report: Report) -> None:
         against(report, scenario, found)
 
 
-def paper(world: World, report: Report) -> None:
-    """The paper's own comparison."""
-    for name in MODELS:
-        scenario = f"paper: {name}, sgd, 2 + 2 ranks"
-        with node(world.place) as here:
-            ways = [(way, False) for way in PAPER]
-            found = clone_peers.measure(here, report, scenario, world.model(name), "sgd", ways, world.size.forks)
-        beside_the_paper(report, scenario, found)
-
-
 SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     **{name: functools.partial(of_model, name) for name in MODELS},
     "four": four,
@@ -169,7 +159,6 @@ SCENARIOS: dict[str, Callable[[World, Report], None]] = {
     "ordinary": ordinary,
     "ablation": ablation,
     "peers": peers,
-    "paper": paper,
 }
 
 
@@ -199,32 +188,32 @@ def forks(
     return wanted(world.size.forks, one)
 
 
-def lacking() -> str | None:
-    """Why this can't be measured here; None where it can."""
+def lacking(target: str) -> str | None:
+    """Returns why this can't be measured here, with the `make` target that installs what is missing; None if it can."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if not missing and shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
         missing = ["mpiexec"]
-    return f"missing: {', '.join(missing)} (make bench-clone installs them)" if missing else None
+    return f"missing: {', '.join(missing)} (make {target} installs them)" if missing else None
 
 
-def main() -> int:
-    """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
+def measure_all(target: str, description: str | None, scenarios: dict[str, Callable[[World, Report], None]]) -> int:
+    """Measures the scenarios of a `make` target, prints their table and returns the exit code."""
+    parser = command.parser(description, scenarios)
     memory = "/dev/shm"  # noqa: S108
     parser.add_argument("--place", type=Path, default=Path(memory), help="directory for the peers' files (default: %(default)s, memory)")
     args = parser.parse_args()
     if not args.place.is_dir():
         parser.error(f"--place {args.place}: there is no such directory")
-    report = Report("clone", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
+    report = Report(target.partition("-")[2], tuple(scenarios), quick=args.quick, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
-    if reason := lacking():
-        print(f"bench-clone: {reason}", file=sys.stderr)
+    if reason := lacking(target):
+        print(f"{target}: {reason}", file=sys.stderr)
         return 1
     if args.quick:
         print("quick: to see that all works; it proves nothing")
     world = World(args.place, QUICK if args.quick else FULL)
-    return command.run(report, wanted, SCENARIOS, contextlib.nullcontext(world))
+    return command.run(report, wanted, scenarios, contextlib.nullcontext(world))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_all("bench-clone", __doc__, SCENARIOS))

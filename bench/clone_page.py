@@ -1,7 +1,4 @@
-"""Prints the figures of `make bench-clone` as the tables of docs/benchmarks.md and docs/papers.md. Reads bench/out/clone.json.
-
-What was not measured is said to be so.
-"""
+"""Prints the figures of `make bench-clone` as the tables of docs/benchmarks.md. Reads bench/out/clone.json."""
 
 from __future__ import annotations
 
@@ -9,48 +6,11 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bench.clone_peers import PAPER, over_ours
 from bench.report import OUT, number, proven
 
 Row = dict[str, Any]
-NOT_MEASURED = "not measured yet"
-
-
-class Line(NamedTuple):
-    """A line of the table beside the paper's: what it is of, the paper's figure, and where ours stand."""
-
-    name: str
-    paper: str
-    measure: str
-    models: tuple[str, ...]
-
-
-LINES = (
-    Line("NT3: overhead", "17x to 25x", "overhead of the two steps", ("nt3",)),
-    Line("NT3: readiness", "14x to 35x", "readiness", ("nt3",)),
-    Line("ResNet-50: overhead", "more than 20x (HDF5), 10x (mpi4py)", "overhead of the two steps", ("resnet50",)),
-    Line("ResNet-50: readiness", "more than 20x (HDF5), 10x (mpi4py)", "readiness", ("resnet50",)),
-    Line("ResNet-152, DenseNet-121: overhead", "up to 17x", "overhead of the two steps", ("resnet152", "densenet121")),
-    Line("ResNet-152, DenseNet-121: readiness", "up to 75x", "readiness", ("resnet152", "densenet121")),
-)
-
-
-def beside_the_paper(rows: Iterable[Row]) -> list[str]:
-    """In Markdown: how many times ours what the paper compares itself with takes."""
-    found = {(row["scenario"], row["metric"]): row["value"] for row in rows}
-
-    def ours(line: Line) -> str:
-        parts = []
-        for way in PAPER:
-            values = [found.get((f"paper: {model}, sgd, 2 + 2 ranks", over_ours(line.measure, way))) for model in line.models]
-            if None in values:
-                return NOT_MEASURED
-            parts.append(f"{' and '.join(f'{value:.3g}x' for value in values)} ({way})")
-        return ", ".join(parts)
-
-    return ["| figure | the paper | ours |", "| --- | --- | --- |", *(f"| {line.name} | {line.paper} | {ours(line)} |" for line in LINES)]
 
 
 def bars(rows: Iterable[Row]) -> list[str]:
@@ -111,7 +71,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=OUT / "clone.json", help="what was measured (default: %(default)s)")
     args = parser.parse_args()
     rows = proven(parser, args.figures, "bench-clone")
-    print("\n".join([*bars(rows), "", *jobs(rows), "", *beside_the_paper(rows)]))
+    print("\n".join([*bars(rows), "", *jobs(rows)]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A state brought over by Forebay and in other ways, by turns; and the DeepClone paper's own measures of them."""
+"""A state brought over by Forebay and in other ways, alternately."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from bench.session import PROGRAMS
 OURS = "Forebay"
 # As clone_ways.py names them.
 PEERS = ("mpi4py Send", "gloo", "torch.save", "safetensors", "HDF5", "DCP", "DCP async")
-PAPER = ("HDF5", "mpi4py pickled")
 # Told, and no bar: the source has to wait until its memory was read.
 TOLD = ("process_vm_readv",)
 RANKS = 2
-# Less is not told apart from nothing.
-OVERHEAD_MIN_S = 0.001
-THE_PAPER = "the paper has 17x to 25x less overhead, and readiness 10x to 75x shorter"
 
 
 @dataclass(frozen=True)
@@ -109,25 +105,6 @@ def against(report: Report, scenario: str, found: dict[tuple[str, bool], list[Br
         if way[1]:
             report.count(What(scenario, f"{called(way)}: tensors that arrived wrong", "tensors", 0), [one.wrong for one in others])
     told(report, scenario, found)
-
-
-def beside_the_paper(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
-    """Rows: the paper's measures, and how many times ours the two that it compares itself with take."""
-    mine = found[OURS, True]
-    for way, others in found.items():
-        if way == (OURS, True) or way[0] not in PAPER or way[1]:
-            continue
-        ratios = [other.readiness_s / one.readiness_s for one, other in zip(mine, others, strict=True)]
-        report.time(What(scenario, over_ours("readiness", way[0]), "x", baseline="ours"), ratios, THE_PAPER)
-        own, theirs = (statistics.median(one.overhead_s for one in some) for some in (mine, others))
-        note = f"{theirs * 1e3:.1f} ms over {own * 1e3:.1f} ms; {THE_PAPER}"
-        what = What(scenario, over_ours("overhead of the two steps", way[0]), "x", baseline="ours")
-        report.once(what, theirs / max(own, OVERHEAD_MIN_S), note)
-
-
-def over_ours(measure: str, way: str) -> str:
-    """What the row is called."""
-    return f"{measure}: {way} over ours"
 
 
 def told(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import command
-from bench.paper import ablation, apart, cells, hits, imbalance_of_loaders
 from bench.report import LOAD_MAX, Report, What
 from bench.simulator import Simulator, changed, programs, total, warm
 
@@ -279,11 +278,6 @@ SCENARIOS: dict[str, Callable[[Simulator, Report], None]] = {
     "ideal": ideal,
     "imbalance": imbalance,
     "schedulers": schedulers,
-    "cells": cells,
-    "hits": hits,
-    "loaders": imbalance_of_loaders,
-    "ablation": ablation,
-    "apart": apart,
     "speed": speed,
 }
 

@@ -25,7 +25,7 @@ OUT = ROOT / "bench" / "out"
 LOAD_MAX = 3.0
 PAIRS_MIN = 9
 RUNS_MIN = 3
-MEASURED = ("crates", "python", "bench", "testbed", "Cargo.toml", "Cargo.lock")
+MEASURED = ("crates", "python", "bench", "papers", "testbed", "Cargo.toml", "Cargo.lock")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bench import clone_page, clone_peers
 from bench.clone import SCENARIOS, Size, World, of_model
 from bench.clone_forks import AFTER, Became, Forked, add, cost, forked_at, grown, results, wanted
 from bench.clone_jobs import node, ranks
-from bench.clone_peers import OURS, PAPER, PEERS, TOLD, Brought, against, beside_the_paper
+from bench.clone_peers import OURS, PEERS, TOLD, Brought, against
 from bench.programs.clone_cost import Own
 from bench.report import Report
 from bench.session import PROGRAMS, ProgramError
@@ -225,38 +225,15 @@ def test_each_peer_is_a_bar_of_its_own(report: Report) -> None:
     assert missed(report) == ["readiness, verification included, over gloo", "HDF5, with digests: tensors that arrived wrong"]
 
 
-def test_the_paper_s_factors_have_the_other_way_over_ours(report: Report) -> None:
-    found = {(OURS, True): [Brought(-0.01, 0.1, 0.1)] * 10, **{(way, False): [Brought(0.05, 2.0, 3.0)] * 10 for way in PAPER}}
-    beside_the_paper(report, "paper: nt3, sgd, 2 + 2 ranks", found)
-    values = {row.metric: row.value for row in report.rows}
-    assert values["readiness: HDF5 over ours"] == pytest.approx(30)
-    # Less than can be told apart counts as that.
-    assert values["overhead of the two steps: mpi4py pickled over ours"] == pytest.approx(50)
-
-
-def test_the_tables_have_the_worst_of_each_bar_and_the_paper_s_factors(report: Report) -> None:
+def test_the_tables_have_the_worst_of_each_bar(report: Report) -> None:
     add(report, "nt3: sgd, 1 + 1 ranks", [forked()] * 10)
     add(report, "nt3: sgd, 2 + 2 ranks", [forked(readiness_s=0.16)] * 10)
-    found = {(OURS, True): [Brought(0.01, 0.1, 0.1)] * 10, **{(way, False): [Brought(0.05, 2.0, 3.0)] * 10 for way in PAPER}}
-    beside_the_paper(report, "paper: nt3, sgd, 2 + 2 ranks", found)
     report.save()
-    printed = tables(report)
+    rows = json.loads(report.path.read_text())["rows"]
+    printed = "\n".join([*clone_page.bars(rows), *clone_page.jobs(rows)])
     assert "| readiness, verification included, over a memcpy | 1.6 | nt3: sgd, 2 + 2 ranks | 1.5 | 1 of 2 |" in printed
     assert "| nt3: sgd, 2 + 2 ranks |" in printed
     assert "| **1.6** |" in printed
-    assert "| paper: nt3" not in printed
-    assert "| NT3: readiness | 14x to 35x | 30x (HDF5), 30x (mpi4py pickled) |" in printed
-    assert f"| ResNet-50: overhead | more than 20x (HDF5), 10x (mpi4py) | {clone_page.NOT_MEASURED} |" in printed
-
-
-def test_the_docs_have_every_line_of_the_table_beside_the_paper_s() -> None:
-    docs = (bench.report.ROOT / "docs/papers.md").read_text()
-    assert [line.name for line in clone_page.LINES if f"\n| {line.name} | {line.paper} | " not in docs] == []
-
-
-def tables(report: Report) -> str:
-    rows = json.loads(report.path.read_text())["rows"]
-    return "\n".join([*clone_page.bars(rows), *clone_page.jobs(rows), *clone_page.beside_the_paper(rows)])
 
 
 def test_jobs_are_forked_and_compared(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ HERE = (
     "bench/",
     "docs/",
     "examples/",
+    "papers/",
     "scripts/",
     "testbed/",
     "tests/",
@@ -59,6 +60,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "scattered_types": ("",),
 }
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 RIDDLE = re.compile(r"(?:What|Whether|Of|So many|So much|As many|How many|How much|Who|Whom|Whose)\b")
 
 # Phrases that a reader of English stumbles over, with what to write.
@@ -125,8 +127,7 @@ def blocks(numbered: list[tuple[int, str]], is_doc: Callable[[str], bool]) -> It
 def python_prose(text: str) -> Iterator[Prose]:
     lines = text.split("\n")
     for node in ast.walk(ast.parse(text)):
-        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_documented and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, Documented) and ast.get_docstring(node, clean=False) is not None:
             first, last = node.body[0].lineno, node.body[0].end_lineno or node.body[0].lineno
             yield Prose(first, tuple(lines[first - 1 : last]), is_doc=True)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)

@@ -1,4 +1,4 @@
-"""The Monarch paper's evaluation, reproduced in kind: `make bench-monarch`, or some scenarios with --only. Needs root.
+"""The Monarch paper's evaluation, reproduced in kind: `make papers-monarch`, or some scenarios with --only. Needs root.
 
 Three models in two frameworks, for three epochs each: as the program is; under Forebay with a tier that holds all, and with one that holds
 60 % as the paper's did (119 of 200 GiB); copied first by rsync; through an rclone mount with a full VFS cache. Each scenario's figures are
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import command
-from bench.job_rows import REPEATED, Rows
-from bench.jobs import EPOCHS, PART, Job, Run, Ways, arms
 from bench.report import Report, What
 from bench.session import hand_over_hand, program, session
 from bench.world import Size, World, world
+from papers.monarch_jobs import EPOCHS, PART, Job, Run, Ways, arms
+from papers.monarch_rows import REPEATED, Rows
 from testbed import datasets
 from testbed.testbed import have_gluster
 
@@ -47,9 +47,9 @@ def main() -> int:
     parser.add_argument("--target", type=Path, help="measure the build in this Cargo target directory instead of the installed package")
     args = parser.parse_args()
     if reason := lacking():
-        print(f"bench-monarch: {reason}", file=sys.stderr)
+        print(f"papers-monarch: {reason}", file=sys.stderr)
         return 1
-    command.hide("bench.monarch")
+    command.hide("papers.monarch")
     report = Report("monarch", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
@@ -65,7 +65,7 @@ def lacking() -> str | None:
     if missing := [tool for tool in ("rclone", "rsync") if shutil.which(tool) is None]:
         return f"missing: {', '.join(missing)} (Debian: {' '.join(missing)})"
     if missing := [name for name in ("tensorflow", "torch") if importlib.util.find_spec(name) is None]:
-        return f"missing: {', '.join(missing)} (make bench-monarch installs them)"
+        return f"missing: {', '.join(missing)} (make papers-monarch installs them)"
     return None
 
 

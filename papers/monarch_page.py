@@ -1,4 +1,4 @@
-"""Sets the figures of `make bench-monarch` beside the paper's: prints the table of docs/papers.md and draws docs/monarch-*.svg.
+"""Sets the figures of `make papers-monarch` beside the paper's: prints the table of docs/papers.md and draws docs/monarch-*.svg.
 
 Reads bench/out/monarch.json. What was not measured is left out of the drawings, and said to be so in the table.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.job_rows import ACCURACY, DIFFERING, EPOCH, OPENS, RATES, READS, SECONDS, TIME, VARIATION, WHOLE
-from bench.jobs import AS_IT_IS, EPOCHS, FITS, PART, RCLONE_FITS, RCLONE_PART, RSYNC
 from bench.report import OUT, ROOT, proven
+from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RCLONE_FITS, RCLONE_PART, RSYNC
+from papers.monarch_rows import ACCURACY, DIFFERING, EPOCH, OPENS, RATES, READS, SECONDS, TIME, VARIATION, WHOLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=OUT / "monarch.json", help="what was measured (default: %(default)s)")
     parser.add_argument("--into", type=Path, default=ROOT / "docs", help="directory for the drawings (default: %(default)s)")
     args = parser.parse_args()
-    figures = Figures(proven(parser, args.figures, "bench-monarch"))
+    figures = Figures(proven(parser, args.figures, "papers-monarch"))
     import matplotlib
 
     # The same figures give the same file; text stays text.

@@ -1,4 +1,4 @@
-"""What `make bench-monarch` makes of its figures: bounds, bars, the table beside the paper's, drawings; and that its programs train."""
+"""What `make papers-monarch` makes of its figures: bounds, bars, the table beside the paper's, drawings; and that its programs train."""
 
 import importlib.util
 import json
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from bench import job_rows, monarch_page
 from bench.bounds import operations_max, seconds_max, source_bytes_max, variation
-from bench.jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, Job, Run, arms
-from bench.monarch import SCENARIOS
-from bench.monarch_page import NOT_MEASURED, Figures, table
 from bench.programs.course import listed, rates
 from bench.report import Report
 from bench.session import Epoch, program
 from bench.world import Traffic
+from papers import monarch_page, monarch_rows
+from papers.monarch import SCENARIOS
+from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, Job, Run, arms
+from papers.monarch_page import NOT_MEASURED, Figures, table
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
 
@@ -105,7 +105,7 @@ class KnownSizes(Job):
 
 def reported(found: list[dict[str, Run]], *, quick: bool = False) -> Report:
     report = Report("monarch", ("pytorch-lenet",), quick, commit="c0ffee")
-    job_rows.Rows(KnownSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
+    monarch_rows.Rows(KnownSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
     return report
 
 
@@ -170,7 +170,7 @@ def test_the_paper_says_nothing_of_what_was_not_measured() -> None:
 
 
 def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, quick: bool = False) -> Path:
-    """As `make bench-monarch` leaves them."""
+    """As `make papers-monarch` leaves them."""
     monkeypatch.setattr("bench.report.OUT", tmp_path)
     report = reported(rounds(), quick=quick)
     report.save()
@@ -213,7 +213,7 @@ def test_what_proves_nothing_is_not_drawn(
     with pytest.raises(SystemExit) as ended:
         monarch_page.main()
     assert ended.value.code == 2
-    assert "make bench-monarch" in capsys.readouterr().err
+    assert "make papers-monarch" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.svg"))
 
 
@@ -241,6 +241,7 @@ def trained(framework: str, model: str, data: Path) -> dict[str, Any]:
 
 
 # One model each: a framework takes seconds to start.
+@pytest.mark.long
 @pytest.mark.parametrize(("framework", "model"), [("pytorch", "resnet"), ("tensorflow", "lenet")])
 def test_equal_seeds_train_equally(framework: str, model: str, pictures: Path, tmp_path: Path) -> None:
     data = pictures

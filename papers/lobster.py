@@ -1,4 +1,4 @@
-"""The evaluation of the Lobster paper, in the simulator: Figures 7, 8, 10 and 11, and its hit ratios.
+"""Measures the Lobster paper's Figures 7, 8, 10 and 11 and its hit ratios in the simulator: `make papers-lobster`.
 
 The paper states the cluster's hardware, datasets, memory and batches. It does not state how long a training step, the preprocessing of an
 image or a read of the file system takes, or how many threads there are; ours stand below. One of them, the latency of the file system, is
@@ -8,10 +8,13 @@ the file system (250 GB/s for all) is not what a node lacks; threads that wait f
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bench import command
 from bench.report import Report, What
 from bench.simulator import Epoch, Simulator, changed, warm
 
@@ -203,3 +206,25 @@ def apart(sim: Simulator, report: Report) -> None:
         for name, found in ratios.items():
             note = ", ".join(f"{model} {ratio:.3f}" for model, ratio in zip(models, found, strict=True))
             report.once(What(title, name, "", None, "Lobster"), mean(found), note)
+
+
+SCENARIOS: dict[str, Callable[[Simulator, Report], None]] = {
+    "cells": cells,
+    "hits": hits,
+    "loaders": imbalance_of_loaders,
+    "ablation": ablation,
+    "apart": apart,
+}
+
+
+def main() -> int:
+    """See above."""
+    parser = command.parser(__doc__, SCENARIOS)
+    args = parser.parse_args()
+    # Simulated figures depend on no load.
+    report = Report("lobster", tuple(SCENARIOS), quick=args.quick, load_max=math.inf)
+    return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from bench.bounds import operations_max, seconds_max, source_bytes_max, variation
 from bench.epochs import moved
-from bench.jobs import AS_IT_IS, PART, RSYNC, Job, Run, seconds
 from bench.report import Report, What
 from bench.report import number as shown
+from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, Job, Run, seconds
 
 # The agent of a tier of some thousand files, and what it may grow by from one warm epoch to the next.
 RESIDENT_MIB_MAX = 32
