@@ -15,16 +15,16 @@ __all__ = ["prepare", "prepared"]
 
 
 def prepare(accelerator: Accelerator, loader: DataLoader | IterableLoader) -> DataLoaderShard:
-    """A loader as `accelerator.prepare` gives those of torch's own, but dealt to the ranks once, by the loader itself.
+    """Prepares a loader as `accelerator.prepare` does torch's own, but the loader itself deals samples to ranks.
 
-    Batches come on the accelerator's device, gradients that are accumulated are applied at the end of an epoch, `skip_first_batches` reads
-    nothing of what it skips. `save_state` keeps where training is and `load_state` goes on from there, also on more ranks or fewer; then
-    `iteration` of what is given back is the epoch.
+    Batches come on the accelerator's device, gradients that are accumulated are applied at the end of an epoch,
+    `skip_first_batches` reads nothing of what it skips. `save_state` keeps where training is and `load_state` goes on
+    from there, also on more ranks or fewer; then `iteration` of what is given back is the epoch.
 
     Args:
         accelerator: is told of the loader, and of its state.
-        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this. One over an `IterableDataset` is
-            torch's own, and is prepared by Accelerate as any of torch's.
+        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this. One over an
+            `IterableDataset` is torch's own, and is prepared by Accelerate as any of torch's.
 
     Returns:
         A loader of Accelerate's. To `accelerator.prepare` it may be given, and stays what it is.
@@ -37,12 +37,13 @@ def prepare(accelerator: Accelerator, loader: DataLoader | IterableLoader) -> Da
 
 
 def prepared(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
-    """The same without its state: for who keeps that by itself, or counts batches."""
+    """Prepares a loader without registering its state, for callers that keep the state or count batches themselves."""
     batches = _Batches(loader)
     shard = DataLoaderShard(
         batches,
         device=accelerator.device if accelerator.device_placement else None,
-        # Accelerate would take repeated samples from the end of all ranks' together, where only its own loaders have them.
+        # Accelerate would take repeated samples from the end of all ranks' together, where only its own loaders have
+        # them.
         _drop_last=True,
         _non_blocking=accelerator.non_blocking,
         batch_sampler=_Numbers(batches),
@@ -51,15 +52,16 @@ def prepared(accelerator: Accelerator, loader: DataLoader) -> DataLoaderShard:
         generator=torch.Generator(),
     )
     batches.shard = shard
-    # How Accelerate knows loaders that it need not replace.
+    # Accelerate does not replace loaders with this mark.
     shard._is_accelerate_prepared = True
     return accelerator.prepare_data_loader(shard)
 
 
 class _Batches(Dataset[Any]):
-    """A loader's batches by number, from the place on where an epoch begins: what a loader of torch's takes for samples.
+    """A loader's batches by number, from the place on where an epoch begins; torch's loader takes them for samples.
 
-    One is asked for before training is given the one before it: so Accelerate knows the last. States are of the one that training has.
+    Accelerate asks for a batch before it hands out the one before, so that it knows the last one. States are of the
+    batch that training has.
     """
 
     def __init__(self, loader: DataLoader) -> None:
@@ -70,15 +72,15 @@ class _Batches(Dataset[Any]):
         self._place = loader._coming()
 
     def __len__(self) -> int:
-        """Samples, not batches: who tells of the dataset's size asks for it here."""
+        """Returns the number of samples, not batches: it is asked for as the dataset's size."""
         return len(self.loader.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Accelerate says so before each epoch."""
+        """Sets the next epoch. Accelerate calls this before each epoch."""
         self.loader.set_epoch(epoch)
 
     def begin(self) -> int:
-        """An epoch begins: of so many batches."""
+        """Begins an epoch; returns its number of batches."""
         self._epoch = None
         self._place = self.loader._coming()
         return self.loader._plan.left(self._place)
@@ -92,7 +94,7 @@ class _Batches(Dataset[Any]):
         return next(self._epoch)
 
     def end(self) -> None:
-        """After the last batch."""
+        """Ends the epoch, after the last batch."""
         self._place = self.loader._place
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
@@ -112,7 +114,7 @@ class _Batches(Dataset[Any]):
 
 
 class _Numbers:
-    """Numbers of an epoch's batches: what a loader of torch's takes for its batch sampler."""
+    """The numbers of an epoch's batches; torch's loader takes this for its batch sampler."""
 
     def __init__(self, batches: _Batches) -> None:
         self._batches = batches

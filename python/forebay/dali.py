@@ -1,4 +1,7 @@
-"""NVIDIA DALI: what its external source needs of the data loader, so that DALI decodes what the loader has read ahead. Imports no DALI."""
+"""NVIDIA DALI: samples and batches for its external source, so that DALI decodes what the loader has read ahead.
+
+Imports no DALI.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +39,6 @@ class Encoded:
 
 
 def lists(samples: list[tuple[Any, Any]]) -> tuple[list[Any], Any]:
-    """Makes a batch as DALI takes it, a loader's `collate_fn`: arrays of bytes, each of its own length, and an array of the labels."""
+    """Makes a batch for DALI, as a loader's `collate_fn`: arrays of bytes of any length, and an array of the labels."""
     encoded, labels = zip(*samples, strict=True)
     return list(encoded), np.asarray(labels)

@@ -10,23 +10,24 @@ from datasets.table import ConcatenationTable, MemoryMappedTable, Table
 
 from forebay.loader import ArrowRows, Extent, LoaderError
 from forebay.loader._given import check_function
-from forebay.loader._samples import Samples
+from forebay.loader._samples import IndexedSamples
 
 __all__ = ["DatasetRows"]
 
 HARMLESS = {"slice", "select", "drop", "remove_column", "replace_schema_metadata", "combine_chunks", "cast"}
-"""What may have been done to the table of a file: rows and values are still its own. Types are compared."""
+"""Operations on the table of a file that leave rows and values as they are in the file. Types are compared."""
 
 
-class DatasetRows(Samples):
-    """Rows of a `datasets.Dataset` that lies in Arrow files, such as `load_dataset`, `load_from_disk` and `map` give, for the loader.
+class DatasetRows(IndexedSamples):
+    """Rows of a `datasets.Dataset` in Arrow files, as `load_dataset`, `load_from_disk` and `map` give.
 
-    Rows are those of the dataset, also of one that was shuffled, selected from or split. They lie in record batches, which are read as a
-    whole: for a dataset in the order of its files `shuffle="blocks"` reads each once.
+    Rows are those of the dataset, also of one that was shuffled, selected from or split. They lie in record batches,
+    which are read as a whole: for a dataset in the order of its files `shuffle="blocks"` reads each once.
 
     Args:
         dataset: in no format (`with_format(None)`).
-        decode: makes a sample of a row, as the dataset would give it, and of its generator; the row itself unless given.
+        decode: makes a sample of a row, as the dataset would give it, and of its generator; the row itself unless
+            given.
         keyed: see `Located`: false if `decode` draws from global generators.
 
     Attributes:
@@ -65,7 +66,8 @@ class DatasetRows(Samples):
         types = dataset.data.schema
         if any(schema.field(name).type != types.field(name).type for schema in self._rows.schemas for name in dataset.column_names):
             raise _changed()
-        # Of each file a run of rows: numbers of its first row among those of all files, and of its end in the dataset.
+        # A run of rows of each file: the number of its first row among those of all files, and of its end in the
+        # dataset.
         slices = [[arguments[0] for name, arguments, _ in part.replays if name == "slice"] for part in parts]
         self._firsts: list[int] = [first + sum(offsets) for first, offsets in zip(self._rows.firsts, slices, strict=False)]
         self._ends = list(accumulate(part.num_rows for part in parts))
@@ -80,7 +82,7 @@ class DatasetRows(Samples):
         return self._ends[-1] if self._indices is None else len(self._indices)
 
     def blocks(self) -> list[int]:
-        """Where each record batch ends.
+        """Returns the end of each record batch, as a number of rows.
 
         Raises:
             ValueError: the dataset is not in the order of its files.
@@ -99,7 +101,7 @@ class DatasetRows(Samples):
         """See `Located.decode`."""
         return self._rows.decode(data, self._row(i), rng)
 
-    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `IndexedSamples`)
         return self._rows._sample(self._row(i), rng)
 
     def _row(self, i: int) -> int:
@@ -110,7 +112,7 @@ class DatasetRows(Samples):
         return self._firsts[part] + position - (self._ends[part - 1] if part else 0)
 
     def _block_ends(self) -> Iterator[int]:
-        """In the order of the files."""
+        """Yields the ends of record batches in the order of the files."""
         ends, begun = self._rows.blocks(), 0
         for first, end in zip(self._firsts, self._ends, strict=True):
             last = first + end - begun
@@ -125,7 +127,7 @@ class DatasetRows(Samples):
 
 
 def _check(dataset: object) -> None:
-    """Refuses what is no `Dataset`."""
+    """Refuses anything but a `Dataset` (`TypeError`)."""
     if isinstance(dataset, Mapping):
         raise TypeError(f'{type(dataset).__name__} has several datasets: take one of its splits, such as dataset["train"]')
     if not isinstance(dataset, datasets.Dataset):
@@ -135,7 +137,7 @@ def _check(dataset: object) -> None:
 
 
 def _parts(table: Table) -> Iterator[MemoryMappedTable]:
-    """The files of a dataset, in order."""
+    """Yields the files of a dataset, in order."""
     if isinstance(table, ConcatenationTable):
         for columns in table.blocks:
             if len(columns) > 1:

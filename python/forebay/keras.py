@@ -15,19 +15,19 @@ from forebay.torch import DataLoader
 __all__ = ["PyDataset"]
 
 LOOKED_AT = 2
-"""Batches that Keras may take before it trains, to see how they look."""
+"""Batches that Keras may take before it trains, to see their shapes."""
 
 
 class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """A loader's batches for `fit`, `evaluate` and `predict`, as NumPy arrays, in the loader's order.
 
-    The loader shuffles, and `fit(shuffle=...)` changes nothing. Each time that Keras goes through its data it has the loader's next epoch:
-    to train from epoch 7 on, `loader.set_epoch(7)` and `fit(initial_epoch=7)`. An epoch that Keras leaves in the middle is begun again.
-    Validation needs one of its own.
+    The loader shuffles, and `fit(shuffle=...)` changes nothing. Each time that Keras goes through its data it has the
+    loader's next epoch: to train from epoch 7 on, `loader.set_epoch(7)` and `fit(initial_epoch=7)`. An epoch that Keras
+    leaves in the middle is begun again. Validation needs one of its own.
 
     Args:
-        loader: gives what Keras takes for a batch: inputs, or a pair of inputs and targets, or these with weights of samples. Do not go
-            through it beside this.
+        loader: gives what Keras takes for a batch: inputs, or a pair of inputs and targets, or these with weights of
+            samples. Do not go through it beside this.
 
     Attributes:
         loader: as given.
@@ -50,7 +50,8 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: Iterator[Any] | None = None
         # The loader's, after the batch that was had last: another one if somebody told it where to go on.
         self._place: object = None
-        # Of the loader's epoch: so many batches were had. While they are few they are kept, and given again where Keras only looked.
+        # Of the loader's epoch: so many batches were had. While they are few they are kept, and given again where Keras
+        # only looked.
         self._had = 0
         self._kept: list[Any] = []
         self._again: list[Any] = []
@@ -70,7 +71,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def use_multiprocessing(self) -> bool:
-        """Whether Keras asks from processes: never, as `workers`."""
+        """True if processes of Keras ask for batches: always False, for reading ahead is the loader's."""
         return False
 
     @use_multiprocessing.setter
@@ -78,23 +79,23 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         raise ValueError(f"use_multiprocessing={value}: give forebay.torch.DataLoader num_workers= instead")
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Returns the batches of an epoch."""
         return len(self.loader)
 
     @property
     def num_batches(self) -> int:
-        """The same, for Keras: it asks when it is about to go through them, and by nothing else does it say that it begins anew.
+        """The number of batches, for Keras, which asks for it before each pass over them, and gives no other sign.
 
-        Who only wants the number has `len`.
+        For the number alone use `len`.
         """
         self._is_new = True
         return len(self)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (whatever a batch is)
-        """The next batch, whichever is asked for: `fit` asks in random order unless told otherwise.
+        """Returns the next batch, whatever the index: `fit` asks in random order unless told otherwise.
 
         Raises:
-            LoaderError: there is none, as the loader says it; or as many as Keras goes through were asked for already.
+            LoaderError: the loader has none; or all batches of the epoch were asked for already.
         """
         del index
         with self._lock:
@@ -116,15 +117,15 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
             return self._next()
 
     def __iter__(self) -> Iterator[Any]:
-        """The loader's epoch, for who goes through it by hand."""
+        """Yields the batches of the loader's epoch, for a loop without Keras."""
         return map(_arrays, iter(self.loader))
 
     def on_epoch_begin(self) -> None:
-        """Keras says so."""
+        """Notes the beginning of an epoch of Keras."""
         self._is_within = True
 
     def on_epoch_end(self) -> None:
-        """Keras says so, also when it begins anew after a look."""
+        """Notes the end of an epoch of Keras, or that it begins again after a look at some batches."""
         with self._lock:
             if self._is_within and self._batches is not None and not self._again and self.loader.left == 0:
                 # Keras counts batches, and asks for none after the last.
@@ -162,7 +163,7 @@ _END = object()
 
 
 def _arrays(batch: Any) -> Any:  # noqa: ANN401  (whatever a batch is)
-    """As NumPy's, which every backend takes; of the same memory."""
+    """Returns a batch's tensors as NumPy's arrays of the same memory, which every backend takes."""
     if isinstance(batch, torch.Tensor):
         return batch.numpy()
     if isinstance(batch, Mapping):
@@ -173,6 +174,7 @@ def _arrays(batch: Any) -> Any:  # noqa: ANN401  (whatever a batch is)
 
 
 if keras.backend.backend() == "tensorflow":
-    # A fit that was stopped in the middle of an epoch leaves an iterator of TensorFlow's in a cycle. Freed when the interpreter is already
-    # ending, it waits for its thread, and that for the interpreter, forever: so it is freed before.
+    # A fit that was stopped in the middle of an epoch leaves an iterator of TensorFlow's in a cycle. Freed when the
+    # interpreter is already ending, it waits for its thread, and that for the interpreter, forever: so it is freed
+    # before.
     atexit.register(gc.collect)

@@ -1,4 +1,7 @@
-"""PyTorch Lightning: the data loader for its `Trainer`. It imports neither `lightning` nor `pytorch_lightning`, and is good for both."""
+"""PyTorch Lightning: the data loader for its `Trainer`.
+
+It imports neither `lightning` nor `pytorch_lightning`, and works with both.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -14,10 +17,12 @@ __all__ = ["DataLoader"]
 class DataLoader:
     """`forebay.torch.DataLoader`, as a `Trainer` goes through it.
 
-    Lightning puts a `DistributedSampler` into loaders of torch's own; this one deals its samples to the ranks by itself, once. Its epoch is
-    the trainer's, and the trainer's checkpoints hold its state: training that ended in the middle of an epoch goes on with the next batch.
+    Lightning puts a `DistributedSampler` into loaders of torch's own; this one deals its samples to the ranks by
+    itself, once. Its epoch is the trainer's, and the trainer's checkpoints hold its state: training that ended in the
+    middle of an epoch goes on with the next batch.
 
-    It may be made before the trainer has started its ranks: the loader itself is made when something is first asked of it.
+    It may be made before the trainer has started its ranks: the loader itself is made when something is first asked of
+    it.
 
     Args:
         dataset: as the loader's.
@@ -53,8 +58,8 @@ class DataLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # As a generator it begins with the first batch that is asked for: Lightning asks for iterators to see whether it can have one, and
-        # loads states and tells the epoch when it has one already.
+        # As a generator it begins with the first batch that is asked for: Lightning asks for iterators to see whether
+        # it can have one, and loads states and tells the epoch when it has one already.
         self._end()
         batches = self._batches = iter(self.loader)
         try:
@@ -69,14 +74,18 @@ class DataLoader:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is: see `forebay.torch.DataLoader.state_dict`. Lightning keeps it in its checkpoints."""
+        """Returns the place of training: see `forebay.torch.DataLoader.state_dict`.
+
+        Lightning keeps it in its checkpoints.
+        """
         return {**self.loader.state_dict(), "left": self.loader.left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state. Lightning does, from its checkpoints.
 
         Raises:
-            StateError: it is of another dataset or order; or of another number of ranks or batches, which Lightning has counted.
+            StateError: it is of another dataset or order; or of another number of ranks or batches, which Lightning has
+                counted.
         """
         self._batches = None
         loader = self.loader
@@ -98,7 +107,7 @@ class DataLoader:
 
 
 class _Epochs:
-    """In the place of a sampler: Lightning tells the epoch to samplers only."""
+    """Stands in for a sampler: Lightning tells the epoch to samplers only."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader

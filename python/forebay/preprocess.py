@@ -1,11 +1,13 @@
-"""What `forebay profile --preprocess module:function` runs: how fast the function prepares samples, by number of worker processes.
+"""Measures for `forebay profile --preprocess module:function` how fast a function prepares samples.
 
-A question comes as JSON on standard input: `call`, `dirs`, `threads` (numbers of workers, a round each) and `seconds` (of a round). That
-the function is there is told as a line of JSON on standard output, `{"found": "..."}`, each round as `{"round": {...}}`, and what is wrong
-as `{"refused": "..."}`. Without `threads` nothing is measured.
+It is measured with several numbers of worker processes.
 
-The function is given the bytes of one file; what it returns is thrown away. Files are read before the clock starts. Each worker is to keep
-to one thread: the usual libraries are told so by the environment, unless it says otherwise already.
+A question comes as JSON on standard input: `call`, `dirs`, `threads` (numbers of workers, a round each) and `seconds`
+(of a round). Lines of JSON on standard output answer it: `{"found": "..."}` once the function is found, `{"round":
+{...}}` for each round, and `{"refused": "..."}` with the reason for a refusal. Without `threads` nothing is measured.
+
+The function is given the bytes of one file, and its result is thrown away. Files are read before the clock starts. Each
+worker is to keep to one thread: environment variables say so to the usual libraries, unless they are set already.
 """
 
 import importlib
@@ -34,7 +36,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Refused(Exception):
-    """What was asked for can't be: one line that says why."""
+    """A refusal of the question, with the reason in one line."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Worked:
 
 
 def find(call: str) -> Callable[[bytes], object]:
-    """The function that `module:function` names; `function` may have dots.
+    """Returns the function that `module:function` names; `function` may have dots.
 
     Raises:
-        Refused: There is none.
+        Refused: there is no such function.
     """
     module_name, colon, name = call.partition(":")
     if not (module_name and colon and name):
@@ -73,10 +75,10 @@ def find(call: str) -> Callable[[bytes], object]:
 
 
 def choose(dirs: list[str]) -> list[tuple[int, str]]:
-    """Files below these directories with their sizes, from all over them, smallest first, within bounds.
+    """Returns sizes and paths of files chosen evenly from below these directories, smallest first, within bounds.
 
     Raises:
-        Refused: There is none.
+        Refused: there is no such file.
     """
     found = [path for number, path in zip(range(_FILES_MAX), _files(dirs), strict=False)]
     step = -(-len(found) // _SAMPLES_MAX) or 1
@@ -99,7 +101,7 @@ def _files(dirs: list[str]) -> Iterator[str]:
 
 
 def work(call: str, files: list[tuple[int, str]], orders: Connection) -> None:
-    """A worker: reads the samples, then prepares them for as long as each order says, until there are no more orders."""
+    """Runs a worker: reads the samples, then prepares them for the seconds of each order, until orders end."""
     try:
         function = find(call)
         samples = [Path(path).read_bytes() for _, path in files]
@@ -139,7 +141,7 @@ def _round(function: Callable[[bytes], object], samples: list[bytes], files: lis
 
 
 def summary(threads: int, worked: list[Worked]) -> dict[str, Any]:
-    """A round of all workers, as the command reads it."""
+    """Returns a round of all workers, as the command reads it."""
     calls = sum(sum(each.calls) for each in worked)
     by_size = []
     for number in range(_CLASSES):
@@ -159,7 +161,7 @@ def rounds(call: str, dirs: list[str], threads: list[int], seconds: float) -> It
     """Measures with each number of workers.
 
     Raises:
-        Refused: What was asked for can't be.
+        Refused: the question is refused.
     """
     files = choose(dirs)
     # Not forked: what the function's module has started in this process would be half there in the workers.
@@ -199,7 +201,7 @@ def _line(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Reads the question, tells the rounds; gives the exit status."""
+    """Reads the question, prints the rounds, and returns the exit status."""
     question = json.load(sys.stdin)
     for name in _ONE_THREAD:
         os.environ.setdefault(name, "1")

@@ -15,21 +15,23 @@ __all__ = ["Trainer"]
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """transformers' `Trainer`, with its training data read by `forebay.torch.DataLoader`; evaluation reads as it always does.
+    """transformers' `Trainer`, whose training data `forebay.torch.DataLoader` reads; evaluation reads as before.
 
-    What says how training reads is in the `TrainingArguments` as ever: `per_device_train_batch_size`, `dataloader_num_workers` (0: as the
-    loader has it), `dataloader_drop_last` and so on; `data_seed`, or else `seed`, is that of order and samples. The order is that of
-    `DistributedSampler`, other than transformers' and random as well. A checkpoint from the middle of an epoch goes on with the next batch,
-    and what was had is not read again.
+    What says how training reads is in the `TrainingArguments` as ever: `per_device_train_batch_size`,
+    `dataloader_num_workers` (0: as the loader has it), `dataloader_drop_last` and so on; `data_seed`, or else `seed`,
+    is that of order and samples. The order is that of `DistributedSampler`, other than transformers' and random as
+    well. A checkpoint from the middle of an epoch goes on with the next batch, and what was had is not read again.
 
     Args:
         arguments: transformers' own.
-        loader_options: arguments of the loader that `TrainingArguments` have nothing for, such as `report` and `on_error`.
+        loader_options: arguments of the loader that `TrainingArguments` have nothing for, such as `report` and
+            `on_error`.
         options: transformers' own.
 
     Raises:
         ValueError: training begins, and is to go through the dataset neither in random nor in sequential order.
-            Training begins, `loader_options` are given, and the dataset is an `IterableDataset`, which transformers' own loader reads.
+            Training begins, `loader_options` are given, and the dataset is an `IterableDataset`, which transformers'
+            own loader reads.
     """
 
     def __init__(self, *arguments: Any, loader_options: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -37,7 +39,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._loader_options = dict(loader_options or {})
 
     def get_train_dataloader(self) -> DataLoaderShard:
-        """As transformers' `Trainer` asks for it: from its own loader, only what is in it is taken."""
+        """Returns the loader for training. Dataset, sampler and options are taken from transformers' own loader."""
         theirs, args = super().get_train_dataloader(), self.args
         if isinstance(theirs.dataset, IterableDataset):
             if self._loader_options:

@@ -15,7 +15,7 @@ import pytest
 from forebay import _core
 from forebay.loader import DirectSource, Extent, LoaderError, Request
 from forebay.loader import _joining as module
-from forebay.loader._agent import Agent, cached_share
+from forebay.loader._agent import AgentRank, cached_share
 from forebay.loader._agent_source import AgentBatch, AgentSource
 from forebay.loader._place import RankPlace, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept
@@ -41,12 +41,12 @@ def alone() -> RankPlace:
     return place
 
 
-def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: RankPlace | None = None, **changed: Any) -> Agent:
+def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: RankPlace | None = None, **changed: Any) -> AgentRank:
     settings = replace(SETTINGS, **changed)
-    return Agent(name, SAMPLES, settings, alone() if place is None else place, cache)
+    return AgentRank(name, SAMPLES, settings, alone() if place is None else place, cache)
 
 
-def begun(agent: Agent, node: Node) -> AgentSource:
+def begun(agent: AgentRank, node: Node) -> AgentSource:
     source = agent.source(DirectSource())
     source.register(None, node.locate)
     return source
@@ -69,7 +69,7 @@ def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check
         request.release()
 
 
-def epochs(agent: Agent, node: Node, count: int) -> int:
+def epochs(agent: AgentRank, node: Node, count: int) -> int:
     """So many epochs; samples that the rank has read itself."""
     direct = 0
     for number in range(count):
@@ -497,7 +497,7 @@ def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, An
     agents = [made(place=RankPlace("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
     told: list[str] = []
 
-    def begin(agent: Agent) -> None:
+    def begin(agent: AgentRank) -> None:
         with pytest.raises(LoaderError) as refusal:
             begun(agent, node)
         told.append(str(refusal.value))

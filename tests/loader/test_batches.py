@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.loader import Extent, Request
-from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
+from forebay.loader._batches import FAILED, BatchPart, FetchedBatch, SampleBatch, decoded
 
 SAMPLES = 70
 
@@ -33,7 +33,7 @@ class Numbers:
 class AtHand(Request):
     """A request of which every third sample has to be waited for."""
 
-    def __init__(self, batch: Batch, part: Part) -> None:
+    def __init__(self, batch: SampleBatch, part: BatchPart) -> None:
         self.batch, self.part = batch, part
         self.waited: list[int] = []
 
@@ -53,12 +53,12 @@ class AtHand(Request):
         return memoryview(bytes([self.batch.samples[place]]))
 
 
-def batch_of(*samples: int) -> Batch:
-    return Batch(0, list(samples), seed=2**64 - 1, epoch=3)
+def batch_of(*samples: int) -> SampleBatch:
+    return SampleBatch(0, list(samples), seed=2**64 - 1, epoch=3)
 
 
-def gone_through(dataset: Numbers, part: Part, *, skip: bool) -> tuple[list[Any], Fetched, AtHand]:
-    batch, fetched = batch_of(*reversed(range(SAMPLES))), Fetched()
+def gone_through(dataset: Numbers, part: BatchPart, *, skip: bool) -> tuple[list[Any], FetchedBatch, AtHand]:
+    batch, fetched = batch_of(*reversed(range(SAMPLES))), FetchedBatch()
     request = AtHand(batch, part)
     decoded(dataset, request, batch, part, lambda key: key, fetched, are_bytes_kept=True, skip=skip)
     return part.samples, fetched, request
@@ -76,23 +76,23 @@ def test_keys_of_many_samples_are_those_of_each() -> None:
 
 @pytest.mark.parametrize("places", [range(SAMPLES), range(5, 40), range(3, 3)])
 def test_a_part_gets_its_samples_in_their_order(places: range) -> None:
-    samples, fetched, request = gone_through(Numbers(), Part(places), skip=False)
+    samples, fetched, request = gone_through(Numbers(), BatchPart(places), skip=False)
     assert samples == [(SAMPLES - 1 - place, request.batch.key(SAMPLES - 1 - place)) for place in places]
     assert request.waited == [place for place in places if place % 3 == 0]
     assert (fetched.read_bytes, fetched.failures) == (len(places), [])
 
 
 def test_a_sample_that_fails_has_a_place_all_the_same() -> None:
-    samples, fetched, _ = gone_through(Numbers(60, 3), Part(range(SAMPLES)), skip=True)
+    samples, fetched, _ = gone_through(Numbers(60, 3), BatchPart(range(SAMPLES)), skip=True)
     assert [place for place, sample in enumerate(samples) if sample is FAILED] == [SAMPLES - 61, SAMPLES - 4]
     assert [failed.index for failed in fetched.failures] == [60, 3]
-    samples, fetched, _ = gone_through(Numbers(60, 3), Part(range(SAMPLES)), skip=False)
+    samples, fetched, _ = gone_through(Numbers(60, 3), BatchPart(range(SAMPLES)), skip=False)
     assert len(samples) == SAMPLES - 60
     assert [failed.index for failed in fetched.failures] == [60]
 
 
 def test_a_part_that_is_over_is_gone_through_no_further() -> None:
-    part = Part(range(SAMPLES))
+    part = BatchPart(range(SAMPLES))
 
     class Closed(Numbers):
         """It is closed in the middle of a sample."""

@@ -8,7 +8,7 @@ import pytest
 
 from forebay import _core
 from forebay.loader import DirectSource
-from forebay.loader._agent import Agent
+from forebay.loader._agent import AgentRank
 from forebay.loader._agent_source import AgentBatch, AgentSource
 from forebay.loader._place import place_of
 from forebay.loader._settings import AgentSettings
@@ -24,10 +24,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield node
 
 
-def begun(node: Node) -> tuple[Agent, AgentSource, _core.LoaderRank]:
+def begun(node: Node) -> tuple[AgentRank, AgentSource, _core.LoaderRank]:
     place = place_of(0, 1)
     assert place is not None
-    agent = Agent("0", SAMPLES, SETTINGS, place, ("ram=1M",))
+    agent = AgentRank("0", SAMPLES, SETTINGS, place, ("ram=1M",))
     source = agent.source(DirectSource())
     source.register(None, node.locate)
     assert agent.rank is not None

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forebay.loader import EpochReport
-from forebay.loader._batches import Fetched
-from forebay.loader._failures import Failure
-from forebay.loader._report import SPAN_S, SPANS, Course, Meter, Wait
+from forebay.loader._batches import FetchedBatch
+from forebay.loader._failures import SampleFailure
+from forebay.loader._report import SPAN_S, SPANS, Meter, TrainingWait, WaitTimeline
 from forebay.loader._told import is_asked, tell
 
 
@@ -73,15 +73,15 @@ def test_under_a_run_another_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_skipped_samples_are_named() -> None:
-    line = str(report(skipped=2, first_skipped=Failure(7, "a.png", "OSError: cut", "")))
+    line = str(report(skipped=2, first_skipped=SampleFailure(7, "a.png", "OSError: cut", "")))
     assert line.endswith("; 2 skipped, the first: sample 7 (a.png): OSError: cut")
 
 
 def test_waiting_is_shared_out_as_the_batch_itself_waited() -> None:
     meter = Meter(0, workers=1, processors=2, is_located=True)
-    meter.had(8, Fetched(waited_s=3.0, decoded_s=1.0, read_bytes=100), 2.0)
-    meter.had(8, Fetched(waited_s=0.0, decoded_s=1.0, read_bytes=50, failures=[Failure(1, None, "no", "")]), 0.5)
-    meter.had(4, Fetched(), 0.25)
+    meter.had(8, FetchedBatch(waited_s=3.0, decoded_s=1.0, read_bytes=100), 2.0)
+    meter.had(8, FetchedBatch(waited_s=0.0, decoded_s=1.0, read_bytes=50, failures=[SampleFailure(1, None, "no", "")]), 0.5)
+    meter.had(4, FetchedBatch(), 0.25)
     told = meter.report()
     assert (told.source_wait_s, told.decode_wait_s) == (1.5, 1.25)
     assert (told.samples, told.skipped, told.read_bytes) == (19, 1, 150)
@@ -90,7 +90,7 @@ def test_waiting_is_shared_out_as_the_batch_itself_waited() -> None:
 
 
 def test_a_course_has_so_many_spans_however_long_an_epoch_is() -> None:
-    course = Course()
+    course = WaitTimeline()
     for at_s in range(1000):
         course.add(float(at_s), 0.5, 0.25)
     assert course.span_s == pytest.approx(SPAN_S * 256)
@@ -104,13 +104,13 @@ def test_the_longest_waits_are_kept_with_whose_they_were() -> None:
     meter = Meter(0, workers=1, processors=1, is_located=True)
     for number in range(30):
         of_source = number % 2 == 0
-        meter.had(1, Fetched(waited_s=float(of_source), decoded_s=float(not of_source)), number / 1000)
+        meter.had(1, FetchedBatch(waited_s=float(of_source), decoded_s=float(not of_source)), number / 1000)
     waits = meter.report().waits
     assert [wait.seconds for wait in waits] == [number / 1000 for number in range(29, 19, -1)]
     assert [wait.of for wait in waits[:2]] == ["decoding", "source"]
-    told = str(report(waits=(Wait(3.25, 17.4, "source"), Wait(2.0, 1.0, "decoding")), source_wait_s=15.0))
+    told = str(report(waits=(TrainingWait(3.25, 17.4, "source"), TrainingWait(2.0, 1.0, "decoding")), source_wait_s=15.0))
     assert told.endswith("; the longest wait was 3.2 s for the source, 17 s in")
-    assert "longest" not in str(report(waits=(Wait(0.5, 17.4, "source"),)))
+    assert "longest" not in str(report(waits=(TrainingWait(0.5, 17.4, "source"),)))
 
 
 def test_an_epoch_is_told_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_an_epoch_is_told_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tell(report(), "0", 1, 2, {})
     assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
     file.touch()
-    tell(report(course=Course(0.5, [0.25], [0.0]), source_wait_s=20.0), "0", 1, 2, {"from_source": 3})
+    tell(report(course=WaitTimeline(0.5, [0.25], [0.0]), source_wait_s=20.0), "0", 1, 2, {"from_source": 3})
     (line,) = map(json.loads, file.read_text().splitlines())
     assert (line["rank"], line["bound_by"], line["span_s"], line["source_s"], line["agent"]) == (
         1,

@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler
 
 from forebay import _core
 from forebay.loader import DirectSource
-from forebay.loader._agent import Agent
-from forebay.loader._batches import Batch
+from forebay.loader._agent import AgentRank
+from forebay.loader._batches import SampleBatch
 from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
 from forebay.loader._workers import WorkerSeat, WorkerServing
@@ -253,13 +253,13 @@ def test_the_agent_is_killed_and_no_batch_is_another(
 
 
 def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
-    agent = Agent(
+    agent = AgentRank(
         "0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), RankPlace("job", 0, 1, 0, 1), ("ram=1M",)
     )
     serving = WorkerServing(agent, None, node.locate)
     pid = node.agent()
     os.kill(pid, signal.SIGSTOP)
-    batch = Batch(0, [5, 7], seed=0, epoch=0)
+    batch = SampleBatch(0, [5, 7], seed=0, epoch=0)
     share, loan = serving.lend(serving.request(batch))
     assert share is not None
     seated, fallback = WorkerSeat(), DirectSource()

@@ -1,7 +1,7 @@
-"""Batches from a known future: what the data loader does without knowing any framework.
+"""The data loader's parts that know no framework.
 
-`forebay.torch.DataLoader` is the loader itself, for PyTorch. Here is what it is made of: what a dataset may say about itself (`Located`,
-`Extent`), where bytes come from (`Source`), what a rank uses when (`Order`), and what goes wrong.
+`forebay.torch.DataLoader` is the loader itself, for PyTorch. Here are the protocol of datasets (`Located`, `Extent`),
+the sources of bytes (`Source`), the order of a rank's samples (`Order`), datasets of common formats, and the errors.
 """
 
 from forebay.loader._errors import LoaderError, SampleError, StateError

@@ -1,7 +1,7 @@
 """A rank that this node's loader agent serves.
 
-The agent fetches what all ranks of the node will use, keeps what is worth keeping, and puts the bytes into memory that ranks map. The rank
-reads by itself whatever the agent can't provide, and everything once the agent is gone.
+The agent fetches what all ranks of the node will use, keeps what is worth keeping, and puts the bytes into memory that
+ranks map. The rank reads by itself whatever the agent can't provide, and everything once the agent is gone.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from forebay import _core
 from forebay._say import say
 from forebay.loader._agent_source import AgentSource, Loan
-from forebay.loader._joining import Joining
+from forebay.loader._joining import AgentJoining
 from forebay.loader._notices import Notices
 from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
@@ -21,7 +21,7 @@ from forebay.loader.order import Order
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Source
 
-__all__ = ["Agent", "cached_share"]
+__all__ = ["AgentRank", "cached_share"]
 
 GAUGES = ("reads_at_once", "hung", "rank_threads_most")
 """Figures that are reported as they are, not as the difference from the previous report."""
@@ -38,7 +38,7 @@ class AgentLink:
         rank: the rank as the agent serves it; None where no agent does.
     """
 
-    def __init__(self, joining: Joining, notices: Notices) -> None:
+    def __init__(self, joining: AgentJoining, notices: Notices) -> None:
         self._joining = joining
         self._notices = notices
         self.rank: _core.LoaderRank | None = None
@@ -78,7 +78,7 @@ class AgentLink:
         return True
 
     def give_up(self, why: str) -> None:
-        """Has the rank read by itself from now on."""
+        """Makes the rank read by itself from now on."""
         if self.lost is None:
             self._why = why
 
@@ -100,15 +100,15 @@ class AgentLink:
         return self._has_lost
 
 
-class Agent:
+class AgentRank:
     """A rank of a loader that the agent of this node serves, from its first epoch until it is closed or forgotten.
 
     Args:
         name: the loader's within the job: the same in all of its ranks, and no other loader's.
         samples: samples of the dataset.
-        settings: what all ranks have to want alike.
+        settings: settings that have to be equal in all ranks.
         place: the place of this rank.
-        cache: where samples are kept: see `kept`.
+        cache: the user's `cache=`: see `kept`.
         rows: the dataset, if its samples are rows.
 
     Attributes:
@@ -121,7 +121,7 @@ class Agent:
     def __init__(
         self, name: str, samples: int, settings: AgentSettings, place: RankPlace, cache: Sequence[str], rows: FixedRows | None = None
     ) -> None:
-        self.joining = Joining(name, samples, settings, place, cache, rows)
+        self.joining = AgentJoining(name, samples, settings, place, cache, rows)
         self.notices = Notices(place.rank)
         self.lock = threading.Lock()
         self.serving: AgentSource | None = None
@@ -133,7 +133,7 @@ class Agent:
 
     @property
     def settings(self) -> AgentSettings:
-        """The settings that all ranks have to want alike."""
+        """The settings that have to be equal in all ranks."""
         return self.joining.settings
 
     @property
@@ -193,14 +193,14 @@ class Agent:
             number, first = self._passes, 0
             self._passes += 1
             if order is not None and self.settings.order != "unknown":
-                # Where an epoch goes on, the agent counts from its beginning; after other ranks, or batches of another size, that is a
-                # step off at most.
+                # Where an epoch goes on, the agent counts from its beginning; after other ranks, or batches of another
+                # size, that is a step off at most.
                 first = order.used // (order.batch_size * order.world)
                 number = number if order.is_drawn else order.number
             return (number if rank is None else rank.begin_epoch(number)), first
 
     def give_up(self, why: str) -> None:
-        """Has the rank read by itself: a worker process has found that the agent does not serve."""
+        """Makes the rank read by itself: a worker process has found that the agent does not serve."""
         self._link.give_up(why)
         self.notices.lost(self.lost)
 

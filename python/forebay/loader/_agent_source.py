@@ -13,7 +13,7 @@ from forebay.loader.order import Order
 from forebay.loader.source import Request, Source
 
 if TYPE_CHECKING:
-    from forebay.loader._agent import Agent
+    from forebay.loader._agent import AgentRank
 
 __all__ = ["PATIENCE_S", "AgentBatch", "AgentSource", "Loan"]
 
@@ -67,7 +67,9 @@ class AgentBatch(Request):
 
 
 class Loan:
-    """A batch that a worker process has. Its bytes stay until the worker is done with them, or until nothing refers to this any more.
+    """A batch that a worker process has.
+
+    Its bytes stay until the worker is done with them, or until nothing refers to this any more.
 
     Args:
         batch: the batch.
@@ -82,7 +84,7 @@ class Loan:
 
     @property
     def is_done(self) -> bool:
-        """Whether the worker is done with the batch."""
+        """True once the worker is done with the batch."""
         return self._native.is_done
 
     @property
@@ -147,7 +149,7 @@ class Lookahead:
 
 
 class AgentSource:
-    """The source of an epoch: see `Source`. Made by `Agent.source`.
+    """The source of an epoch: see `Source`. Made by `AgentRank.source`.
 
     Args:
         agent: of this rank.
@@ -160,7 +162,7 @@ class AgentSource:
 
     is_lasting = True
 
-    def __init__(self, agent: "Agent", fallback: Source) -> None:
+    def __init__(self, agent: "AgentRank", fallback: Source) -> None:
         self._agent = agent
         self._fallback = fallback
         self._lock = agent.lock
@@ -184,7 +186,8 @@ class AgentSource:
         self._fallback.register(order, locate)
         number, first = self._agent.begin_epoch(order, locate)
         with self._lock:
-            # The agent takes a rank's requests to be in the order of their use: of two epochs at the same time the rank reads one itself.
+            # The agent takes a rank's requests to be in the order of their use: of two epochs at the same time the rank
+            # reads one itself.
             if (other := self._agent.serving) is not None:
                 other.serve_no_more()
             self._agent.serving = self
@@ -225,7 +228,7 @@ class AgentSource:
         self._fallback.close()
 
     def serve_no_more(self) -> None:
-        """Has the rank read the rest of the epoch itself. With the lock held."""
+        """Makes the rank read the rest of the epoch itself. With the lock held."""
         self.is_served = False
         self._forget_all()
 
@@ -287,7 +290,10 @@ class AgentSource:
             direct.release()
 
     def _made(self, samples: list[int], iteration: int) -> AgentBatch | None:
-        """Makes a batch of samples, which may be located elsewhere in each epoch; None where the agent can't take it."""
+        """Makes a batch of samples, which may be located elsewhere in each epoch.
+
+        None where the agent can't take it.
+        """
         rank = self._agent.rank
         if self._locate is None:
             raise LoaderError("nothing was registered")

@@ -1,4 +1,4 @@
-"""Files and objects that are looked through, several at once."""
+"""Looks through files and objects, several concurrently."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ Made = TypeVar("Made")
 
 
 FILES_AT_ONCE = 16
-"""Shards that are looked through; on a network file system that is waiting for the most part."""
+"""Shards that are looked through concurrently: on a network file system most of that time is waiting."""
 NAMED = 200
 """Shards that one error names."""
-# What a shard's own state leads to. Other errors of a file system or a store may be over the next time, or be seen by one rank only,
-# whose dataset would then be another than that of the others.
+# Errors of a damaged shard. Other errors of a file system or a store may be gone the next time, or be seen by one rank
+# only, whose dataset would then differ from that of the others.
 _DAMAGE = (LoaderError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, EOFError, ValueError)
 
 
@@ -31,13 +31,15 @@ def look_through(work: Callable[[str], Made], paths: list[str], on_error: str) -
     Args:
         work: looks through one.
         paths: of the shards.
-        on_error: `"raise"`, or `"skip"`: shards that are damaged, missing or not to be read are left out, which one line says.
+        on_error: `"raise"`, or `"skip"`: shards that are damaged, missing or not to be read are left out, which one
+            line says.
 
     Returns:
         The results, in order of the paths, and the reason by path for each shard that was left out.
 
     Raises:
-        LoaderError: shards are damaged; all of them are named. One alone, and several that fail alike, raise their own kind of error.
+        LoaderError: shards are damaged; all of them are named. One alone, and several that fail alike, raise their own
+            kind of error.
         OSError: the same of shards that can't be read.
         ValueError: the same of paths that lead to no file; or another `on_error`.
     """
@@ -75,13 +77,15 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def at_once(name: str, threads: int, work: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-    """What becomes of each, in order. Ctrl-C is not held up by what is under way: that is ended if it asks a store, and else left behind.
+    """Returns the results of items that several threads work on, in order.
+
+    Ctrl-C does not wait for the work: requests to a store are ended, and other work is left behind.
 
     Args:
         name: of the threads.
         threads: that work.
-        work: what is done with an item.
-        items: these.
+        work: makes the result of an item.
+        items: the items.
 
     Raises:
         Exception: what the work raises for the first item that it raises anything for.

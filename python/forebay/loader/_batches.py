@@ -1,4 +1,4 @@
-"""A batch on its way: what it is to be made of, and what became of that."""
+"""A batch on its way: its samples, their decoding, and the result."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -7,29 +7,29 @@ from itertools import chain
 from typing import Any
 
 from forebay import _core
-from forebay.loader._failures import Failure, failure
+from forebay.loader._failures import SampleFailure, failure
 from forebay.loader.dataset import Located
 from forebay.loader.source import Request
 
-__all__ = ["FAILED", "Batch", "Fetched", "Part", "decoded"]
+__all__ = ["FAILED", "BatchPart", "FetchedBatch", "SampleBatch", "decoded"]
 
 LOOKED_AT = 32
-"""Samples of which it is looked at once whether they are at hand: more may come while these are decoded."""
+"""Samples that are looked up in one call: more may come while these are decoded."""
 
 FAILED = object()
-"""In the place of a sample that could not be had."""
+"""Stands for a sample that could not be read or decoded."""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What is to be fetched.
+class SampleBatch:
+    """The samples of a batch.
 
     Attributes:
-        iteration: of the epoch, from the place on where it began.
-        samples: their indices.
-        seed: of the samples' own chance.
-        epoch: the same.
-        is_one_call: the dataset is asked once, for the list of indices; its first index seeds the generators.
+        iteration: number in the epoch, from the place on where the epoch began.
+        samples: indices.
+        seed: seed of the samples' random numbers.
+        epoch: number of the epoch.
+        is_one_call: whether the dataset is asked once, for the list of indices; its first index seeds the generators.
     """
 
     iteration: int
@@ -39,12 +39,12 @@ class Batch:
     is_one_call: bool = False
 
     def key(self, sample: int) -> int:
-        """What that sample's generators are seeded with."""
+        """Returns the key that seeds a sample's generators."""
         # A sampler of the user's own may count beyond what the key has room for, or from the end.
         return _core.sample_key(self.seed, self.epoch, sample % 2**32)
 
     def keys(self, places: range) -> list[int]:
-        """The same of the samples at these places."""
+        """Returns the keys that seed the generators of the samples at these places."""
         samples = self.samples[places.start : places.stop]
         try:
             return _core.sample_keys(self.seed, self.epoch, samples)
@@ -53,54 +53,54 @@ class Batch:
 
 
 @dataclass
-class Fetched:
-    """What became of a batch.
+class FetchedBatch:
+    """The result of a batch.
 
     Attributes:
-        value: what is handed to training; None if the batch failed.
-        failed: no batch could be made: some sample failed and that is an error, or none is left.
+        value: the batch that is handed to training; None if it failed.
+        failed: whether no batch could be made: some sample failed and that is an error, or none is left.
         failures: samples that failed.
-        waited_s: time that threads or workers spent waiting for the source, in seconds, all of them together.
-        decoded_s: the same for decoding and putting together.
-        read_bytes: of the samples, where that is known.
+        waited_s: seconds that all threads or workers together waited for the source.
+        decoded_s: seconds that all threads or workers together decoded and put together.
+        read_bytes: bytes of the samples; 0 if that is unknown.
     """
 
     value: Any = None
     failed: bool = False
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[SampleFailure] = field(default_factory=list)
     waited_s: float = 0.0
     decoded_s: float = 0.0
     read_bytes: int = 0
 
-    def add(self, part: "Fetched") -> None:
-        """Counts in what became of a part of the batch."""
+    def add(self, part: "FetchedBatch") -> None:
+        """Adds the result of a part of the batch."""
         self.failures += part.failures
         self.waited_s += part.waited_s
         self.decoded_s += part.decoded_s
         self.read_bytes += part.read_bytes
 
     def settle(self, samples: list[Any], *, skip: bool) -> None:
-        """Says whether the batch failed.
+        """Sets whether the batch failed.
 
         Args:
-            samples: those that could be had.
-            skip: whether it may do without the others, unless none is left.
+            samples: samples that did not fail.
+            skip: whether the others may be left out, unless none is left.
         """
         self.failed = bool(self.failures) and not (skip and samples)
 
 
-class Part:
+class BatchPart:
     """Samples of a batch that are read and decoded one after another.
 
     Args:
-        places: of the samples in the batch.
+        places: places of the samples in the batch.
 
     Attributes:
-        places: the same.
-        samples: those that were gone through, `FAILED` where one could not be had. So the next one is what goes on now: who looks at it
-            from another thread is told without a word for each sample.
-        is_waiting: for the bytes of the next one.
-        is_over: nobody wants any more of them.
+        places: places of the samples in the batch.
+        samples: the decoded samples so far, `FAILED` for those that failed. Their number tells another thread which
+            sample is at work now, without a note for each sample.
+        is_waiting: whether the bytes of the next sample are waited for.
+        is_over: whether the rest of the part is not needed any more.
     """
 
     __slots__ = ("is_over", "is_waiting", "places", "samples")
@@ -115,10 +115,10 @@ class Part:
 def decoded(
     dataset: Located,
     request: Request,
-    batch: Batch,
-    part: Part,
+    batch: SampleBatch,
+    part: BatchPart,
     rng: Callable[[int], Any],
-    fetched: Fetched,
+    fetched: FetchedBatch,
     *,
     are_bytes_kept: bool,
     skip: bool,
@@ -126,14 +126,14 @@ def decoded(
     """Reads and decodes a part of a batch.
 
     Args:
-        dataset: decodes them.
-        request: of the batch's samples.
-        batch: the same.
-        part: gets its samples; those after one that fails only if that may be skipped, and none once it is over.
-        rng: gives a generator that is seeded with a key.
+        dataset: decodes samples.
+        request: the batch's request.
+        batch: the batch.
+        part: gets its samples; those after a failed one only if that may be skipped, and none once it is over.
+        rng: returns a generator that is seeded with a key.
         fetched: counts time, bytes and failures.
-        are_bytes_kept: bytes stay as long as anything refers to them, or what is made of the samples is no view of them. Else each sample
-            gets a copy of its own.
+        are_bytes_kept: whether bytes stay as long as anything refers to them, or batches do not refer to them.
+            Otherwise each sample gets a copy of its own.
         skip: whether to go on after a sample that fails.
 
     Raises:
@@ -156,7 +156,8 @@ def decoded(
                     part.is_waiting = False
             read_bytes += len(data)
             if not are_bytes_kept:
-                # The batch may be made of views of them, and outlive their release. What is made of a copy may be written to.
+                # The batch may be made of views of them, and outlive their release. What is made of a copy may be
+                # written to.
                 data = memoryview(bytearray(data))
             sample = decode(data, index, rng(key))
         except MemoryError:
@@ -170,8 +171,8 @@ def decoded(
     fetched.decoded_s += time.perf_counter() - begun - waited_s
 
 
-def _looked_at(request: Request, batch: Batch, part: Part) -> Iterator[Iterable[tuple[int, int, int, memoryview | None]]]:
-    """Place, index and key of samples, and what is at hand of each as it is come to, or a little before."""
+def _looked_at(request: Request, batch: SampleBatch, part: BatchPart) -> Iterator[Iterable[tuple[int, int, int, memoryview | None]]]:
+    """Yields place, index and key of samples, and the bytes of those that have come."""
     places = part.places
     for start in places[::LOOKED_AT]:
         look = range(start, min(start + LOOKED_AT, places.stop))

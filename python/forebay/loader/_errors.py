@@ -1,10 +1,13 @@
-"""What goes wrong with a loader. Each message names what it is about and the mend."""
+"""Errors of a loader. Each message names the thing, the cause and the mend."""
 
 __all__ = ["LoaderError", "SampleError", "StateError"]
 
 
 class LoaderError(RuntimeError):
-    """Batches can't be made; the base of all errors of `forebay.loader` but those of arguments (`ValueError`, `TypeError`)."""
+    """Batches can't be made.
+
+    The base of all errors of `forebay.loader` but those of arguments (`ValueError`, `TypeError`).
+    """
 
 
 class SampleError(LoaderError):

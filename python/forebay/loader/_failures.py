@@ -1,4 +1,4 @@
-"""Samples that could not be read or decoded: how they are told, and the exception that training gets."""
+"""Samples that could not be read or decoded, and the exception that training gets for them."""
 
 import pickle
 import traceback
@@ -8,14 +8,14 @@ from typing import Any
 from forebay.loader._errors import LoaderError, SampleError
 from forebay.loader.dataset import is_located
 
-__all__ = ["Failure", "failure", "sample_error"]
+__all__ = ["SampleFailure", "failure", "sample_error"]
 
 ENDS_ITERATION = (StopIteration, StopAsyncIteration)
 """Exceptions that would end the loop around the loader as if the epoch were over."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class SampleFailure:
     """A sample that could not be read or decoded.
 
     Attributes:
@@ -47,15 +47,15 @@ class Failure:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles all but the exception, which may not be fit to be sent to another process."""
         kind = self.kind if _is_sendable(self.kind) else None
-        return Failure, (self.index, self.path, self.reason, self.traceback, kind, self.errno)
+        return SampleFailure, (self.index, self.path, self.reason, self.traceback, kind, self.errno)
 
 
 class _Told(Exception):
     """Another thread's or process's exception, as its traceback: the exception itself may not be fit to be sent."""
 
 
-def failure(dataset: object, index: int, error: Exception) -> Failure:
-    """Returns how a sample failed."""
+def failure(dataset: object, index: int, error: Exception) -> SampleFailure:
+    """Returns the description of a sample that failed."""
     path = getattr(error, "filename", None)
     if is_located(dataset):
         try:
@@ -67,14 +67,14 @@ def failure(dataset: object, index: int, error: Exception) -> Failure:
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     errno = error.errno if isinstance(error, OSError) else None
     _drop_frames(error)
-    return Failure(index, None if path is None else _message(path), reason, told, type(error), errno, error)
+    return SampleFailure(index, None if path is None else _message(path), reason, told, type(error), errno, error)
 
 
 def _drop_frames(error: BaseException | None) -> None:
     """Drops the frames that an exception, its cause and its context hold.
 
-    A frame leads to those that called it, and so to what keeps this failure: the two would keep each other, the loader's source and its
-    connections until the garbage collector comes by. The traceback is kept as text.
+    A frame leads to those that called it, and so to what keeps this failure: the two would keep each other, the
+    loader's source and its connections until the garbage collector comes by. The traceback is kept as text.
     """
     seen: set[int] = set()
     left = [error]
@@ -86,16 +86,17 @@ def _drop_frames(error: BaseException | None) -> None:
             left += [found.__cause__, found.__context__]
 
 
-def sample_error(failures: list[Failure], samples: int, *, skip: bool) -> Exception:
+def sample_error(failures: list[SampleFailure], samples: int, *, skip: bool) -> Exception:
     """Returns the exception that a batch failed with: of the type that the dataset raised, caused by a `SampleError`.
 
-    The message names the sample and its file. One that was raised in another process has the traceback of that process in its message, as
-    torch's loader has it. The `SampleError` itself is returned where no exception of the dataset's type can be: the type can't be made of
-    a message alone or can't cross from the other process, the exception would end the loop around the loader, or it is one of Forebay's.
+    The message names the sample and its file. One that was raised in another process has the traceback of that process
+    in its message, as torch's loader has it. The `SampleError` itself is returned where no exception of the dataset's
+    type can be: the type can't be made of a message alone or can't cross from the other process, the exception would
+    end the loop around the loader, or it is one of Forebay's.
 
     Args:
-        failures: of the batch, the first one first. The list is empty afterwards: it would keep the exception, whose traceback has the
-            frame that keeps the list.
+        failures: of the batch, the first one first. The list is empty afterwards: it would keep the exception, whose
+            traceback has the frame that keeps the list.
         samples: of the batch.
         skip: samples that fail are left out, and none was left.
     """
@@ -118,8 +119,11 @@ def sample_error(failures: list[Failure], samples: int, *, skip: bool) -> Except
     return own
 
 
-def _made(failed: Failure) -> Exception | None:
-    """Returns an exception of the type that another process raised, with that process's traceback in its message; None if there is none."""
+def _made(failed: SampleFailure) -> Exception | None:
+    """Returns an exception of the type that another process raised, with that process's traceback in its message.
+
+    None if there is none.
+    """
     if failed.kind is None:
         return None
     message = f"{failed}\n\nThe traceback of the process that raised it:\n{failed.traceback}"
@@ -142,7 +146,7 @@ class _Lines(str):
         return str(self)
 
 
-def _name_sample(error: Exception, failed: Failure) -> None:
+def _name_sample(error: Exception, failed: SampleFailure) -> None:
     """Puts the sample into the message of an exception, where that is plain text; else adds a note."""
     where = failed.where
     if isinstance(error, OSError) and error.strerror is not None:

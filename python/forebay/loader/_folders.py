@@ -9,24 +9,27 @@ from pathlib import Path
 from forebay.loader._at_once import at_once
 from forebay.loader._paths import folders_below, is_object, objects_below, spelled
 
-__all__ = ["IMAGES", "Listing", "listed"]
+__all__ = ["IMAGES", "ClassFiles", "listed"]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of files that are taken for images."""
 LISTINGS_AT_ONCE = 16
-"""Of an object store, which lists a thousand objects a request."""
+"""Concurrent requests to an object store, which lists a thousand objects in each."""
 
 # A folder's path, and name and mark of each of its files.
 _Folder = tuple[str, list[tuple[str, int]]]
 
 
-class Listing:
-    """Files, each with a class's number. Fourteen million of them as Python's strings would take gigabytes, in every worker process."""
+class ClassFiles:
+    """Files, each with a class's number.
+
+    Fourteen million of them as Python's strings would take gigabytes, in every worker process.
+    """
 
     def __init__(self, samples: Iterable[tuple[str, int]] = ()) -> None:
         self._folders: list[str] = []
         self._numbers: dict[str, int] = {}
-        # Of each file: its folder's number, its class's, and where its name ends among all names.
+        # For each file: the numbers of its folder and its class, and the end of its name among all names.
         self._folder_of = array("I")
         self._class_of = array("q")
         self._ends = array("Q", [0])
@@ -37,7 +40,7 @@ class Listing:
             self.add(path, number)
 
     def add(self, path: str, number: int, mark: int = 0) -> None:
-        """One more file, of a class; or an object, in the version with that mark."""
+        """Adds a file of a class, or an object in the version with that mark."""
         folder, slash, name = path.rpartition("/")
         folder += slash
         if folder not in self._numbers:
@@ -55,7 +58,7 @@ class Listing:
         return len(self._folder_of)
 
     def path(self, i: int) -> str:
-        """Of a file; -1 is the last.
+        """Returns the path of a file; -1 is the last.
 
         Raises:
             IndexError: there is no such file.
@@ -66,24 +69,24 @@ class Listing:
         return self._folders[self._folder_of[i]] + os.fsdecode(bytes(self._names[self._ends[i] : self._ends[i + 1]]))
 
     def mark(self, i: int) -> int:
-        """Of an object's version; 0 for a file. -1 is the last."""
+        """Returns the mark of an object's version, 0 for a file; -1 is the last."""
         return self._marks[i] if self._marks else 0
 
     def number(self, i: int) -> int:
-        """Of a file's class."""
+        """Returns the number of a file's class."""
         return self._class_of[i]
 
     def numbers(self) -> list[int]:
-        """Of all files' classes."""
+        """Returns the number of each file's class."""
         return self._class_of.tolist()
 
 
-def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[str], Listing]:
-    """The classes below a directory, or a prefix of a store, and the files of each with the class's number.
+def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[str], ClassFiles]:
+    """Returns the classes below a directory, or a prefix of a store, and the files of each with the class's number.
 
-    Classes are the directories in `root`, sorted by name; files those below them at any depth, links followed, directories and names
-    sorted: the same samples by the same numbers as torchvision gives. Nothing is asked about the files themselves. Of a store, the same
-    as of a copy of it that is a directory.
+    Classes are the directories in `root`, sorted by name; files those below them at any depth, links followed,
+    directories and names sorted: the same samples by the same numbers as torchvision gives. The files themselves are
+    not looked at. A prefix of a store gives the same as a directory with a copy of its objects.
 
     Args:
         root: the directory, or an address such as `s3://BUCKET/PREFIX`.
@@ -105,7 +108,7 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
             classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:
         raise FileNotFoundError(f"{root}: no class is here: each is a directory with its files")
-    found = Listing()
+    found = ClassFiles()
     empty = []
     tops = [os.path.join(root, name) for name in classes]  # noqa: PTH118
     for number, folders in enumerate(_all_folders(root, tops)):
@@ -122,12 +125,12 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
 
 
 def _all_folders(root: str, tops: list[str]) -> Iterable[list[_Folder]]:
-    """What lies below each of these, sorted by path."""
+    """Returns the folders below each class, sorted by path."""
     return at_once("forebay-list", LISTINGS_AT_ONCE, _folders_of_objects, tops) if is_object(root) else map(_folders, tops)
 
 
 def _folders(top: str) -> list[_Folder]:
-    """Directories with their files."""
+    """Returns the directories at and below `top`, with their files."""
 
     def refuse(error: OSError) -> None:
         # os.walk would leave the directory out, and an epoch would be short without a word.
@@ -138,7 +141,7 @@ def _folders(top: str) -> list[_Folder]:
 
 
 def _folders_of_objects(top: str) -> list[_Folder]:
-    """The same of a store."""
+    """Returns the folders of the objects below a prefix, with their objects."""
     folders: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, mark in objects_below(top):
         folder, _, name = path.rpartition("/")

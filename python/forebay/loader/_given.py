@@ -1,4 +1,4 @@
-"""What a user gives to several kinds of datasets. Each complaint names the mend."""
+"""Checks of arguments that several kinds of datasets take. Each message names the mend."""
 
 import operator
 import os
@@ -28,7 +28,7 @@ EPOCHS_END = 2**32 - 1
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
-    """Of files; one alone is given as it is.
+    """Returns the paths of files as text; a single path need not be in a list.
 
     Raises:
         ValueError: there is none.
@@ -41,10 +41,10 @@ def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
 
 
 def seed_of(seed: object) -> int:
-    """A seed as a whole number.
+    """Returns a seed as a whole number.
 
     Raises:
-        ValueError: it is none, or torch has none such.
+        ValueError: it is not a whole number, or too large for torch.
     """
     if not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64:
         raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
@@ -52,20 +52,20 @@ def seed_of(seed: object) -> int:
 
 
 def is_whole(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether it is a whole number, of whatever type; a truth is none, though Python takes it for one."""
+    """Returns true for a whole number of any type, but false for a bool, which Python counts among them."""
     return isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number, fraction or not; a truth is none here, either."""
+    """Returns true for a number, whole or not, but false for a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """A whole number that a user gave as `name`.
+    """Returns a whole number that a user gave as `name`.
 
     Raises:
-        ValueError: it is none, or too small a one.
+        ValueError: it is not a whole number, or too small.
     """
     if not is_whole(value) or operator.index(value) < least:
         raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
@@ -73,10 +73,10 @@ def check_whole(name: str, value: object, least: int) -> int:
 
 
 def check_epoch(epoch: object) -> int:
-    """The number of an epoch.
+    """Returns the number of an epoch.
 
     Raises:
-        ValueError: no epoch has it.
+        ValueError: it is not the number of an epoch.
     """
     if not is_whole(epoch) or not 0 <= operator.index(epoch) < EPOCHS_END:
         raise ValueError(f"epoch {epoch!r}: epochs are numbered from 0 to {EPOCHS_END - 1}")
@@ -90,10 +90,10 @@ def check_function(name: str, value: object) -> None:
 
 
 def columns_of(columns: Sequence[str] | None) -> list[str] | None:
-    """Names that a user gave, each once; None for all.
+    """Returns the names of columns that a user gave, each once; None for all columns.
 
     Raises:
-        ValueError: they are no names, or there is none.
+        ValueError: they are not names, or none is given.
     """
     if columns is None:
         return None

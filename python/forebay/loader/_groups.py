@@ -10,17 +10,19 @@ from itertools import accumulate
 from typing import Any
 from weakref import WeakSet
 
-from forebay.loader._samples import Samples
+from forebay.loader._samples import IndexedSamples
 from forebay.loader.dataset import Extent
 
 __all__ = ["GROUPS_KEPT", "DecodedGroups", "RowGroups"]
 
 GROUPS_KEPT = 24
-"""Decoded groups in memory: those that a block shuffle mixes, and some more, since it replaces one lot by the next bit by bit."""
+"""Decoded groups in memory: those that a block shuffle mixes, and some more while one lot replaces another."""
 
 
 class DecodedGroups:
-    """The groups that were decoded last. Each is decoded once, by the thread that comes first, while others wait for it.
+    """The groups that were decoded last.
+
+    Each is decoded once, by the thread that comes first, while others wait for it.
 
     Args:
         most: number of groups that are kept.
@@ -43,7 +45,7 @@ class DecodedGroups:
         _all.add(self)
 
     def get(self, number: int, decode: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401  (pyarrow has no types)
-        """Returns the rows of a group: those that are kept, or else `decode(number, *arguments)`, which are kept from then on."""
+        """Returns the kept rows of a group, or else those of `decode(number, *arguments)`, which are kept from then on."""
         with self._lock:
             decoded = self._groups.get(number)
             is_mine = decoded is None
@@ -74,14 +76,14 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-class RowGroups(Samples):
-    """Where rows lie. The part of a dataset that is the same for all kinds of files.
+class RowGroups(IndexedSamples):
+    """The extents of rows that lie in groups: the part of a dataset that all kinds of files share.
 
     Args:
-        groups: extent and number of rows of each; at least one row.
+        groups: extent and number of rows of each group; at least one row.
 
     Attributes:
-        extents: groups.
+        extents: number of groups.
     """
 
     def __init__(self, groups: Iterable[tuple[Extent, int]]) -> None:
@@ -97,7 +99,7 @@ class RowGroups(Samples):
         return self._ends[-1] if self._ends else 0
 
     def blocks(self) -> list[int]:
-        """Where each group of rows ends."""
+        """Returns the end of each group, as a number of rows."""
         return self._ends
 
     def locate(self, i: int, /) -> Extent:
@@ -106,7 +108,7 @@ class RowGroups(Samples):
         return self._extents[number]
 
     def _find(self, i: int) -> tuple[int, int]:
-        """The group of a row, and its number in there.
+        """Returns the group of a row, and the row's number in the group.
 
         Raises:
             IndexError: there is no such row.

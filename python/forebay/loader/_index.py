@@ -1,4 +1,4 @@
-"""Where samples lie in shards: read off each shard once, and kept in a directory of the user's."""
+"""Indices of the samples in shards: made by reading each shard once, and kept in a directory of the user's."""
 
 import contextlib
 import hashlib
@@ -20,27 +20,27 @@ from typing import NamedTuple
 from forebay._say import say
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
-from forebay.loader._paths import Found, is_object, look_up
+from forebay.loader._paths import PathStat, is_object, look_up
 
-__all__ = ["Index", "Indices", "Unusual", "indexed", "records"]
+__all__ = ["ShardIndex", "ShardIndices", "Unusual", "indexed", "records"]
 
 VERSION = 2
 RECORD_HEAD = struct.Struct("<QI")
 RECORD_TAIL_BYTES = 4
 
 _untold = threading.Lock()
-"""Held for good by who has said that indices can't be kept."""
+"""Acquired for good by the thread that has said that indices can't be kept."""
 
 
 class Unusual(NamedTuple):
-    """A field of which more has to be known than where its bytes lie.
+    """A field that is described by more than offset and length of its bytes.
 
     Attributes:
-        header: where in the sample's extent the header block lies that describes it.
-        checksum: of that header block, which tells it from that of another file.
+        header: offset in the sample's extent of the header block that describes the field.
+        checksum: check sum of that header block, which differs for another file.
         size: bytes of the field.
-        parts: offset in the field and length of each run of its bytes in the extent, which lie there one after the other; between them
-            are zeros. None if all its bytes lie there.
+        parts: offset in the field and length of each run of its bytes in the extent, which lie there one after the
+            other; between them are zeros. None if all its bytes lie there.
     """
 
     header: int
@@ -50,19 +50,19 @@ class Unusual(NamedTuple):
 
 
 @dataclass
-class Index:
+class ShardIndex:
     """The samples of one shard, in order. Offsets and lengths are in bytes.
 
     Attributes:
-        offsets: where each sample's extent begins.
-        lengths: of the extents.
+        offsets: begin of each sample's extent.
+        lengths: lengths of the extents.
         firsts: number of each sample's first field, and one more for the end.
-        names: of fields, each once.
-        field_names: which of `names` each field has.
-        field_offsets: where in its extent each field's bytes begin.
-        field_lengths: of the fields.
-        keys: each sample's name, a line each.
-        unusual: fields of which more has to be known, by number.
+        names: names of fields, each once.
+        field_names: index in `names` of each field's name.
+        field_offsets: begin of each field's bytes in the sample's extent.
+        field_lengths: lengths of the fields.
+        keys: names of the samples.
+        unusual: fields that are described by more than offset and length, by number.
     """
 
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -76,22 +76,22 @@ class Index:
     unusual: dict[int, Unusual] = field(default_factory=dict)
 
     def fields(self, sample: int) -> Iterator[tuple[str, int, int]]:
-        """Name, offset in the extent and length of each of a sample's fields."""
+        """Yields name, offset in the extent and length of each field of a sample."""
         for number in range(self.firsts[sample], self.firsts[sample + 1]):
             yield self.names[self.field_names[number]], self.field_offsets[number], self.field_lengths[number]
 
     def arrays(self) -> "list[array[int]]":
-        """All of them, in the order in which they are kept."""
+        """Returns all arrays, in the order in which they are stored."""
         return [self.offsets, self.lengths, self.firsts, self.field_names, self.field_offsets, self.field_lengths]
 
 
-Reader = Callable[[Found], Index]
+Reader = Callable[[PathStat], ShardIndex]
 
 
-class Indices:
+class ShardIndices:
     """The samples of several shards, numbered through."""
 
-    def __init__(self, shards: list[tuple[Found, Index]]) -> None:
+    def __init__(self, shards: list[tuple[PathStat, ShardIndex]]) -> None:
         self._shards = [shard for shard, _ in shards]
         self._indices = indices = [index for _, index in shards]
         self._ends = list(accumulate(len(index.offsets) for index in indices))
@@ -100,11 +100,11 @@ class Indices:
         return self._ends[-1] if self._ends else 0
 
     def ends(self) -> list[int]:
-        """Where each shard ends, but for those without samples."""
+        """Returns the end of each shard that has samples, as a number of samples."""
         return [end for end, index in zip(self._ends, self._indices, strict=True) if len(index.offsets)]
 
-    def find(self, sample: int) -> tuple[Found, Index, int]:
-        """The shard that a sample lies in, its index, and the sample's number there.
+    def find(self, sample: int) -> tuple[PathStat, ShardIndex, int]:
+        """Returns the shard of a sample, the shard's index, and the sample's number in the shard.
 
         Raises:
             IndexError: there is no such sample.
@@ -115,16 +115,17 @@ class Indices:
         return self._shards[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
 
 
-def indexed(paths: list[str], read: Reader, directory: Path | None, on_error: str) -> tuple[Indices, dict[str, str]]:
+def indexed(paths: list[str], read: Reader, directory: Path | None, on_error: str) -> tuple[ShardIndices, dict[str, str]]:
     """Returns the samples of these shards, and the reason by path for each one that was left out.
 
-    An index that was kept is used if its shard has the same size and time of change, or is the same version of an object.
+    An index that was kept is used if its shard has the same size and time of change, or is the same version of an
+    object.
 
     Args:
         paths: of shards; their order is that of the samples.
         read: makes the index of one.
-        directory: where indices are kept; None for the user's cache. Without a user's cache, or if the directory can't be written to, no
-            index is kept, which one line says.
+        directory: where indices are kept; None for the user's cache. Without a user's cache, or if the directory can't
+            be written to, no index is kept, which one line says.
         on_error: see `look_through`.
 
     Raises:
@@ -135,13 +136,14 @@ def indexed(paths: list[str], read: Reader, directory: Path | None, on_error: st
     if directory is None:
         _tell_unkept(f"user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry)")
     shards, skipped = look_through(lambda path: _kept_or_read(look_up(path), read, directory), paths, on_error)
-    return Indices(shards), skipped
+    return ShardIndices(shards), skipped
 
 
 def _users_directory() -> Path | None:
     """Returns the directory for indices in the user's cache; None for a user without a home directory.
 
-    Paths that are not absolute do not count, as the XDG rules have it. A container that runs under a random user id has no password entry.
+    Paths that are not absolute do not count, as the XDG rules have it. A container that runs under a random user id has
+    no password entry.
     """
     if os.path.isabs(cache := os.environ.get("XDG_CACHE_HOME", "")):  # noqa: PTH117  (a text)
         return Path(cache) / "forebay" / "shards"
@@ -153,15 +155,15 @@ def _users_directory() -> Path | None:
     return Path(home) / ".cache" / "forebay" / "shards" if os.path.isabs(home) and Path(home).is_dir() else None  # noqa: PTH117
 
 
-def _kept_or_read(found: Found, read: Reader, directory: Path | None) -> tuple[Found, Index]:
+def _kept_or_read(found: PathStat, read: Reader, directory: Path | None) -> tuple[PathStat, ShardIndex]:
     if directory is None:
         return found, read(found)
-    # Who it is of, not where it lies: a shard that is mounted elsewhere is indexed again, and that is all.
+    # The path is part of the key: a shard that is mounted elsewhere is indexed again, and nothing worse.
     path = found.path if is_object(found.path) else os.path.abspath(found.path)  # noqa: PTH100  (paths are strings here)
     time = {"mark": found.mark} if is_object(path) else {"mtime_ns": found.mtime_ns}
     of = {"version": VERSION, "kind": read.__name__, "path": path, "size": found.size, **time}
     place = directory / hashlib.blake2b(f"{of['kind']} {of['path']}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    # Whatever may be wrong with what was kept, it can be made anew.
+    # An index that can't be read is made again.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         return found, _unpacked(place.read_bytes(), of)
     index = read(found)
@@ -175,11 +177,11 @@ def _kept_or_read(found: Found, read: Reader, directory: Path | None) -> tuple[F
 def _tell_unkept(why: str) -> None:
     """Says once in a process that no index is kept: each further shard would fail alike."""
     if _untold.acquire(blocking=False):
-        say(f"index=: {why}: where samples lie in shards is read off them again each time; give index= a directory that can be written to")
+        say(f"index=: {why}: shards are indexed again each time; give index= a directory that can be written to")
 
 
 def _keep(place: Path, content: bytes) -> None:
-    """Whole or not at all: several ranks may do so at once."""
+    """Writes an index whole or not at all: several ranks may do so at the same time."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=place.parent)
     try:
@@ -191,8 +193,8 @@ def _keep(place: Path, content: bytes) -> None:
         raise
 
 
-def _packed(index: Index, of: dict[str, object]) -> bytes:
-    """A line of JSON that says what follows: arrays of 64-bit numbers, lowest byte first."""
+def _packed(index: ShardIndex, of: dict[str, object]) -> bytes:
+    """Returns an index as bytes: a line of JSON, then arrays of 64-bit numbers, lowest byte first."""
     arrays = [array("Q", one) for one in index.arrays()]
     if sys.byteorder == "big":
         for one in arrays:
@@ -205,13 +207,13 @@ def _packed(index: Index, of: dict[str, object]) -> bytes:
     return json.dumps(head).encode() + b"\n" + body
 
 
-def _unpacked(content: bytes, of: dict[str, object]) -> Index:
-    """Raises something if it is of another shard, or damaged."""
+def _unpacked(content: bytes, of: dict[str, object]) -> ShardIndex:
+    """Returns an index that was packed; raises if it is of another shard, or damaged."""
     line, _, body = content.partition(b"\n")
     head = json.loads(line)
     if {key: head.get(key) for key in of} != of or hashlib.blake2b(body, digest_size=16).hexdigest() != head["digest"]:
         raise ValueError("of another shard, or damaged")
-    index = Index(names=head["names"], keys=head["keys"])
+    index = ShardIndex(names=head["names"], keys=head["keys"])
     index.unusual = {int(number): Unusual(*one) for number, one in head["unusual"].items()}
     del index.firsts[:]
     start = 0
@@ -226,12 +228,12 @@ def _unpacked(content: bytes, of: dict[str, object]) -> Index:
     return index
 
 
-def records(shard: Found) -> Index:
-    """The records of a TFRecord file. An extent begins with the record's length; its only field is the record.
+def records(shard: PathStat) -> ShardIndex:
+    """Returns the index of a TFRecord file. An extent begins with the record's length; its only field is the record.
 
     The length's check sum is compared, so that a file of another kind is found out.
     """
-    index = Index(names=["record"])
+    index = ShardIndex(names=["record"])
     path, size, at = shard.path, shard.size, 0
     with shard.open() as file:
         while at < size:
@@ -268,7 +270,7 @@ _CRC32C = _crc32c_table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """As TFRecord files have it: of a few bytes only, since it goes through them one by one."""
+    """Returns the masked CRC-32C of a TFRecord file's head. It is slow, and meant for a few bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8

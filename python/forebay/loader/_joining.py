@@ -1,4 +1,4 @@
-"""How a rank comes to the loader agent of its node: it says what it is and wants, and waits until all ranks of the node have."""
+"""Registers a rank with the loader agent of its node, and waits until all ranks of the node have registered."""
 
 import json
 import os
@@ -18,31 +18,31 @@ from forebay.loader._settings import AgentSettings, Kept, kept
 from forebay.loader.dataset import Extent
 from forebay.loader.rows import FixedRows
 
-__all__ = ["WAIT_S", "Joining", "encoded"]
+__all__ = ["WAIT_S", "AgentJoining", "encoded"]
 
 WAIT_S = 0.5
-"""How long a wait lasts before it is seen whether the source was closed, or the agent is gone."""
+"""Seconds after which a wait is interrupted, to see whether the source was closed or the agent is gone."""
 GATHER_S = 120.0
-"""For the other ranks of the node to begin their epoch."""
+"""Seconds in which the other ranks of the node have to begin their first epoch."""
 SILENT_S = 5.0
-"""So long of that nothing is said."""
+"""Seconds of waiting for other ranks after which a line says so."""
 REJOIN_S = 5.0
-"""For the same at a later epoch, where a rank can read by itself meanwhile."""
+"""Seconds to wait for the other ranks after the agent was lost, while a rank can read by itself."""
 
 
-class Joining:
-    """A rank of a loader that comes to the agent.
+class AgentJoining:
+    """The registration of a rank of a loader with the agent.
 
     Args:
-        name: of the loader within the job: the same in all of its ranks, and no other's.
-        samples: of the dataset.
-        settings: what all ranks want alike.
-        place: of this rank.
-        cache: where samples are kept: see `kept`.
-        rows: what the dataset is, if its samples are rows.
+        name: the loader's within the job: the same in all of its ranks, and no other loader's.
+        samples: samples of the dataset.
+        settings: settings that have to be equal in all ranks.
+        place: the place of this rank.
+        cache: the user's `cache=`: see `kept`.
+        rows: the dataset, if its samples are rows.
 
     Attributes:
-        settings: what all ranks have to want alike.
+        settings: settings that have to be equal in all ranks.
         table: the extents of the dataset's samples, as the agent is told.
     """
 
@@ -55,17 +55,17 @@ class Joining:
         self._place = place
         self._cache = tuple(cache)
         self._rows = rows
-        self._registering: _core.LoaderRegistering | None = None  # Anew; it waits for the others.
+        self._registering: _core.LoaderRegistering | None = None  # Of a rank that joins again, and waits for the others.
         self.table = _core.LoaderTable()
 
     def join(self, locate: Callable[[int], Extent]) -> tuple[_core.LoaderRank | None, str]:
-        """The rank before the agent, which is started if none stands; or why there is none.
+        """Joins the agent, which is started if none runs. Returns the rank, or None and the reason.
 
         Args:
             locate: gives the extent of a sample.
 
         Raises:
-            LoaderError: ranks disagree, or what they want can't be. All ranks of the node are told the same.
+            LoaderError: ranks disagree, or the agent refuses their settings. All ranks of the node are told the same.
         """
         found = kept(self._cache)
         if found.directory is None:
@@ -79,7 +79,7 @@ class Joining:
             except ConnectionRefusedError:
                 raise
             except ConnectionError:
-                # An agent that nobody needs ends, and this one may just have done so: then there is to be another.
+                # An agent that nobody needs ends, and this one may just have done so: then another is started.
                 if kept(self._cache).directory is None:
                     raise
             return self._gathered(self._registered(found))
@@ -89,16 +89,19 @@ class Joining:
             return None, str(error)
 
     def batch(self, rank: _core.LoaderRank, samples: list[int], locate: Callable[[int], Extent]) -> _core.LoaderBatch:
-        """Makes a batch of samples. Whoever reads a sample that can't be located, or is no row, is told what is wrong with it."""
+        """Makes a batch of samples.
+
+        Whoever reads a sample that can't be located, or is no row, is told what is wrong with it.
+        """
         if self._rows is not None:
             return rank.row_batch(samples, len(self._rows))
         return rank.batch(self.table.find_all(samples, locate, encoded))
 
     def rejoin(self) -> _core.LoaderRank | None:
-        """As `join`, once the agent that was joined is gone; None if that comes to nothing for now: it is to be asked again later.
+        """Joins another agent after the first one is gone. Returns None if that fails for now: call it again later.
 
-        The other ranks may see only when their next epoch begins that the agent is gone, and in this one wait for what this rank computes.
-        So they are not waited for long; what was said to the new agent stays said.
+        The other ranks may notice only at their next epoch that the agent is gone, and wait in this epoch for what this
+        rank computes. So this rank does not wait long for them; its registration with the new agent stays.
         """
         until = time.monotonic()
         try:
@@ -132,7 +135,7 @@ class Joining:
     def _registered(self, found: Kept) -> _core.LoaderRegistering:
         assert found.directory is not None
         descriptor = self.table.seal() if self._place.local_rank == 0 else None
-        # An agent that stands may be of another job, with another environment.
+        # A running agent may be of another job, with another environment.
         variables = store_variables() if descriptor is not None and self.table.has_objects else None
         try:
             return _core.LoaderRegistering(found.directory, self._described(found), descriptor, variables)
@@ -188,7 +191,7 @@ class Joining:
 
 
 def encoded(path: str) -> bytes:
-    """A path as the agent, which is in another directory, has it."""
+    """Returns a path as the agent, which runs in another directory, can use it."""
     path = os.fspath(path)
     is_absolute = path.startswith("/") or is_object(path)
     return _bytes_of(path if is_absolute else f"{Path.cwd()}/{path}")
@@ -196,5 +199,5 @@ def encoded(path: str) -> bytes:
 
 @lru_cache(maxsize=16)
 def _bytes_of(path: str) -> bytes:
-    """Samples that follow each other often lie in one file."""
+    """Returns a path as bytes. It is cached, since samples that follow each other often lie in one file."""
     return os.fsencode(path)

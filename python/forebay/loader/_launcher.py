@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, and what of its machine is its own."""
+"""Rank and number of ranks, and the processors of a rank, as the launcher says."""
 
 import itertools
 import os
@@ -13,20 +13,20 @@ LAUNCHERS = (
     # What srun sets. SLURM_NTASKS is there in a batch script, too, which runs once.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-"""torchrun, Open MPI, MPICH and its kin, Slurm."""
+"""Variables of rank and number of ranks: torchrun, Open MPI, MPICH and its kin, Slurm."""
 LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""The same, of the ranks of a node. Slurm's are counted below."""
+"""Variables of rank and number of ranks on a node. Slurm's are counted by `_locals`."""
 
 
 def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """This process's rank, and how many there are, as the launcher says; 0 of 1 without one.
+    """Returns this process's rank and the number of ranks, as the launcher says; 0 of 1 without a launcher.
 
     Raises:
-        ValueError: what the launcher's variables say can't be.
+        ValueError: the launcher's variables are invalid.
     """
     for of_rank, of_world in LAUNCHERS:
         if of_rank not in environment and environment.get(of_world, "1") != "1":
@@ -48,12 +48,15 @@ def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, in
 
 
 def local_rank_and_ranks(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """This process's rank among those of its job on its node, and how many these are; None where the launcher does not say it."""
+    """Returns this process's rank among those of its job on its node, and their number.
+
+    None if the launcher does not say.
+    """
     return next(((rank, ranks) for rank, ranks in _locals(environment) if rank < ranks), None)
 
 
 def processors(environment: Mapping[str, str] = os.environ) -> int:
-    """Processors that this rank may use: those that it is bound to, shared with the node's other ranks where nobody was bound."""
+    """Returns the number of processors for this rank: those that it is bound to, or else its share of the node's."""
     bound = len(os.sched_getaffinity(0))
     if bound < (os.cpu_count() or 1):
         return bound
@@ -74,7 +77,7 @@ def _locals(environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
 
 
 def _of_node(tasks: str, node: int) -> int | None:
-    """Slurm's `4(x2),3`: four tasks on each of two nodes, then three on one."""
+    """Returns the tasks of a node from Slurm's list: `4(x2),3` is four on each of two nodes, then three on one."""
     try:
         runs = [run.removesuffix(")").partition("(x") for run in tasks.split(",")]
         counts = itertools.chain.from_iterable(itertools.repeat(int(count), int(times or 1)) for count, _, times in runs)

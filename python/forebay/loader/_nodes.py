@@ -1,4 +1,4 @@
-"""NUMA nodes: a thread that stays on one has near what it wrote."""
+"""NUMA nodes: a thread that stays on one has the memory that it wrote nearby."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def stay(number: int) -> None:
-    """Binds the calling thread, the `number`th of its kind, to one of this rank's NUMA nodes, where there are several."""
+    """Binds the calling thread, the `number`th of its kind, to one of this rank's NUMA nodes if it has several."""
     if near := _homes():
         # Processors may have been taken away since.
         with contextlib.suppress(OSError):
@@ -22,10 +22,10 @@ def stay(number: int) -> None:
 
 
 def homes(environment: Mapping[str, str] = os.environ, root: Path = NODES) -> list[set[int]]:
-    """The processors of each of this rank's NUMA nodes; none where the rank may use one node only.
+    """Returns the processors of each of this rank's NUMA nodes; empty if the rank may use one node only.
 
-    Ranks that nobody bound share the nodes in order, as machines have their GPUs: of eight ranks on two nodes the first four are near the
-    first.
+    Ranks that the launcher did not bind share the nodes in order, as machines have their GPUs: of eight ranks on two
+    nodes the first four get the first.
     """
     allowed = os.sched_getaffinity(0)
     nodes = []
@@ -44,7 +44,7 @@ def homes(environment: Mapping[str, str] = os.environ, root: Path = NODES) -> li
 
 
 def _listed(text: str) -> set[int]:
-    """Processors as the kernel lists them: `0-3,8`."""
+    """Returns the processors of a list as the kernel writes it: `0-3,8`."""
     runs = [run.partition("-") for run in text.strip().split(",") if run]
     return {number for first, _, last in runs for number in range(int(first), int(last or first) + 1)}
 

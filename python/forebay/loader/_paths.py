@@ -1,4 +1,4 @@
-"""Files, and objects of stores (`s3://`, `gs://`, `az://`). All that the loader reads by a path it reads here."""
+"""Files, and objects of stores (`s3://`, `gs://`, `az://`): the loader opens every path here."""
 
 import io
 import os
@@ -12,9 +12,9 @@ from forebay import _core
 from forebay.loader._errors import LoaderError
 
 __all__ = [
-    "Found",
+    "PathStat",
     "Seekable",
-    "Stores",
+    "StoreConnections",
     "end_look_ups",
     "folders_below",
     "is_object",
@@ -28,18 +28,18 @@ __all__ = [
 
 SCHEMES = ("s3://", "gs://", "az://")
 LOOK_BYTES = 1 << 20
-"""Of an object that is looked through, so many are asked for at once."""
+"""Bytes of one request for an object that is looked through."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file or an object that is there.
+class PathStat:
+    """A file or an object that was looked up.
 
     Attributes:
-        path: as it was given.
-        size: bytes.
-        mark: stands for the version of an object; 0 for a file.
-        mtime_ns: when a file was changed last; 0 for an object.
+        path: the path as given.
+        size: length in bytes.
+        mark: number that stands for the version of an object; 0 for a file.
+        mtime_ns: time of the last change of a file; 0 for an object.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Found:
     mtime_ns: int
 
     def open(self) -> BinaryIO:
-        """For reading; an object in this version.
+        """Opens it for reading, an object in this version.
 
         Raises:
             OSError: it can't be read; with `ESTALE`, the object is of another version by now.
@@ -71,15 +71,15 @@ class Found:
 
 
 def is_object(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is of an object, or of what lies below a prefix, of a store."""
+    """Returns true for the address of an object, or of a prefix, of a store."""
     return os.fspath(path).startswith(SCHEMES)
 
 
 def spelled(path: str | Path) -> str:
-    """A path that a user gave, as text.
+    """Returns a user's path as text.
 
     Raises:
-        ValueError: it was the address of an object once.
+        ValueError: it is an address that pathlib has changed.
     """
     text = os.fspath(path)
     scheme, _, rest = text.partition(":/")
@@ -88,24 +88,24 @@ def spelled(path: str | Path) -> str:
     return text
 
 
-def look_up(path: str) -> Found:
-    """What is there now.
+def look_up(path: str) -> PathStat:
+    """Looks up a file or an object.
 
     Raises:
-        OSError: nothing, or it can't be told.
-        ValueError: it is something else, such as a directory, which has a size, too.
+        OSError: there is none, or it can't be looked up.
+        ValueError: it is something else, such as a directory.
     """
     if is_object(path):
         size, mark = stores().version(path)
-        return Found(path, size, mark, 0)
+        return PathStat(path, size, mark, 0)
     found = os.stat(path)  # noqa: PTH116
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} is no regular file: give the path of one")
-    return Found(path, found.st_size, 0, found.st_mtime_ns)
+    return PathStat(path, found.st_size, 0, found.st_mtime_ns)
 
 
 def read_whole(path: str, mark: int) -> bytes:
-    """All of a file, or of an object in the version with this mark (0: in the one that is there).
+    """Returns all bytes of a file, or of an object in the version with this mark (0: in the current one).
 
     Raises:
         OSError: it can't be read.
@@ -114,12 +114,12 @@ def read_whole(path: str, mark: int) -> bytes:
 
 
 def folders_below(prefix: str) -> list[str]:
-    """Names of what lies directly below a prefix and has objects below it, sorted.
+    """Returns the sorted names of the folders directly below a prefix: those with objects below them.
 
     Raises:
         OSError: they can't be listed.
         LoaderError: one can't be read by its name.
-        ValueError: the prefix is none.
+        ValueError: it is not a prefix.
     """
     names = sorted(stores().folders(prefix))
     for name in names:
@@ -128,12 +128,12 @@ def folders_below(prefix: str) -> list[str]:
 
 
 def objects_below(prefix: str) -> list[tuple[str, int]]:
-    """Path and mark of each object below a prefix, in no particular order. Empty ones that stand for directories are left out.
+    """Returns path and mark of each object below a prefix, in no particular order, without directory markers.
 
     Raises:
         OSError: they can't be listed.
         LoaderError: one can't be read by its name.
-        ValueError: the prefix is none, or nothing is there.
+        ValueError: it is not a prefix, or nothing is below it.
     """
     bucket = "/".join(prefix.split("/", 3)[:3])
     found = []
@@ -153,12 +153,12 @@ def _check_readable(path: str, key: str) -> None:
 
 
 def store_variables() -> dict[str, str]:
-    """What of the environment leads to stores. Some of it is secret: it is never written anywhere."""
+    """Returns the environment variables that lead to stores. Some of them are secret: never write them anywhere."""
     return {name: _from_here(name, value) for name in _core.store_variables() if (value := os.environ.get(name))}
 
 
 def _from_here(name: str, value: str) -> str:
-    """A variable's value as another process can use it, which has another directory."""
+    """Returns a variable's value as a process in another directory can use it."""
     if name.endswith(("_FILE", "_BUNDLE")) or name in ("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS"):
         return os.path.abspath(value)  # noqa: PTH100  (links are to be followed when it is read)
     if name.endswith("_DIR"):
@@ -166,8 +166,8 @@ def _from_here(name: str, value: str) -> str:
     return value
 
 
-class Stores:
-    """Of whatever process uses it, and its environment."""
+class StoreConnections:
+    """Connections to stores, made again in a process that was forked, and when the environment has changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -176,10 +176,10 @@ class Stores:
         self._closed = False
 
     def get(self) -> _core.ObjectStores:
-        """To be used at once: they may be others the next time, as after Ctrl-C.
+        """Returns the connections, for immediate use: the next call may return others, as after Ctrl-C.
 
         Raises:
-            LoaderError: it is closed.
+            LoaderError: they are closed.
         """
         # Connections that a process was forked with are its parent's.
         of = (os.getpid(), store_variables())
@@ -191,43 +191,43 @@ class Stores:
             return self._stores
 
     def end(self, *, close: bool = False) -> None:
-        """What is being asked for fails at once.
+        """Ends all requests under way, which fail immediately.
 
         Args:
-            close: and so does whatever would be asked for from now on.
+            close: later requests fail, too.
         """
         with self._lock:
             self._closed = self._closed or close
             ended, self._stores = self._stores, None
-            # Nor are they to be ended: their sockets are the parent's.
+            # A forked process must not end them: their sockets are the parent's.
             is_ours = self._of is not None and self._of[0] == os.getpid()
         if ended is not None and is_ours:
             ended.end()
 
     def forked(self) -> None:
-        """For a process that has just been forked: another thread of its parent's may have had the lock."""
+        """Prepares a process that was just forked: another thread of its parent's may have had the lock."""
         self._lock = threading.Lock()
 
 
-_look_ups = Stores()
+_look_ups = StoreConnections()
 os.register_at_fork(after_in_child=_look_ups.forked)
 
 
 def stores() -> _core.ObjectStores:
-    """Those that datasets are looked up and through in. What is read for training comes from a source's own."""
+    """Returns the connections by which datasets are looked up. Sources of samples have connections of their own."""
     return _look_ups.get()
 
 
 def end_look_ups() -> None:
-    """What is being asked for by `stores` fails at once; what is asked for later does not."""
+    """Ends all requests under way on the connections of `stores`; later requests do not fail."""
     _look_ups.end()
 
 
 class Seekable(io.RawIOBase):
-    """Bytes as a file that is open for reading; `readinto` is for who derives from this.
+    """Bytes as a file that is open for reading; a derived class has `readinto`.
 
     Args:
-        end: how many bytes there are, from the file's beginning on.
+        end: length of the file.
     """
 
     def __init__(self, end: int) -> None:
@@ -246,15 +246,15 @@ class Seekable(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._end}[whence]
         if at < 0:
-            raise OSError(22, "there is nothing before a file's beginning")
+            raise OSError(22, "the position lies before the file's beginning")
         self._at = at
         return at
 
 
 class _Object(Seekable):
-    """An object."""
+    """An object, as a file that is open for reading."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: PathStat) -> None:
         super().__init__(found.size)
         self._found = found
 

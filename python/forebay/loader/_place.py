@@ -1,4 +1,4 @@
-"""Which of this job's processes on this node a process is: those share an agent."""
+"""The place of a process among those of its job on its node, which share an agent."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ JOBS = (
     ("PMI_JOBID",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-"""What no two jobs of a user have alike."""
+"""Variables that differ between any two jobs of a user."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class RankPlace:
     """A process's place among those of its job that are on its node.
 
     Attributes:
-        job: the same in all ranks of the job, and no other job's on this node, but where the rank is alone.
-        rank: in the whole job.
+        job: name of the job: the same in all of its ranks, and no other job's on this node, unless the rank is alone.
+        rank: number in the whole job.
         world: ranks of the whole job.
-        local_rank: among those of this node, from 0.
-        local_ranks: how many these are.
+        local_rank: number among the job's ranks on this node, from 0.
+        local_ranks: the job's ranks on this node.
     """
 
     job: str
@@ -37,12 +37,18 @@ class RankPlace:
 
     @property
     def name(self) -> str:
-        """Of the job, and no other's on this node. A rank that is alone may have been forked since its place was found."""
+        """The name of the job, and no other's on this node.
+
+        A rank that is alone may have been forked since its place was found.
+        """
         return f"{self.job}-{os.getpid()}" if self.world == 1 else self.job
 
 
 def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
-    """Where this process is on its node, as the launcher says; None where it does not: then there is nobody to share an agent with."""
+    """Returns this process's place on its node, as the launcher says.
+
+    None if it does not say, so that no agent can be shared.
+    """
     if world == 1:
         return RankPlace("process", rank, world, 0, 1)
     local = local_rank_and_ranks(environment)

@@ -1,4 +1,4 @@
-"""What an epoch took, what bounded it, and which knob would help."""
+"""Reports of epochs: the time, the bottleneck, and the setting that would help."""
 
 import heapq
 import os
@@ -6,29 +6,29 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from forebay.loader._batches import Fetched
-from forebay.loader._failures import Failure
+from forebay.loader._batches import FetchedBatch
+from forebay.loader._failures import SampleFailure
 
-__all__ = ["Course", "EpochReport", "Meter", "Wait"]
+__all__ = ["EpochReport", "Meter", "TrainingWait", "WaitTimeline"]
 
 BOUND_BY_TRAINING = 0.05
-"""If training waited for less than this share of the epoch, no loader would make it noticeably faster."""
+"""Share of an epoch: if training waits less, no loader would make it noticeably faster."""
 
 WAITS_KEPT = 10
 WAIT_TOLD_S = 1.0
-"""A wait that is longer is told of in an epoch's line."""
+"""Seconds: an epoch's line names the longest wait if it is longer."""
 SPAN_S = 0.1
 SPANS = 64
-"""An epoch's course has at most so many spans, of that length at least."""
+"""Most spans in an epoch's timeline, each at least `SPAN_S` seconds long."""
 
 
-class Wait(NamedTuple):
-    """Training waited for a batch.
+class TrainingWait(NamedTuple):
+    """A wait of training for a batch.
 
     Attributes:
-        seconds: for how long.
-        at_s: seconds after the epoch's beginning.
-        of: what most of it was for.
+        seconds: its length.
+        at_s: seconds from the epoch's beginning to the wait's.
+        of: the cause of most of it.
     """
 
     seconds: float
@@ -37,13 +37,13 @@ class Wait(NamedTuple):
 
 
 @dataclass
-class Course:
-    """How long training waited when: an epoch in spans of equal length, which grow with it.
+class WaitTimeline:
+    """The waits of an epoch over time, in spans of equal length, which grow with the epoch.
 
     Attributes:
-        span_s: length of a span.
-        source_s: of each, how long training waited because of the source.
-        decode_s: the same because of decoding.
+        span_s: length of a span in seconds.
+        source_s: seconds of each span in which training waited for the source.
+        decode_s: seconds of each span in which training waited for decoding.
     """
 
     span_s: float = SPAN_S
@@ -51,7 +51,7 @@ class Course:
     decode_s: list[float] = field(default_factory=list)
 
     def add(self, at_s: float, source_s: float, decode_s: float) -> None:
-        """Training has waited, from `at_s` seconds after the beginning on."""
+        """Adds a wait of training that began `at_s` seconds after the epoch."""
         while at_s >= self.span_s * SPANS:
             self.span_s *= 2
             self.source_s, self.decode_s = _paired(self.source_s), _paired(self.decode_s)
@@ -67,24 +67,24 @@ def _paired(waited: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch of one rank, or what was left of it when it began.
+    """An epoch of one rank, or the rest of an epoch that was begun before.
 
     Attributes:
         epoch: its number.
-        samples: that were handed to training, padding included.
+        samples: samples that were handed to training, padding included.
         skipped: samples that failed and were left out.
-        seconds: from the first request to the end.
-        source_wait_s: of these, how long training waited for a batch because the source did.
-        decode_wait_s: the same because of decoding and putting together.
-        ideal_s: what the epoch would have taken with a loader that is always ready: training alone, or decoding alone on all of this rank's
-            processors if that is longer.
-        read_bytes: of the samples; None where the dataset does not say where they lie.
+        seconds: time from the first request to the end.
+        source_wait_s: seconds that training waited for the source.
+        decode_wait_s: seconds that training waited for decoding and for putting batches together.
+        ideal_s: seconds of the epoch with a loader that is always ready: training alone, or decoding alone on all of
+            this rank's processors if that is longer.
+        read_bytes: bytes of the samples; None if the dataset does not locate them.
         workers: threads or processes that decoded; 0 if training's own thread did.
-        processors: that this rank may use.
-        first_skipped: the first of those samples.
-        begun_at: when it began, in seconds since 1970.
-        waits: the longest times that training waited for a batch, the longest first.
-        course: how long it waited when.
+        processors: processors that this rank may use.
+        first_skipped: the first sample that was left out.
+        begun_at: begin of the epoch, in seconds since 1970.
+        waits: the longest waits of training, the longest first.
+        course: the waits over time.
     """
 
     epoch: int
@@ -97,20 +97,20 @@ class EpochReport:
     read_bytes: int | None
     workers: int
     processors: int
-    first_skipped: Failure | None = None
+    first_skipped: SampleFailure | None = None
     begun_at: float = 0.0
-    waits: tuple[Wait, ...] = ()
-    course: Course = field(default_factory=Course)
+    waits: tuple[TrainingWait, ...] = ()
+    course: WaitTimeline = field(default_factory=WaitTimeline)
 
     @property
     def bound_by(self) -> str:
-        """`training`, `source` or `decoding`: what has to become faster for the epoch to become so."""
+        """The bottleneck of the epoch: `training`, `source` or `decoding`."""
         if self.source_wait_s + self.decode_wait_s < BOUND_BY_TRAINING * self.seconds:
             return "training"
         return "source" if self.source_wait_s >= self.decode_wait_s else "decoding"
 
     def __str__(self) -> str:
-        """A line for a person."""
+        """Returns a line for a person."""
         ratio = self.seconds / self.ideal_s if self.ideal_s > 0 else 1.0
         said = f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.1f} s, {ratio:.2f} times the ideal ({self.ideal_s:.1f} s); "
         said += f"waited {self.source_wait_s:.1f} s for the source, {self.decode_wait_s:.1f} s for decoding; {self._advice()}"
@@ -138,13 +138,13 @@ class EpochReport:
 
 
 class Meter:
-    """Counts during an epoch.
+    """The counts of an epoch while it goes on.
 
     Args:
         epoch: its number.
-        workers: as `EpochReport` has it.
-        processors: the same.
-        is_located: whether read bytes are known.
+        workers: threads or processes that decode.
+        processors: processors that this rank may use.
+        is_located: whether the bytes that are read are known.
     """
 
     def __init__(self, epoch: int, *, workers: int, processors: int, is_located: bool) -> None:
@@ -153,25 +153,27 @@ class Meter:
         self._processors = processors
         self._is_located = is_located
         self._begun, self._begun_at = time.perf_counter(), time.time()
-        self._waits: list[Wait] = []
-        self._course = Course()
+        self._waits: list[TrainingWait] = []
+        self._course = WaitTimeline()
         self._source_wait_s = self._decode_wait_s = self._decoded_s = 0.0
         self._samples = self._read_bytes = self.skipped = 0
-        self.first_skipped: Failure | None = None
+        self.first_skipped: SampleFailure | None = None
 
-    def had(self, samples: int, fetched: Fetched, waited_s: float) -> None:
-        """A batch came, for which training waited. What the batch itself waited for gets the blame, in the same shares.
+    def had(self, samples: int, fetched: FetchedBatch, waited_s: float) -> None:
+        """Counts a batch, and the wait of training for it.
+
+        The wait is put down to source and decoding in the shares of the batch's own times.
 
         Args:
-            samples: of the batch, with those that failed.
-            fetched: what became of it.
-            waited_s: seconds.
+            samples: samples of the batch, with those that failed.
+            fetched: the batch.
+            waited_s: seconds that training waited.
         """
         worked_s = fetched.waited_s + fetched.decoded_s
         of_source = waited_s * (fetched.waited_s / worked_s if worked_s > 0 else 0.0)
         at_s = max(0.0, time.perf_counter() - self._begun - waited_s)
         self._course.add(at_s, of_source, waited_s - of_source)
-        wait = Wait(waited_s, at_s, "source" if of_source >= waited_s - of_source else "decoding")
+        wait = TrainingWait(waited_s, at_s, "source" if of_source >= waited_s - of_source else "decoding")
         if len(self._waits) < WAITS_KEPT:
             heapq.heappush(self._waits, wait)
         else:
@@ -187,7 +189,7 @@ class Meter:
             self.first_skipped = replace(fetched.failures[0], error=None)
 
     def report(self) -> EpochReport:
-        """What was counted until now."""
+        """Returns the report of the epoch so far."""
         seconds = time.perf_counter() - self._begun
         return EpochReport(
             epoch=self._epoch,

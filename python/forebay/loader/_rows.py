@@ -1,9 +1,9 @@
-"""Batches of rows that need no decoding, put together as a whole: where the agent has the rows, no Python runs for a row."""
+"""Batches of rows that need no decoding, put together as a whole: no Python runs for a row that the agent has."""
 
 import time
 from typing import Any, Protocol
 
-from forebay.loader._batches import Fetched, Part
+from forebay.loader._batches import BatchPart, FetchedBatch
 from forebay.loader._failures import failure
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import Request
@@ -33,7 +33,7 @@ class RowBatches(Protocol):
         """Returns a batch as it is handed to training."""
 
 
-def gathered(batches: RowBatches, request: Request, samples: list[int], part: Part, fetched: Fetched, *, skip: bool) -> list[Any]:
+def gathered(batches: RowBatches, request: Request, samples: list[int], part: BatchPart, fetched: FetchedBatch, *, skip: bool) -> list[Any]:
     """Puts a batch of rows together.
 
     Args:

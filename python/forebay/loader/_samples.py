@@ -7,14 +7,14 @@ from forebay.loader._given import is_whole
 from forebay.loader.dataset import Extent
 from forebay.loader.source import read_sample
 
-__all__ = ["Samples", "index_of"]
+__all__ = ["IndexedSamples", "index_of"]
 
 
-class Samples:
-    """A map-style dataset by what it says of its samples: see `Located`."""
+class IndexedSamples:
+    """A map-style dataset that follows from `locate` and `decode`: see `Located`."""
 
     draws = True
-    """Whether `decode` is given a generator; else None."""
+    """True if `decode` is given a generator; false if it is given None."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -30,9 +30,9 @@ class Samples:
     def __getitem__(self, i: int) -> Any:  # noqa: ANN401  (whatever a sample is)
         """Reads and decodes one sample; -1 is the last.
 
-        Its generator is seeded by its index alone: it is the sample that a loader with `seed=0` gives in epoch 0. Within another loader's
-        work (in a worker process of torch's, or where another dataset's `__getitem__` is called by Forebay's loader) its seed is drawn
-        from torch's global generator, as any random number is there.
+        Its generator is seeded by its index alone: it is the sample that a loader with `seed=0` gives in epoch 0.
+        Within another loader's work (in a worker process of torch's, or where another dataset's `__getitem__` is called
+        by Forebay's loader) its seed is drawn from torch's global generator, as any random number is there.
 
         Raises:
             IndexError: there is no such sample.
@@ -52,13 +52,13 @@ def index_of(i: object, samples: int, kind: str) -> int:
     """Returns the index of a sample, counted from 0.
 
     Args:
-        i: as a user gave it; from the end if it is negative.
-        samples: of the dataset.
+        i: the index as a user gave it; counted from the end if it is negative.
+        samples: number of samples of the dataset.
         kind: name of the dataset's class, for messages.
 
     Raises:
         IndexError: there is no such sample.
-        TypeError: the index is a slice, or no whole number.
+        TypeError: the index is a slice, or not a whole number.
     """
     if isinstance(i, slice) or not is_whole(i):
         raise TypeError(f"{kind}[{i!r}]: give the index of one sample; torch.utils.data.Subset(dataset, indices) has several")

@@ -1,4 +1,4 @@
-"""What is chosen for a loader with a cache: where samples are kept, which stay, and what is read when."""
+"""Settings of a loader with a cache: the places for samples, the policy and the schedule."""
 
 import json
 import re
@@ -12,22 +12,22 @@ __all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "c
 
 POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
 SCHEDULES = ("first_come", "static", "lobster", "lobster_as_written", "earliest_deadline")
-"""As `forebay plan` and the agent call them."""
+"""Names of schedules, as `forebay plan` and the agent have them."""
 LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
-"""Policies that have to know in which order samples will be used."""
+"""Policies that have to know the order of samples."""
 FILL_USES = 1 << 14
-"""Uses of samples that a rank asks for where reading goes beyond the window."""
+"""Samples that a rank requests ahead where reading goes beyond the window."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Where samples are kept, on this node for all of its ranks together.
+    """The places for samples on this node, for all of its ranks together.
 
     Attributes:
-        memory_bytes: in memory.
+        memory_bytes: bytes in memory.
         disks: directories and the most bytes in each, the fastest first.
-        directory: the agent's; None where it could not be started.
-        why: why it could not.
+        directory: the agent's directory; None if the agent could not be started.
+        why: the reason why it could not.
     """
 
     memory_bytes: int
@@ -58,10 +58,10 @@ def kept(cache: Sequence[str]) -> Kept:
 
 
 def cache_words(cache: object) -> tuple[str, ...]:
-    """What a user gave as `cache=`, one word for each place.
+    """Returns the words of a user's `cache=`, one for each place.
 
     Raises:
-        ValueError: it is no such thing, or memory comes twice.
+        ValueError: it is invalid, or names memory twice.
     """
     words = (cache,) if isinstance(cache, str) else tuple(cache) if isinstance(cache, list | tuple) else (None,)
     if not all(isinstance(word, str) for word in words):
@@ -102,7 +102,8 @@ class AgentSettings:
         policy: which samples stay, by its name in `forebay plan`.
         schedule: which read comes next, likewise.
         hedge_budget: share of reads that may be made again where they take long.
-        order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to compute it.
+        order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to
+            compute it.
         drop_last: of the sampler, and of the loader, where the order is known.
         background_fill: samples beyond the window are read into memory that is free, when nothing else is to be done.
     """

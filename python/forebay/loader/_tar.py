@@ -1,4 +1,4 @@
-"""Where samples lie in tar files, with what extended headers say instead of a member's own: names, sizes, and the holes of sparse files."""
+"""Indices of the samples in tar files. Extended headers count: names, sizes, and the holes of sparse files."""
 
 import re
 import tarfile
@@ -9,14 +9,14 @@ from typing import BinaryIO, cast
 
 from forebay._say import say
 from forebay.loader._errors import LoaderError
-from forebay.loader._index import Index, Unusual
-from forebay.loader._paths import Found
+from forebay.loader._index import ShardIndex, Unusual
+from forebay.loader._paths import PathStat
 
 __all__ = ["BLOCK", "checksum_of", "tar_samples"]
 
 BLOCK = 512
 META = re.compile(r"(.*/)?__[^/]*__($|/)")
-"""Members of a tar file that are no samples' (WebDataset)."""
+"""Members of a tar file that belong to no sample (WebDataset)."""
 EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 """Types of headers that say something of the member that follows."""
 CONTINUED = b"M"
@@ -26,7 +26,7 @@ LOOKED_AT = 1 << 16
 
 _links_untold = threading.Lock()
 _more_untold = threading.Lock()
-"""Each held for good by the thread that has said its line."""
+"""Locks, each acquired for good by the thread that has said its line."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class _Member:
     """A file in a tar file.
 
     Attributes:
-        name: with its folders.
-        offset: of its data.
-        length: bytes of its data in the tar file.
+        name: name with folders.
+        offset: offset of the data.
+        length: bytes of the data in the tar file.
         header: offset of the header block that describes it.
-        unusual: what its header block alone does not say; None if it says everything.
+        unusual: facts that the header block does not state; None if it states everything.
     """
 
     name: str
@@ -48,12 +48,15 @@ class _Member:
     unusual: Unusual | None
 
 
-def tar_samples(shard: Found) -> Index:
-    """The samples of a tar file, as WebDataset groups them: members in a row whose names are the same up to the first dot.
+def tar_samples(shard: PathStat) -> ShardIndex:
+    """Returns the index of a tar file.
 
-    A sample's extent begins with its first member's header block and has all headers in between; a field is named by what follows the dot.
+    Samples are WebDataset's groups: members in a row whose names are equal up to the first dot.
+
+    A sample's extent begins with its first member's header block and has all headers in between; a field is named by
+    what follows the dot.
     """
-    index = Index()
+    index = ShardIndex()
     names: dict[str, int] = {}
     path, size = shard.path, shard.size
     last: str | None = None
@@ -92,7 +95,7 @@ def checksum_of(header: memoryview | bytes) -> str:
     return bytes(header[148:156]).hex()
 
 
-def _members(shard: Found) -> Iterator[_Member]:
+def _members(shard: PathStat) -> Iterator[_Member]:
     """Yields the regular files of a tar file."""
     path = shard.path
     try:
@@ -145,7 +148,8 @@ def _described(tar: tarfile.TarFile, file: BinaryIO, info: tarfile.TarInfo, path
     parts = [(offset, length) for offset, length in sparse if length]
     ends = [0, *(offset + length for offset, length in parts)]
     length = sum(length for _, length in parts)
-    # The archive's own size of it, of which tarfile may have made the file's: the map, unless that lies in headers, and the parts.
+    # The archive's own size of it, of which tarfile may have made the file's: the map, unless that lies in headers, and
+    # the parts.
     begun = info.offset_data if header.type == tarfile.GNUTYPE_SPARSE else at + BLOCK
     packed = int(said["size"]) if "size" in said else header.size
     is_ordered = all(end <= offset and length > 0 for end, (offset, length) in zip(ends, parts, strict=False)) and ends[-1] <= size
@@ -156,12 +160,12 @@ def _described(tar: tarfile.TarFile, file: BinaryIO, info: tarfile.TarInfo, path
 
 
 def _blocks(size: int) -> int:
-    """A size, rounded up to whole blocks."""
+    """Returns a size, rounded up to whole blocks."""
     return -(-size // BLOCK) * BLOCK
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """A member's key, a dot if there is one, and the field's name: what WebDataset makes of it."""
+    """Returns a member's key, a dot if there is one, and the field's name, as WebDataset splits them."""
     folder, slash, file = name.rpartition("/")
     stem, dot, rest = file.partition(".")
     return folder + slash + stem, dot if stem else "", rest.lower()

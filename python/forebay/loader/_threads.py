@@ -1,4 +1,4 @@
-"""Decoding in threads: for what draws its random numbers from the generator that it is given."""
+"""Decoding in threads, for datasets that draw random numbers from the generator that they are given."""
 
 import queue
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay._say import say
-from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
+from forebay.loader._batches import FAILED, BatchPart, FetchedBatch, SampleBatch, decoded
 from forebay.loader._errors import LoaderError
 from forebay.loader._rows import RowBatches, gathered
 from forebay.loader.dataset import Located
@@ -18,11 +18,17 @@ from forebay.loader.source import CLOSE_WAIT_S, Helper, Request, Source
 __all__ = ["READ_AHEAD", "Decoding", "Pending", "Threads"]
 
 READ_AHEAD = 8
-"""Batches beyond those that are being decoded that are requested from the source: what it has of them is bounded by its window."""
+"""Batches that are requested from the source beyond those that are being decoded.
+
+The source bounds their bytes by its window.
+"""
 PARTS = 2
-"""Pieces for each thread that a batch is cut into: few, for each costs a turn of the queue; not one, for samples take times that differ."""
+"""Pieces for each thread that a batch is cut into.
+
+Each costs a pass through the queue; a single one would wait for the slowest sample.
+"""
 STALL_S = 30.0
-"""A batch that takes longer is told of, and again after twice the time."""
+"""Seconds after which a line says which sample a batch waits for, and again after twice the time."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,14 @@ class Decoding:
 class Pending:
     """A batch that is being decoded."""
 
-    def __init__(self, batch: Batch, request: Request, parts: int) -> None:
+    def __init__(self, batch: SampleBatch, request: Request, parts: int) -> None:
         self.batch = batch
         self.request = request
         self.samples: list[Any] = [FAILED] * len(batch.samples)
-        self.fetched = Fetched()
+        self.fetched = FetchedBatch()
         self.parts = parts
         # Parts that threads work on, by their first place.
-        self.doing: dict[int, Part] = {}
+        self.doing: dict[int, BatchPart] = {}
         self.error: BaseException | None = None
         self.done = threading.Event()
         self.lock = threading.Lock()
@@ -78,14 +84,14 @@ class Threads:
         self._source = source
         self._ahead = ahead
         self._timeout_s = timeout_s
-        self._requested: deque[tuple[Batch, Request]] = deque()
+        self._requested: deque[tuple[SampleBatch, Request]] = deque()
         self._pending: deque[Pending] = deque()
         self._tasks: queue.SimpleQueue[tuple[Pending, range] | None] = queue.SimpleQueue()
         self._closing = False
         self._threads = [Helper("forebay-decode", number, self._work) for number in range(threads)]
 
-    def batches(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Fetched]]:
-        """Begins, and gives what becomes of each batch, in order.
+    def batches(self, batches: Iterator[SampleBatch]) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
+        """Begins the epoch, and yields its batches in order.
 
         Raises:
             LoaderError: a batch took longer than the timeout.
@@ -93,7 +99,7 @@ class Threads:
         self._top_up(batches)
         return self._results(batches)
 
-    def _results(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Fetched]]:
+    def _results(self, batches: Iterator[SampleBatch]) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
         while self._pending:
             pending = self._pending[0]
             self._wait(pending)
@@ -104,7 +110,7 @@ class Threads:
             yield pending.batch, pending.fetched
 
     def close(self) -> None:
-        """Ends threads and source; waits no longer than a second for what can't be ended."""
+        """Ends threads and source; waits at most a second for those that can't be ended."""
         self._closing = True
         for pending in list(self._pending):
             for part in list(pending.doing.values()):
@@ -129,7 +135,7 @@ class Threads:
                 told_s *= 2
 
     def _stalled_at(self, pending: Pending) -> str:
-        """What a batch waits for, in words."""
+        """Returns words for the sample that a batch waits for."""
         for part in list(pending.doing.values()):
             if (done := len(part.samples)) == len(part.places):
                 continue
@@ -142,7 +148,7 @@ class Threads:
             return f": {what} sample {index} ({path}){'' if part.is_waiting else ' goes on'}"
         return ""
 
-    def _top_up(self, batches: Iterator[Batch]) -> None:
+    def _top_up(self, batches: Iterator[SampleBatch]) -> None:
         while len(self._requested) + len(self._pending) < self._ahead + READ_AHEAD and (batch := next(batches, None)):
             self._requested.append((batch, self._source.request(batch.samples, batch.iteration)))
         while self._requested and len(self._pending) < self._ahead:
@@ -155,7 +161,7 @@ class Threads:
         size = -(-samples // (len(self._threads) * PARTS)) or 1
         return [range(start, min(start + size, samples)) for start in range(0, samples, size)]
 
-    def _begin(self, batch: Batch, request: Request) -> None:
+    def _begin(self, batch: SampleBatch, request: Request) -> None:
         parts = self._parts(len(batch.samples))
         pending = Pending(batch, request, len(parts))
         self._pending.append(pending)
@@ -169,7 +175,7 @@ class Threads:
         while (task := self._tasks.get()) is not None:
             pending, part = task
             try:
-                # Here, so that what goes wrong with that is told, too.
+                # In here, so that its errors reach training, too.
                 generator = generator or self._decoding.generators()
                 self._decode(pending, part, generator)
             except BaseException as error:
@@ -184,9 +190,10 @@ class Threads:
 
     def _decode(self, pending: Pending, places: range, generator: Callable[[int], Any]) -> None:
         decoding = self._decoding
-        # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must not hang on time.
-        fetched = Fetched()
-        part = pending.doing[places.start] = Part(places)
+        # Batches fail whole, unless samples may be skipped. Only its own failures end a part: which one is named must
+        # not depend on timing.
+        fetched = FetchedBatch()
+        part = pending.doing[places.start] = BatchPart(places)
         # Who closes looks at what is being done after it has said so.
         if self._closing:
             part.is_over = True

@@ -1,4 +1,4 @@
-"""Where the tokens of a file begin, how many there are, and of which type: what its head says, or the index beside it."""
+"""Offset, number and type of the tokens of a file, from its head or the index beside it."""
 
 import ast
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.loader._errors import LoaderError
-from forebay.loader._paths import Found, look_up
+from forebay.loader._paths import PathStat, look_up
 
 __all__ = ["Tokens", "npy_head", "tokens_of"]
 
@@ -42,7 +42,7 @@ OTHERS = {
     b"ARROW1\0\0": "an Arrow file: see ArrowRows",
     b"GGUF": "a GGUF checkpoint",
 }
-"""What files are that begin so."""
+"""Kinds of files by their first bytes."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Tokens:
     """The tokens of a file.
 
     Attributes:
-        path: of the file.
-        mark: stands for the version of an object; 0 for a file.
-        dtype: of a token, NumPy's.
-        offset: bytes before the first one.
-        tokens: their number.
+        path: path of the file.
+        mark: number that stands for the version of an object; 0 for a file.
+        dtype: NumPy's type of a token.
+        offset: bytes before the first token.
+        tokens: number of tokens.
     """
 
     path: str
@@ -65,12 +65,12 @@ class Tokens:
 
 
 def tokens_of(path: str, *, dtype: Any, unless_said: Any, offset: int | None) -> Tokens:  # noqa: ANN401  (NumPy's, which may be missing)
-    """Returns where the tokens of a file lie.
+    """Returns the tokens of a file: their offset, number and type.
 
     Args:
-        path: of the file.
-        dtype: of its tokens; None if the user did not say.
-        unless_said: its tokens' type where neither the user nor the file says one.
+        path: path of the file.
+        dtype: type of its tokens; None if the user did not say.
+        unless_said: type of its tokens if neither the user nor the file says one.
         offset: bytes before the first token; None to look at the file's head.
 
     Raises:
@@ -94,15 +94,15 @@ def tokens_of(path: str, *, dtype: Any, unless_said: Any, offset: int | None) ->
     return _plain(found, unless_said if dtype is None else dtype, 0)
 
 
-def _plain(found: Found, dtype: Any, offset: int) -> Tokens:  # noqa: ANN401
+def _plain(found: PathStat, dtype: Any, offset: int) -> Tokens:  # noqa: ANN401
     tokens, left = divmod(max(0, found.size - offset), dtype.itemsize)
     if left:
         raise ValueError(f"{found.path} has {left} bytes more than {tokens} tokens of {dtype}: it was cut, or has another dtype")
     return Tokens(found.path, found.mark, dtype, offset, tokens)
 
 
-def _said(found: Found, said: Any, wanted: Any, offset: int, tokens: int, by: str, *, is_end_open: bool = False) -> Tokens:  # noqa: ANN401
-    """Returns what a file's head says of its tokens, compared with what the user and the file's size say."""
+def _said(found: PathStat, said: Any, wanted: Any, offset: int, tokens: int, by: str, *, is_end_open: bool = False) -> Tokens:  # noqa: ANN401
+    """Returns the tokens that a file's head describes, compared with the user's type and the file's size."""
     if wanted is not None and said.newbyteorder("=") != wanted.newbyteorder("="):
         raise ValueError(f"{found.path} has tokens of {said}, as {by} says, and dtype={wanted}: leave dtype= out")
     end = offset + tokens * said.itemsize
@@ -116,8 +116,8 @@ def _said(found: Found, said: Any, wanted: Any, offset: int, tokens: int, by: st
     return Tokens(found.path, found.mark, said, offset, tokens)
 
 
-def npy_head(found: Found) -> tuple[int, dict[str, Any]] | None:
-    """Returns where the numbers of a .npy file begin, and what its head says of them; None if it is no such file.
+def npy_head(found: PathStat) -> tuple[int, dict[str, Any]] | None:
+    """Returns the offset of the numbers of a .npy file, and the facts of its head; None for any other file.
 
     Raises:
         OSError: the file can't be read.
@@ -143,7 +143,7 @@ def npy_head(found: Found) -> tuple[int, dict[str, Any]] | None:
         raise LoaderError(f"{path} has the head of a .npy file, which can't be read ({error}): it was cut, or is damaged") from None
 
 
-def _npy(found: Found, offset: int, said: dict[str, Any], wanted: Any) -> Tokens:  # noqa: ANN401
+def _npy(found: PathStat, offset: int, said: dict[str, Any], wanted: Any) -> Tokens:  # noqa: ANN401
     """NumPy's format, versions 1 to 3."""
     import numpy as np
 
@@ -160,7 +160,7 @@ def _npy(found: Found, offset: int, said: dict[str, Any], wanted: Any) -> Tokens
     return _said(found, found_type, wanted, offset, math.prod(shape), "its .npy head", is_end_open=True)
 
 
-def _llmc(found: Found, head: bytes, magic: int, wanted: Any) -> Tokens:  # noqa: ANN401
+def _llmc(found: PathStat, head: bytes, magic: int, wanted: Any) -> Tokens:  # noqa: ANN401
     import numpy as np
 
     if magic in LLMC_OTHERS:
@@ -169,7 +169,7 @@ def _llmc(found: Found, head: bytes, magic: int, wanted: Any) -> Tokens:  # noqa
     return _said(found, np.dtype(LLMC[magic]).newbyteorder("<"), wanted, LLMC_HEAD_BYTES, tokens, "its head, of llm.c,")
 
 
-def _index_beside(path: str) -> tuple[Found, bytes] | None:
+def _index_beside(path: str) -> tuple[PathStat, bytes] | None:
     """Returns the index of Megatron's beside a `.bin`, with its first bytes; None if there is no such file."""
     try:
         found = look_up(path.removesuffix(".bin") + ".idx")
@@ -180,7 +180,7 @@ def _index_beside(path: str) -> tuple[Found, bytes] | None:
     return (found, head) if head.startswith(MEGATRON) else None
 
 
-def _megatron(found: Found, index: Found, head: bytes, wanted: Any) -> Tokens:  # noqa: ANN401
+def _megatron(found: PathStat, index: PathStat, head: bytes, wanted: Any) -> Tokens:  # noqa: ANN401
     import numpy as np
 
     if len(head) < MEGATRON_HEAD.size:

@@ -1,9 +1,9 @@
 """Worker processes of a rank that the loader agent serves.
 
-The rank requests samples, as it does for threads of its own. With each batch it sends a worker the sequence numbers of the requests on the
-rank's ring. The worker waits there for the answers, decodes from the agent's memory, and marks on the ring that it is done; then the rank
-releases the batch. The rank does so, too, when the batch has come back, or the worker has ended. A worker reads by itself what the agent
-does not provide, and everything once the agent is gone.
+The rank requests samples, as it does for threads of its own. With each batch it sends a worker the sequence numbers of
+the requests on the rank's ring. The worker waits there for the answers, decodes from the agent's memory, and marks on
+the ring that it is done; then the rank releases the batch. The rank does so, too, when the batch has come back, or the
+worker has ended. A worker reads by itself what the agent does not provide, and everything once the agent is gone.
 """
 
 import time
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay import _core
-from forebay.loader._agent import Agent
+from forebay.loader._agent import AgentRank
 from forebay.loader._agent_source import PATIENCE_S, AgentBatch, Loan
-from forebay.loader._batches import Batch
+from forebay.loader._batches import SampleBatch
 from forebay.loader._joining import WAIT_S
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
@@ -54,7 +54,7 @@ class WorkerServing:
         LoaderError: as `AgentSource.register` does.
     """
 
-    def __init__(self, agent: Agent, order: Order | None, locate: Callable[[int], Extent]) -> None:
+    def __init__(self, agent: AgentRank, order: Order | None, locate: Callable[[int], Extent]) -> None:
         self._agent = agent
         # Its fallback reads nothing: workers read.
         self._source = agent.source(connect())
@@ -67,7 +67,7 @@ class WorkerServing:
         self._rank = agent.rank
         self._seat = None if self._rank is None else self._rank.seat()
 
-    def request(self, batch: Batch) -> AgentBatch | None:
+    def request(self, batch: SampleBatch) -> AgentBatch | None:
         """Requests a batch for a worker; None where the worker is to read the batch itself."""
         if self._agent.lost is not None:
             self._source.is_served = False
@@ -95,7 +95,10 @@ class WorkerServing:
         return None, None
 
     def _pass_all_on(self, requested: AgentBatch) -> None:
-        """Passes the batch's requests on, as far as the ring has room. Once room did not come in time, it is waited for no more."""
+        """Passes the batch's requests on, as far as the ring has room.
+
+        Once room did not come in time, it is waited for no more.
+        """
         until = time.monotonic() + (WAIT_S if self._has_room else 0.0)
         while not (is_whole := self._source.pass_all_on(requested)) and time.monotonic() < until:
             time.sleep(ROOM_LOOK_S)
@@ -136,7 +139,7 @@ class WorkerSeat:
         """The reason why the worker reads by itself; None as long as the agent serves."""
         return self._why if self._worker is None else self._worker.lost()
 
-    def request(self, batch: Batch, share: RingShare, fallback: Source) -> "LentBatch | None":
+    def request(self, batch: SampleBatch, share: RingShare, fallback: Source) -> "LentBatch | None":
         """Returns a batch as the agent gives it; None where the agent serves no more.
 
         Args:
@@ -163,7 +166,7 @@ class LentBatch(Request):
         fallback: reads what the agent does not.
     """
 
-    def __init__(self, worker: _core.LoaderWorker, batch: Batch, share: RingShare, fallback: Source) -> None:
+    def __init__(self, worker: _core.LoaderWorker, batch: SampleBatch, share: RingShare, fallback: Source) -> None:
         self._worker = worker
         self._batch = batch
         self._share = share
@@ -190,7 +193,10 @@ class LentBatch(Request):
         self._worker.done(self._share.mark)
 
     def _served(self, number: int | None, wait_s: float) -> memoryview | None:
-        """Returns the agent's bytes of a sample, waiting at most this long; None where the worker is to read it itself."""
+        """Returns the agent's bytes of a sample, waiting at most this long.
+
+        None where the worker is to read it itself.
+        """
         until = time.monotonic() + wait_s
         while number is not None:
             left_s = until - time.monotonic()

@@ -26,16 +26,18 @@ DICTIONARY_ID, DICTIONARY_IS_DELTA = 0, 2
 MAGIC_OLD = b"FEA1"
 MAGIC = b"ARROW1\0\0"
 MAGIC_END = MAGIC.rstrip(b"\0")
-"""Of a file whose record batches are listed at its end. They lie there as in a stream, which has nothing of the kind."""
+"""First and last bytes of a file whose record batches are listed at its end. A stream has neither."""
 
 
 class ArrowRows(RowGroups):
-    """Rows of Arrow files (IPC, as a stream or a file: Feather's second version, what `datasets` keeps), each a sample. Needs pyarrow.
+    """Rows of Arrow files (IPC, as a stream or a file: Feather's second version, what `datasets` keeps), each a sample.
 
-    A global shuffle would read a whole record batch for each sample or few; `shuffle="blocks"` reads each once, and mixes the rows of some
-    at a time. The head of each record batch is read when it is made. A record batch that is compressed, as pandas writes Feather, or has
-    columns with dictionaries, such as pandas' categories, is decoded as a whole and kept, so that its rows need it once. Dictionaries
-    themselves are read when it is made, and stay in memory.
+    Needs pyarrow.
+
+    A global shuffle would read a whole record batch for each sample or few; `shuffle="blocks"` reads each once, and
+    mixes the rows of some at a time. The head of each record batch is read when it is made. A record batch that is
+    compressed, as pandas writes Feather, or has columns with dictionaries, such as pandas' categories, is decoded as a
+    whole and kept, so that its rows need it once. Dictionaries themselves are read when it is made, and stay in memory.
 
     Args:
         paths: of the files, or of one; their order is that of the rows.
@@ -55,8 +57,8 @@ class ArrowRows(RowGroups):
     Raises:
         OSError: a file can't be read.
         LoaderError: it is no Arrow file, or lacks a column.
-        ValueError: there is no file, or one is an object of a store; decode is no function, columns are no names, or no group
-            is to be kept.
+        ValueError: there is no file, or one is an object of a store; decode is no function, columns are no names, or no
+            group is to be kept.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class ArrowRows(RowGroups):
         return self._decoded(number, read_sample(self._extents.__getitem__, number))
 
     def _mapped(self, number: int) -> Any:  # noqa: ANN401  (pyarrow has no types)
-        """Returns a record batch that is not compressed: views of its file, of which no more is read than is looked at."""
+        """Returns a record batch that is not compressed, as views of its file: only the columns in use are read."""
         import pyarrow
 
         extent = self._extents[number]
@@ -126,7 +128,7 @@ class ArrowRows(RowGroups):
         return self._decoded(number, bytes(data))
 
     def _decoded(self, number: int, data: Any) -> Any:  # noqa: ANN401  (a buffer; pyarrow has no types)
-        """Returns the columns that are wanted of a record batch; those that are not compressed are views of the data."""
+        """Returns the requested columns of a record batch; those that are not compressed are views of the data."""
         import pyarrow
 
         file, head = self._files[number], self._heads[number]
@@ -146,15 +148,16 @@ class ArrowRows(RowGroups):
 
 
 @dataclass(frozen=True)
-class _File:
-    """What was found in a file.
+class _ArrowFile:
+    """An Arrow file that was looked through.
 
     Attributes:
-        path: of the file.
-        schema: pyarrow's.
-        batches: extent and rows of each record batch that has any.
-        is_compressed: whether its buffers are, for each of these.
-        heads: schema and dictionaries that each of these refers to, as messages; empty if it refers to none.
+        path: path of the file.
+        schema: pyarrow's schema.
+        batches: extent and rows of each record batch that has rows.
+        is_compressed: for each record batch, whether its buffers are compressed.
+        heads: for each record batch, the schema and the dictionaries that it refers to, as messages; empty if it refers
+            to none.
     """
 
     path: str
@@ -168,7 +171,7 @@ def _numbers(schema: Any, columns: list[str]) -> list[int]:  # noqa: ANN401  (py
     return [number for name in columns for number in schema.get_all_field_indices(name)]
 
 
-def _read(path: str, columns: list[str] | None) -> _File:
+def _read(path: str, columns: list[str] | None) -> _ArrowFile:
     """Looks through a file: only the heads of its record batches are read.
 
     Raises:
@@ -185,7 +188,7 @@ def _read(path: str, columns: list[str] | None) -> _File:
         is_stream = first != MAGIC
         if not is_stream and plain.seek(-len(MAGIC_END), os.SEEK_END) and plain.read() != MAGIC_END:
             raise LoaderError(f"{path} does not end as an Arrow file does: it was cut, or is no Arrow file")
-    file = _File(path, None, [], [], [])
+    file = _ArrowFile(path, None, [], [], [])
     with pyarrow.memory_map(path) as mapped:
         try:
             mapped.seek(0 if is_stream else len(MAGIC))
@@ -199,8 +202,8 @@ def _read(path: str, columns: list[str] | None) -> _File:
     return file
 
 
-def _looked_through(file: _File, mapped: Any) -> _File:  # noqa: ANN401  (pyarrow has no types)
-    """Returns what there is of a file from its schema on."""
+def _looked_through(file: _ArrowFile, mapped: Any) -> _ArrowFile:  # noqa: ANN401  (pyarrow has no types)
+    """Returns a file with its schema, record batches and dictionaries."""
     import pyarrow
 
     messages, first = pyarrow.ipc.MessageReader.open_stream(mapped), b""
@@ -234,7 +237,7 @@ def _looked_through(file: _File, mapped: Any) -> _File:  # noqa: ANN401  (pyarro
 
 
 def _batch_head(metadata: Any) -> tuple[int, bool]:  # noqa: ANN401  (a buffer)
-    """Returns the number of rows of a record batch, and whether it is compressed, which pyarrow tells only of one that it decompressed."""
+    """Returns the rows of a record batch, and whether it is compressed, which pyarrow says only after decompressing."""
     data = memoryview(metadata)
     batch = _message_body(data)
     length = _field(data, batch, BATCH_LENGTH)
@@ -250,14 +253,14 @@ def _dictionary_head(metadata: Any) -> tuple[int, bool]:  # noqa: ANN401  (a buf
 
 
 def _message_body(data: memoryview) -> int:
-    """Returns where a message's table of its own kind lies. Messages are flatbuffers, which pyarrow has verified."""
+    """Returns the offset of the table of a message's own kind. Messages are flatbuffers, which pyarrow has verified."""
     header = _field(data, _table(data, 0), MESSAGE_HEADER)
     assert header is not None
     return _table(data, header)
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Returns where a field of a table lies; None if it is left out, as one with its default value is."""
+    """Returns the offset of a field of a table; None if it is left out, as a field with its default value is."""
     (back,) = struct.unpack_from("<i", data, table)
     (size,) = struct.unpack_from("<H", data, table - back)
     place = 4 + 2 * number
@@ -266,5 +269,5 @@ def _field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(data: memoryview, at: int) -> int:
-    """Returns where the table lies that is referred to here."""
+    """Returns the offset of the table that is referred to at `at`."""
     return at + int(struct.unpack_from("<I", data, at)[0])

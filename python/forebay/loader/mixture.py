@@ -8,23 +8,23 @@ from typing import Any
 
 from forebay import _core
 from forebay.loader._given import check_map_style, check_whole, is_number, seed_of
-from forebay.loader._samples import Samples, index_of
+from forebay.loader._samples import IndexedSamples, index_of
 from forebay.loader.dataset import Extent, Located, is_located
 
 __all__ = ["Mixture", "mixture"]
 
 
 class Mixture:
-    """Samples of several datasets, so many of each in every epoch. Made by `mixture`.
+    """Samples of several datasets, equally many of each in every epoch. Made by `mixture`.
 
-    Each dataset is gone through in a random order of its own, and again in another one when it ends, without regard to where epochs end: no
-    sample comes twice before all of its dataset have come once. Where that stands follows from the epoch's number alone, so it needs no
-    state of its own.
+    Each dataset is gone through in a random order of its own, and again in another one when it ends, without regard to
+    where epochs end: no sample comes twice before all of its dataset have come once. Where that stands follows from the
+    epoch's number alone, so it needs no state of its own.
 
     Attributes:
         counts: samples of each dataset in an epoch.
-        identity: what tells this mixture from others; a loader's state is of this one only.
-        keyed: see `Located`: whether that holds for all.
+        identity: digest that differs between mixtures; a loader's state is good for this one only.
+        keyed: whether all datasets are keyed: see `Located`.
     """
 
     def __init__(self, datasets: Sequence[Any], counts: Sequence[int], seed: int) -> None:
@@ -42,11 +42,11 @@ class Mixture:
         return self._ends[-1]
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's samples are asked for. A loader says so in each process."""
+        """Sets the epoch whose samples are read. A loader calls this in each process."""
         self._epoch = epoch
 
     def find(self, i: int) -> tuple[int, int]:
-        """Which dataset a sample of this epoch is from, and its index there."""
+        """Returns the number of the dataset that a sample of this epoch comes from, and its index in the dataset."""
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i}: there are {len(self)}")
         which = bisect_right(self._ends, i)
@@ -61,10 +61,10 @@ class Mixture:
         return self._datasets[which][index]
 
 
-class _LocatedMixture(Samples, Mixture):
-    """Of datasets that all say where their samples lie."""
+class _LocatedMixture(IndexedSamples, Mixture):
+    """A mixture of datasets that all have `locate` and `decode`."""
 
-    # Not the function of `Samples`.
+    # Not the function of `IndexedSamples`.
     __len__ = Mixture.__len__
 
     _datasets: list[Located]
@@ -79,10 +79,10 @@ class _LocatedMixture(Samples, Mixture):
         which, index = self.find(i)
         return self._datasets[which].decode(data, index, rng)
 
-    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
+    def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `IndexedSamples`)
         which, index = self.find(i)
         dataset = self._datasets[which]
-        return dataset._sample(index, rng) if isinstance(dataset, Samples) else super()._sample(i, rng)
+        return dataset._sample(index, rng) if isinstance(dataset, IndexedSamples) else super()._sample(i, rng)
 
 
 def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | None = None, seed: int = 0) -> Mixture:
@@ -95,7 +95,8 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
         seed: of the orders in which the datasets are gone through.
 
     Raises:
-        ValueError: no list of datasets, weights, samples or a seed that can't be, or weights by which a dataset gets no sample.
+        ValueError: no list of datasets, weights, samples or a seed that can't be, or weights by which a dataset gets no
+            sample.
         TypeError: one of them is no map-style dataset.
     """
     if not isinstance(datasets, Sequence) or is_located(datasets):

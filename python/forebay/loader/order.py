@@ -1,4 +1,4 @@
-"""What a rank uses in an epoch, and when."""
+"""The order in which a rank uses the samples of an epoch."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,19 @@ __all__ = ["Order"]
 
 @dataclass(frozen=True)
 class Order:
-    """An epoch of one rank, from a place in it on. All ranks of a job have the same but for `rank`, so each knows what the others use when.
+    """An epoch of one rank, from a place in it on.
+
+    It is equal in all ranks of a job but for `rank`, so each rank knows the others' order.
 
     Attributes:
-        world: ranks.
-        rank: this one, from 0.
+        world: number of ranks.
+        rank: number of this rank, from 0.
         batch_size: samples of a batch.
         number: the epoch's.
-        is_drawn: the permutation's seed is this epoch's alone. Else later epochs have the same, and their own numbers.
+        is_drawn: whether the permutation's seed is drawn for this epoch alone. Otherwise all epochs share a seed and
+            differ by number.
         used: samples of the permutation that were used before the place.
-        epoch: the epoch itself, as the native part has it: any rank's samples in any iteration. Iterations count from 0 at the place.
+        epoch: the native epoch, which gives any rank's samples in any iteration. Iterations count from 0 at the place.
     """
 
     world: int
@@ -33,5 +36,5 @@ class Order:
         return self.epoch.iterations
 
     def batch(self, iteration: int) -> list[int]:
-        """This rank's samples in an iteration, in the order of the batch; empty past the end."""
+        """Returns this rank's samples in an iteration, in the order of the batch; empty past the end."""
         return self.epoch.batch(self.rank, iteration)

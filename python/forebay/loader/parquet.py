@@ -12,7 +12,7 @@ from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
-from forebay.loader._paths import Found, Seekable, look_up
+from forebay.loader._paths import PathStat, Seekable, look_up
 from forebay.loader.dataset import Extent
 from forebay.loader.source import read_sample
 
@@ -22,14 +22,14 @@ __all__ = ["ParquetRows"]
 class ParquetRows(RowGroups):
     """Rows of Parquet files, each a sample. Needs pyarrow.
 
-    A global shuffle would read a whole group of rows for each sample or few; `shuffle="blocks"` reads each group once, and mixes the rows
-    of some groups at a time. The footers of the files are read when it is made.
+    A global shuffle would read a whole group of rows for each sample or few; `shuffle="blocks"` reads each group once,
+    and mixes the rows of some groups at a time. The footers of the files are read when it is made.
 
     Args:
         paths: of the files, or of one, or an address such as `s3://BUCKET/KEY`; their order is that of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
-        columns: names of columns (`observation.state`: they may have dots), or paths to fields of structs (`pose.x`), as pyarrow takes
-            them; None for all.
+        columns: names of columns (`observation.state`: they may have dots), or paths to fields of structs (`pose.x`),
+            as pyarrow takes them; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.
         groups_kept: groups whose rows are kept decoded, in each process.
         on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
@@ -84,12 +84,12 @@ class ParquetRows(RowGroups):
         import pyarrow.parquet
 
         file, group = self._groups[number]
-        part = pyarrow.PythonFile(_Part(data, self._extents[number].offset), "r")
+        part = pyarrow.PythonFile(_PartFile(data, self._extents[number].offset), "r")
         return pyarrow.parquet.ParquetFile(part, metadata=self._files[file].footer).read_row_group(group, self._columns, use_threads=False)
 
 
 @dataclass(frozen=True)
-class _File:
+class _ParquetFile:
     """A Parquet file whose footer was read.
 
     Attributes:
@@ -101,7 +101,7 @@ class _File:
     groups: list[tuple[int, Extent, int]]
 
 
-def _read(path: str, columns: list[str] | None) -> _File:
+def _read(path: str, columns: list[str] | None) -> _ParquetFile:
     """Reads a file's footer.
 
     Raises:
@@ -124,7 +124,7 @@ def _read(path: str, columns: list[str] | None) -> _File:
             raise
         raise LoaderError(f"{path}: {error}: its footer is damaged") from None
     leaves = _leaves(path, schema, columns)
-    return _File(
+    return _ParquetFile(
         footer, [(number, *group) for number in range(footer.num_row_groups) if (group := _group(found, footer, number, leaves))[1]]
     )
 
@@ -134,7 +134,8 @@ def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> li
 
     Args:
         path: of the file.
-        schema: names from the top-level column down to each leaf, such as `["observation.state", "list", "element"]`. A name may have dots.
+        schema: names from the top-level column down to each leaf, such as `["observation.state", "list", "element"]`. A
+            name may have dots.
         columns: each the name of a top-level column, or a path to a field below one, joined by dots; None for all.
 
     Raises:
@@ -154,8 +155,8 @@ def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> li
     return sorted({number for name in columns for number in below[name]})
 
 
-def _group(found: Found, footer: Any, number: int, leaves: list[int]) -> tuple[Extent, int]:  # noqa: ANN401  (pyarrow has no types)
-    """Returns the extent of these leaf columns in a group of rows, with the bytes between them, and the number of rows."""
+def _group(found: PathStat, footer: Any, number: int, leaves: list[int]) -> tuple[Extent, int]:  # noqa: ANN401  (pyarrow has no types)
+    """Returns the extent of leaf columns in a group of rows, with the bytes between them, and the number of rows."""
     group = footer.row_group(number)
     chunks = [group.column(leaf) for leaf in leaves]
     starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in chunks]
@@ -163,8 +164,8 @@ def _group(found: Found, footer: Any, number: int, leaves: list[int]) -> tuple[E
     return Extent(found.path, min(starts), max(ends) - min(starts), found.mark), group.num_rows
 
 
-class _Part(Seekable):
-    """A part of a file, where it lies in the whole: what else is asked for is not there."""
+class _PartFile(Seekable):
+    """A part of a file at its offset in the file; reads outside of the part fail or return nothing."""
 
     def __init__(self, data: memoryview, start: int) -> None:
         super().__init__(start + len(data))

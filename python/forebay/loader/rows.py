@@ -6,7 +6,7 @@ from typing import Any
 
 from forebay.loader._given import is_whole
 from forebay.loader._paths import look_up, spelled
-from forebay.loader._samples import Samples
+from forebay.loader._samples import IndexedSamples
 from forebay.loader._tokens import npy_head
 from forebay.loader.dataset import Extent
 
@@ -15,16 +15,17 @@ __all__ = ["FixedRows"]
 ROW_BYTES_MAX = 2**31 - 1
 
 
-class FixedRows(Samples):
+class FixedRows(IndexedSamples):
     """Rows of bytes, all of one size, such as `numpy.ndarray.tofile` writes those of an array.
 
-    A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. Batches are put together as a
-    whole, without a call of `decode` for each row; a loader with a cache does it natively.
+    A batch is a `uint8` tensor (rows, `row_bytes`); view it as what it is, `batch.view(torch.float32)`. Batches are put
+    together as a whole, without a call of `decode` for each row; a loader with a cache does it natively.
 
     Args:
         path: of the file, or an address such as `s3://BUCKET/KEY`.
         row_bytes: of a row.
-        offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is no row, is then refused.
+        offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is no row, is then
+            refused.
 
     Attributes:
         path: of the file.

@@ -6,15 +6,15 @@ from typing import Any
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, paths_of
-from forebay.loader._index import RECORD_HEAD, Index, Reader, Unusual, indexed, records
-from forebay.loader._samples import Samples
+from forebay.loader._index import RECORD_HEAD, Reader, ShardIndex, Unusual, indexed, records
+from forebay.loader._samples import IndexedSamples
 from forebay.loader._tar import BLOCK, checksum_of, tar_samples
 from forebay.loader.dataset import Extent
 
 __all__ = ["RecordShards", "TarShards"]
 
 
-class _Shards(Samples):
+class _Shards(IndexedSamples):
     """Samples that lie many to a file, found by an index of each file.
 
     Args:
@@ -33,7 +33,7 @@ class _Shards(Samples):
         return len(self._indices)
 
     def blocks(self) -> list[int]:
-        """Where each shard ends."""
+        """Returns the end of each shard, as a number of samples."""
         return self._indices.ends()
 
     def locate(self, i: int, /) -> Extent:
@@ -49,7 +49,8 @@ class TarShards(_Shards):
         paths: of the shards, or of one; or an address such as `s3://BUCKET/KEY`.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
-        index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make its index.
+        index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make
+            its index.
         on_error: `"raise"`, or `"skip"`: shards that are damaged or missing are left out, which one line says.
 
     Attributes:
@@ -76,7 +77,7 @@ class TarShards(_Shards):
         self._decode = decode
 
     def key(self, i: int) -> str:
-        """A sample's name in its shard: what its members have in common."""
+        """Returns a sample's name in its shard: the part that the names of its members share."""
         _, index, number = self._indices.find(i)
         return index.keys[number]
 
@@ -106,7 +107,8 @@ class RecordShards(_Shards):
         paths: of the files, or of one, uncompressed; or an address such as `s3://BUCKET/KEY`.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
-        index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its index.
+        index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its
+            index.
         on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
 
     Attributes:
@@ -145,12 +147,15 @@ class RecordShards(_Shards):
 
 
 def _has_size(header: memoryview, length: int) -> bool:
-    """Returns whether a member's header says this size, in octal digits; from 8 GiB on it is written otherwise."""
+    """Returns true if a member's header states this size, in octal digits.
+
+    From 8 GiB on it is written otherwise, and not compared.
+    """
     size = bytes(header[124:136]).strip(b" \0")
     return size[:1] == b"\x80" or (size.isdigit() and int(size, 8) == length)
 
 
-def _fields(index: Index, sample: int, data: memoryview, path: str) -> dict[str, memoryview]:
+def _fields(index: ShardIndex, sample: int, data: memoryview, path: str) -> dict[str, memoryview]:
     """Returns the fields of a sample, some of which are described by more than the header block before them."""
     found = {}
     for number, (name, offset, length) in enumerate(index.fields(sample), index.firsts[sample]):

@@ -1,7 +1,8 @@
-"""Where the bytes of samples come from.
+"""Sources of the bytes of samples.
 
-A `Source` is the seam between a rank, which knows what it will use when, and whatever fetches that ahead. `DirectSource` reads files and
-objects itself, in threads of this process: what is used where no agent serves. `connect` chooses.
+A `Source` is the seam between a rank, which knows the order of its samples, and whatever fetches them ahead.
+`DirectSource` reads files and objects itself, in threads of this process; it serves where no agent does. `connect`
+chooses.
 """
 
 import enum
@@ -15,39 +16,43 @@ from typing import Any, Protocol
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._nodes import stay
-from forebay.loader._paths import Stores, is_object, stores
+from forebay.loader._paths import StoreConnections, is_object, stores
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 
 __all__ = ["CLOSE_WAIT_S", "READS_AT_ONCE", "WINDOW_BYTES", "DirectSource", "Helper", "Request", "Source", "connect", "read_sample"]
 
 READS_AT_ONCE = 16
-"""Of a rank. A network file system, or an object store, answers many requests in the time of one."""
+"""Concurrent reads of a rank. A network file system, or an object store, answers many requests in the time of one."""
 WINDOW_BYTES = 256 << 20
-"""Of a rank, for what was read and is not decoded yet."""
+"""Bytes of a rank that were read and are not decoded yet."""
 FILES_OPEN = 64
-"""Files of which only ranges are read stay open, so many of them."""
+"""Files that stay open, of those of which only ranges are read."""
 CLOSE_WAIT_S = 0.5
-"""For reads that are under way when a source is closed. One that hangs in the kernel is left behind."""
+"""Seconds to wait for reads under way when a source is closed. A read that hangs in the kernel is left behind."""
 READ_BYTES = 1 << 30
-"""Of one call. Linux gives at most 2 GiB less a page."""
+"""Bytes of one read. Linux reads at most 2 GiB less a page."""
 
 
 class Request(Protocol):
-    """The samples of a batch, requested from a source: see `Source.request`. Each has its place in the list that was given."""
+    """The samples of a batch, requested from a source: see `Source.request`.
+
+    A sample's place is its position in the batch.
+    """
 
     def at_hand(self, places: range) -> list[memoryview | None]:
-        """What `read` would give, of each of these places, one after the other, where it need not wait for it; None of the others."""
+        """Returns for each place what `read` would return without waiting; None for samples that have not come."""
 
     def read(self, place: int) -> memoryview:
-        """The bytes of a sample's extent, read-only; waits for them.
+        """Blocks until a sample has been read, and returns the bytes of its extent, read-only.
 
         They are valid until `release`, or longer: see `Source.is_lasting`.
 
         Raises:
-            OSError: as the file system has it, with the file's name; of an object alike, and with `ESTALE` where it is of another version.
+            OSError: as the file system has it, with the file's name; of an object alike, and with `ESTALE` where it is
+                of another version.
             EOFError: the file ends within the extent.
-            ValueError: it is no object's address, or what the environment says of stores can't be.
+            ValueError: it is not an object's address, or the environment's settings for stores are invalid.
             LoaderError: the source is closed.
         """
 
@@ -70,29 +75,32 @@ class Request(Protocol):
 class Source(Protocol):
     """Gives one process the bytes of its samples, if possible before it asks for them.
 
-    What is read and kept are extents. Samples may share one, such as a group of rows; while any of them is requested it need be read once
-    only.
+    What is read and kept are extents. Samples may share one, such as a group of rows; while any of them is requested it
+    need be read once only.
 
-    The loader calls `register` when an epoch begins and `request` for every batch, in the order in which they will be used and some
-    batches ahead. What that gives it asks from several threads: `at_hand`, `read` for each sample that is not, and, when the batch is put
-    together, `release`.
+    The loader calls `register` when an epoch begins and `request` for every batch, in the order in which they will be
+    used and some batches ahead. What that gives it asks from several threads: `at_hand`, `read` for each sample that is
+    not, and, when the batch is put together, `release`.
     """
 
     is_lasting: bool
-    """Whether the bytes of a sample stay after its `release`, while anything refers to them. Otherwise their memory is used again."""
+    """True if the bytes of a sample stay after its `release`, while anything refers to them.
+
+    False if their memory is used again.
+    """
 
     def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
-        """An epoch begins; whatever was requested before is forgotten.
+        """Begins an epoch, and forgets all earlier requests.
 
         Args:
-            order: all that this rank and the others will use. None where it isn't known: a sampler of the user's own, or a worker process
-                that gets its rank's batches one by one. Then requests are all there is.
-            locate: gives the extent of a sample of the dataset. It reads nothing, and may be called from any thread. What it raises is
-                the sample's fault: `read` raises it, too.
+            order: the samples that this rank and the others will use. None if it is unknown: a sampler of the user's
+                own, or a worker process that gets its rank's batches one by one. Then only requests say what is used.
+            locate: returns the extent of a sample of the dataset. It reads nothing, and may be called from any thread.
+                Its exceptions belong to the sample: `read` raises them, too.
         """
 
     def request(self, samples: list[int], iteration: int) -> Request:
-        """This rank will use these samples in that iteration, which is the request's deadline: smaller ones come first. Does not wait.
+        """Requests samples that this rank will use in an iteration. Smaller iterations are read first. Does not wait.
 
         A sample may come several times (padding repeats some); its bytes may be the same memory each time.
 
@@ -101,29 +109,31 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Ends it: forgets all requests and wakes who waits in `read`. Does not wait for longer than a second.
+        """Ends the source: forgets all requests, and wakes threads that wait in `read`. Takes at most a second.
 
-        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel. Reads of objects end at once,
-        however silent their store is; one that has no connection yet may take ten seconds longer.
+        No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel. Reads of objects
+        end at once, however silent their store is; one that has no connection yet may take ten seconds longer.
         """
 
 
 def connect(processes: int = 1) -> Source:
-    """The source for a process of a rank.
+    """Returns the source for a process of a rank.
 
     Args:
-        processes: of this rank that read; they share out the rank's bounds.
+        processes: processes of this rank that read; they share the rank's bounds.
     """
     return DirectSource(threads=max(1, READS_AT_ONCE // processes), window_bytes=WINDOW_BYTES // processes)
 
 
 class Helper(threading.Thread):
-    """A thread of a loader's own, which stays on a NUMA node. Not waited for when the program ends: it may hang for as long as it likes.
+    """A thread of a loader, which stays on a NUMA node.
+
+    The program's end does not wait for it, since it may hang for ever.
 
     Args:
-        name: of its kind.
-        number: among these.
-        work: what it does.
+        name: name of its kind.
+        number: number among the threads of its kind.
+        work: is called in the thread.
     """
 
     def __init__(self, name: str, number: int, work: Callable[[], None]) -> None:
@@ -136,33 +146,33 @@ def _near(number: int, work: Callable[[], None]) -> None:
     work()
 
 
-class _State(enum.Enum):
+class _ReadState(enum.Enum):
     QUEUED = enum.auto()
     READING = enum.auto()
     DONE = enum.auto()
 
 
-class _Entry:
-    """An extent that was requested: its bytes, or what went wrong, once it is done."""
+class _ReadEntry:
+    """An extent that was requested; once it is done, its bytes or the error."""
 
     __slots__ = ("data", "done", "error", "extent", "held_bytes", "state", "uses")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
-        self.state = _State.QUEUED
-        self.uses = 0  # That were requested and not released, or forgotten.
+        self.state = _ReadState.QUEUED
+        self.uses = 0  # Requests that are neither released nor forgotten.
         self.held_bytes = 0
         self.data = memoryview(b"")
         self.error: Exception | None = None
-        self.done: threading.Event | None = None  # Made by the first who has to wait.
+        self.done: threading.Event | None = None  # Made by the first thread that has to wait.
 
 
 class _Entries(Request):
-    """A batch's request of a `DirectSource`: see `Request`. Of what can't be located there is no entry."""
+    """A batch's request of a `DirectSource`: see `Request`. Samples that can't be located have no entry."""
 
     __slots__ = ("_entries", "_samples", "_source")
 
-    def __init__(self, source: "DirectSource", samples: list[int], entries: list[_Entry | None]) -> None:
+    def __init__(self, source: "DirectSource", samples: list[int], entries: list[_ReadEntry | None]) -> None:
         self._source = source
         self._samples = samples
         self._entries = entries
@@ -182,14 +192,15 @@ class _Entries(Request):
 
 
 class DirectSource:
-    """Reads files and objects itself, what is due first first, in threads that are started with the first request.
+    """Reads files and objects itself, earliest iteration first, in threads that are started with the first request.
 
-    Bytes that were read and are not released yet stay below a window, but for one extent of each thread that reads: how large a file is
-    shows when it is opened. Who needs an extent that no thread has begun to read reads it itself, window or not, so nobody waits for room.
+    Bytes that were read and are not released stay below a window, but for one extent of each reading thread, since a
+    file's size is known only once it is open. A thread that needs an extent which nobody has begun to read reads it
+    itself, so nobody waits for room.
 
     Args:
-        threads: reads at once.
-        window_bytes: see above.
+        threads: concurrent reads.
+        window_bytes: most bytes that were read and are not released.
 
     Raises:
         ValueError: one of the two is not positive.
@@ -205,14 +216,14 @@ class DirectSource:
         self._threads_max = threads
         self._window_bytes = window_bytes
         self._threads: list[Helper] = []
-        self._entries: dict[Extent, _Entry] = {}
-        # By deadline, then in order of request. An entry that somebody else took stays until it is its turn.
-        self._queue: list[tuple[int, int, _Entry]] = []
+        self._entries: dict[Extent, _ReadEntry] = {}
+        # By iteration, then in order of request. An entry that another thread took stays until it comes up.
+        self._queue: list[tuple[int, int, _ReadEntry]] = []
         self._requests = 0
         self._held_bytes = 0
         self._locate: Callable[[int], Extent] | None = None
-        self._files = _Files()
-        self._stores = Stores()
+        self._files = _OpenFiles()
+        self._stores = StoreConnections()
         self._closed = False
 
     @property
@@ -221,7 +232,7 @@ class DirectSource:
         return self._held_bytes
 
     def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
-        """See `Source.register`. The order is of no use here: requests say the same of this rank."""
+        """See `Source.register`. The order is not needed: requests say the same of this rank."""
         del order
         with self._lock:
             self._forget_all("another epoch has begun")
@@ -242,14 +253,14 @@ class DirectSource:
         try:
             return _located(locate, sample)
         except Exception:
-            # Who reads it will be told.
+            # `read` raises it for this sample.
             return None
 
-    def _use(self, extent: Extent, iteration: int) -> _Entry:
-        """Counts one more use of an extent. With the lock held."""
+    def _use(self, extent: Extent, iteration: int) -> _ReadEntry:
+        """Counts one more request of an extent. With the lock held."""
         entry = self._entries.get(extent)
         if entry is None:
-            entry = self._entries[extent] = _Entry(extent)
+            entry = self._entries[extent] = _ReadEntry(extent)
             self._requests += 1
             heapq.heappush(self._queue, (iteration, self._requests, entry))
             self._changed.notify()
@@ -258,22 +269,22 @@ class DirectSource:
         entry.uses += 1
         return entry
 
-    def _at_hand(self, entries: list[_Entry | None]) -> list[memoryview | None]:
+    def _at_hand(self, entries: list[_ReadEntry | None]) -> list[memoryview | None]:
         with self._lock:
-            return [entry.data if entry and entry.state is _State.DONE and entry.error is None else None for entry in entries]
+            return [entry.data if entry and entry.state is _ReadState.DONE and entry.error is None else None for entry in entries]
 
-    def _read_entry(self, entry: _Entry | None, sample: int) -> memoryview:
+    def _read_entry(self, entry: _ReadEntry | None, sample: int) -> memoryview:
         if entry is None:
             assert self._locate is not None
             # Raises what it has raised before.
-            entry = _Entry(_located(self._locate, sample))
+            entry = _ReadEntry(_located(self._locate, sample))
         with self._lock:
             if self._closed:
                 raise LoaderError("the source is closed")
-            is_mine = entry.state is _State.QUEUED
+            is_mine = entry.state is _ReadState.QUEUED
             if is_mine:
-                entry.state = _State.READING
-            elif entry.state is _State.READING and entry.done is None:
+                entry.state = _ReadState.READING
+            elif entry.state is _ReadState.READING and entry.done is None:
                 entry.done = threading.Event()
             done = entry.done
         if is_mine:
@@ -284,7 +295,7 @@ class DirectSource:
             raise entry.error
         return entry.data
 
-    def _release(self, entries: list[_Entry | None]) -> None:
+    def _release(self, entries: list[_ReadEntry | None]) -> None:
         with self._lock:
             for entry in entries:
                 # What was requested before another epoch began, or the end, is forgotten already.
@@ -293,10 +304,10 @@ class DirectSource:
                 entry.uses -= 1
                 if entry.uses == 0:
                     del self._entries[entry.extent]
-                    if entry.state is _State.DONE:
+                    if entry.state is _ReadState.DONE:
                         self._give_back(entry)
-                    elif entry.state is _State.QUEUED:
-                        entry.state, entry.error = _State.DONE, LoaderError("the batch was released")
+                    elif entry.state is _ReadState.QUEUED:
+                        entry.state, entry.error = _ReadState.DONE, LoaderError("the batch was released")
 
     def close(self) -> None:
         """See `Source.close`."""
@@ -318,29 +329,29 @@ class DirectSource:
                 if self._closed:
                     return
                 _, _, entry = heapq.heappop(self._queue)
-                if entry.state is not _State.QUEUED:
+                if entry.state is not _ReadState.QUEUED:
                     continue
-                entry.state = _State.READING
+                entry.state = _ReadState.READING
             self._fill(entry)
             # A thread that waits would keep the last extent's memory.
             del entry
 
-    def _fill(self, entry: _Entry) -> None:
+    def _fill(self, entry: _ReadEntry) -> None:
         data, error = b"", None
         try:
             data = self._load(entry)
         except Exception as caught:
             error = caught
         with self._lock:
-            if entry.state is _State.READING:
-                entry.state, entry.data, entry.error = _State.DONE, memoryview(data), error
+            if entry.state is _ReadState.READING:
+                entry.state, entry.data, entry.error = _ReadState.DONE, memoryview(data), error
             if entry.uses == 0 or error is not None:
                 self._give_back(entry)
             done = entry.done
         if done is not None:
             done.set()
 
-    def _load(self, entry: _Entry) -> bytes:
+    def _load(self, entry: _ReadEntry) -> bytes:
         extent = entry.extent
         if is_object(extent.path):
             part = self._stores.get().open(*extent)
@@ -355,7 +366,7 @@ class DirectSource:
         file = self._files.open(extent.path)
         return self._read(file.descriptor, entry)
 
-    def _read(self, descriptor: int, entry: _Entry) -> bytes:
+    def _read(self, descriptor: int, entry: _ReadEntry) -> bytes:
         extent, length = entry.extent, entry.extent.length
         try:
             if length is None:
@@ -369,13 +380,13 @@ class DirectSource:
             raise EOFError(f"{extent.path} ends at byte {ends}, and the sample at {wanted}: it was cut, or is not the file that is meant")
         return data
 
-    def _hold(self, entry: _Entry, length: int) -> None:
-        """So many bytes are about to be read."""
+    def _hold(self, entry: _ReadEntry, length: int) -> None:
+        """Counts bytes that are about to be read."""
         with self._lock:
             entry.held_bytes = length
             self._held_bytes += length
 
-    def _give_back(self, entry: _Entry) -> None:
+    def _give_back(self, entry: _ReadEntry) -> None:
         was_full = self._held_bytes >= self._window_bytes
         self._held_bytes -= entry.held_bytes
         entry.held_bytes = 0
@@ -385,11 +396,11 @@ class DirectSource:
     def _forget_all(self, why: str) -> None:
         for entry in self._entries.values():
             entry.uses = 0
-            if entry.state is _State.DONE:
+            if entry.state is _ReadState.DONE:
                 self._give_back(entry)
                 continue
             # Whoever reads it gives its memory back.
-            entry.state, entry.error = _State.DONE, LoaderError(why)
+            entry.state, entry.error = _ReadState.DONE, LoaderError(why)
             if entry.done is not None:
                 entry.done.set()
         self._entries.clear()
@@ -397,9 +408,9 @@ class DirectSource:
 
 
 def read_sample(locate: Callable[[int], Extent], sample: int) -> memoryview:
-    """The bytes of a sample's extent, read by the calling thread: see `Request.read`."""
+    """Reads the bytes of a sample's extent in the calling thread: see `Request.read`."""
     extent = _located(locate, sample)
-    return memoryview(stores().open(*extent).read() if is_object(extent.path) else DirectSource()._load(_Entry(extent)))
+    return memoryview(stores().open(*extent).read() if is_object(extent.path) else DirectSource()._load(_ReadEntry(extent)))
 
 
 def _located(locate: Callable[[int], Extent], sample: int) -> Extent:
@@ -409,8 +420,8 @@ def _located(locate: Callable[[int], Extent], sample: int) -> Extent:
     return extent
 
 
-class _File:
-    """An open file, closed when nobody uses it any more."""
+class _OpenFile:
+    """An open file, closed when nothing refers to it any more."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
@@ -421,20 +432,21 @@ class _File:
             close(descriptor)
 
 
-class _Files:
-    """Files that stay open, those that were used last."""
+class _OpenFiles:
+    """The files that were used last, which stay open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
 
-    def open(self, path: str) -> _File:
+    def open(self, path: str) -> _OpenFile:
         with self._lock:
             if file := self._files.get(path):
                 self._files.move_to_end(path)
                 return file
-        # Outside the lock: a slow file system must not hold up others. Two threads may open the same one; the second stays.
-        file = _File(path)
+        # Outside the lock: a slow file system must not hold up others. Two threads may open the same one; the second
+        # stays.
+        file = _OpenFile(path)
         with self._lock:
             self._files[path] = file
             while len(self._files) > FILES_OPEN:
@@ -447,7 +459,7 @@ class _Files:
 
 
 def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
-    """As many bytes as there are, up to the length."""
+    """Returns the bytes from an offset on, up to the length or the file's end."""
     data = os.pread(descriptor, min(length, READ_BYTES), offset)
     if len(data) == length or not data:
         return data

@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.loader._at_once import look_through
 from forebay.loader._given import check_whole, paths_of
-from forebay.loader._samples import Samples
+from forebay.loader._samples import IndexedSamples
 from forebay.loader._tokens import Tokens, tokens_of
 from forebay.loader.dataset import Extent
 
@@ -19,15 +19,16 @@ AUTO = "auto"
 DTYPE = "uint16"
 
 
-class TokenFile(Samples):
+class TokenFile(IndexedSamples):
     """Windows of files of tokens: the tokens and the one after each, as training predicts them.
 
-    Window `i` of a file begins at its token `i * window`; what is left at a file's end is left out, and no window spans two files. Samples
-    are pairs of NumPy arrays of `window` tokens; those of a loader are read-only.
+    Window `i` of a file begins at its token `i * window`; what is left at a file's end is left out, and no window spans
+    two files. Samples are pairs of NumPy arrays of `window` tokens; those of a loader are read-only.
 
-    A file is tokens from its first byte to its last, as `numpy.ndarray.tofile` writes them, or has a head that is known: a `.npy` file, a
-    data file of llm.c, or a `.bin` of Megatron's, whose `.idx` beside it says its type. Their heads are compared with `dtype` and with the
-    file's size. Files that can't be tokens by their first bytes (archives, compressed files, checkpoints) are refused.
+    A file is tokens from its first byte to its last, as `numpy.ndarray.tofile` writes them, or has a head that is
+    known: a `.npy` file, a data file of llm.c, or a `.bin` of Megatron's, whose `.idx` beside it says its type. Their
+    heads are compared with `dtype` and with the file's size. Files that can't be tokens by their first bytes (archives,
+    compressed files, checkpoints) are refused.
 
     Args:
         path: of the file, or of several, whose windows are numbered through; or an address such as `s3://BUCKET/KEY`.
@@ -42,8 +43,8 @@ class TokenFile(Samples):
     Raises:
         OSError: a file can't be read.
         LoaderError: a file is not what its head says, such as one that was cut; or several files can't be used.
-        ValueError: it is no regular file, has no whole number of tokens, another type than `dtype`, or a head of another kind; there are
-            not enough tokens for one window; or a window, offset or dtype that can't be.
+        ValueError: it is no regular file, has no whole number of tokens, another type than `dtype`, or a head of
+            another kind; there are not enough tokens for one window; or window, offset or dtype are invalid.
     """
 
     draws = False
@@ -83,7 +84,7 @@ class TokenFile(Samples):
         return self._length
 
     def blocks(self) -> list[int]:
-        """Where each file ends, but for those without a window."""
+        """Returns the end of each file that has a window, as a number of windows."""
         return list(dict.fromkeys(end for end in self._ends if end))
 
     def locate(self, i: int, /) -> Extent:
@@ -104,7 +105,7 @@ class TokenFile(Samples):
         return tokens[:-1], tokens[1:]
 
     def _find(self, i: int) -> tuple[Tokens, int]:
-        """The file of a window, and the window's number there."""
+        """Returns the file of a window, and the window's number in the file."""
         which = bisect_right(self._ends, i)
         return self._files[which], i - (self._ends[which - 1] if which else 0)
 

@@ -1,4 +1,4 @@
-"""What the data loader's arguments may be. Each complaint names the mend."""
+"""Checks of the data loader's arguments. Each message names the mend."""
 
 import operator
 from typing import Any
@@ -26,7 +26,10 @@ BLOCKS_AT_ONCE = 16
 
 
 def blocks_of(dataset: object, shuffle: bool | str | None, at_once: int | None) -> tuple[list[int], int] | None:
-    """Where the blocks of a block shuffle end, and how many are mixed at once; None for another order."""
+    """Returns the ends of the blocks of a block shuffle, and the number that are mixed at a time.
+
+    None for another order.
+    """
     if shuffle != "blocks":
         if shuffle not in (None, False, True):
             raise ValueError(f'shuffle={shuffle!r}: give True, False or "blocks"')
@@ -42,7 +45,7 @@ def blocks_of(dataset: object, shuffle: bool | str | None, at_once: int | None) 
 
 
 def tell_amplification(dataset: Any, *, is_read_all_over: bool) -> None:  # noqa: ANN401  (by what it has)
-    """Says what a global shuffle costs where samples share extents."""
+    """Says the cost of a global shuffle if samples share extents."""
     extents = getattr(dataset, "extents", None)
     if is_read_all_over and extents and (each := len(dataset) // extents) > 1:
         say(
@@ -52,7 +55,7 @@ def tell_amplification(dataset: Any, *, is_read_all_over: bool) -> None:  # noqa
 
 
 def check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int | None, seed: int | None, on_error: str) -> None:
-    """Refuses values that can't be (`ValueError`)."""
+    """Refuses invalid numbers (`ValueError`)."""
     for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
         if value is not None:
             check_whole(name, value, least)
@@ -65,14 +68,17 @@ def check_numbers(num_workers: int | None, timeout: float, prefetch_factor: int 
 
 
 def check_flags(**flags: object) -> None:
-    """Refuses what is neither true nor false (`ValueError`): any text that is not empty would count as true."""
+    """Refuses flags other than True and False (`ValueError`): any text that is not empty would count as true."""
     for name, value in flags.items():
         if value not in (False, True):
             raise ValueError(f"{name}={value!r}: give True or False")
 
 
 def check_objects(sampler: object, batch_sampler: object, collate_fn: object, worker_init_fn: object, generator: object) -> None:
-    """Refuses what is of another kind (`ValueError`), which would show with the first batch only. None is not given."""
+    """Refuses objects of the wrong kind (`ValueError`), which would fail with the first batch only.
+
+    None stands for an argument left out.
+    """
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         # Python goes through what has either.
         if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
@@ -85,7 +91,7 @@ def check_objects(sampler: object, batch_sampler: object, collate_fn: object, wo
 
 
 def check_order(in_order: bool, pin_memory_device: str) -> None:
-    """Refuses what torch's loader takes and this one has no other way for (`ValueError`)."""
+    """Refuses two options of torch's loader that this one does not support (`ValueError`)."""
     if in_order is not True:
         raise ValueError(f"in_order={in_order!r}: batches come in their order, whichever is ready first: leave it out")
     if pin_memory_device != "":
@@ -93,13 +99,13 @@ def check_order(in_order: bool, pin_memory_device: str) -> None:
 
 
 def check_unbatched(drop_last: bool) -> None:
-    """Refuses what needs batches (`ValueError`)."""
+    """Refuses options that need batches (`ValueError`)."""
     if drop_last:
         raise ValueError("drop_last=True is about batches, and batch_size=None gives single samples: leave one of them out")
 
 
 def check_threads(worker_init_fn: object, multiprocessing_context: object) -> None:
-    """Refuses what is for worker processes where samples are decoded in threads (`ValueError`)."""
+    """Refuses options for worker processes if samples are decoded in threads (`ValueError`)."""
     for name, value in (("worker_init_fn", worker_init_fn), ("multiprocessing_context", multiprocessing_context)):
         if value is not None:
             raise ValueError(f"{name} is for worker processes, and this dataset is decoded in threads: leave it out")

@@ -1,4 +1,4 @@
-"""What a loader with a cache tells the agent of its node."""
+"""The settings that a loader with a cache gives to the agent of its node."""
 
 import contextlib
 import itertools
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from forebay._off import is_off
 from forebay._say import say
-from forebay.loader._agent import Agent
+from forebay.loader._agent import AgentRank
 from forebay.loader._place import place_of
 from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
@@ -18,26 +18,26 @@ from forebay.loader.mixture import Mixture
 from forebay.loader.rows import FixedRows
 from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
 from forebay.torch._keyed import datasets_of
-from forebay.torch._order import Known, Plan
+from forebay.torch._order import ComputedOrder, OrderPlan
 
-__all__ = ["Ahead", "agent_of"]
+__all__ = ["RankLookahead", "agent_of"]
 
 BATCH = 256
-"""Where a sampler makes the batches, and nobody knows how large they are."""
+"""Samples of a batch that are assumed where a sampler makes batches of unknown size."""
 USES_MAX = 2**32 - 1
 READS_MAX = 256
-"""The agent's own limits."""
+"""Most concurrent reads of the agent."""
 
 # Loaders with a cache are numbered as they are made, alike in all ranks.
 _agents = itertools.count()
 
 
-class Ahead(NamedTuple):
-    """How far a rank is ahead, and which it is.
+class RankLookahead(NamedTuple):
+    """The place of a rank in its job, and its lookahead.
 
     Attributes:
-        batches: that are decoded ahead.
-        rank: in the job.
+        batches: batches that are decoded ahead.
+        rank: number in the job.
         world: ranks of the job.
     """
 
@@ -48,28 +48,30 @@ class Ahead(NamedTuple):
 
 def agent_of(
     dataset: Any,  # noqa: ANN401  (by what it has)
-    plan: Plan,
+    plan: OrderPlan,
     batch_size: int | None,
-    ahead: Ahead,
+    ahead: RankLookahead,
     cache: tuple[str, ...],
     choices: Mapping[str, Any],
-) -> Agent | None:
-    """A rank of a new loader before the agent; None where it is switched off, or nobody knows which ranks share the node.
+) -> AgentRank | None:
+    """Returns the rank of a new loader for the agent to serve; None if there can be no agent.
+
+    There is none if Forebay is off, or the launcher does not say which ranks share the node.
 
     Args:
-        dataset: says where its samples lie.
+        dataset: locates its samples.
         plan: the order of its epochs.
         batch_size: samples of a batch, if that is known.
-        ahead: of this rank.
-        cache: where samples are kept.
+        ahead: place and lookahead of this rank.
+        cache: the user's `cache=`.
         choices: settings of `AgentSettings` that the user gave.
 
     Raises:
-        ValueError: a cache that can't be, or a policy that can't look as far ahead as it has to.
+        ValueError: the cache is invalid, or the policy needs an order that is not known.
     """
     if is_off():
         return None
-    # Bad ones are told now, not when the first epoch begins.
+    # Invalid ones are refused now, not when the first epoch begins.
     for directory, _ in kept(cache).disks:
         _check_apart(directory, dataset)
     number = next(_agents)
@@ -95,11 +97,11 @@ def agent_of(
         reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
         **choices,
     )
-    return Agent(str(number), len(dataset), settings, place, cache, dataset if isinstance(dataset, FixedRows) else None)
+    return AgentRank(str(number), len(dataset), settings, place, cache, dataset if isinstance(dataset, FixedRows) else None)
 
 
 def _check_apart(directory: str, dataset: object) -> None:
-    """Refuses a directory of the dataset's own: what is kept there would be taken for a part of it, such as a class of images."""
+    """Refuses a directory of the dataset's own: kept samples would be taken for a part of it, such as a class."""
     disk = Path(directory).resolve()
     for one in _single(dataset):
         folders: set[Path] = set()
@@ -116,7 +118,7 @@ def _check_apart(directory: str, dataset: object) -> None:
 
 
 def _single(dataset: object) -> Iterator[object]:
-    """The datasets that one is made of."""
+    """Yields the datasets that a dataset is made of."""
     for one in datasets_of(dataset):
         if isinstance(one, Mixture):
             for inner in one._datasets:
@@ -125,17 +127,20 @@ def _single(dataset: object) -> Iterator[object]:
             yield one
 
 
-def _told(dataset: object, plan: Plan) -> tuple[str, tuple[bool, bool]]:
-    """The order, and `drop_last` of sampler and loader: enough to compute all epochs of all ranks, or nothing."""
+def _told(dataset: object, plan: OrderPlan) -> tuple[str, tuple[bool, bool]]:
+    """Returns the order, and `drop_last` of sampler and loader, from which the agent can compute all epochs.
+
+    `unknown` if it can't.
+    """
     # A dataset that is told of the epoch may have its samples lie elsewhere in each.
     is_moving = any(callable(getattr(one, "set_epoch", None)) for one in datasets_of(dataset))
-    if not isinstance(plan, Known) or plan.blocks is not None or is_moving or (plan.shuffle and plan.seed is None):
+    if not isinstance(plan, ComputedOrder) or plan.blocks is not None or is_moving or (plan.shuffle and plan.seed is None):
         return "unknown", (False, False)
     return ("torch" if plan.shuffle else "sequential"), plan.drop_last
 
 
-def _requests(dataset: Any, plan: Plan, step: int) -> int:  # noqa: ANN401  (by what it has)
-    """Samples that all ranks use in an epoch, by those of a step; as many as the dataset has where a sampler has no length."""
+def _requests(dataset: Any, plan: OrderPlan, step: int) -> int:  # noqa: ANN401  (by what it has)
+    """Returns the samples that all ranks use in an epoch; the dataset's length if a sampler has no length."""
     try:
         return max(1, min(len(plan) * step, USES_MAX))
     except TypeError:

@@ -22,15 +22,15 @@ _Map = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
 def collated(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
-    """What `default_collate` gives, bit by bit; but of arrays that can't be written to torch warns, though it copies them."""
-    # Who has put a function of his own there is to have it called.
+    """Returns the batch that `default_collate` would, bit by bit, without its warning for read-only arrays."""
+    # A user's own function for arrays is called.
     if numpy is None or default_collate_fn_map.get(numpy.ndarray) is not collate_numpy_array_fn:
         return default_collate(samples)
     return collate(samples, collate_fn_map=default_collate_fn_map | {numpy.ndarray: _arrays})
 
 
 def _arrays(batch: Sequence[Any], *, collate_fn_map: _Map) -> Any:  # noqa: ANN401  (a batch)
-    """In the place of torch's own function for arrays."""
+    """Collates arrays, in place of torch's own function."""
     if not all(isinstance(one, numpy.ndarray) for one in batch) or all(one.flags.writeable for one in batch):
         return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
     if collate_fn_map.get(torch.Tensor) is collate_tensor_fn and _are_alike(batch):
@@ -41,7 +41,7 @@ def _arrays(batch: Sequence[Any], *, collate_fn_map: _Map) -> Any:  # noqa: ANN4
 
 
 def _are_alike(batch: Sequence[Any]) -> bool:
-    """Whether NumPy puts these arrays together as torch does, into memory that is laid out in the same way."""
+    """Returns true if NumPy stacks these arrays as torch does, with the same layout in memory."""
     first = batch[0]
     if first.dtype.kind not in NUMBERS or not first.dtype.isnative or first.size == 0:
         return False

@@ -13,7 +13,7 @@ class Draws:
     """Draws seeds as torch's loader and its `RandomSampler` draw them.
 
     Args:
-        generator: from which; None for torch's global one.
+        generator: the generator that is drawn from; None for torch's global one.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:

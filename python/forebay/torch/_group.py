@@ -6,7 +6,7 @@ __all__ = ["of_group"]
 
 
 def of_group() -> tuple[int, int] | None:
-    """This process's rank and how many there are, as torch.distributed has it; None where it was not initialised."""
+    """Returns this process's rank and the number of ranks of torch.distributed; None if it was not initialised."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return None

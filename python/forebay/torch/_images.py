@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from forebay.loader._folders import Listing, listed
+from forebay.loader._folders import ClassFiles, listed
 from forebay.loader._given import check_function
 from forebay.loader._paths import read_whole
 from forebay.loader.dataset import Extent
@@ -22,14 +22,14 @@ __all__ = ["ImageFolder"]
 class ImageFolder(Dataset[Any]):
     """Images in one directory a class: samples, classes and order as `torchvision.datasets.ImageFolder` has them.
 
-    It says where each image lies, so that `DataLoader` fetches it ahead. A transform with a parameter `rng` is given the sample's own
-    `torch.Generator` by that name, and runs in threads; it must draw from nothing else. Any other runs in worker processes, where the
-    global generators are seeded for each sample.
+    It says where each image lies, so that `DataLoader` fetches it ahead. A transform with a parameter `rng` is given
+    the sample's own `torch.Generator` by that name, and runs in threads; it must draw from nothing else. Any other runs
+    in worker processes, where the global generators are seeded for each sample.
 
     Args:
         root: a directory with one directory a class; or an address such as `s3://BUCKET/PREFIX` with the same below it.
-        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be. `TrainCrop` and `EvalCrop`
-            are given the file itself: they decode JPEG files only in part.
+        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be.
+            `TrainCrop` and `EvalCrop` are given the file itself: they decode JPEG files only in part.
         target_transform: takes the class's number.
 
     Attributes:
@@ -64,7 +64,7 @@ class ImageFolder(Dataset[Any]):
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """As given."""
+        """The transform as given."""
         return self._transform
 
     @transform.setter
@@ -84,7 +84,7 @@ class ImageFolder(Dataset[Any]):
 
     @samples.setter
     def samples(self, samples: Iterable[tuple[str, int]]) -> None:
-        self._listing = Listing(samples)
+        self._listing = ClassFiles(samples)
 
     @property
     def targets(self) -> list[int]:
@@ -93,7 +93,7 @@ class ImageFolder(Dataset[Any]):
 
     @property
     def imgs(self) -> list[tuple[str, int]]:
-        """The same as `samples`."""
+        """(path, class's number) of each image: another name of `samples`, as torchvision has it."""
         return self.samples
 
     @property
@@ -121,7 +121,10 @@ class ImageFolder(Dataset[Any]):
         return image, target if self.target_transform is None else self.target_transform(target)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (what the transform gives)
-        """An image and its class, without a loader. A transform that takes `rng` is given one seeded from torch's global generator."""
+        """Returns an image and its class, without a loader.
+
+        A transform that takes `rng` is given one seeded from torch's global generator.
+        """
         rng = generators()(int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())) if self._takes_rng else torch.Generator()
         return self.decode(memoryview(read_whole(self._listing.path(index), self._listing.mark(index))), index, rng)
 

@@ -1,4 +1,4 @@
-"""Samples whose chance hangs on (seed, epoch, index) alone."""
+"""Per-sample random generators, seeded by (seed, epoch, index) only."""
 
 import contextlib
 import random
@@ -39,13 +39,13 @@ __all__ = [
 _staying = threading.Lock()
 
 
-class _Seeded(threading.local):
-    """Whether a sample's or a batch's key has seeded the global generators, and they will be set back."""
+class _KeyedThread(threading.local):
+    """A thread's flag: a sample's or a batch's key has seeded the global generators, which will be set back."""
 
     is_keyed = False
 
 
-_seeded = _Seeded()
+_seeded = _KeyedThread()
 
 
 def reseed(key: int) -> None:
@@ -61,14 +61,14 @@ def reseed(key: int) -> None:
 def is_training() -> bool:
     """Returns True in the main thread, and in torch's worker processes: there the global generators may be borrowed.
 
-    In another thread they may not: what the main thread draws meanwhile would be other numbers.
+    In another thread they may not: the main thread would draw other numbers meanwhile.
     """
     return threading.current_thread() is threading.main_thread() or get_worker_info() is not None
 
 
 @contextlib.contextmanager
 def globals_kept(other: torch.Generator | None = None) -> Iterator[None]:
-    """What the global generators, and another one, give afterwards is what they would have given without the block."""
+    """Sets the global generators, and another one, back at the end of the block, as if it had drawn nothing."""
     python, processor = random.getstate(), torch.default_generator.get_state()
     others = other.get_state() if other is not None else None
     legacy = numpy.random.get_state() if numpy is not None else None
@@ -87,7 +87,7 @@ def globals_kept(other: torch.Generator | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Torch divides none of this thread's work meanwhile, as in its worker processes: how a sum is divided shows in its last bits."""
+    """Keeps torch from dividing this thread's work: the division of a sum shows in its last bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -97,18 +97,18 @@ def on_one_thread() -> Iterator[None]:
 
 
 def stay_on_one_thread() -> None:
-    """The same for good, for a thread of our own."""
+    """Keeps torch from dividing the work of this thread, one of our own, for good."""
     with _staying:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        # Threads that begin later would take that over: another one sets it back, which for itself has no meaning.
+        # Threads that begin later would inherit that: another thread, for which it has no meaning, sets it back.
         other = threading.Thread(target=torch.set_num_threads, args=(threads,), name="forebay-restore", daemon=True)
         other.start()
         other.join()
 
 
 def generators() -> Callable[[int], torch.Generator]:
-    """From a key to a generator that is seeded with it: always the same one, for to make one takes longer than many a sample does."""
+    """Returns a function from a key to a generator seeded with it. It reuses one generator: making one is slow."""
     return torch.Generator().manual_seed
 
 
@@ -175,9 +175,9 @@ class _LocatedConcat:
 
 
 def located(dataset: object) -> Located | None:
-    """Returns a dataset by what it says of where its samples lie; None if it says nothing.
+    """Returns a dataset that has `locate` and `decode`; None if it has not.
 
-    That goes through torch's `Subset` (`random_split`), and through its `ConcatDataset` if all of its datasets say it.
+    Torch's `Subset` (`random_split`) has them if its dataset has, and `ConcatDataset` if all of its datasets have.
     """
     if type(dataset) is Subset:
         whole = located(dataset.dataset)
@@ -189,7 +189,7 @@ def located(dataset: object) -> Located | None:
 
 
 def check_dataset(dataset: object) -> None:
-    """Refuses what has no order that could be known (`TypeError`)."""
+    """Refuses datasets whose order can't be known (`TypeError`)."""
     if isinstance(dataset, IterableDataset):
         kind = type(dataset).__name__
         raise TypeError(
@@ -200,7 +200,7 @@ def check_dataset(dataset: object) -> None:
 
 
 def tell_epoch(dataset: object, epoch: int) -> None:
-    """Tells each dataset that has a `set_epoch` which epoch's samples are asked for; also through torch's wrappers."""
+    """Calls `set_epoch` of each dataset that has it, also through torch's wrappers."""
     for one in datasets_of(dataset):
         if callable(set_epoch := getattr(one, "set_epoch", None)):
             set_epoch(epoch)
@@ -220,18 +220,19 @@ def datasets_of(dataset: object) -> Iterator[object]:
 class Keyed(Dataset[Any]):
     """A map-style dataset whose samples draw their random numbers as they do in `forebay.torch.DataLoader`.
 
-    The global generators are seeded with (seed, epoch, index) before each sample: torch's own loader then gives the very batches of ours.
+    The global generators are seeded with (seed, epoch, index) before each sample: torch's own loader then gives the
+    very batches of ours.
 
     Args:
-        dataset: with `__getitem__`, or with `locate` and `decode`.
-        seed: as the loader's.
+        dataset: a dataset with `__getitem__`, or with `locate` and `decode`.
+        seed: the loader's seed.
 
     Attributes:
-        dataset: the same.
+        dataset: the dataset as given.
 
     Raises:
-        ValueError: a seed that can't be.
-        TypeError: a dataset whose order can't be known.
+        ValueError: the seed is invalid.
+        TypeError: the dataset's order can't be known.
     """
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:  # noqa: ANN401  (by what it has)
@@ -244,7 +245,7 @@ class Keyed(Dataset[Any]):
         self._told = -1
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the samples are to be of, before it begins.
+        """Sets the epoch of the samples, before the epoch begins.
 
         Raises:
             ValueError: no epoch has that number.

@@ -20,8 +20,8 @@ from typing_extensions import TypeVar
 
 from forebay._say import say
 from forebay.loader import _told
-from forebay.loader._agent import Agent, cached_share
-from forebay.loader._batches import Batch, Fetched
+from forebay.loader._agent import AgentRank, cached_share
+from forebay.loader._batches import FetchedBatch, SampleBatch
 from forebay.loader._errors import LoaderError, StateError
 from forebay.loader._failures import sample_error
 from forebay.loader._given import check_epoch, check_map_style, check_whole
@@ -42,62 +42,64 @@ from forebay.torch._arguments import (
     ranks_of,
     tell_amplification,
 )
-from forebay.torch._cache import Ahead, agent_of
+from forebay.torch._cache import RankLookahead, agent_of
 from forebay.torch._collate import collated, single
 from forebay.torch._draws import Draws
 from forebay.torch._group import of_group
 from forebay.torch._keyed import generators, globals_kept, is_training, located, stay_on_one_thread, tell_epoch
-from forebay.torch._order import Begun, Place, Plan, check_version
+from forebay.torch._order import BegunEpoch, EpochPlace, OrderPlan, check_version
 from forebay.torch._plans import Ordering
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import TensorRows, is_undecoded
 from forebay.torch._streams import IterableLoader
-from forebay.torch._work import InProcesses, InThreads, Work, pinning_device, to_pinned
+from forebay.torch._work import EpochWork, InProcesses, InThreads, pinning_device, to_pinned
 
 __all__ = ["DataLoader"]
 
 PREFETCH = 2
-"""Batches ahead; as torch has it for each worker."""
+"""Batches ahead, as torch has it for each worker."""
 
 # Loaders are numbered as they are made, alike in all ranks.
 _names = itertools.count()
 
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
-"""Of a batch; nobody needs to say it."""
+"""The type of a batch; it need not be given."""
 
 READ_ONLY = frozenset({"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"})
 """Attributes that torch's loader makes read-only, too."""
 
 
 class DataLoader(Generic[T_co]):
-    """Batches of a map-style dataset: the samples, order and bytes of torch's own loader, with what they need fetched ahead.
+    """Batches of a map-style dataset: the samples, order and bytes of torch's own loader, read ahead.
 
     For an `IterableDataset` this returns torch's own loader instead (`forebay.torch._streams.IterableLoader`).
 
-    The order is that of `DistributedSampler(dataset, world_size, rank, shuffle, seed, drop_last)` with the epoch set, and each rank gets
-    its part. It begins with epoch 0 and goes on by itself when an epoch has been gone through; `set_epoch` says which one the next is.
-    Samples draw their random numbers from generators that are seeded by (seed, epoch, index), so nothing hangs on workers or time.
+    The order is that of `DistributedSampler(dataset, world_size, rank, shuffle, seed, drop_last)` with the epoch set,
+    and each rank gets its part. It begins with epoch 0 and goes on by itself when an epoch has ended;
+    `set_epoch` says which one the next is. Samples draw their random numbers from generators that are seeded by (seed,
+    epoch, index), so nothing hangs on workers or time.
 
-    A dataset that has `locate` and `decode` (`ImageFolder`; see `forebay.loader.Located`) is read ahead. If its `decode` is keyed it
-    runs in threads, otherwise, as any plain `__getitem__`, in torch's worker processes.
+    A dataset that has `locate` and `decode` (`ImageFolder`; see `forebay.loader.Located`) is read ahead. If its
+    `decode` is keyed it runs in threads, otherwise, as any plain `__getitem__`, in torch's worker processes.
 
     Args:
         dataset: with `__len__` and `__getitem__`, or `locate` and `decode`.
-        batch_size: samples of a batch of this rank. None: single samples, converted by torch's `default_convert` or by `collate_fn`; a
-            `sampler` that gives lists of indices has the dataset asked for each list in one call.
-        shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets that say where runs of samples end that lie together
-            (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is not torch's order.
-        sampler: gives indices in its place; knows by itself which rank it is of. A `DistributedSampler` of torch's is understood: the
-            order is still known, and its epoch is the loader's.
+        batch_size: samples of a batch of this rank. None: single samples, converted by torch's `default_convert` or by
+            `collate_fn`; a `sampler` that gives lists of indices has the dataset asked for each list in one call.
+        shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets that say where runs of samples end that
+            lie together (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is
+            not torch's order.
+        sampler: gives indices in its place; knows by itself which rank it is of. A `DistributedSampler` of torch's is
+            understood: the order is still known, and its epoch is the loader's.
         batch_sampler: gives lists of indices; then without batch_size, shuffle, sampler and drop_last.
-        num_workers: threads, or processes. None: as many as this rank has processors where the dataset says where its samples lie, else
-            0. 0: all is done in training's own thread.
-        collate_fn: makes a batch of samples; torch's `default_collate` unless given. One that draws from the global generators finds them
-            seeded by the batch.
+        num_workers: threads, or processes. None: as many as this rank has processors where the dataset says where its
+            samples lie, else 0. 0: all is done in training's own thread.
+        collate_fn: makes a batch of samples; torch's `default_collate` unless given. One that draws from the global
+            generators finds them seeded by the batch.
         pin_memory: batches come in pinned memory, if there is a GPU.
-        drop_last: leaves out what does not fill a batch of every rank, so no sample comes twice. False: the first samples of the epoch are
-            repeated until all ranks have as many, and last batches may be smaller.
+        drop_last: leaves out what does not fill a batch of every rank, so no sample comes twice. False: the first
+            samples of the epoch are repeated until all ranks have as many, and last batches may be smaller.
         timeout: seconds for a batch; 0 for none.
         worker_init_fn: called in each worker process.
         multiprocessing_context: how worker processes are started.
@@ -106,22 +108,23 @@ class DataLoader(Generic[T_co]):
         persistent_workers: worker processes stay from one epoch to the next.
         pin_memory_device: only `""`: memory is pinned for the current GPU.
         in_order: only True: batches come in their order.
-        seed: of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's loader does it; on
-            several 0, as `DistributedSampler` has it.
+        seed: of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's
+            loader does it; on several 0, as `DistributedSampler` has it.
         rank: this one's number. None: as torch.distributed or the launcher (torchrun, srun, mpirun) says.
         world_size: how many ranks there are; given together with `rank`. With 1, this rank gets the whole dataset.
         on_error: `"raise"`, or `"skip"`: samples that can't be read or decoded are left out of their batch and counted.
         report: at the end of an epoch, rank 0 says in a line what bounded it.
         blocks_at_once: of a block shuffle.
-        cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next: `"DIR=SIZE"` on a
-            local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the loader agent, then reads for all of its
-            ranks, their threads and worker processes. For datasets that have `locate` and `decode`. Files must not change while the job
-            runs.
-        policy: which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that look ahead (`nopfs`, `lobster`,
-            `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
+        cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next:
+            `"DIR=SIZE"` on a local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the
+            loader agent, then reads for all of its ranks, their threads and worker processes. For datasets that have
+            `locate` and `decode`. Files must not change while the job runs.
+        policy: which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that look ahead
+            (`nopfs`, `lobster`, `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
         schedule: which read comes next, likewise. None: `earliest_deadline`.
         hedge_budget: share of reads that may be made a second time where the first takes long; 0 for none. None: 0.01.
-        background_fill: what is needed later is read, too, as long as the cache's memory has room for it and nothing else is to be done.
+        background_fill: what is needed later is read, too, as long as the cache's memory has room for it and nothing
+            else is to be done.
 
     Attributes:
         skipped: samples that were left out in this epoch.
@@ -141,10 +144,10 @@ class DataLoader(Generic[T_co]):
     _processes: Processes | None = None
     _processes_settings: tuple[Any, ...] = ()
     _has_drawn = False
-    _place = Place()
-    _resume: Place | None = None
+    _place = EpochPlace()
+    _resume: EpochPlace | None = None
     # The epoch that was begun last, and the place where.
-    _begun: tuple[Place, Begun] | None = None
+    _begun: tuple[EpochPlace, BegunEpoch] | None = None
     _is_made = False
 
     def __new__(cls, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (as `__init__`)
@@ -210,7 +213,7 @@ class DataLoader(Generic[T_co]):
         self._ordering = Ordering(
             batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, self.drop_last, *ranks_of(rank, world_size)
         )
-        self._plan: Plan = self._ordering.plan(dataset, self._located, generator)
+        self._plan: OrderPlan = self._ordering.plan(dataset, self._located, generator)
         self.rank, self.world_size = self._plan.rank, self._plan.world
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
@@ -221,7 +224,7 @@ class DataLoader(Generic[T_co]):
         else:
             self._processes_now()
         chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
-        self._agent: Agent | None = self._made_agent(cache_words(cache), {name: one for name, one in chosen.items() if one is not None})
+        self._agent: AgentRank | None = self._made_agent(cache_words(cache), {name: one for name, one in chosen.items() if one is not None})
         self._is_made = True
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -231,12 +234,12 @@ class DataLoader(Generic[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is gone through, or comes next."""
+        """The number of the epoch that goes on, or comes next."""
         return self._place.epoch
 
     @property
     def left(self) -> int:
-        """Batches of this rank that are left: of the epoch that is gone through, after the one that was handed out last, or of the next.
+        """Batches of this rank that are left in the epoch after the one handed out last, or batches of the next epoch.
 
         Raises:
             TypeError: a sampler of the user's own does not know.
@@ -244,7 +247,9 @@ class DataLoader(Generic[T_co]):
         return (self._plan if self._place.is_begun else self._plan_now()).left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch is gone through next. After `load_state_dict` the one of the state goes on where it was, any other begins anew.
+        """Sets the epoch that comes next.
+
+        After `load_state_dict` the one of the state goes on where it was, any other begins anew.
 
         Raises:
             ValueError: no epoch has that number.
@@ -254,12 +259,12 @@ class DataLoader(Generic[T_co]):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
         if epoch != self._place.epoch or self._is_through():
-            self._place, self._resume = Place(epoch), None
+            self._place, self._resume = EpochPlace(epoch), None
 
     def skip(self, batches: int) -> None:
-        """Has the epoch that is gone through next begin after so many more batches of every rank, which are not read.
+        """Skips batches of every rank at the beginning of the next epoch, without reading them.
 
-        For who counts batches by itself; who keeps states has `load_state_dict`.
+        It is for programs that count batches; programs that keep states have `load_state_dict`.
 
         Raises:
             ValueError: there are not as many, or a sampler of the user's own makes the order.
@@ -279,19 +284,22 @@ class DataLoader(Generic[T_co]):
         self._place = self._resume = self._plan.begin(place, chance).place_after(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, after the batch that was handed out last, as plain values: the same in all ranks, but for a custom sampler.
+        """Returns the place of training after the batch handed out last, as plain values.
 
-        Its `length` is the dataset's when the epoch began, or the dataset's now if none has begun. Nothing is drawn from any generator.
+        All ranks return the same, unless the loader has a custom sampler.
+
+        Its `length` is the dataset's when the epoch began, or the dataset's now if none has begun. Nothing is drawn
+        from any generator.
         """
         begun = self._begun
         return self._state(begun[1].place_before() if begun is not None and begun[0] is self._place else self._place)
 
-    def _state(self, place: Place) -> dict[str, Any]:
+    def _state(self, place: EpochPlace) -> dict[str, Any]:
         plan = self._plan if place.is_begun else self._plan_now()
         return {**plan.state(place), "dataset": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state: the next epoch that is gone through is the state's, from the sample after the last one that was had.
+        """Goes on from a state: the next epoch is the rest of the state's, after the last sample that was handed out.
 
         It may come from more ranks or fewer, and from batches of another size: what is left is dealt anew.
 
@@ -312,7 +320,7 @@ class DataLoader(Generic[T_co]):
         self._place, self._resume = place, place if place.is_begun else None
 
     def __len__(self) -> int:
-        """Batches of a whole epoch of this rank. One that goes on from a state has fewer."""
+        """Returns the batches of a whole epoch of this rank. An epoch that goes on from a state has fewer."""
         return len(self._plan_now())
 
     def __iter__(self) -> Iterator[Any]:
@@ -323,7 +331,7 @@ class DataLoader(Generic[T_co]):
             )
         self._settle()
         resume, self._resume = self._resume, None
-        place = resume or Place(self._place.epoch)
+        place = resume or EpochPlace(self._place.epoch)
         self._place, self._begun = place, None
         if resume is None:
             self._plan = self._plan_now()
@@ -331,10 +339,11 @@ class DataLoader(Generic[T_co]):
         if self._plan.is_empty:
             # Torch's loader draws for its workers all the same.
             Draws(self.generator).draw()
-            self._place = Place(place.epoch + 1)
+            self._place = EpochPlace(place.epoch + 1)
             return iter(())
         begun = self._plan.begin(place, Draws(self.generator).peek())
-        # What an epoch draws when it begins was drawn by whoever began it; generator= itself is set back to that time, if it was used.
+        # What an epoch draws when it begins was drawn by whoever began it; generator= itself is set back to that time,
+        # if it was used.
         is_kept = resume is not None and is_training()
         with globals_kept(None if place.generator else self.generator) if is_kept else nullcontext():
             epoch = _Epoch(self, begun, place)
@@ -342,7 +351,7 @@ class DataLoader(Generic[T_co]):
         return epoch
 
     def _is_through(self) -> bool:
-        """Whether all batches of the epoch were handed out, and nobody asked for one more: who counts them does not."""
+        """Returns true if all batches of the epoch were handed out, and none was asked for after the last."""
         if self._resume is not None or self._place.used == 0:
             return False
         try:
@@ -351,18 +360,18 @@ class DataLoader(Generic[T_co]):
             return False
 
     def _settle(self) -> None:
-        """Which epoch comes next: the one after that which was gone through, or that which a sampler of torch's was told."""
+        """Sets the epoch that comes next: the one after a finished epoch, or the one that a sampler of torch's was told."""
         if self._is_through():
-            self._place = Place(self._place.epoch + 1)
+            self._place = EpochPlace(self._place.epoch + 1)
         sampler = self.sampler
         if type(sampler) is DistributedSampler and sampler.epoch != self._place.epoch:
             self.set_epoch(sampler.epoch)
 
-    def _coming(self) -> Place:
-        """Where the epoch that is gone through next begins."""
-        return self._resume or Place(self._place.epoch + self._is_through())
+    def _coming(self) -> EpochPlace:
+        """Returns the place where the next epoch begins."""
+        return self._resume or EpochPlace(self._place.epoch + self._is_through())
 
-    def _plan_now(self) -> Plan:
+    def _plan_now(self) -> OrderPlan:
         """Returns the order of an epoch that begins now, over the dataset as long as it is now."""
         if not self._ordering.has_stale_length(self._plan, self.dataset):
             return self._plan
@@ -376,7 +385,7 @@ class DataLoader(Generic[T_co]):
         plan.seed = self._plan.seed
         return plan
 
-    def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> Agent | None:
+    def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> AgentRank | None:
         if not cache:
             for name in choices:
                 raise ValueError(f"{name}= is about what cache= keeps: give cache=, or leave it out")
@@ -388,7 +397,7 @@ class DataLoader(Generic[T_co]):
             )
         batches = self._ahead * (1 if self._is_in_threads() else self.num_workers)
         batch_size = self.batch_size if self._is_batching else 1
-        return agent_of(self.dataset, self._plan, batch_size, Ahead(batches, self.rank, self.world_size), cache, choices)
+        return agent_of(self.dataset, self._plan, batch_size, RankLookahead(batches, self.rank, self.world_size), cache, choices)
 
     def _is_in_threads(self) -> bool:
         return self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True)
@@ -398,7 +407,7 @@ class DataLoader(Generic[T_co]):
         return PREFETCH if self.prefetch_factor is None else self.prefetch_factor
 
     def _processes_now(self) -> Processes:
-        """Returns what makes batches in worker processes, by the settings as they are now: torch looks at them when an epoch begins."""
+        """Returns the worker processes for the current settings, which torch looks at when an epoch begins."""
         options: dict[str, Any] = {
             "pin_memory": self.pin_memory,
             "timeout": self.timeout,
@@ -423,7 +432,7 @@ class DataLoader(Generic[T_co]):
         # Bytes that are read ahead are only to be read, and samples may be views of them.
         return Collate(collated if self._located is not None else default_collate, is_users=False, is_copying=True)
 
-    def _begin(self, begun: Begun) -> Work:
+    def _begin(self, begun: BegunEpoch) -> EpochWork:
         if not self._is_in_threads():
             serving = None
             if self._agent is not None and self._located is not None:
@@ -459,9 +468,9 @@ class DataLoader(Generic[T_co]):
 
 
 class _Epoch:
-    """An epoch, or what is left of one, being gone through."""
+    """An iterator over an epoch, or the rest of one."""
 
-    def __init__(self, loader: DataLoader, begun: Begun, place: Place) -> None:
+    def __init__(self, loader: DataLoader, begun: BegunEpoch, place: EpochPlace) -> None:
         self._loader = loader
         self._begun = begun
         self._number = place.epoch
@@ -486,8 +495,8 @@ class _Epoch:
             if not fetched.failed:
                 return fetched.value
 
-    def _next(self) -> tuple[Batch, Fetched]:
-        """Returns the next batch, which failed only if the loader gives single samples and leaves out those that fail."""
+    def _next(self) -> tuple[SampleBatch, FetchedBatch]:
+        """Returns the next batch. A failed one is returned only if single samples that fail are left out."""
         if self._is_over:
             raise StopIteration
         asked = time.perf_counter()
@@ -516,7 +525,7 @@ class _Epoch:
     def _end(self) -> None:
         self._stop()
         loader = self._loader
-        loader._place = Place(self._number + 1)
+        loader._place = EpochPlace(self._number + 1)
         loader.padding = 0
         loader.last_report = report = self._meter.report()
         agent, is_asked = loader._agent, _told.is_asked()
@@ -527,18 +536,19 @@ class _Epoch:
             say(f"{report}{cached_share(since)}")
 
 
-def _close_in(pid: int, work: Work) -> None:
+def _close_in(pid: int, work: EpochWork) -> None:
     # In a process that was forked none of its threads are left, and locks may be as they were just then.
     if os.getpid() != pid:
         return
     if isinstance(threading.current_thread(), Helper):
-        # Garbage is collected by whichever thread comes to it: one that was to end itself here perhaps, in the middle of what it does.
+        # Garbage is collected by whichever thread comes to it: one that was to end itself here perhaps, in the middle
+        # of what it does.
         threading.Thread(target=work.close, name="forebay-close").start()
     else:
         work.close()
 
 
 def _generators() -> Callable[[int], torch.Generator]:
-    """Those of a thread that decodes."""
+    """Returns the generators of a thread that decodes."""
     stay_on_one_thread()
     return generators()

@@ -1,4 +1,4 @@
-"""Which samples make which batch of which epoch, and where an epoch that was begun goes on."""
+"""The order of samples and batches in each epoch, and the place where an epoch goes on."""
 
 import hashlib
 import operator
@@ -8,28 +8,28 @@ from itertools import islice
 from typing import Any, Protocol, cast
 
 from forebay import _core
-from forebay.loader._batches import Batch
+from forebay.loader._batches import SampleBatch
 from forebay.loader._errors import StateError
 from forebay.loader._given import EPOCHS_END
 from forebay.loader.order import Order
 
-__all__ = ["Begun", "Given", "Known", "Place", "Plan", "check_version"]
+__all__ = ["BegunEpoch", "ComputedOrder", "EpochPlace", "OrderPlan", "SamplerOrder", "check_version"]
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far an epoch is.
+class EpochPlace:
+    """A place in an epoch.
 
     Attributes:
-        epoch: its number.
-        used: samples of the permutation that all ranks together have had, padding not counted; under a sampler of the user's own, batches
-            that this rank has had.
-        seed: of the order; None where that is drawn, and has not been.
-        chance: of the samples' own random numbers; None in the same way.
-        digest: of the indices that this rank has had, under a sampler of the user's own.
-        generator: state of the loader's `generator=` when the epoch's order was drawn from it; "" where it was not.
+        epoch: number of the epoch.
+        used: samples of the permutation that all ranks together have had, without padding; under a sampler of the
+            user's own, batches that this rank has had.
+        seed: seed of the order; None if it is yet to be drawn.
+        chance: seed of the samples' own random numbers; None if it is yet to be drawn.
+        digest: digest of the indices that this rank has had, under a sampler of the user's own.
+        generator: state of the loader's `generator=` when the epoch's order was drawn from it; "" if it was not.
     """
 
     epoch: int = 0
@@ -41,40 +41,46 @@ class Place:
 
     @property
     def is_begun(self) -> bool:
-        """Some sample of the epoch was had, or a number was drawn for it."""
+        """True if some sample of the epoch was handed out, or a number was drawn for the epoch."""
         return self.used > 0 or self.chance is not None or self.seed is not None
 
 
-class Begun(Protocol):
+class BegunEpoch(Protocol):
     """An epoch, from a place on, of one rank."""
 
     @property
     def order(self) -> Order | None:
-        """All of it, where that is known. May draw the order's seed."""
+        """The order of all ranks; None if it is unknown. May draw the order's seed."""
 
-    def batches(self) -> Iterator[Batch]:
-        """What this rank uses. May draw the order's seed, or whatever a sampler draws, with the first batch."""
+    def batches(self) -> Iterator[SampleBatch]:
+        """Yields the batches of this rank.
 
-    def place_after(self, batches: int) -> Place:
-        """Where others can go on once this rank has had so many of the batches."""
+        May draw the order's seed, or whatever a sampler draws, with the first batch.
+        """
 
-    def place_before(self) -> Place:
-        """Returns the place at which it begins, with the seed of its order: the one that was drawn, or that will be. Draws nothing."""
+    def place_after(self, batches: int) -> EpochPlace:
+        """Returns the place where others can go on after this rank has had `batches` batches."""
+
+    def place_before(self) -> EpochPlace:
+        """Returns the place at which it begins, with the seed of its order: the one that was drawn, or that will be.
+
+        Draws nothing.
+        """
 
     def padding_of(self, iteration: int) -> int:
-        """Samples at the end of that batch that are repeated, since some rank had to get one more."""
+        """Returns the samples at the end of a batch that are repeated, since some rank has one more."""
 
 
-class Plan(Protocol):
+class OrderPlan(Protocol):
     """The order of all epochs.
 
     Attributes:
-        is_known: all ranks' order is.
-        is_empty: an epoch has no batch.
-        seed: of all epochs; None where each draws its own.
-        samples: of the dataset.
-        rank: this one.
-        world: ranks.
+        is_known: whether the order of all ranks is known.
+        is_empty: whether an epoch has no batch.
+        seed: seed of all epochs; None if each draws its own.
+        samples: samples of the dataset.
+        rank: number of this rank.
+        world: number of ranks.
     """
 
     is_known: bool
@@ -85,36 +91,36 @@ class Plan(Protocol):
     world: int
 
     def __len__(self) -> int:
-        """Batches of a whole epoch of this rank."""
+        """Returns the batches of a whole epoch of this rank."""
 
-    def left(self, place: Place) -> int:
-        """Batches of this rank from a place on.
+    def left(self, place: EpochPlace) -> int:
+        """Returns the number of batches of this rank from a place on.
 
         Raises:
             TypeError: a sampler of the user's own does not know.
         """
 
-    def begin(self, place: Place, chance: int) -> Begun:
-        """An epoch from a place on.
+    def begin(self, place: EpochPlace, chance: int) -> BegunEpoch:
+        """Begins an epoch at a place.
 
         Args:
-            place: where.
-            chance: what samples' random numbers are seeded with, if the place does not say.
+            place: the place.
+            chance: seed of the samples' random numbers, if the place has none.
         """
 
-    def state(self, place: Place) -> dict[str, Any]:
-        """The place as plain values."""
+    def state(self, place: EpochPlace) -> dict[str, Any]:
+        """Returns a place as plain values."""
 
-    def place(self, state: Mapping[str, Any]) -> Place:
-        """The place that a state is of.
+    def place(self, state: Mapping[str, Any]) -> EpochPlace:
+        """Returns the place of a state.
 
         Raises:
-            StateError: it is of something else.
+            StateError: the state is of another order or dataset.
         """
 
 
-class Drawn(Protocol):
-    """From which seeds are drawn; see `forebay.torch._draws.Draws`."""
+class SeedDraws(Protocol):
+    """A generator of seeds; see `forebay.torch._draws.Draws`."""
 
     def draw(self) -> int:
         """Draws the next seed."""
@@ -123,28 +129,28 @@ class Drawn(Protocol):
         """Returns the seed that `draw` would give now."""
 
     def saved(self) -> str:
-        """Returns where the generator is, as text."""
+        """Returns the generator's state, as text."""
 
     def restore(self, state: str) -> None:
-        """Sets the generator to where it was."""
+        """Sets the generator to a saved state."""
 
 
-class _Seeded:
-    """What both kinds of plans have in common: the seeds of their epochs, and how a place becomes a state.
+class _SeededPlan:
+    """The base of both kinds of plans: the seeds of their epochs, and the state of a place.
 
     Args:
-        samples: of the dataset.
+        samples: samples of the dataset.
         batch: samples of a batch.
-        rank: this one.
-        world: ranks.
-        seed: of all epochs; None where each draws its own.
+        rank: number of this rank.
+        world: number of ranks.
+        seed: seed of all epochs; None if each draws its own.
     """
 
     def __init__(self, samples: int, batch: int, rank: int, world: int, seed: int | None) -> None:
         self.samples, self.batch, self.rank, self.world, self.seed = samples, batch, rank, world, seed
 
-    def state(self, place: Place) -> dict[str, Any]:
-        """See `Plan.state`."""
+    def state(self, place: EpochPlace) -> dict[str, Any]:
+        """See `OrderPlan.state`."""
         place = self._seeded(place)
         return {
             "version": VERSION,
@@ -154,33 +160,37 @@ class _Seeded:
             **self._own_state(place),
         }
 
-    def _own_state(self, place: Place) -> dict[str, Any]:
+    def _own_state(self, place: EpochPlace) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _seeded(self, place: Place, chance: int | None = None) -> Place:
-        """A place with its epoch's seeds, as far as they are known; with that chance where neither the plan nor the place has one."""
+    def _seeded(self, place: EpochPlace, chance: int | None = None) -> EpochPlace:
+        """Returns a place with its epoch's seeds, as far as they are known.
+
+        `chance` is used if neither the plan nor the place has one.
+        """
         if self.seed is not None:
             return replace(place, seed=self.seed, chance=self.seed)
         return replace(place, chance=chance if place.chance is None else place.chance)
 
 
-class Known(_Seeded):
+class ComputedOrder(_SeededPlan):
     """The order of `DistributedSampler`, or with a seed that is drawn each epoch that of `RandomSampler`.
 
     Args:
-        samples: of the dataset.
+        samples: samples of the dataset.
         batch: samples of a batch.
-        rank: this one.
-        world: ranks.
+        rank: number of this rank.
+        world: number of ranks.
         shuffle: whether the dataset is permuted.
-        blocks: where the blocks of the dataset end, and how many are mixed at once; None if it is permuted as a whole.
-        seed: of all epochs; None where each draws its own.
-        draws: from which the seed of an epoch's order is drawn.
-        drop_last: of the sampler, and of the loader.
-        may_be_empty: an epoch may be without a batch.
+        blocks: ends of the dataset's blocks, and the number that are mixed at a time; None if it is permuted as a
+            whole.
+        seed: seed of all epochs; None if each draws its own.
+        draws: draws the seed of an epoch's order.
+        drop_last: `drop_last` of the sampler, and of the loader.
+        may_be_empty: whether an epoch may be without a batch.
 
     Raises:
-        ValueError: there can be no such order.
+        ValueError: the numbers fit no order.
     """
 
     is_known = True
@@ -194,7 +204,7 @@ class Known(_Seeded):
         *,
         shuffle: bool,
         seed: int | None,
-        draws: "Drawn",
+        draws: "SeedDraws",
         drop_last: tuple[bool, bool],
         blocks: tuple[list[int], int] | None = None,
         may_be_empty: bool = False,
@@ -211,19 +221,19 @@ class Known(_Seeded):
     def __len__(self) -> int:
         return 0 if self.is_empty else self.deal.iterations
 
-    def left(self, place: Place) -> int:
-        """See `Plan.left`."""
+    def left(self, place: EpochPlace) -> int:
+        """See `OrderPlan.left`."""
         try:
             return _core.Deal(max(0, self.samples - place.used), self.world, self.batch, *self.drop_last).iterations
         except ValueError:
             # Too few for a batch of every rank.
             return 0
 
-    def begin(self, place: Place, chance: int) -> "_KnownEpoch":
-        """See `Plan.begin`."""
-        return _KnownEpoch(self, self._seeded(place, chance))
+    def begin(self, place: EpochPlace, chance: int) -> "_ComputedEpoch":
+        """See `OrderPlan.begin`."""
+        return _ComputedEpoch(self, self._seeded(place, chance))
 
-    def _own_state(self, place: Place) -> dict[str, Any]:
+    def _own_state(self, place: EpochPlace) -> dict[str, Any]:
         return {
             "samples": place.used,
             "seed": place.seed,
@@ -232,8 +242,8 @@ class Known(_Seeded):
             "blocks": self._blocks_digest,
         }
 
-    def place(self, state: Mapping[str, Any]) -> Place:
-        """See `Plan.place`. A seed that was given once, and is not now, is taken from the state."""
+    def place(self, state: Mapping[str, Any]) -> EpochPlace:
+        """See `OrderPlan.place`. A seed that was given once, and is not now, is taken from the state."""
         _check(state, "samples", "its sampler's; this loader has an order of its own: give it the same sampler")
         _same(state, "length", self.samples, "samples of the dataset")
         _same(state, "shuffle", self.shuffle, "shuffle")
@@ -246,18 +256,19 @@ class Known(_Seeded):
         # Padding is not counted, nor is what is dropped: no place is beyond the last sample.
         if (used := _counted(state, "samples")) > self.samples:
             raise ValueError(f"samples={used}, and an epoch has {self.samples}")
-        place = Place(_counted(state, "epoch"), used, state["seed"], state["chance"])
+        place = EpochPlace(_counted(state, "epoch"), used, state["seed"], state["chance"])
         # Only now: a state that is refused changes nothing.
         self.seed = seed
         return place
 
 
-class _KnownEpoch:
-    def __init__(self, plan: Known, place: Place) -> None:
+class _ComputedEpoch:
+    def __init__(self, plan: ComputedOrder, place: EpochPlace) -> None:
         self._plan = plan
         self._place = place
         self._order: Order | None = None
-        # The seed is known, and will be drawn once more when the epoch begins: so the generator gives afterwards what it gives without us.
+        # The seed is known, and will be drawn once more when the epoch begins: so the generator gives afterwards what
+        # it gives without us.
         self._is_to_be_drawn = False
 
     @property
@@ -287,17 +298,17 @@ class _KnownEpoch:
             )
         return self._order
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[SampleBatch]:
         order, chance = self.order, cast("int", self._place.chance) % 2**64
         for iteration in range(len(order)):
-            yield Batch(iteration, order.batch(iteration), chance, self._place.epoch)
+            yield SampleBatch(iteration, order.batch(iteration), chance, self._place.epoch)
 
-    def place_after(self, batches: int) -> Place:
+    def place_after(self, batches: int) -> EpochPlace:
         # Asked for first: it may draw the seed that the place then has.
         used = self.order.epoch.used_after(batches)
         return replace(self._place, used=used)
 
-    def place_before(self) -> Place:
+    def place_before(self) -> EpochPlace:
         if self._place.seed is None:
             self._is_to_be_drawn = self._plan.shuffle
             self._place = replace(self._place, seed=self._plan.draws.peek() if self._plan.shuffle else 0)
@@ -307,7 +318,7 @@ class _KnownEpoch:
         return self.order.epoch.padding_of(self._plan.rank, iteration)
 
 
-class Given(_Seeded):
+class SamplerOrder(_SeededPlan):
     """The order of a sampler of the user's own, which knows of its ranks itself.
 
     Args:
@@ -319,7 +330,7 @@ class Given(_Seeded):
         seed: of the samples' own random numbers; None where each epoch draws its own.
         drop_last: whether a last batch that is not full is left out.
         is_batching: False: the sampler's indices are asked for one by one, and those that are lists in one call each.
-        generator: from which the sampler draws its order; None for a sampler of the user's own.
+        generator: draws the sampler's order; None for a sampler of the user's own.
     """
 
     is_known = False
@@ -336,7 +347,7 @@ class Given(_Seeded):
         seed: int | None,
         drop_last: bool,
         is_batching: bool = True,
-        generator: Drawn | None = None,
+        generator: SeedDraws | None = None,
     ) -> None:
         super().__init__(samples, batch, rank, world, seed)
         self.sampler, self.drop_last, self.is_batching, self.generator = sampler, drop_last, is_batching, generator
@@ -348,15 +359,15 @@ class Given(_Seeded):
             return length
         return length // self.batch if self.drop_last else -(-length // self.batch)
 
-    def left(self, place: Place) -> int:
-        """See `Plan.left`."""
+    def left(self, place: EpochPlace) -> int:
+        """See `OrderPlan.left`."""
         return max(0, len(self) - place.used)
 
-    def begin(self, place: Place, chance: int) -> "_GivenEpoch":
-        """See `Plan.begin`."""
-        return _GivenEpoch(self, self._seeded(place, chance))
+    def begin(self, place: EpochPlace, chance: int) -> "_SamplerEpoch":
+        """See `OrderPlan.begin`."""
+        return _SamplerEpoch(self, self._seeded(place, chance))
 
-    def _own_state(self, place: Place) -> dict[str, Any]:
+    def _own_state(self, place: EpochPlace) -> dict[str, Any]:
         return {
             "batches": place.used,
             "digest": place.digest,
@@ -365,8 +376,11 @@ class Given(_Seeded):
             "world": self.world,
         }
 
-    def place(self, state: Mapping[str, Any]) -> Place:
-        """See `Plan.place`. What such a sampler would have given to more ranks or fewer, nobody knows."""
+    def place(self, state: Mapping[str, Any]) -> EpochPlace:
+        """See `OrderPlan.place`.
+
+        Such a state is good for the same number of ranks only, since the sampler's order for others is unknown.
+        """
         _check(state, "batches", "the loader's own; this loader has a sampler: leave sampler= and batch_sampler= out, as before")
         _same(state, "length", self.samples, "samples of the dataset")
         _same(state, "world", self.world, "ranks; a custom sampler's order can't be dealt to other ranks")
@@ -374,19 +388,19 @@ class Given(_Seeded):
         generator = str(state.get("generator", ""))
         if generator and self.generator is None:
             raise StateError("the state's order was drawn from a generator: give generator= to this loader, too")
-        return Place(_counted(state, "epoch"), _counted(state, "batches"), None, state["chance"], str(state["digest"]), generator)
+        return EpochPlace(_counted(state, "epoch"), _counted(state, "batches"), None, state["chance"], str(state["digest"]), generator)
 
 
-class _GivenEpoch:
+class _SamplerEpoch:
     order = None
 
-    def __init__(self, plan: Given, place: Place) -> None:
+    def __init__(self, plan: SamplerOrder, place: EpochPlace) -> None:
         self._plan = plan
         self._place = place
-        # After so many batches: of those that are under way, and of the last that was had.
+        # By number of batches: for those under way, and for the last one that was handed out.
         self._digests: dict[int, str] = {0: place.digest}
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[SampleBatch]:
         digest = hashlib.blake2b(digest_size=16)
         if (generator := self._plan.generator) is not None:
             if self._place.generator:
@@ -402,25 +416,27 @@ class _GivenEpoch:
         for iteration, samples in enumerate(batches):
             _add(digest, samples)
             self._digests[iteration + 1] = digest.hexdigest()
-            yield Batch(iteration, list(samples), cast("int", place.chance) % 2**64, place.epoch, is_one_call=isinstance(samples, tuple))
+            yield SampleBatch(
+                iteration, list(samples), cast("int", place.chance) % 2**64, place.epoch, is_one_call=isinstance(samples, tuple)
+            )
 
-    def place_after(self, batches: int) -> Place:
+    def place_after(self, batches: int) -> EpochPlace:
         # Asked for after each batch.
         self._digests.pop(batches - 1, None)
         return replace(self._place, used=self._place.used + batches, digest=self._digests[batches])
 
-    def place_before(self) -> Place:
+    def place_before(self) -> EpochPlace:
         if (generator := self._plan.generator) is not None and not self._place.generator:
             return replace(self._place, generator=generator.saved())
         return self._place
 
     def padding_of(self, iteration: int) -> int:
-        """Of another's order nothing is known."""
+        """Returns 0: the padding of a user's own sampler is unknown."""
         del iteration
         return 0
 
     def _cut(self) -> Iterator[list[int] | tuple[int, ...]]:
-        """Yields the indices of each batch: a list, or a tuple where the dataset is asked for all of them in one call."""
+        """Yields the indices of each batch: a list, or a tuple if the dataset is asked for all in one call."""
         plan = self._plan
         if not plan.is_batching:
             yield from map(_asked, plan.sampler)
@@ -439,7 +455,7 @@ class _GivenEpoch:
 
 
 def _asked(index: Any) -> list[int] | tuple[int, ...]:  # noqa: ANN401  (a number, or several)
-    """Returns what a sampler gives without batches: `[index]`, or a tuple of the indices of a list."""
+    """Returns the indices that a sampler without batches gives: `[index]`, or a tuple of the indices of a list."""
     try:
         return [operator.index(index)]
     except TypeError:
@@ -451,10 +467,10 @@ def _add(digest: "hashlib.blake2b", samples: Sequence[int]) -> None:
 
 
 def check_version(state: Mapping[str, Any]) -> None:
-    """Refuses what no loader has saved, or another version of it.
+    """Refuses states of another version, and values that are no states.
 
     Raises:
-        StateError: it can't be understood.
+        StateError: the value is refused.
     """
     if not isinstance(state, Mapping) or not {"version", "epoch"} <= state.keys():
         raise StateError("this is no state of a forebay.torch.DataLoader: give what its state_dict() gave")

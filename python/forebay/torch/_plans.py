@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from forebay.torch._arguments import blocks_of, check_unbatched
 from forebay.torch._draws import Draws
-from forebay.torch._order import Given, Known, Plan
+from forebay.torch._order import ComputedOrder, OrderPlan, SamplerOrder
 
 __all__ = ["Ordering"]
 
@@ -28,31 +28,32 @@ class Ordering:
     rank: int
     world: int
 
-    def has_stale_length(self, plan: Plan, dataset: Any) -> bool:  # noqa: ANN401  (by what it has)
+    def has_stale_length(self, plan: OrderPlan, dataset: Any) -> bool:  # noqa: ANN401  (by what it has)
         """Returns True if the dataset's length is another one than the plan's, and torch's samplers would go by it.
 
         They look at it when an epoch begins, but for `DistributedSampler`, which does when it is made.
         """
         return type(self.sampler) is not DistributedSampler and plan.samples != len(dataset)
 
-    def plan(self, dataset: Any, located: object, generator: torch.Generator | None, *, may_be_empty: bool = False) -> Plan:  # noqa: ANN401
+    def plan(self, dataset: Any, located: object, generator: torch.Generator | None, *, may_be_empty: bool = False) -> OrderPlan:  # noqa: ANN401
         """Returns the order over the dataset as long as it is now.
 
         Args:
-            dataset: as the loader was given it.
-            located: the same by what it says of where its samples lie; None if it says nothing.
-            generator: from which the order is drawn; None for torch's global one.
-            may_be_empty: an epoch may be without a batch, as torch's: a dataset that is empty when the loader is made is a mistake.
+            dataset: the dataset as given to the loader.
+            located: the dataset with `locate` and `decode`; None if it has them not.
+            generator: the generator that the order is drawn from; None for torch's global one.
+            may_be_empty: whether an epoch may be without a batch, as torch's may. A dataset that is empty when the
+                loader is made is a mistake.
 
         Raises:
-            ValueError: arguments that can't be, or don't go together.
+            ValueError: arguments are invalid, or contradict each other.
         """
         blocks = blocks_of(located if hasattr(located, "blocks") else dataset, self.shuffle, self.blocks_at_once)
         samples, sampler, seed, shuffle = len(dataset), self.sampler, self.seed, bool(self.shuffle)
         if self.batch_sampler is not None:
             if self.batch_size != 1 or shuffle or sampler is not None or self.drop_last:
                 raise ValueError("batch_sampler= makes the batches: leave out batch_size, shuffle, sampler and drop_last")
-            return Given(self.batch_sampler, samples, 0, self.rank, self.world, seed=seed, drop_last=False)
+            return SamplerOrder(self.batch_sampler, samples, 0, self.rank, self.world, seed=seed, drop_last=False)
         batch = self._samples_of_a_batch()
         if sampler is not None and shuffle:
             raise ValueError("sampler= makes the order: leave out shuffle")
@@ -65,11 +66,13 @@ class Ordering:
                 raise ValueError("each rank would draw an order of its own from generator=: give seed= instead")
             drawn = RandomSampler(dataset, generator=generator)
             draws = Draws(generator)
-            return Given(drawn, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, generator=draws)
+            return SamplerOrder(drawn, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, generator=draws)
         if sampler is not None:
             is_batching = self.batch_size is not None
-            return Given(sampler, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, is_batching=is_batching)
-        return Known(
+            return SamplerOrder(
+                sampler, samples, batch, self.rank, self.world, seed=seed, drop_last=self.drop_last, is_batching=is_batching
+            )
+        return ComputedOrder(
             samples,
             batch,
             self.rank,
@@ -91,12 +94,12 @@ class Ordering:
             raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")
         return batch_size
 
-    def _of_distributed(self, sampler: "DistributedSampler[Any]", samples: int, batch: int, generator: torch.Generator | None) -> Plan:
+    def _of_distributed(self, sampler: "DistributedSampler[Any]", samples: int, batch: int, generator: torch.Generator | None) -> OrderPlan:
         if len(sampler.dataset) != samples:  # type: ignore[arg-type]
             raise ValueError("sampler= is of a dataset of another length: make it of the one that is given here")
         if self.seed not in (None, sampler.seed):
             raise ValueError(f"seed={self.seed}, and the sampler's is {sampler.seed}: leave one out")
-        return Known(
+        return ComputedOrder(
             samples,
             batch,
             sampler.rank,

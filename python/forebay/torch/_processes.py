@@ -1,4 +1,4 @@
-"""Samples in worker processes, torch's own: for what draws from global generators, and for datasets with `__getitem__` alone."""
+"""Samples in torch's worker processes, for datasets that draw from global generators or have only `__getitem__`."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from forebay import _core
 from forebay.loader._agent_source import AgentBatch, Loan
-from forebay.loader._batches import FAILED, Batch, Fetched, Part, decoded
+from forebay.loader._batches import FAILED, BatchPart, FetchedBatch, SampleBatch, decoded
 from forebay.loader._failures import failure
 from forebay.loader._nodes import stay
 from forebay.loader._threads import READ_AHEAD
@@ -28,25 +28,25 @@ from forebay.torch._keyed import generators, globals_kept, is_training, located,
 __all__ = ["Collate", "Processes"]
 
 NO_SAMPLE = 2**32 - 1
-"""In the place of a sample's index: no dataset is so long."""
+"""Stands for a sample's index: no dataset is as long."""
 
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes a batch of samples with generators of its own, that of the batch's first sample and this epoch.
+    """Makes a batch of samples, with generators that are seeded by the batch's first sample and the epoch.
 
     Attributes:
-        function: the user's, which may draw from the global generators, or torch's.
-        is_users: it is the user's.
-        is_copying: what it makes refers to no sample's bytes.
+        function: the user's function, which may draw from the global generators, or torch's.
+        is_users: whether the function is the user's.
+        is_copying: whether the function copies the samples' bytes, instead of referring to them.
     """
 
     function: Callable[[list[Any]], Any]
     is_users: bool
     is_copying: bool
 
-    def __call__(self, samples: list[Any], batch: Batch) -> Any:  # noqa: ANN401  (what the function gives)
-        """Where global generators matter to the caller, they have to be kept: see `globals_kept`."""
+    def __call__(self, samples: list[Any], batch: SampleBatch) -> Any:  # noqa: ANN401  (what the function gives)
+        """Makes a batch. A caller that needs the global generators keeps them: see `globals_kept`."""
         if self.is_users and batch.samples and is_training():
             reseed(_core.sample_key(batch.key(batch.samples[0]), batch.epoch, NO_SAMPLE))
         return self.function(samples)
@@ -54,27 +54,27 @@ class Collate:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker is sent.
+    """A message to a worker.
 
     Attributes:
-        epoch: that begins with its first task, counted by the process that sends it.
-        batch: to be fetched now.
-        ahead: samples of what this worker will be sent next, if that is known.
-        share: of what the loader agent gives the rank; None where the worker is to read by itself.
+        epoch: number of the epoch, counted by the sending process; a new number begins an epoch.
+        batch: the batch to make now.
+        ahead: samples of the worker's next batch, if that is known.
+        share: the batch's part of the rank's ring; None if the worker is to read by itself.
     """
 
     epoch: int
-    batch: Batch
+    batch: SampleBatch
     ahead: list[int]
     share: RingShare | None
 
 
 @dataclass
-class _Fetched(Fetched):
-    """With what torch's thread for pinned memory asks for.
+class _Fetched(FetchedBatch):
+    """The result of a batch, with the method that torch's thread for pinned memory calls.
 
     Attributes:
-        lost: why the worker reads by itself, though it was to have a share of the loader agent's.
+        lost: the reason why the worker reads by itself; None if the agent serves it, or it was sent no share.
     """
 
     lost: str | None = None
@@ -85,7 +85,7 @@ class _Fetched(Fetched):
 
 
 class _Fetcher(Dataset[Any]):
-    """What torch's loader takes for the dataset; its indices are tasks, its samples batches."""
+    """The dataset of torch's loader: its indices are tasks, its samples are batches."""
 
     def __init__(self, dataset: Any, collate: Collate, *, skip: bool, processes: int) -> None:  # noqa: ANN401  (by what it has)
         self.dataset = dataset
@@ -102,7 +102,7 @@ class _Fetcher(Dataset[Any]):
         self._ahead: tuple[list[int], Request] | None = None
 
     def __getitems__(self, task: _Task) -> _Fetched:
-        """The name by which torch asks for a batch in one call."""
+        """Makes a batch. Torch's loader calls this name for a whole batch."""
         # Workers have generators of their own, training's thread has not.
         is_worker = get_worker_info() is not None
         if task.batch.epoch != self._told:
@@ -127,8 +127,8 @@ class _Fetcher(Dataset[Any]):
             self._source.close()
             self._source = self._request = self._ahead = None
 
-    def _get(self, batch: Batch, fetched: Fetched) -> list[Any]:
-        """Samples of a dataset that reads by itself. While it is on no processor it is taken to read."""
+    def _get(self, batch: SampleBatch, fetched: FetchedBatch) -> list[Any]:
+        """Returns samples of a dataset that reads by itself. Time on no processor counts as reading."""
         samples = []
         begun, begun_cpu = time.perf_counter(), time.thread_time()
         is_borrowing = is_training()
@@ -148,7 +148,7 @@ class _Fetcher(Dataset[Any]):
         return samples
 
     def _read(self, task: _Task, fetched: _Fetched) -> list[Any]:
-        """Samples of a dataset that says where they lie."""
+        """Returns samples of a dataset with `locate` and `decode`."""
         dataset, batch, generator = self._located, task.batch, generators()
         source = self._begun(task)
         assert dataset is not None
@@ -165,25 +165,25 @@ class _Fetcher(Dataset[Any]):
 
         # The agent's are another's as soon as the batch is put together.
         is_lasting = source.is_lasting and shared is None
-        part, are_bytes_kept = Part(range(len(batch.samples))), is_lasting or self._collate.is_copying
+        part, are_bytes_kept = BatchPart(range(len(batch.samples))), is_lasting or self._collate.is_copying
         decoded(dataset, request, batch, part, rng, fetched, are_bytes_kept=are_bytes_kept, skip=self._skip)
         if task.share is not None:
             fetched.lost = self._seated.lost
         return [sample for sample in part.samples if sample is not FAILED]
 
     def _begun(self, task: _Task) -> Source:
-        """The source, in the task's epoch."""
+        """Returns the source, in the task's epoch."""
         assert self._located is not None
         if self._source is None:
             self._source = connect(self._processes)
         if task.epoch != self._epoch:
-            # Of a worker's batches nobody knows more than it is sent.
+            # A worker knows no more of its batches than it is sent.
             self._source.register(None, self._located.locate)
             self._epoch, self._ahead = task.epoch, None
         return self._source
 
     def _requested(self, source: Source, task: _Task) -> Request:
-        """What the task needs, requested, and what comes after it, too."""
+        """Requests the samples of the task and of the next one; returns the request of the task."""
         batch, known = task.batch, self._ahead
         if known is not None and known[0] == batch.samples:
             request = known[1]
@@ -197,29 +197,29 @@ class _Fetcher(Dataset[Any]):
 
 
 class _Sending:
-    """An epoch's tasks, as torch's loader asks for them, and what becomes of them.
+    """The tasks of an epoch, as torch's loader asks for them, and their results.
 
-    Torch's iterator refers to it for as long as its workers live, and those that stay until they have heard of the next epoch: so long
-    what they have of the agent's memory stays.
+    Torch's iterator refers to this as long as its workers live, and persistent workers until they have heard of the
+    next epoch. As long their part of the agent's memory stays.
 
     Args:
-        epoch: counted by this process.
-        batches: of the epoch, from some place on.
-        workers: processes.
-        serving: what the loader agent gives; None where there is none.
-        is_known: batches may be asked for before they are due.
+        epoch: number of the epoch, counted by this process.
+        batches: batches of the epoch, from some place on.
+        workers: number of processes.
+        serving: the agent's part of the epoch; None without an agent.
+        is_known: whether batches may be asked for early.
     """
 
-    def __init__(self, epoch: int, batches: Iterator[Batch], workers: int, serving: WorkerServing | None, *, is_known: bool) -> None:
+    def __init__(self, epoch: int, batches: Iterator[SampleBatch], workers: int, serving: WorkerServing | None, *, is_known: bool) -> None:
         self._epoch = epoch
         self._batches = batches
         self._serving = serving
-        # Torch deals batches to its workers in turn. A sampler of the user's own is not asked before its batch is due: it may draw from
-        # generators that training draws from, too.
+        # Torch deals batches to its workers in turn. A sampler of the user's own is not asked before its batch is due:
+        # it may draw from generators that training draws from, too.
         self._next = max(1, workers) if is_known else 0
         self._ahead = self._next if serving is None or not is_known else max(self._next, READ_AHEAD)
-        self._coming: deque[tuple[Batch, AgentBatch | None]] = deque()
-        self._sent: deque[tuple[Batch, Loan | None]] = deque()
+        self._coming: deque[tuple[SampleBatch, AgentBatch | None]] = deque()
+        self._sent: deque[tuple[SampleBatch, Loan | None]] = deque()
 
     def __iter__(self) -> "_Sending":
         return self
@@ -236,8 +236,8 @@ class _Sending:
         ahead = coming[self._next - 1][0].samples if 0 < self._next <= len(coming) else []
         return _Task(self._epoch, batch, ahead, share)
 
-    def back(self, fetched: _Fetched) -> Batch:
-        """The next batch has come back: which it is."""
+    def back(self, fetched: _Fetched) -> SampleBatch:
+        """Takes back the next batch; returns which one it is."""
         batch, loan = self._sent.popleft()
         if self._serving is not None:
             self._serving.back(loan, fetched.lost)
@@ -245,7 +245,7 @@ class _Sending:
 
 
 class _Tasks:
-    """What torch's loader takes for its batch sampler: gives the tasks of the epoch that was begun last."""
+    """The batch sampler of torch's loader: gives the tasks of the epoch that was begun last."""
 
     def __init__(self) -> None:
         self.sending: Iterator[_Task] = iter(())
@@ -255,7 +255,7 @@ class _Tasks:
 
 
 def _end_with_parent() -> None:
-    """Ends this worker process when training's has died: torch's workers look for that between batches, but a read may hang for ever."""
+    """Ends this worker process when training's has died, also within a read that hangs."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -268,7 +268,7 @@ def _end_with_parent() -> None:
 
 
 class _Begin:
-    """What a worker process begins with."""
+    """The first function that a worker process calls."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
@@ -277,7 +277,7 @@ class _Begin:
         stay(worker)
         _end_with_parent()
         info = get_worker_info()
-        # Who asks there for the dataset means his own.
+        # A user who asks there for the dataset means his own.
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
         if self._users is not None:
             self._users(worker)
@@ -320,13 +320,15 @@ class Processes:
             self._fetcher, batch_sampler=tasks, collate_fn=_as_it_is, num_workers=workers, worker_init_fn=_Begin(worker_init_fn), **options
         )
 
-    def batches(self, batches: Iterator[Batch], serving: WorkerServing | None, *, is_known: bool) -> Iterator[tuple[Batch, Fetched]]:
-        """Begins, and gives what becomes of each batch, in order.
+    def batches(
+        self, batches: Iterator[SampleBatch], serving: WorkerServing | None, *, is_known: bool
+    ) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
+        """Begins an epoch, and yields its batches and their results in order.
 
         Args:
-            batches: of an epoch, from some place on.
-            serving: what of it the loader agent gives; None where there is none.
-            is_known: they may be asked for before they are due.
+            batches: batches of the epoch, from some place on.
+            serving: the agent's part of the epoch; None without an agent.
+            is_known: whether batches may be asked for early.
         """
         self._epochs += 1
         before = self._tasks.sending
@@ -337,7 +339,10 @@ class Processes:
         return ((sending.back(fetched), fetched) for fetched in results)
 
     def close(self) -> None:
-        """Ends what training's own thread had begun. Worker processes end with torch's iterator, or stay for the next epoch."""
+        """Ends the reading of training's own thread.
+
+        Worker processes end with torch's iterator, or stay for the next epoch.
+        """
         if not self._is_persistent:
             self._tasks.sending = iter(())
         self._fetcher.close()

@@ -38,5 +38,5 @@ class TensorRows:
 
 
 def is_undecoded(dataset: object) -> bool:
-    """Returns true for rows of bytes whose batches are no more than the rows: those of a class with a `decode` of its own are not."""
+    """Returns true for rows whose batches are their bytes; false for a class with a `decode` of its own."""
     return isinstance(dataset, FixedRows) and type(dataset).decode is FixedRows.decode

@@ -33,8 +33,8 @@ TORCHS = {
 class IterableLoader(DataLoader[Any]):
     """Torch's loader over an `IterableDataset`, as `forebay.torch.DataLoader` returns it.
 
-    It has torch's semantics and no others: torch's order, random numbers, workers and exceptions, no `state_dict`, and no line at an
-    epoch's end, whatever `report` says. Only the preload library (`forebay run`) reads ahead for it.
+    It has torch's semantics and no others: torch's order, random numbers, workers and exceptions, no `state_dict`, and
+    no line at an epoch's end, whatever `report` says. Only the preload library (`forebay run`) reads ahead for it.
 
     Args:
         dataset: an `IterableDataset`.

@@ -17,18 +17,18 @@ from forebay.loader._given import check_whole, is_number, is_whole
 __all__ = ["EvalCrop", "Normalize", "TrainCrop"]
 
 TRIES = 10
-"""To find a part within the image; then the largest one in its middle is taken."""
+"""Tries to find a part within the image; after them the largest part in its middle is taken."""
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """What is wanted of an image. Rectangles are left, top, width, height.
+class _ImageCut:
+    """The cut of an image. Rectangles are left, top, width, height.
 
     Attributes:
-        part: of the image.
+        part: the part of the image that is resized.
         resized: width and height to which the part is resized.
-        window: the part of that which is wanted.
-        is_mirrored: in the end.
+        window: the part of the resized image that is kept.
+        is_mirrored: whether the window is mirrored.
     """
 
     part: tuple[int, int, int, int]
@@ -37,7 +37,7 @@ class _Cut:
     is_mirrored: bool = False
 
     def of_image(self, image: Any) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
-        """By Pillow: bytes of shape (bands, height, width)."""
+        """Cuts an image by Pillow; returns bytes of shape (bands, height, width)."""
         from PIL import Image
 
         image = _part(image, self.part).resize(self.resized, Image.Resampling.BILINEAR)
@@ -48,7 +48,10 @@ class _Cut:
         return pixels.view(image.height, image.width, -1).permute(2, 0, 1)
 
     def of_jpeg(self, data: memoryview) -> torch.Tensor | None:
-        """Returns the pixels that `of_image` would, cut natively, of shape (3, height, width); None for a file that is left to Pillow."""
+        """Returns the pixels that `of_image` would, cut natively, of shape (3, height, width).
+
+        None for a file that is left to Pillow.
+        """
         _, _, width, height = self.window
         pixels = torch.empty((3, height, width), dtype=torch.uint8, device="cpu")
         shorter, narrower = self.part[3] - self.resized[1], self.part[2] - self.resized[0]
@@ -68,11 +71,11 @@ class _Cut:
 class _Crop:
     """Cuts images."""
 
-    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _ImageCut:
         raise NotImplementedError
 
     def __call__(self, image: Any, rng: torch.Generator | None = None) -> torch.Tensor:  # noqa: ANN401  (a PIL image)
-        """The same of an image that is decoded already.
+        """Cuts an image that is decoded already.
 
         Args:
             image: of Pillow.
@@ -87,7 +90,9 @@ class _Crop:
         return self._cut(image.width, image.height, rng).of_image(image)
 
     def decode(self, data: memoryview, rng: torch.Generator | None = None) -> torch.Tensor:
-        """The same as of `PIL.Image.open(data).convert("RGB")`, but JPEG files are decoded and resized in one go, and only in part.
+        """Decodes and cuts an image file, as after `PIL.Image.open(data).convert("RGB")`.
+
+        JPEG files are decoded only in part.
 
         Args:
             data: an image file, of any kind that Pillow reads.
@@ -111,16 +116,17 @@ class _Crop:
 
 
 class TrainCrop(_Crop):
-    """A random part of an image, resized to a square and mirrored by chance; as bytes, which a device normalises faster than a processor.
+    """A random part of an image, resized to a square and mirrored by chance, as bytes.
 
-    From one seed it is the very image of torchvision's `RandomResizedCrop(size, scale, ratio)`, `RandomHorizontalFlip(flip)` and
-    `PILToTensor()`: it draws the same numbers, and cuts and resizes by Pillow as they do.
+    From one seed it is the very image of torchvision's `RandomResizedCrop(size, scale, ratio)`,
+    `RandomHorizontalFlip(flip)` and `PILToTensor()`: it draws the same numbers, and cuts and resizes by Pillow as they
+    do.
 
     Args:
         size: pixels of a side.
         scale: least and largest share of the image's area.
         ratio: least and largest ratio of the part's width to its height.
-        flip: how likely it is mirrored; 0 draws nothing.
+        flip: probability that it is mirrored; 0 draws nothing.
 
     Raises:
         ValueError: values that can't be.
@@ -135,17 +141,17 @@ class TrainCrop(_Crop):
         if not is_number(flip) or not 0 <= flip <= 1:
             raise ValueError(f"flip={flip!r}: give a share, from 0 to 1")
         self.size, self.scale, self.ratio, self.flip = check_whole("size", size, 1), scale, ratio, flip
-        # In the precision in which torchvision has them.
+        # In torchvision's precision.
         self._log_ratio: list[float] = torch.log(torch.tensor(ratio, device="cpu")).tolist()
 
-    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _ImageCut:
         if rng is None:
             raise TypeError("a random part needs rng=, a torch.Generator")
         part = self._part(width, height, rng)
-        return _Cut(part, (self.size, self.size), (0, 0, self.size, self.size), self._is_mirrored(rng))
+        return _ImageCut(part, (self.size, self.size), (0, 0, self.size, self.size), self._is_mirrored(rng))
 
     def _part(self, width: int, height: int, rng: torch.Generator) -> tuple[int, int, int, int]:
-        """Left, top, width and height of a part of an image."""
+        """Draws left, top, width and height of a part of an image."""
         for _ in range(TRIES):
             area = width * height * torch.empty(1, device="cpu").uniform_(*self.scale, generator=rng).item()
             ratio = torch.exp(torch.empty(1, device="cpu").uniform_(*self._log_ratio, generator=rng)).item()
@@ -167,7 +173,7 @@ class TrainCrop(_Crop):
 
 
 class EvalCrop(_Crop):
-    """The middle of an image, as bytes: the very image of torchvision's `Resize(resize)`, `CenterCrop(size)` and `PILToTensor()`.
+    """The middle of an image, as bytes: that of torchvision's `Resize(resize)`, `CenterCrop(size)` and `PILToTensor()`.
 
     Args:
         size: pixels of a side.
@@ -182,28 +188,28 @@ class EvalCrop(_Crop):
             raise ValueError(f"size={size!r}, resize={resize!r}: give whole numbers, size from 1 up to resize")
         self.size, self.resize = operator.index(size), operator.index(resize)
 
-    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _Cut:
+    def _cut(self, width: int, height: int, rng: torch.Generator | None) -> _ImageCut:
         del rng
         shorter, longer = sorted((width, height))
         other = int(self.resize * longer / shorter)
         resized = (self.resize, other) if width <= height else (other, self.resize)
         left, top = round((resized[0] - self.size) / 2), round((resized[1] - self.size) / 2)
-        return _Cut((0, 0, width, height), resized, (left, top, self.size, self.size))
+        return _ImageCut((0, 0, width, height), resized, (left, top, self.size, self.size))
 
 
 class Normalize(nn.Module):
-    """From images of bytes to what a network takes, on the device where they are: a quarter of the bytes of numbers goes there.
+    """Normalises images of bytes on the device where they are, so that a quarter of the bytes of float32 goes there.
 
-    Put before a network it goes where that goes: `nn.Sequential(Normalize(mean, std), network)`. The network's state has nothing of it. The
+    Put it before a network: `nn.Sequential(Normalize(mean, std), network)`. It adds nothing to the network's state. The
     numbers are bit by bit those of torchvision's `ToTensor` and `Normalize(mean, std)`.
 
     Args:
-        mean: of each band, of numbers from 0 to 1.
-        std: of each band, in the same way.
-        dtype: of the result; it is computed in float32.
+        mean: mean of each band, for numbers from 0 to 1.
+        std: standard deviation of each band, for numbers from 0 to 1.
+        dtype: type of the result; it is computed in float32.
 
     Raises:
-        ValueError: there are not as many of one as of the other, some std is not positive, or dtype is no floating-point type.
+        ValueError: `mean` and `std` differ in length, some std is not positive, or dtype is not a floating-point type.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
@@ -218,7 +224,7 @@ class Normalize(nn.Module):
         self._on: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Of shape (..., bands, height, width), as they are.
+        """Normalises images of shape (..., bands, height, width).
 
         Raises:
             TypeError: they are not of bytes: perhaps they were normalised before.
@@ -235,14 +241,14 @@ class Normalize(nn.Module):
 
 
 def _is_range(value: object) -> bool:
-    """Whether these are two numbers above 0, the least one first."""
+    """Returns true for two numbers above 0, the least one first."""
     if not isinstance(value, Sequence) or len(value) != 2 or not all(is_number(one) for one in value):
         return False
     return bool(0 < value[0] <= value[1])
 
 
 def _numbers(values: object) -> tuple[float, ...]:
-    """Of a list, an array or a tensor; none where it is anything else."""
+    """Returns the numbers of a list, an array or a tensor; empty for anything else."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return ()
     try:
@@ -257,8 +263,8 @@ def _part(image: Any, rectangle: tuple[int, int, int, int]) -> Any:  # noqa: ANN
 
 
 def opened(data: memoryview) -> Any:  # noqa: ANN401  (a PIL image)
-    """An image file's pixels, red, green and blue, by Pillow."""
-    # Only who decodes needs it.
+    """Returns an image file's pixels, red, green and blue, by Pillow."""
+    # Imported here: a program that does not decode need not have it.
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
@@ -266,13 +272,13 @@ def opened(data: memoryview) -> Any:  # noqa: ANN401  (a PIL image)
 
 
 def _whole(data: memoryview) -> memoryview:
-    """Returns bytes that lie in one piece, which are the given ones if they do."""
+    """Returns the bytes in one piece, without a copy if they lie so."""
     return data if data.c_contiguous and data.format == "B" else memoryview(bytes(data))
 
 
 @cache
 def _pillow() -> int:
-    """The first number of its version."""
+    """Returns the first number of Pillow's version."""
     import PIL
 
     return int(PIL.__version__.partition(".")[0])

@@ -1,4 +1,4 @@
-"""An epoch's batches being made: in threads, or in worker processes."""
+"""The making of an epoch's batches: in threads, or in worker processes."""
 
 import contextlib
 import time
@@ -9,48 +9,48 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
-from forebay.loader._batches import Batch, Fetched
+from forebay.loader._batches import FetchedBatch, SampleBatch
 from forebay.loader._threads import Threads
 from forebay.loader._workers import WorkerServing
 from forebay.torch._keyed import globals_kept, is_training, on_one_thread
-from forebay.torch._order import Begun
+from forebay.torch._order import BegunEpoch
 from forebay.torch._processes import Collate, Processes
 
-__all__ = ["InProcesses", "InThreads", "Work", "pinning_device", "to_pinned"]
+__all__ = ["EpochWork", "InProcesses", "InThreads", "pinning_device", "to_pinned"]
 
 
-class Work(Protocol):
-    """An epoch's batches being made."""
+class EpochWork(Protocol):
+    """The making of an epoch's batches."""
 
-    results: Iterator[tuple[Batch, Fetched]]
+    results: Iterator[tuple[SampleBatch, FetchedBatch]]
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the making of batches."""
 
 
 class InProcesses:
-    """In worker processes.
+    """The making of batches in worker processes.
 
     Args:
-        processes: these.
+        processes: the worker processes.
         begun: the epoch.
-        serving: what of it the loader agent gives; None where there is none.
-        is_known: its batches may be asked for before they are due.
+        serving: the agent's part of the epoch; None without an agent.
+        is_known: whether batches may be asked for early.
     """
 
-    def __init__(self, processes: Processes, begun: Begun, serving: WorkerServing | None, *, is_known: bool) -> None:
+    def __init__(self, processes: Processes, begun: BegunEpoch, serving: WorkerServing | None, *, is_known: bool) -> None:
         self._processes = processes
         self._serving = serving
-        self.results: Iterator[tuple[Batch, Fetched]] = iter(())
+        self.results: Iterator[tuple[SampleBatch, FetchedBatch]] = iter(())
         try:
             self.results = processes.batches(begun.batches(), serving, is_known=is_known)
         except BaseException:
-            # Such as a sampler that does not give what it gave before.
+            # For example a sampler that does not repeat its order.
             self.close()
             raise
 
     def close(self) -> None:
-        """See `Work.close`."""
+        """See `EpochWork.close`."""
         # Torch's iterator ends its workers when nobody refers to it.
         self.results = iter(())
         self._processes.close()
@@ -59,35 +59,36 @@ class InProcesses:
 
 
 class InThreads:
-    """In threads.
+    """The making of batches in threads.
 
     Args:
-        threads: these.
+        threads: the threads.
         begun: the epoch.
         collate: puts batches together, if it is the user's.
-        device: the GPU for which memory is pinned; None for none.
+        device: number of the GPU for which memory is pinned; None without one.
     """
 
-    def __init__(self, threads: Threads, begun: Begun, collate: Collate, device: int | None) -> None:
+    def __init__(self, threads: Threads, begun: BegunEpoch, collate: Collate, device: int | None) -> None:
         self._threads = threads
         self._collate = collate
         self._device = device
         try:
             results = threads.batches(begun.batches())
         except BaseException:
-            # Such as a sampler that does not give what it gave before.
+            # For example a sampler that does not repeat its order.
             threads.close()
             raise
-        self.results: Iterator[tuple[Batch, Fetched]] = map(self._collated, results) if collate.is_users else results
+        self.results: Iterator[tuple[SampleBatch, FetchedBatch]] = map(self._collated, results) if collate.is_users else results
 
     def close(self) -> None:
-        """See `Work.close`."""
+        """See `EpochWork.close`."""
         self._threads.close()
 
-    def _collated(self, result: tuple[Batch, Fetched]) -> tuple[Batch, Fetched]:
+    def _collated(self, result: tuple[SampleBatch, FetchedBatch]) -> tuple[SampleBatch, FetchedBatch]:
         """Puts a batch together by the user's function, in the thread that iterates over the loader.
 
-        It may draw from the global generators, of which a process has one set. They are borrowed in the main thread only.
+        It may draw from the global generators, of which a process has one set. They are borrowed in the main thread
+        only.
         """
         batch, fetched = result
         if not fetched.failed:
@@ -101,8 +102,8 @@ class InThreads:
 
 
 def to_pinned(batch: Any, device: int) -> Any:  # noqa: ANN401  (whatever a batch is)
-    """A batch in memory that is pinned for a GPU."""
-    # In another thread the first GPU would be meant.
+    """Returns a batch in memory that is pinned for a GPU."""
+    # Without this, another thread would use the first GPU.
     torch.cuda.set_device(device)
     return pinned(batch)
 
