@@ -8,7 +8,8 @@ export CARGO_NET_RETRY ?= 10
 # Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
 export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
-# Two files of tests at a time: many tests wait for what they have provoked. The long ones come in the order of their names, not last.
+# Two files of tests at a time: many tests wait for what they have provoked. The long ones come in the order of their
+# names, not last.
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -126,8 +127,9 @@ tables-deepclone: .venv/.synced ## print bench/out/deepclone.json as the table o
 clean: ## remove everything that was built here
 	rm -rf target .venv .tools build dist wheel-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they changed.
-# One package a line: together their dependencies would be built with the features of both, and once more for the wheel.
+# Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they
+# changed. One package a line: together their dependencies would be built with the features of both, and once more for
+# the wheel.
 .PHONY: binaries
 binaries: .system
 	cargo build --locked --quiet --profile preload -p forebay-preload

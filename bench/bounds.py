@@ -32,7 +32,10 @@ def operations_max(untiered: float, cached_share: float) -> float:
 
 
 def seconds_max(untiered_s: float, local_s: float, cached_share: float) -> float:
-    """An epoch's time when the cached share of its stall is gone; all of it is what an epoch on a local copy is faster by."""
+    """An epoch's time when the cached share of its stall is gone.
+
+    All of it is what an epoch on a local copy is faster by.
+    """
     return untiered_s - cached_share * max(0.0, untiered_s - local_s)
 
 

@@ -119,7 +119,10 @@ def starts(world: World, warm: Tier, empty: Tier, scenario: str, report: Report)
 
 @dataclass
 class Beside:
-    """Turns of a program, in seconds, while the agent adopts and while it is stopped, for the same work; and what the agent did."""
+    """Turns of a program, in seconds, while the agent adopts and while it is stopped, for the same work.
+
+    And what the agent did.
+    """
 
     adopting_turns_s: list[float] = field(default_factory=list)
     stopped_turns_s: list[float] = field(default_factory=list)
@@ -152,8 +155,8 @@ class Beside:
 def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
     """A program whose files are in memory, so that it uses every core, by turns while the agent adopts and while it is stopped.
 
-    Two programs, one with each agent, would be compared with all that differs from one process to the next, which is more than a
-    hundredth; here it is one program, and nothing but the agent is different.
+    Two programs, one with each agent, would be compared with all that differs from one process to the next, which is
+    more than a hundredth; here it is one program, and nothing but the agent is different.
     """
     samples = [Beside() for _ in range(world.size.pairs * world.size.times_pairs)]
     with contextlib.closing(quads(world, tier)) as pieces:
@@ -174,7 +177,9 @@ def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
 
 
 def quads(world: World, tier: Tier) -> Generator[Beside]:
-    """Four turns each: adopting, stopped, stopped, adopting. When all is adopted, another run begins and adopts once more.
+    """Four turns each: adopting, stopped, stopped, adopting.
+
+    When all is adopted, another run begins and adopts once more.
 
     Raises:
         ProgramError: even with turns of one epoch adoption is over before four of them.

@@ -1,7 +1,10 @@
-"""Measures forks of training jobs against their bars: `make bench-clone`, or some scenarios with --only. Almost three hours on two cores.
+"""Measures forks of training jobs against their bars: `make bench-clone`, or some scenarios with --only.
 
-Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
-named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
+Almost three hours on two cores.
+
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
+missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
+not measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One fork after the other of a job that trains: what each cost, how long it took, whether it is exact; and what it is compared with."""
+"""One fork after the other of a job that trains: what each cost, how long it took, whether it is exact.
+
+And what it is compared with.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ GIB = 1 << 30
 AFTER = 5
 # A job that is not forked by then will not be.
 FORKED_S = 300.0
-# A fork may be dropped, since the next step came before its clone had read the state. So often for each that is wanted one is asked for.
+# A fork may be dropped, since the next step came before its clone had read the state. So often for each that is wanted
+# one is asked for.
 TRIES_MAX = 2
 # Several clones are to have one state: they get so many steps to be there.
 AHEAD = 4
@@ -32,8 +36,8 @@ MEMCPY_MAX, MEMCPY_OF_FOUR_MAX = 1.5, 1.3
 class Became:
     """The clones of a fork. Times in seconds, of the rank that fared worst."""
 
-    # Until the last rank of the last clone could go on: from the beginning of the step at whose end the state is taken, since by then
-    # clones have to be there; and from that end.
+    # Until the last rank of the last clone could go on: from the beginning of the step at whose end the state is taken,
+    # since by then clones have to be there; and from that end.
     standby_s: float
     readiness_s: float
     memcpy_s: float
@@ -65,10 +69,12 @@ class Forked:
 
 
 def fork(node: Node, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
-    """One fork of a source of so many ranks: into one clone of as many, or, where `ranks` is 1, into as many clones as stand by.
+    """One fork of a source of so many ranks.
 
-    Gives it with a memcpy of as many bytes by all ranks of the clones at once, while the source trains. `digest`: states are compared;
-    `further`: after more steps of both, too.
+    Into one clone of as many, or, where `ranks` is 1, into as many clones as stand by.
+
+    Gives it with a memcpy of as many bytes by all ranks of the clones at once, while the source trains. `digest`:
+    states are compared; `further`: after more steps of both, too.
     """
     agent_before = node.agent_cpu_s()
     with contextlib.ExitStack() as stack:

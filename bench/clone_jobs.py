@@ -29,9 +29,12 @@ Told = dict[str, Any]
 
 @dataclass(frozen=True)
 class Node:
-    """A node of its own: what is started in its environment meets at its fork agent. `place` takes what peers write into files.
+    """A node of its own: what is started in its environment meets at its fork agent.
 
-    `command` is Forebay's, and `variables` join the environment: both name another installation than this process's own.
+    `place` takes what peers write into files.
+
+    `command` is Forebay's, and `variables` join the environment: both name another installation than this process's
+    own.
     """
 
     root: Path
@@ -48,7 +51,9 @@ class Node:
 
     @contextlib.contextmanager
     def cloning(self, at: str = "next") -> Iterator[str]:
-        """A fork that `forebay clone` has asked for, until the block ends: what its program is to find in FOREBAY_CLONE.
+        """A fork that `forebay clone` has asked for, until the block ends.
+
+        What its program is to find in FOREBAY_CLONE.
 
         Raises:
             ProgramError: there is no job to be forked.
@@ -75,7 +80,8 @@ class Node:
             except OSError:
                 return 0.0
             pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-        # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED.
+        # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with
+        # CPUCLOCK_SCHED.
         return time.clock_gettime(~pid << 3 | 2)
 
 

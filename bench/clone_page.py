@@ -46,7 +46,10 @@ JOB_COLUMNS = {
 
 
 def jobs(rows: Iterable[Row]) -> list[str]:
-    """In Markdown: what was measured of each job that was forked. What misses its bar is bold; what may miss it has its interval."""
+    """In Markdown: what was measured of each job that was forked.
+
+    What misses its bar is bold; what may miss it has its interval.
+    """
     by_job: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["metric"] in JOB_COLUMNS.values() and row["scenario"].split(":")[0] in JOBS:

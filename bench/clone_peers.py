@@ -73,8 +73,8 @@ def bring(source: Lines, clones: Lines, way: str, *, digest: bool) -> Brought:
         source.hear_first()
         clones.tell(go=True)
     runs, took = source.hear(), clones.hear()
-    # As Peer.give has it: a step, beside which a receiver of MPI's may be spinning, the one at whose end the state is given, the next; and
-    # others, the first of which may still meet a reader.
+    # As Peer.give has it: a step, beside which a receiver of MPI's may be spinning, the one at whose end the state is
+    # given, the next; and others, the first of which may still meet a reader.
     plain = [statistics.mean(step["seconds"] for step in run["steps"][-2:]) for run in runs]
     two = [run["steps"][1]["seconds"] + run["steps"][2]["seconds"] for run in runs]
     given = max(run["steps"][1]["point"] for run in runs)

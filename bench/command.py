@@ -1,7 +1,10 @@
-"""What the commands of all benchmarks have in common: which scenarios to measure, one after the other, and what is left behind.
+"""What the commands of all benchmarks have in common.
 
-Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
-named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured. 2: an unknown option.
+Which scenarios to measure, one after the other, and what is left behind.
+
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
+missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
+not measured. 2: an unknown option.
 """
 
 from __future__ import annotations

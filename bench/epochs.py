@@ -13,12 +13,14 @@ from bench.world import Traffic
 
 TTL_S = 60
 FRESHNESS = (f"ttl={TTL_S}", "immutable")
-# What a file costs a brick. With the answer to a lookup come the bytes of a small file, so a lookup counts as much as a read.
+# What a file costs a brick. With the answer to a lookup come the bytes of a small file, so a lookup counts as much as a
+# read.
 FILE_OPERATIONS = ("LOOKUP", "OPEN", "READ")
-# To list a directory, its path is looked up part by part: the mount, the data set, the directory. Each brick sees these three, and one
-# OPENDIR. Once the client has forgotten the path (caches are dropped before each epoch), it asks for the data set and for the directory
-# first at the one brick that the name's hash leads to, and then at all: two lookups more, over the two bricks. So a listing from cold
-# caches costs one brick three lookups and the other five, or each four: never more than four for each OPENDIR.
+# To list a directory, its path is looked up part by part: the mount, the data set, the directory. Each brick sees these
+# three, and one OPENDIR. Once the client has forgotten the path (caches are dropped before each epoch), it asks for the
+# data set and for the directory first at the one brick that the name's hash leads to, and then at all: two lookups
+# more, over the two bricks. So a listing from cold caches costs one brick three lookups and the other five, or each
+# four: never more than four for each OPENDIR.
 LOOKUPS_A_LISTING = 4
 DROPS_MAX = 0.001
 FILES_A_LISTING = 50
@@ -34,10 +36,12 @@ class Kind:
     reader: tuple[str, ...]
     pace_ms: float
     epoch_1_bar: float
-    # Files that are read in one turn: where copies are made meanwhile, so many that what is left to do at its end is little; and later.
+    # Files that are read in one turn: where copies are made meanwhile, so many that what is left to do at its end is
+    # little; and later.
     first_part: int
     part: int
-    # Whether the source is watched for a whole validity, to see what listings cost: it takes directories with many files.
+    # Whether the source is watched for a whole validity, to see what listings cost: it takes directories with many
+    # files.
     watch_listings: bool
 
     def words(self, root: Path) -> list[str]:
@@ -50,7 +54,8 @@ class Against:
     """Epochs over the same epochs on the very copies: ratios."""
 
     time: float
-    # Of a turn. A disk that is shared stalls now and then for longer than a turn takes, and nobody can say whom that will meet.
+    # Of a turn. A disk that is shared stalls now and then for longer than a turn takes, and nobody can say whom that
+    # will meet.
     median_turn: float
     cpu: float
 
@@ -92,7 +97,10 @@ class Seen:
 
     @property
     def excess(self) -> int:
-        """What was asked of files beyond what dropped hand-overs explain; more drops than are allowed explain nothing."""
+        """What was asked of files beyond what dropped hand-overs explain.
+
+        More drops than are allowed explain nothing.
+        """
         explained = min(self.dropped, math.floor(self.files * DROPS_MAX)) * len(FILE_OPERATIONS)
         return max(0, of_files(self.operations) - explained)
 

@@ -31,7 +31,10 @@ class Median:
 
 
 def median(samples: Sequence[float]) -> Median:
-    """The interval lies between two order statistics: the narrowest symmetric one that is sure enough, else the whole range."""
+    """The interval lies between two order statistics.
+
+    The narrowest symmetric one that is sure enough, else the whole range.
+    """
     ordered = sorted(samples)
     count = len(ordered)
     # The true median lies below the k-th smallest with the probability that fewer than k of `count` coins show heads.

@@ -1,6 +1,7 @@
 """A tree that a program lists again and again: at the source, on the node, and in a plain local directory.
 
-The source is the test bed's FUSE file system: to make so many files on GlusterFS would take longer than all that is measured.
+The source is the test bed's FUSE file system: to make so many files on GlusterFS would take longer than all that is
+measured.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def again(world: World, running: Session, source: SlowFs, names: int, scenario: 
 
 
 def grow(tree: Path, files: int) -> int:
-    """Makes empty files in directories of equal size; how many names that are, once they are old enough to be listed on the node."""
+    """Makes empty files in directories of equal size.
+
+    How many names that are, once they are old enough to be listed on the node.
+    """
     for directory in range(DIRECTORIES):
         place = tree / f"class-{directory:04}"
         place.mkdir(parents=True)

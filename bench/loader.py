@@ -1,8 +1,10 @@
-"""Measures the loader against its bars: `make bench-loader`, or some scenarios with --only. Needs root. About 100 minutes on two cores.
+"""Measures the loader against its bars: `make bench-loader`, or some scenarios with --only. Needs root.
 
-Every row says in its note what its bound is. Each scenario's figures are written as soon as they are known; a later call for the same
-commit measures what is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided,
-or not measured.
+About 100 minutes on two cores.
+
+Every row says in its note what its bound is. Each scenario's figures are written as soon as they are known; a later
+call for the same commit measures what is missing, or what is named, and keeps the rest. Exit code 0: every bar is known
+to hold. 1: one is missed, undecided, or not measured.
 """
 
 from __future__ import annotations

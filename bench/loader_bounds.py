@@ -13,7 +13,10 @@ IMBALANCE = 0.05
 
 
 def payload_least(all_bytes: int, cache: int) -> int:
-    """What a warm epoch has to read from the source: each sample is read once, and what is not read lay in the cache when it began."""
+    """What a warm epoch has to read from the source.
+
+    Each sample is read once, and what is not read lay in the cache when it began.
+    """
     return max(0, all_bytes - cache)
 
 
@@ -67,7 +70,8 @@ def imbalanced(waits_s: Sequence[Sequence[float]], step_s: float) -> int:
 def over_others(ours: int, others: int) -> tuple[float, tuple[float, float]]:
     """Returns a count over another of equally many trials, and the interval that holds the true ratio with 95 % (Clopper and Pearson's).
 
-    Three events on either side give 0.13 to 7.5: they don't tell one from the other. Without any event nothing is known.
+    Three events on either side give 0.13 to 7.5: they don't tell one from the other. Without any event nothing is
+    known.
     """
     events = ours + others
 
@@ -105,7 +109,10 @@ def growth(sizes: Sequence[float]) -> float:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far two means are apart, over twice the standard error of their difference: with equal seeds at most 1 in 19 of 20 cases."""
+    """How far two means are apart, over twice the standard error of their difference.
+
+    With equal seeds at most 1 in 19 of 20 cases.
+    """
     error = math.sqrt(statistics.variance(one) / len(one) + statistics.variance(other) / len(other))
     distance = abs(statistics.mean(one) - statistics.mean(other))
     if distance == 0:

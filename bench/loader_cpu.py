@@ -28,7 +28,10 @@ NEEDED = ("torch", "torchvision", "simplejpeg", "cv2", "spdl", "grain", "torchda
 
 
 def cpu(world: World, report: Report) -> None:
-    """By turns, in an order that goes round: what a second of the processor does changes with what else the machine is busy with."""
+    """By turns, in an order that goes round.
+
+    What a second of the processor does changes with what else the machine is busy with.
+    """
     ways = [OURS, KERNELS, *PEERS]
     found: dict[str, list[float]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)

@@ -21,7 +21,8 @@ STATIC, FIRST_COME, OURS = "static", "first_come", "earliest_deadline"
 # One for each rank where shares are static. The slow rank needs more, all together less: see `busy`.
 READS = RANKS
 OF_OTHERS = 0.25
-# A run's first step does not count: its reads begin when it is waited for, and whose come last waits longer, whatever the order.
+# A run's first step does not count: its reads begin when it is waited for, and whose come last waits longer, whatever
+# the order.
 WARM_UP = 1
 CACHED = 0.3
 
@@ -70,7 +71,10 @@ def busy(world: World) -> float:
 
 
 def run(world: World, schedule: str, *, fill: bool) -> list[list[list[float]]]:
-    """Of each epoch and rank how long it waited in each step that counts. Where nothing is kept, the first epoch is as the others."""
+    """Of each epoch and rank how long it waited in each step that counts.
+
+    Where nothing is kept, the first epoch is as the others.
+    """
     agent = world.cache(CACHED) | {"schedule": schedule, "reads_max": READS}
     agent |= {"background_fill": True} if fill else {"policy": "none"}
     with contextlib.ExitStack() as stack:

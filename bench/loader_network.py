@@ -1,4 +1,7 @@
-"""A network that is trained with PyTorch's loader and with ours: the same losses to the last bit, and the same accuracy."""
+"""A network that is trained with PyTorch's loader and with ours.
+
+The same losses to the last bit, and the same accuracy.
+"""
 
 from __future__ import annotations
 

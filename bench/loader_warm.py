@@ -17,7 +17,8 @@ from bench.session import Epoch, Session
 SHARES = (0.3, 0.6)
 STEP_MS = 2
 OVER_IDEAL_MAX = 1.08
-# How many times faster than PyTorch's loader an epoch has to be; where the bandwidth is all that counts 1.43 is the most at 30 %.
+# How many times faster than PyTorch's loader an epoch has to be; where the bandwidth is all that counts 1.43 is the
+# most at 30 %.
 FASTER = {(LATENCY, 0.3): 1.5, (LATENCY, 0.6): 1.5, (BANDWIDTH, 0.3): 1.3, (BANDWIDTH, 0.6): 1.5, (GLUSTER, 0.6): 1.5}
 TORCH = "torch"
 
@@ -25,7 +26,8 @@ TORCH = "torch"
 def warm(kind: str, world: World, report: Report, *, is_balanced: bool = False) -> None:
     """By turns: PyTorch's loader, and ours with each cache. The first epoch of each is not counted.
 
-    `is_balanced`: all steps together take as long as reading what the larger cache lacks, so that neither has time to spare.
+    `is_balanced`: all steps together take as long as reading what the larger cache lacks, so that neither has time to
+    spare.
     """
     name = "warm-balanced" if is_balanced else f"warm-{kind}"
     with world.source(kind) as source, contextlib.ExitStack() as stack:
@@ -99,7 +101,8 @@ def rows(
     ratios = [one.seconds / other.seconds for one, other in zip(mine, theirs, strict=True)]
     note = (f"{faster} times faster is asked for; " if faster else "") + f"bound {bound:.2f} where bandwidth is all that counts"
     report.time(What(scenario, "time over PyTorch's loader's", "x", most if faster else None, "PyTorch's loader"), ratios, note)
-    # PyTorch's loader keeps nothing, so any cache of this size spares so much; where latency counts, ours also reads more at once.
+    # PyTorch's loader keeps nothing, so any cache of this size spares so much; where latency counts, ours also reads
+    # more at once.
     what = What(scenario, "the same over 1 - C/S", "x", None if kind == LATENCY else OVER_IDEAL_MAX, "any cache of this size")
     report.time(what, [ratio / bound for ratio in ratios], "bound 1: the source's bandwidth is all that counts")
     report.time(What(scenario, "an epoch", "s"), [epoch.seconds for epoch in mine])

@@ -1,4 +1,7 @@
-"""What the loader's scenarios run in: photographs on a local disk, sources that are slow each in its own way, and nodes with an agent."""
+"""What the loader's scenarios run in.
+
+Photographs on a local disk, sources that are slow each in its own way, and nodes with an agent.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from bench.world import QUIET_S, Traffic
 from testbed import datasets
 from testbed.testbed import Gluster, SlowFs, drop_caches, gluster, have_fuse, have_gluster, slowfs
 
-# In megabytes a second, milliseconds, microseconds. Everything beside what makes them slow costs next to nothing, and the server works on
-# more reads at once than anybody makes.
+# In megabytes a second, milliseconds, microseconds. Everything beside what makes them slow costs next to nothing, and
+# the server works on more reads at once than anybody makes.
 LATENCY, BANDWIDTH, GLUSTER = "latency", "bandwidth", "gluster"
 SOURCES: dict[str, dict[str, float]] = {
     LATENCY: {"mbps": 0, "open_ms": 4, "meta_us": 2000, "read_us": 4000, "slots": 64, "attr_ttl_ms": 60_000, "threads": 64},
@@ -32,12 +35,13 @@ SOURCES: dict[str, dict[str, float]] = {
 }
 # Of GlusterFS's two links. What two cores can serve beside what is measured.
 GLUSTER_RATE = "100mbit"
-# As many reads at once as a rank has (forebay.loader.source.READS_AT_ONCE), which is what the source is measured with beforehand.
+# As many reads at once as a rank has (forebay.loader.source.READS_AT_ONCE), which is what the source is measured with
+# beforehand.
 READS_MAX = 16
 # Threads or processes of each loader.
 WORKERS = 2
-# Steps for which there is room: those that the loader asks for ahead, and those that are decoded meanwhile. Its own window has room for far
-# more, and would hold all of the data here.
+# Steps for which there is room: those that the loader asks for ahead, and those that are decoded meanwhile. Its own
+# window has room for far more, and would hold all of the data here.
 WINDOW = 13
 
 
@@ -125,7 +129,8 @@ class Node:
     def agent_cpu_s(self) -> float:
         """What the agent has taken so far; 0 where there is none."""
         pid = self.agent()
-        # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED.
+        # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with
+        # CPUCLOCK_SCHED.
         return 0.0 if pid is None else time.clock_gettime(~pid << 3 | 2)
 
     def agent_mib(self) -> float:
@@ -224,7 +229,10 @@ def world(size: Size, parent: Path) -> Iterator[World]:
 
 
 def whole_read_s(source: Source, files: int) -> list[float]:
-    """How long it takes to read all of it from cold caches, with as many reads at once as our loader may have: three times."""
+    """How long it takes to read all of it from cold caches, with as many reads at once as our loader may have.
+
+    Three times.
+    """
     words = program("read_files", source.mnt, "--step", "--threads", READS_MAX, "--batch", files)
     with session(source, words) as running:
         return [running.epoch().seconds for _ in range(3)]

@@ -1,4 +1,7 @@
-"""What the library costs a program: an open or a stat that a copy answers, one that is none of our business, and a process's start."""
+"""What the library costs a program.
+
+An open or a stat that a copy answers, one that is none of our business, and a process's start.
+"""
 
 from __future__ import annotations
 

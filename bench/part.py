@@ -1,4 +1,7 @@
-"""Programs that read a twentieth of each shard, whose files belong to somebody else: the kernel then does not tell what is cached."""
+"""Programs that read a twentieth of each shard, whose files belong to somebody else.
+
+The kernel then does not tell what is cached.
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,9 @@ def rsync(world: World, source: Path, target: Path, names: list[str] | None = No
 def rclone(world: World, source: Path, cache_bytes: int) -> Iterator[Path]:
     """`source` by another name: through an `rclone mount` with a full VFS cache, which it keeps to this size.
 
-    It may take names and attributes for granted, as `immutable` allows Forebay. It looks every second whether the cache is too large: by
-    default it looks once a minute, and would keep far more meanwhile. The cache stays until all is measured, as tiers do.
+    It may take names and attributes for granted, as `immutable` allows Forebay. It looks every second whether the cache
+    is too large: by default it looks once a minute, and would keep far more meanwhile. The cache stays until all is
+    measured, as tiers do.
     """
     place = Path(tempfile.mkdtemp(prefix="rclone-", dir=world.place))
     mount, log = place / "mount", place / "log"

@@ -1,7 +1,9 @@
-"""Measures the planner against its bars, in the simulator: `make bench-plan`, or some scenarios with --only. About six minutes of one core.
+"""Measures the planner against its bars, in the simulator: `make bench-plan`, or some scenarios with --only.
 
-Simulated figures are the same in every run and on every machine; only `speed` measures this one. Exit code 0: every bar is known to hold.
-1: one is missed, or not measured.
+About six minutes of one core.
+
+Simulated figures are the same in every run and on every machine; only `speed` measures this one. Exit code 0: every bar
+is known to hold. 1: one is missed, or not measured.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def _bytes(sim: Simulator, scenario: dict[str, dict[str, Any]]) -> dict[str, flo
     four = 4 * cluster["gpus"] * of_job["batch"] * SAMPLE_BYTES
     limit = max(0.02 * cache, four)
     bar = 1.02 * max(0, size - nodes * cache) + nodes * limit
-    # Four iterations hold more bytes than on average where sizes differ: by at most five standard deviations, over all of a job.
+    # Four iterations hold more bytes than on average where sizes differ: by at most five standard deviations, over all
+    # of a job.
     spread = math.sqrt(math.expm1(scenario["dataset"]["sigma"] ** 2))
     most = max(0.02 * cache, four * (1 + 5 * spread / math.sqrt(4 * cluster["gpus"] * of_job["batch"])))
     return {
@@ -95,7 +98,8 @@ def _bytes(sim: Simulator, scenario: dict[str, dict[str, Any]]) -> dict[str, flo
 def fits(sigma: float, window: int, reads: float) -> bool:
     """Whether an iteration's slowest of so many reads is within the window in 98 of 100 iterations, one read in a hundred being hedged.
 
-    A read is late when it takes longer than the window, and so does a second one made after the first has taken as long as 99 % do.
+    A read is late when it takes longer than the window, and so does a second one made after the first has taken as long
+    as 99 % do.
     """
     within_s = window * STEP_S
     if sigma == 0:
@@ -121,7 +125,8 @@ def ideal(sim: Simulator, report: Report) -> None:
     for nodes, gpus, batch in ((1, 8, 16), (8, 2, 8)):
         for tail in TAILS:
             window = max(4, window_for(tail, nodes * gpus * batch * (1 - PAPER_SHARE)))
-            # A window of more than four steps must be within 2 % of the memory, as it is in jobs that are not scaled down.
+            # A window of more than four steps must be within 2 % of the memory, as it is in jobs that are not scaled
+            # down.
             steps = 470 if window == 4 else window * 50 / PAPER_SHARE
             base = job(nodes, gpus, batch, int(steps * nodes * gpus * batch), PAPER_SHARE)
             latent = changed(base, source_latency=LATENCY_S, source_tail=tail, loader_window=window, loader_hedge=HEDGE)

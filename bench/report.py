@@ -1,7 +1,7 @@
 """The table and its JSON: one row a figure, kept by commit so that scenarios can be measured in several goes.
 
-This knows nothing of what is measured: each benchmark names itself and its scenarios, and puts the scenario first in what it calls its
-rows ("half: tier holds half").
+This knows nothing of what is measured: each benchmark names itself and its scenarios, and puts the scenario first in
+what it calls its rows ("half: tier holds half").
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def commit() -> str:
 class Report:
     """What this invocation has found, and what earlier ones have found of the same commit.
 
-    `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured at a higher load
-    than `load_max` says so, and keeps no bar: it is undecided at best. `load_max_of` has other limits by scenario: some load the machine
-    themselves, and what is simulated depends on no load.
+    `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured
+    at a higher load than `load_max` says so, and keeps no bar: it is undecided at best. `load_max_of` has other limits
+    by scenario: some load the machine themselves, and what is simulated depends on no load.
     """
 
     bench: str
@@ -171,7 +171,10 @@ class Report:
         partial.replace(self.path)
 
     def load(self) -> None:
-        """Takes over what was measured of the same commit, as thoroughly. Of a changed tree nothing: it may have changed once more."""
+        """Takes over what was measured of the same commit, as thoroughly.
+
+        Of a changed tree nothing: it may have changed once more.
+        """
         if self.commit.endswith("+"):
             return
         try:

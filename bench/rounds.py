@@ -1,4 +1,7 @@
-"""Rounds of one program: on the slow file system as it is, under Forebay, in a second run, and on the very copies that Forebay made."""
+"""Rounds of one program.
+
+On the slow file system as it is, under Forebay, in a second run, and on the very copies that Forebay made.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Rounds:
             raise ProgramError(f"not all epochs of {self.kind.name} read the same bytes")
 
     def calibrate(self) -> None:
-        """How many epochs make a sample long enough; three epochs without us, on the source and on a plain local copy."""
+        """How many epochs make a sample long enough.
+
+        Three epochs without us, on the source and on a plain local copy.
+        """
         per_epoch = 0.0
         for name, root in {"as it is": self.kind.source, "on a local copy": self.kind.local}.items():
             with session(self.world, self.kind.words(root)) as running:

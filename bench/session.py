@@ -253,14 +253,17 @@ def session(
 def hand_over_hand(
     running: Session, roots: tuple[Path, Path], number: int, part: int, *, pace_ms: float = 0, apart: bool = False
 ) -> tuple[Epoch, Epoch]:
-    """One epoch of each of two directories with the same files, in turns of `part` files; by one process, from cold caches.
+    """One epoch of each of two directories with the same files, in turns of `part` files.
 
-    It reads every other turn in the first directory and what is between in the second, and then, from cold caches again, the other way
-    round. So each file is read once by each name, and what drifts meets both alike. Two processes would not do: of two
-    that were alike in all but their number, one took a tenth more processor time than the other in each of six epochs.
+    By one process, from cold caches.
 
-    `apart`: what the source saw is told of each directory, and a turn begins when all copies are made. Else what it saw of both is told
-    with the first.
+    It reads every other turn in the first directory and what is between in the second, and then, from cold caches
+    again, the other way round. So each file is read once by each name, and what drifts meets both alike. Two processes
+    would not do: of two that were alike in all but their number, one took a tenth more processor time than the other in
+    each of six epochs.
+
+    `apart`: what the source saw is told of each directory, and a turn begins when all copies are made. Else what it saw
+    of both is told with the first.
     """
     said: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     seen: list[Traffic | None] = [None, None]
@@ -304,7 +307,10 @@ def hand_over_hand(
 
 
 def run_once(world: Watched, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:
-    """A program from start to end, from cold caches: its lines, and what the source saw until the last copy was made."""
+    """A program from start to end, from cold caches.
+
+    Its lines, and what the source saw until the last copy was made.
+    """
     world.drop_caches()
     before = world.traffic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:

@@ -1,7 +1,8 @@
 """Measures tiering against its bars: `make bench-tiering`, or some scenarios with --only. Needs root.
 
-Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is missing, or what is
-named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
+Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
+missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
+not measured.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Size(NamedTuple):
 
 FULL = Size(pairs=12, least_of=5, opened=1_000, rounds=40, copied=500, rows=65_536, images=480)
 QUICK = Size(pairs=2, least_of=1, opened=100, rounds=10, copied=100, rows=8_192, images=64)
-# Pairs that one pair of processes gives. Two processes that are alike in all but their number can differ in what they take, so there are
-# several of them; and each of them first imports torch, which takes longer than what is measured.
+# Pairs that one pair of processes gives. Two processes that are alike in all but their number can differ in what they
+# take, so there are several of them; and each of them first imports torch, which takes longer than what is measured.
 TURNS = 3
 # An agent takes a second to begin and to end, so of it there are fewer measurements in a figure.
 AGENTS_MAX = 3
@@ -154,7 +154,10 @@ def by_turns(
     figures: Mapping[str, Figure],
     running: Callable[[Wheel], contextlib.AbstractContextManager[Measure]],
 ) -> None:
-    """Measures pairs, and adds a row for each figure. `running` starts what a wheel is measured by, anew after each `TURNS` pairs."""
+    """Measures pairs, and adds a row for each figure.
+
+    `running` starts what a wheel is measured by, anew after each `TURNS` pairs.
+    """
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for first in range(0, world.size.pairs, TURNS):
         with contextlib.ExitStack() as stack:
@@ -208,7 +211,10 @@ OPENS = {
 
 
 def starts(world: World, report: Report) -> None:
-    """Instructions of a process that does nothing, and of opens, as callgrind counts them; the kernel's are not among them."""
+    """Instructions of a process that does nothing, and of opens, as callgrind counts them.
+
+    The kernel's are not among them.
+    """
     small, source = compiled(world.place, "start"), world.small_files
     cached = [str(path) for path in sorted(source.iterdir())[: world.size.opened // 10]]
 
@@ -276,7 +282,8 @@ def agent(world: World, report: Report) -> None:
 
 def cpu_s_of(pid: int) -> float:
     """Returns the CPU seconds of a process so far."""
-    # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED.
+    # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with
+    # CPUCLOCK_SCHED.
     return time.clock_gettime(~pid << 3 | 2)
 
 

@@ -1,9 +1,12 @@
-"""Compares what two wheels cost, by turns: `make bench-wheels OLD=old.whl NEW=new.whl`, or `python -m bench.wheels OLD.whl NEW.whl`.
+"""Compares what two wheels cost, by turns.
 
-Each wheel is installed into a directory of its own, with this environment's Python and torch. A row is the median of ratios, new over old,
-of pairs; pairs alternate in who comes first. Costs are CPU seconds or instructions, and a wall time where it is the promise. A later call
-for the same two wheels, by the same commit of this benchmark, measures what is missing, or what is named, and keeps the rest. Exit code 0:
-every bar is known to hold. 1: one is missed, undecided, or not measured.
+`make bench-wheels OLD=old.whl NEW=new.whl`, or `python -m bench.wheels OLD.whl NEW.whl`.
+
+Each wheel is installed into a directory of its own, with this environment's Python and torch. A row is the median of
+ratios, new over old, of pairs; pairs alternate in who comes first. Costs are CPU seconds or instructions, and a wall
+time where it is the promise. A later call for the same two wheels, by the same commit of this benchmark, measures what
+is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided,
+or not measured.
 """
 
 from __future__ import annotations

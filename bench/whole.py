@@ -1,4 +1,7 @@
-"""The scenarios about whole epochs: small files and shards, in a first run and a second, beside what people do without Forebay."""
+"""The scenarios about whole epochs.
+
+Small files and shards, in a first run and a second, beside what people do without Forebay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What all scenarios run in: a slow file system with the data, the same data on a plain local directory, and room for tiers."""
+"""What all scenarios run in.
+
+A slow file system with the data, the same data on a plain local directory, and room for tiers.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from testbed.testbed import Gluster, gluster
 # Time for the client and the bricks to fall silent.
 QUIET_S = 0.3
 AS_IT_IS = "as-it-is"
-# A tier with more copies than this is removed only when all is measured: ext4 steps over each inode that was freed within the last
-# minutes whenever it makes a new one (fs/ext4/ialloc.c, recently_deleted), so the next tier would pay for the removal of this one. With
-# 6,000 freed inodes that was 0.2 ms of the agent's CPU a file.
+# A tier with more copies than this is removed only when all is measured: ext4 steps over each inode that was freed
+# within the last minutes whenever it makes a new one (fs/ext4/ialloc.c, recently_deleted), so the next tier would pay
+# for the removal of this one. With 6,000 freed inodes that was 0.2 ms of the agent's CPU a file.
 REMOVED_AT_ONCE_MAX = 1_000
 
 
@@ -123,7 +126,10 @@ class World:
         time.sleep(QUIET_S)
 
     def tier(self, owner: int = 0) -> contextlib.AbstractContextManager[Tier]:
-        """An empty tier with its own runtime and state directories; removed afterwards, or at the end if it holds many copies."""
+        """An empty tier with its own runtime and state directories.
+
+        Removed afterwards, or at the end if it holds many copies.
+        """
         return empty_tier(self.place, owner)
 
 
@@ -155,7 +161,10 @@ class Tier:
 
 @contextlib.contextmanager
 def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[Tier]:
-    """Makes an empty tier of `owner`'s below `parent`. It is removed afterwards, or with `parent` if it is `kept` or holds many copies."""
+    """Makes an empty tier of `owner`'s below `parent`.
+
+    It is removed afterwards, or with `parent` if it is `kept` or holds many copies.
+    """
     place = Path(tempfile.mkdtemp(prefix="tier-", dir=parent))
     # Short: the path of a socket has room for 108 bytes.
     runtime = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir="/dev/shm"))

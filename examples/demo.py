@@ -1,7 +1,8 @@
 """Trains on real images from a slow file system, without and with Forebay, and prints both side by side.
 
-`train_imagefolder.py` is the program: it knows nothing of Forebay, nor of this file. The slow file system is the test bed's: a FUSE
-mount that makes each operation wait as a busy shared server would, and counts on its own side what it was asked for.
+`train_imagefolder.py` is the program: it knows nothing of Forebay, nor of this file. The slow file system is the test
+bed's: a FUSE mount that makes each operation wait as a busy shared server would, and counts on its own side what it was
+asked for.
 """
 
 import argparse

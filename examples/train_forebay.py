@@ -1,6 +1,9 @@
-"""Train a small convolutional network on a folder of images with Forebay's loader; stop it at any time, and it goes on where it was.
+"""Train a small convolutional network on a folder of images with Forebay's loader.
 
-As it is, or on several ranks (`torchrun --nproc-per-node 2 train_forebay.py ...`); what is stopped on two may go on on one.
+Stop it at any time, and it goes on where it was.
+
+As it is, or on several ranks (`torchrun --nproc-per-node 2 train_forebay.py ...`); what is stopped on two may go on on
+one.
 """
 
 import argparse

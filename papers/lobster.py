@@ -1,9 +1,10 @@
 """Measures the Lobster paper's Figures 7, 8, 10 and 11 and its hit ratios in the simulator: `make papers-lobster`.
 
-The paper states the cluster's hardware, datasets, memory and batches. It does not state how long a training step, the preprocessing of an
-image or a read of the file system takes, or how many threads there are; ours stand below. One of them, the latency of the file system, is
-fitted: such that PyTorch's loader uses the GPUs of ResNet50 on ImageNet-1K for 52.3 % of the time, as in Figure 10. The bandwidth of
-the file system (250 GB/s for all) is not what a node lacks; threads that wait for it are. Datasets are scaled down, with the memories.
+The paper states the cluster's hardware, datasets, memory and batches. It does not state how long a training step, the
+preprocessing of an image or a read of the file system takes, or how many threads there are; ours stand below. One of
+them, the latency of the file system, is fitted: such that PyTorch's loader uses the GPUs of ResNet50 on ImageNet-1K for
+52.3 % of the time, as in Figure 10. The bandwidth of the file system (250 GB/s for all) is not what a node lacks;
+threads that wait for it are. Datasets are scaled down, with the memories.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ PANELS = {
     "1 node, ImageNet-22K": (1, 100_000, 92_000, 40 / 1300),
     "8 nodes, ImageNet-22K": (8, 300_000, 92_000, 320 / 1300),
 }
-# Each loader's policy, schedule, window and threads that load: DALI has three for each GPU; PyTorch and NoPFS have a constant number;
-# Lobster chooses its own; ours is measured.
+# Each loader's policy, schedule, window and threads that load: DALI has three for each GPU; PyTorch and NoPFS have a
+# constant number; Lobster chooses its own; ours is measured.
 LOADERS: dict[str, dict[str, Any]] = {
     "PyTorch": {"policy": "lru", "schedule": "static", "window": 2, "threads": 4 * GPUS},
     "DALI": {"policy": "lru", "schedule": "first_come", "window": 2, "threads": 3 * GPUS},
@@ -92,7 +93,10 @@ def run(sim: Simulator, panel: str, model: str, loader: Mapping[str, Any]) -> Ep
 
 
 def measured(sim: Simulator, panel: str, model: str, loader: Mapping[str, Any]) -> dict[str, Any]:
-    """The loader with as many threads that load as serve it best, as measured on a part of the dataset: budgets are never guessed."""
+    """The loader with as many threads that load as serve it best, as measured on a part of the dataset.
+
+    Budgets are never guessed.
+    """
 
     def seconds(threads: int) -> float:
         job = scenario(panel, model, {**loader, "threads": threads})

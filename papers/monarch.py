@@ -1,9 +1,10 @@
 """The Monarch paper's evaluation, reproduced in kind: `make papers-monarch`, or some scenarios with --only. Needs root.
 
-Three models in two frameworks, for three epochs each: as the program is; under Forebay with a tier that holds all, and with one that holds
-60 % as the paper's did (119 of 200 GiB); copied first by rsync; through an rclone mount with a full VFS cache. Each scenario's figures are
-written as soon as they are known; a later call for the same commit measures what is missing, or what is named, and keeps the rest.
-Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
+Three models in two frameworks, for three epochs each: as the program is; under Forebay with a tier that holds all, and
+with one that holds 60 % as the paper's did (119 of 200 GiB); copied first by rsync; through an rclone mount with a full
+VFS cache. Each scenario's figures are written as soon as they are known; a later call for the same commit measures what
+is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided,
+or not measured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FULL = Size(files=5_000, shards=128, pairs=3, runs=8)
 QUICK = Size(files=650, shards=26, pairs=1, runs=1)
 # As large as ImageNet's.
 PICTURE_KB = 110
-# Half of what the other benchmarks have: client and servers share two cores with the training, and what is waited for shall be the source.
+# Half of what the other benchmarks have: client and servers share two cores with the training, and what is waited for
+# shall be the source.
 RATE = "200mbit"
 FRAMEWORKS = ("tensorflow", "pytorch")
 MODELS = ("lenet", "alexnet", "resnet")
@@ -70,7 +72,10 @@ def lacking() -> str | None:
 
 
 def labelled(local: Path, size: Size) -> None:
-    """Pictures, each in the directory of the photograph that it is cut out of, which is its class; and TFRecord shards of the same."""
+    """Pictures, each in the directory of the photograph that it is cut out of, which is its class.
+
+    And TFRecord shards of the same.
+    """
     datasets.photos(local / "files", size.files, size_kb=PICTURE_KB, per_dir=None)
     subprocess.run(program("pack_records", local / "files", local / "shards", size.shards), check=True)
 
@@ -102,8 +107,8 @@ def job_of(framework: str, model: str, world: World) -> Job:
 def in_turns(ways: Ways, report: Report) -> None:
     """A compute-bound job, half an epoch by each name at a time: processes differ from each other by more than the bar.
 
-    A process under Forebay reads by the source's name, and by one that is foreign to Forebay. Each epoch of three, with an empty
-    tier at first, is a sample.
+    A process under Forebay reads by the source's name, and by one that is foreign to Forebay. Each epoch of three, with
+    an empty tier at first, is a sample.
     """
     world, job = ways.world, ways.job
     roots = job.source, world.as_it_is(job.source)

@@ -1,4 +1,6 @@
-"""Sets the figures of `make papers-monarch` beside the paper's: prints the table of docs/papers.md and draws docs/monarch-*.svg.
+"""Sets the figures of `make papers-monarch` beside the paper's.
+
+Prints the table of docs/papers.md and draws docs/monarch-*.svg.
 
 Reads bench/out/monarch.json. What was not measured is left out of the drawings, and said to be so in the table.
 """

@@ -1,4 +1,7 @@
-"""What the runs of a training job tell: times, the source's load, processor and memory, accuracy; and the bars of these."""
+"""What the runs of a training job tell: times, the source's load, processor and memory, accuracy.
+
+And the bars of these.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, Job, Run, seconds
 # The agent of a tier of some thousand files, and what it may grow by from one warm epoch to the next.
 RESIDENT_MIB_MAX = 32
 GROWTH_MIB_MAX = 1
-# Models whose runs are repeated, so that what they count can be held against a bar; the first waits for data most of the time.
+# Models whose runs are repeated, so that what they count can be held against a bar; the first waits for data most of
+# the time.
 IO_BOUND = "lenet"
 REPEATED = (IO_BOUND, "alexnet")
 

@@ -1,10 +1,13 @@
-"""Runs the tests that need a GPU, those that prove most first, each with a time limit of its own; needs nothing but Python and torch.
+"""Runs the tests that need a GPU, those that prove most first, each with a time limit of its own.
+
+Needs nothing but Python and torch.
 
     python3 scripts/gpu.py [--wheel forebay.whl] [--out gpu.jsonl] [--budget SECONDS]
 
-Appends a line of JSON to the results for each step that has ended, and goes on after one that failed. A later call with the same results,
-on the same commit and with the same wheel, runs what has not passed: first what was never run. With `--wheel` the package is installed into
-a new virtual environment that sees this Python's packages, without any network. Exit code 0: each step has passed.
+Appends a line of JSON to the results for each step that has ended, and goes on after one that failed. A later call with
+the same results, on the same commit and with the same wheel, runs what has not passed: first what was never run. With
+`--wheel` the package is installed into a new virtual environment that sees this Python's packages, without any network.
+Exit code 0: each step has passed.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "timed out", "skipped"
 
 
 class Step(NamedTuple):
-    """What is run, and for how many seconds at most. With `is_pytest` one test at least must pass, and none be skipped."""
+    """What is run, and for how many seconds at most.
+
+    With `is_pytest` one test at least must pass, and none be skipped.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -45,7 +51,10 @@ class Step(NamedTuple):
 
 
 def marked(name: str, limit_s: float, where: str, *, of: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Step:
-    """A step that runs tests with the mark `gpu`: those whose names have one of the words in `of`, or none of those in `without`."""
+    """A step that runs tests with the mark `gpu`.
+
+    Those whose names have one of the words in `of`, or none of those in `without`.
+    """
     options = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--durations=5")
     chosen = ("-k", " or ".join(of)) if of else ("-k", f"not ({' or '.join(without)})") if without else ()
     return Step(name, (*options, where, *chosen), limit_s, is_pytest=True)
@@ -60,7 +69,8 @@ print(torch.cuda.get_device_name())
 P14 = "tests/semantics/test_p14_clones.py"
 CLONE, LOADER = "tests/clone/test_gpu.py", "tests/loader/test_gpu.py"
 FORKED, STATES = ("forked",), ("equal_and_goes_on", "layout")
-# In the order of what they prove: a fork of a whole job on a GPU, batches, states of each kind; then the same in other ways.
+# In the order of what they prove: a fork of a whole job on a GPU, batches, states of each kind; then the same in other
+# ways.
 STEPS = (
     Step("environment", ("-c", ENVIRONMENT), 90),
     marked("fork-nccl", 150, f"{P14}::test_p14b_holds_on_a_gpu[digests-nccl]"),
@@ -176,7 +186,9 @@ def end(running: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def installed(wheel: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Installs a wheel into a virtual environment that sees this Python's packages; gives its Python, and the environment for tests.
+    """Installs a wheel into a virtual environment that sees this Python's packages.
+
+    Gives its Python, and the environment for tests.
 
     Raises:
         SystemExit: it can't be installed; with what pip said.

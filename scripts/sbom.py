@@ -1,8 +1,8 @@
 """sbom.py OUT: writes what the wheel is built of, as a CycloneDX bill of materials.
 
-Cargo knows it: which crates are linked into each part of the wheel for this machine's kind, and which only ran while it was built (build
-scripts, macros). Those have the scope "excluded". The document says nothing of the machine that it was made on, and is the same for the
-same sources where SOURCE_DATE_EPOCH is set.
+Cargo knows it: which crates are linked into each part of the wheel for this machine's kind, and which only ran while it
+was built (build scripts, macros). Those have the scope "excluded". The document says nothing of the machine that it was
+made on, and is the same for the same sources where SOURCE_DATE_EPOCH is set.
 """
 
 import json

@@ -1,6 +1,7 @@
 #!/bin/bash
-# setup-system.sh demo|test: what the demo, or the tests too, use beside the toolchains. As root on a Debian-like machine the missing
-# packages are installed; otherwise one line says what goes without, and the mend. Never fails: nothing here is needed to build.
+# setup-system.sh demo|test: what the demo, or the tests too, use beside the toolchains. As root on a Debian-like
+# machine the missing packages are installed; otherwise one line says what goes without, and the mend. Never fails:
+# nothing here is needed to build.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 

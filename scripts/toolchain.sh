@@ -1,5 +1,6 @@
 #!/bin/bash
-# toolchain.sh build|check: says in one line each what the build (or the checks too) needs and this machine lacks, with the mend.
+# toolchain.sh build|check: says in one line each what the build (or the checks too) needs and this machine lacks, with
+# the mend.
 set -eu
 missing=0
 

@@ -5,8 +5,8 @@
     python -m testbed.datasets shards OUT --count 8
     python -m testbed.datasets digits OUT
 
-Packages are fetched once into `$XDG_CACHE_HOME/forebay-testbed` (`~/.cache/forebay-testbed`). What is made depends on the arguments
-alone: the same seed gives the same crops.
+Packages are fetched once into `$XDG_CACHE_HOME/forebay-testbed` (`~/.cache/forebay-testbed`). What is made depends on
+the arguments alone: the same seed gives the same crops.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Cropper:
     def __init__(self, size_kb: float, seed: int) -> None:
         self._seed = seed
         self._photographs = _photographs()
-        # For each photograph the side at which its crops have the wanted size, found by trying: bytes grow with the area.
+        # For each photograph the side at which its crops have the wanted size, found by trying: bytes grow with the
+        # area.
         self._sides = [self._side(index, size_kb * 1000) for index in range(len(self._photographs))]
 
     def _side(self, index: int, size: float) -> int:

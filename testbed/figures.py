@@ -1,7 +1,7 @@
 """How slow the test bed's file systems are: `python -m testbed.figures slowfs` or `gluster`, as root.
 
-What is read: a few tar shards, one after the other, in pieces of 256 KiB; photographs of about 30 KB, by one thread and by eight; and
-further photographs opened and closed without reading. Caches are dropped before each figure.
+What is read: a few tar shards, one after the other, in pieces of 256 KiB; photographs of about 30 KB, by one thread and
+by eight; and further photographs opened and closed without reading. Caches are dropped before each figure.
 """
 
 from __future__ import annotations

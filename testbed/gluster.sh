@@ -1,6 +1,6 @@
 #!/bin/bash
-# A real distributed file system on one machine: GlusterFS, each brick in a network namespace of its own behind a rate-limited link,
-# with a delay in front of its disk. See README.md.
+# A real distributed file system on one machine: GlusterFS, each brick in a network namespace of its own behind a
+# rate-limited link, with a delay in front of its disk. See README.md.
 set -euo pipefail
 
 readonly volume=pfs
@@ -149,8 +149,8 @@ mount_down() {
     ! mountpoint -q "$dir/mnt" || umount "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
 }
 
-# Through the mount, as anybody's data gets there, but at full speed and eight files at a time. Directories go twice: the second time
-# for the modification times that the files have changed.
+# Through the mount, as anybody's data gets there, but at full speed and eight files at a time. Directories go twice:
+# the second time for the modification times that the files have changed.
 populate() {
     local from=$1
     copy_directories "$from"

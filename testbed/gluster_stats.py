@@ -1,4 +1,7 @@
-"""The JSON of `gluster.sh stats`: link counters (argument: JSON arrays of `ip -s -j link`) and a volume profile (standard input: XML)."""
+"""The JSON of `gluster.sh stats`: link counters (argument.
+
+JSON arrays of `ip -s -j link`) and a volume profile (standard input: XML).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Any
 
 
 def links(text: str) -> list[dict[str, int]]:
-    """The bytes on each brick's link, from that brick's side; `text` holds one JSON array a brick, one after the other."""
+    """The bytes on each brick's link, from that brick's side.
+
+    `text` holds one JSON array a brick, one after the other.
+    """
     found = []
     decoder = json.JSONDecoder()
     while text := text.lstrip():

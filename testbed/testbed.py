@@ -84,7 +84,10 @@ def drop_caches() -> None:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether something is mounted on exactly this directory. Asks the kernel's table, never the file system, which may hang."""
+    """Whether something is mounted on exactly this directory.
+
+    Asks the kernel's table, never the file system, which may hang.
+    """
     escaped = os.path.realpath(path.parent) + "/" + path.name
     for char in "\\ \t\n":
         escaped = escaped.replace(char, f"\\{ord(char):03o}")
@@ -130,7 +133,8 @@ class SlowFs:
             arguments.append("--allow-other")
         if not self._readdirplus:
             arguments.append("--no-readdirplus")
-        # A preload of whoever tests must not reach the server; a signal to a test's group must not end it before the test is over.
+        # A preload of whoever tests must not reach the server; a signal to a test's group must not end it before the
+        # test is over.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -254,8 +258,8 @@ class Gluster:
     def stats(self) -> dict[str, Any]:
         """What the bricks saw since they started.
 
-        `sent_bytes` and `received_bytes` are those on the bricks' links, with all headers; `operations` counts the bricks' file
-        operations by name; `bricks` holds the same for each brick.
+        `sent_bytes` and `received_bytes` are those on the bricks' links, with all headers; `operations` counts the
+        bricks' file operations by name; `bricks` holds the same for each brick.
         """
         counts: dict[str, Any] = json.loads(_gluster_sh("stats", self.directory, timeout_s=_GLUSTER_CALL_S))
         return counts
@@ -291,7 +295,8 @@ def gluster(
     if populate is not None:
         options += ["--populate", os.fspath(populate)]
     where = Path(directory).absolute()
-    # A refusal leaves nothing behind, and may be due to somebody else's testbed in that directory; an interruption does leave things.
+    # A refusal leaves nothing behind, and may be due to somebody else's testbed in that directory; an interruption does
+    # leave things.
     try:
         _gluster_sh("up", where, *options, timeout_s=_GLUSTER_UP_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

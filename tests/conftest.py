@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, settings
 
 _skipped: list[str] = []
 
-# A shell that starts the tests in the background, or nohup, has them ignored, and what is ignored stays so in every program below.
+# A shell that starts the tests in the background, or nohup, has them ignored, and what is ignored stays so in every
+# program below.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)

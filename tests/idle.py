@@ -1,7 +1,9 @@
-"""Waits until the agent of this environment has nothing to do: every file that was opened before has its copy, or is refused one.
+"""Waits until the agent of this environment has nothing to do.
 
-A script; or text to put before that of a program, which then calls `wait_until_idle()`. Where it is known how many files were handed over,
-that number says so: what is on its way to a busy agent is not yet counted there.
+Every file that was opened before has its copy, or is refused one.
+
+A script; or text to put before that of a program, which then calls `wait_until_idle()`. Where it is known how many
+files were handed over, that number says so: what is on its way to a busy agent is not yet counted there.
 """
 
 import json

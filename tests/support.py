@@ -31,7 +31,8 @@ WAIT_UNTIL_IDLE = IDLE.read_text().partition("if __name__")[0]
 NOBODY = 65534
 # A file that was changed within the last two whole seconds is not published.
 SETTLED_AFTER_S = 2
-# For what comes soon on an idle machine: CI's is slow, shared and busy, and a limit shall only end what would never end.
+# For what comes soon on an idle machine: CI's is slow, shared and busy, and a limit shall only end what would never
+# end.
 LONG_S = 120
 PROGRAM_S = 600
 
@@ -200,7 +201,10 @@ class Place:
             directory.mkdir(exist_ok=True)
 
     def give_to(self, uid: int) -> None:
-        """From now on everything here is this user's, and so are the runs; the command is copied to where that user can see it."""
+        """From now on everything here is this user's, and so are the runs.
+
+        The command is copied to where that user can see it.
+        """
         self.uid = uid
         self.command, self.worker_script = visible_command(self.root), self.root / "worker.py"
         shutil.copy(WORKER, self.worker_script)
@@ -301,14 +305,20 @@ class Place:
         return sorted(path for path in self.tier.glob("forebay-*/objects/*/*") if path.is_file())
 
     def clean(self, complete: bool = True) -> str:
-        """Removes all copies; gives what the command says. `complete`: nothing of somebody else's is found there and left."""
+        """Removes all copies; gives what the command says.
+
+        `complete`: nothing of somebody else's is found there and left.
+        """
         words = [*as_user(self.uid), str(self.command), "clean", "--tier", str(self.tier)]
         done = subprocess.run(words, env=self.environment(), cwd=self.root, capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == complete, done.stdout + done.stderr
         return done.stdout
 
     def stop(self) -> None:
-        """Waits until the agents have ended, which they do after their last run; one that was told to stay is told to go."""
+        """Waits until the agents have ended, which they do after their last run.
+
+        One that was told to stay is told to go.
+        """
 
         def ended() -> bool:
             for agent in self.agents():
@@ -320,7 +330,10 @@ class Place:
         wait_until(ended, "the end of agents")
 
     def _is_held(self) -> bool:
-        """Whether an agent has anything open here: its sockets are gone before it has removed its files and given back its leases."""
+        """Whether an agent has anything open here.
+
+        Its sockets are gone before it has removed its files and given back its leases.
+        """
         return is_held(self.runtime, self.tier)
 
     def end(self) -> None:
@@ -368,7 +381,10 @@ def python_for(uid: int) -> str:
 
 
 def visible_command(root: Path) -> Path:
-    """A copy of the command, with its library, below a directory that other users can see: the checkout may lie where they can't."""
+    """A copy of the command, with its library, below a directory that other users can see.
+
+    The checkout may lie where they can't.
+    """
     copied = root / "bin/forebay"
     for path, to in ((command(), copied), (library(), root / "lib/forebay" / library().name)):
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -460,7 +476,10 @@ class Worker:
                 process.kill()
 
     def do(self, code: str, **names: object) -> Any:  # noqa: ANN401
-        """Executes Python code with these names; gives the value of its last expression, or raises the OSError that it raised."""
+        """Executes Python code with these names.
+
+        Gives the value of its last expression, or raises the OSError that it raised.
+        """
         pickle.dump((code, names), self._stdin)
         self._stdin.flush()
         try:

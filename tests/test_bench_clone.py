@@ -1,4 +1,7 @@
-"""What `make bench-clone` makes of what ranks say: measures, bars, ratios; and that its jobs are forked, and its ways bring states over."""
+"""What `make bench-clone` makes of what ranks say: measures, bars, ratios.
+
+And that its jobs are forked, and its ways bring states over.
+"""
 
 import json
 import subprocess

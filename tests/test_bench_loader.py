@@ -1,4 +1,7 @@
-"""What `make bench-loader` makes of its figures: bounds, bars, imbalance, noise; and that its programs give what they say."""
+"""What `make bench-loader` makes of its figures: bounds, bars, imbalance, noise.
+
+And that its programs give what they say.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""What `make bench-wheels` makes of two wheels: pairs by turns, ratios, verdicts; and that a wheel whose starts cost more is found out."""
+"""What `make bench-wheels` makes of two wheels: pairs by turns, ratios, verdicts.
+
+And that a wheel whose starts cost more is found out.
+"""
 
 import contextlib
 import shutil

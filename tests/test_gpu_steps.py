@@ -1,4 +1,7 @@
-"""`scripts/gpu.py`, with the processor standing in: order, time limits, failures, what is written, and what a later call runs."""
+"""`scripts/gpu.py`, with the processor standing in.
+
+Order, time limits, failures, what is written, and what a later call runs.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The wheel, installed into an empty virtual environment, is whole: command, library, Python package, bill of materials."""
+"""The wheel, installed into an empty virtual environment, is whole.
+
+Command, library, Python package, bill of materials.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""What `make papers-monarch` makes of its figures: bounds, bars, the table beside the paper's, drawings; and that its programs train."""
+"""What `make papers-monarch` makes of its figures: bounds, bars, the table beside the paper's, drawings.
+
+And that its programs train.
+"""
 
 import importlib.util
 import json

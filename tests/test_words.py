@@ -151,7 +151,10 @@ def markdown_prose(text: str) -> Iterator[Prose]:
 
 
 def prose(path: str, text: str) -> Iterator[Prose]:
-    """Comments, docstrings and paragraphs of a file. In Markdown a table counts as doc, so that its width can be told apart."""
+    """Comments, docstrings and paragraphs of a file.
+
+    In Markdown a table counts as doc, so that its width can be told apart.
+    """
     if path.endswith(".md"):
         yield from markdown_prose(text)
     elif path.endswith((".py", ".pyi")):

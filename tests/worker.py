@@ -1,4 +1,6 @@
-"""A process that does what it is told: reads code and names from its standard input, executes, answers on its standard output.
+"""A process that does what it is told.
+
+Reads code and names from its standard input, executes, answers on its standard output.
 
 Runs under the preload or without; tests drive one of each. See `Worker` in support.py.
 """

@@ -1,11 +1,14 @@
-"""A small job with something of every kind of state: what happens when a kind is left out of its fork. Prints JSON, a line a fork.
+"""A small job with something of every kind of state: what happens when a kind is left out of its fork.
+
+Prints JSON, a line a fork.
 
 Usage: clone_ablation.py FORKS
 
-A fork leaves out each part of the inventory once, in source and clone alike, as if nobody had thought of it. It is caught if the digests of
-that part's entries, and of no others, differ from the source's afterwards. Parts that are never set, but have to be the same in both
-programs (types, names), can't be lost. Each line says how many parts there were, which were not caught,
-which of the five losses that follow would not have shown, and which kinds `inventory` did not ask for when they were not mentioned.
+A fork leaves out each part of the inventory once, in source and clone alike, as if nobody had thought of it. It is
+caught if the digests of that part's entries, and of no others, differ from the source's afterwards. Parts that are
+never set, but have to be the same in both programs (types, names), can't be lost. Each line says how many parts there
+were, which were not caught, which of the five losses that follow would not have shown, and which kinds `inventory` did
+not ask for when they were not mentioned.
 """
 
 from __future__ import annotations

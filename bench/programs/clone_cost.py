@@ -1,4 +1,7 @@
-"""What a session takes of the process that it is in. Without torch, which has its own threads and hooks as anybody has."""
+"""What a session takes of the process that it is in.
+
+Without torch, which has its own threads and hooks as anybody has.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from typing import Any
 
 
 class Own:
-    """What a session costs its process: its calls in the training thread, and the CPU of threads that were not there before."""
+    """What a session costs its process.
+
+    Its calls in the training thread, and the CPU of threads that were not there before.
+    """
 
     def __init__(self) -> None:
         self.wall_s = 0.0
@@ -54,5 +60,8 @@ class Own:
 
 
 def _clock_of(thread: int) -> int:
-    """The number of the clock that counts a thread's CPU: linux/posix-timers.h, MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED."""
+    """The number of the clock that counts a thread's CPU.
+
+    Linux/posix-timers.h, MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED.
+    """
     return ~thread << 3 | 6

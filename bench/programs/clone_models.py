@@ -10,8 +10,9 @@ import torch
 import torchvision
 from torch import nn
 
-# Of CANDLE's NT3, and small pictures. Batches are smaller than those that such models are trained with (CANDLE: 20), so that a step takes a
-# second or less; and large enough for forward and backward pass to take longer than a memcpy of the state does.
+# Of CANDLE's NT3, and small pictures. Batches are smaller than those that such models are trained with (CANDLE: 20), so
+# that a step takes a second or less; and large enough for forward and backward pass to take longer than a memcpy of the
+# state does.
 GENES = 50_028
 SIDE = 64
 LR = 0.001

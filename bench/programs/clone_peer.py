@@ -1,4 +1,6 @@
-"""A rank of a source or of its clone, all of which mpiexec has started: does what `clone_rank` does, and brings states over in other ways.
+"""A rank of a source or of its clone, all of which mpiexec has started.
+
+Does what `clone_rank` does, and brings states over in other ways.
 
 Usage: clone_peer.py PLACE MODEL OPTIMIZER
 
@@ -45,7 +47,10 @@ class Peer(Rank):  # type: ignore[misc] # to mypy, what stands beside a program 
         self._tensors = len(self.state())
 
     def give(self, *, way: str, digest: bool) -> None:
-        """Trains a step, another at whose end the state is given, and some more. Where it is written, rank 0 says a line when all is."""
+        """Trains a step, another at whose end the state is given, and some more.
+
+        Where it is written, rank 0 says a line when all is.
+        """
         giving = self._ways[way]
         is_done = threading.Event()
 
@@ -81,7 +86,10 @@ class Peer(Rank):  # type: ignore[misc] # to mypy, what stands beside a program 
         self.line.say(begun=begun, ready=time.monotonic(), wrong=wrong)
 
     def state(self) -> State:
-        """Weights, and the optimizer's tensors: what all ranks hold alike. BatchNorm's statistics are each rank's own."""
+        """Weights, and the optimizer's tensors: what all ranks hold alike.
+
+        BatchNorm's statistics are each rank's own.
+        """
         found: State = list(self.job.model.named_parameters())
         optimizer = self.job.optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,9 +1,11 @@
-"""A rank of a job that is forked, or of a clone: it does what it is told by a socket, a line of JSON each, and answers with one.
+"""A rank of a job that is forked, or of a clone.
+
+It does what it is told by a socket, a line of JSON each, and answers with one.
 
 Usage: clone_rank.py source|clone MODEL OPTIMIZER [--alone]
 
-Started by torchrun, with the socket's name in BENCH_SOCKET. With --alone each rank is a job of its own. Times are of the clock that all
-processes of the machine share (CLOCK_MONOTONIC), in seconds; digests are the inventory's, by path.
+Started by torchrun, with the socket's name in BENCH_SOCKET. With --alone each rank is a job of its own. Times are of
+the clock that all processes of the machine share (CLOCK_MONOTONIC), in seconds; digests are the inventory's, by path.
 """
 
 from __future__ import annotations
@@ -88,8 +90,8 @@ class Rank:
     ) -> None:
         """Trains so many steps, or until it has been forked, for which it has `within` seconds, and `after` steps on.
 
-        Rank 0 says a line beforehand at the end of step number `mark`, if there is one. With `digest` the state after the step that was
-        forked is digested, outside of what is timed, and the last state is.
+        Rank 0 says a line beforehand at the end of step number `mark`, if there is one. With `digest` the state after
+        the step that was forked is digested, outside of what is timed, and the last state is.
         """
         records: list[dict[str, Any]] = []
         before = self._cost()
@@ -136,7 +138,10 @@ class Rank:
         return [{"bytes": fork.length, "aside_bytes": fork.copied + fork.aside, "stall_s": fork.stall_s} for fork in forks]
 
     def _cost(self) -> dict[str, float]:
-        """Of the session so far. What is digested here is not in it: the training thread does that, outside of the session's calls."""
+        """Of the session so far.
+
+        What is digested here is not in it: the training thread does that, outside of the session's calls.
+        """
         return {"own_wall_s": self.own.wall_s if self.own else 0.0, "own_cpu_s": self.own.cpu_s if self.own else 0.0}
 
     def _point(self) -> None:
@@ -152,7 +157,9 @@ class Rank:
             call()
 
     def become(self, *, asked: str, digest: bool = False) -> None:
-        """Becomes a clone, as `asked` says, with an optimizer that has no state yet: what a program that has just begun has.
+        """Becomes a clone, as `asked` says, with an optimizer that has no state yet.
+
+        What a program that has just begun has.
 
         If its parent drops it, it says so, and may be told to become another.
         """
@@ -186,7 +193,10 @@ class Rank:
         self.line.say(begun=begun, ready=time.monotonic())
 
     def turns(self, *, pairs: int, seconds: float, model: str, optimizer: str) -> None:
-        """Steps by turns with a job that is the same but has no session: seconds a step of each, a mean over about `seconds` of them."""
+        """Steps by turns with a job that is the same but has no session.
+
+        Seconds a step of each, a mean over about `seconds` of them.
+        """
         plain = made(model, optimizer)
         for _ in range(FIRST_STEPS):
             plain.step()

@@ -1,8 +1,8 @@
 """Ways to bring a state from the ranks of a source to those of a clone, other than Forebay's: messages, and files.
 
-A state is a list of named tensors. Rank i of the source and rank i of the clone belong together; both halves are one world to MPI, the
-source's ranks first. Each way does what its library does best: messages are received where the tensors lie, files are in memory and are
-mapped, or read into place.
+A state is a list of named tensors. Rank i of the source and rank i of the clone belong together; both halves are one
+world to MPI, the source's ranks first. Each way does what its library does best: messages are received where the
+tensors lie, files are in memory and are mapped, or read into place.
 """
 
 from __future__ import annotations
@@ -338,7 +338,10 @@ def fetch(file: Path) -> list[Any]:
 
 
 def ways(place: Path, rank: int, other: int, group: ProcessGroupGloo) -> dict[str, Way]:
-    """All of them. Every rank has to ask; `rank` is that in its own half, `other` that of the other end in MPI and in `group`."""
+    """All of them. Every rank has to ask.
+
+    `rank` is that in its own half, `other` that of the other end in MPI and in `group`.
+    """
     return {
         "mpi4py Send": Buffers(other),
         "gloo": Gloo(group, other),

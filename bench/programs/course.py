@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 
 def listed(root: str, first: int | None = None) -> list[str]:
-    """Every file below a directory, by the order of their own names, whatever directory each lies in; or the first so many."""
+    """Every file below a directory, by the order of their own names, whatever directory each lies in.
+
+    Or the first so many.
+    """
     found = sorted((name, os.path.join(place, name)) for place, _, names in os.walk(root) for name in names)  # noqa: PTH118
     return [path for _, path in found[:first]]
 

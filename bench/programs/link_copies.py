@@ -2,9 +2,10 @@
 
 usage: forebay run ... -- link_copies.py SOURCE NAMES TIER LINKS
 
-A program that reads LINKS without Forebay reads the very bytes on disk that it would be given with it. The names are those of NAMES, a
-local directory with the same files, so that the source is not listed. A file whose open does not lead below TIER is linked to its
-namesake in NAMES instead. Nothing is read. One JSON line: how many links there are, and how many of them lead to copies.
+A program that reads LINKS without Forebay reads the very bytes on disk that it would be given with it. The names are
+those of NAMES, a local directory with the same files, so that the source is not listed. A file whose open does not lead
+below TIER is linked to its namesake in NAMES instead. Nothing is read. One JSON line: how many links there are, and how
+many of them lead to copies.
 """
 
 from __future__ import annotations

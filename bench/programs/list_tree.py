@@ -1,6 +1,7 @@
 """Lists a tree once an epoch, as programs do that look for their data set.
 
-One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch, and names the root.
+One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch, and
+names the root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The standard image pipeline by several codecs: a random part of a JPEG, resized to a square, mirrored by chance, as bytes."""
+"""The standard image pipeline by several codecs.
+
+A random part of a JPEG, resized to a square, mirrored by chance, as bytes.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ CHOICES = ("policy", "schedule", "background_fill")
 def data_loader(dataset: Any, batch: int, agent: Mapping[str, Any] | None, **options: Any) -> tuple[Any, Callable[[], dict[str, Any]]]:  # noqa: ANN401
     """A loader, and a function that tells what the agent has done so far.
 
-    What users can't say, such as a window that is scaled down as the data are, is put into the settings that the loader has made, before
-    it joins the agent.
+    What users can't say, such as a window that is scaled down as the data are, is put into the settings that the loader
+    has made, before it joins the agent.
 
     Args:
         dataset: says where its samples lie.

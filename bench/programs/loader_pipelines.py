@@ -1,8 +1,10 @@
-"""Makes batches of bytes out of JPEG files by one of several loaders, each as its users would write it: random-resized crop to 224, flip.
+"""Makes batches of bytes out of JPEG files by one of several loaders, each as its users would write it.
 
-Each epoch goes through all files once, in random order. One JSON line comes before the first, and one after each, with the processor time
-of this process and all that it has started. The first epoch has in it whatever is done but once. With --step a line on standard input
-begins an epoch.
+Random-resized crop to 224, flip.
+
+Each epoch goes through all files once, in random order. One JSON line comes before the first, and one after each, with
+the processor time of this process and all that it has started. The first epoch has in it whatever is done but once.
+With --step a line on standard input begins an epoch.
 """
 
 from __future__ import annotations

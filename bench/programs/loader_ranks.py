@@ -1,7 +1,8 @@
 """Ranks of one job on this node, in step: each waits for its batch, trains for a while, and for the others.
 
-Sample i is read below root i modulo their number, and goes to the rank of that number, since the order is not shuffled: so a rank whose
-root is slow has slow reads. One JSON line an epoch says how long each rank waited for its batch in each step.
+Sample i is read below root i modulo their number, and goes to the rank of that number, since the order is not shuffled:
+so a rank whose root is slow has slow reads. One JSON line an epoch says how long each rank waited for its batch in each
+step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The models that are trained, layer by layer, for every framework to build: LeNet, AlexNet and ResNet-18, for small pictures.
+"""The models that are trained, layer by layer, for every framework to build.
 
-LeNet is LeNet-5. AlexNet has its eight layers, with a quarter of the channels and less in the dense ones, for pictures of 64 x 64.
-ResNet-18 is whole; it sees pictures of 64 x 64 instead of 224 x 224.
+LeNet, AlexNet and ResNet-18, for small pictures.
+
+LeNet is LeNet-5. AlexNet has its eight layers, with a quarter of the channels and less in the dense ones, for pictures
+of 64 x 64. ResNet-18 is whole; it sees pictures of 64 x 64 instead of 224 x 224.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from typing import NamedTuple
 
 
 class Conv(NamedTuple):
-    """A convolution whose output is as large as its input, over the stride; then batch normalisation, if asked for; then ReLU."""
+    """A convolution whose output is as large as its input, over the stride; then batch normalisation, if asked for.
+
+    Then ReLU.
+    """
 
     channels: int
     kernel: int

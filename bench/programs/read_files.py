@@ -1,8 +1,8 @@
 """Reads every file below a directory once an epoch, in an order of its own each time, as a training program does.
 
-Threads read and decode the images of a batch; after each batch there may be a pause, for the step that an accelerator would take.
-One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch, or the part of one
-that it names; the end of the input ends the program.
+Threads read and decode the images of a batch; after each batch there may be a pause, for the step that an accelerator
+would take. One JSON line comes before the first epoch and one after each. With --step a line on standard input begins
+an epoch, or the part of one that it names; the end of the input ends the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Reads a small part of every file below a directory: its start by read, or records here and there by seek, pread or mmap.
+"""Reads a small part of every file below a directory.
+
+Its start by read, or records here and there by seek, pread or mmap.
 
 All files stay open until everything is read and a while has passed, as a program's that samples from its shards do.
 """

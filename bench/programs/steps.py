@@ -1,4 +1,7 @@
-"""What the programs that read whole epochs have in common: when they go on, in which order they read, and what they say."""
+"""What the programs that read whole epochs have in common.
+
+When they go on, in which order they read, and what they say.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Trains a model on pictures, epoch by epoch, as its framework's users do. Knows nothing of Forebay.
 
-PyTorch reads picture files by a DataLoader, whose workers decode them; TensorFlow reads TFRecord shards by tf.data. A file's directory is
-its class. The model computes on one thread, so that the machine's other core is left to those who read. One JSON line comes before
-the first epoch and one after each. With --step a line on standard input begins an epoch, or the part of one that it names; the end of
-the input ends the program. With the same seed, the same files give the same weights, to the last bit.
+PyTorch reads picture files by a DataLoader, whose workers decode them; TensorFlow reads TFRecord shards by tf.data. A
+file's directory is its class. The model computes on one thread, so that the machine's other core is left to those who
+read. One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an
+epoch, or the part of one that it names; the end of the input ends the program. With the same seed, the same files give
+the same weights, to the last bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""An ensemble from one trunk: clones part from a job that has learned the basics, draw other data from there on, and vote.
+"""An ensemble from one trunk.
+
+Clones part from a job that has learned the basics, draw other data from there on, and vote.
 
 The trunk's steps are trained once instead of once a member. Draws the error of each member, and that of the vote.
 

@@ -29,14 +29,18 @@ TRAIN = Path(__file__).with_name("train.py")
 # What takes longer than this has gone wrong, however busy the machine is.
 WAIT_S = 600.0
 LOOK_EVERY_S = 0.05
-# Steps of a job that is ended when it is not needed any more; should nobody end it, it does so by itself, minutes later.
+# Steps of a job that is ended when it is not needed any more; should nobody end it, it does so by itself, minutes
+# later.
 ENDLESS = 100_000
 END_S = 30.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a job wrote of a step: the mean loss since the line before, its learning rate, and accuracies by digit, from 0 to 1."""
+    """What a job wrote of a step.
+
+    The mean loss since the line before, its learning rate, and accuracies by digit, from 0 to 1.
+    """
 
     step: int
     loss: float
@@ -216,7 +220,10 @@ def prepare(place: Path) -> Path:
 
 
 def run(example: Callable[[], int]) -> int:
-    """An example's exit code; 130 if it was interrupted, or told to end. Either way nothing that it has started is left."""
+    """An example's exit code; 130 if it was interrupted, or told to end.
+
+    Either way nothing that it has started is left.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return example()

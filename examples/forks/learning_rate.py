@@ -1,6 +1,7 @@
 """A learning-rate fork: what would other rates do from here on? Clones of one step of a job, each with a rate of its own.
 
-One clone keeps the job's rate: it shows that what is seen comes from the rates alone, for its losses are the job's, to the last bit.
+One clone keeps the job's rate: it shows that what is seen comes from the rates alone, for its losses are the job's, to
+the last bit.
 
     python -m examples.forks.learning_rate --rates 0.1,0.02,0.004,0.001 --output learning-rate.svg
 """
@@ -55,7 +56,10 @@ def rates(text: str) -> list[float]:
 
 
 def agree(trunk: Job, clone: Job) -> bool:
-    """Whether the losses that both have written are the same. The clone's first line has fewer steps in it, if the fork was between two."""
+    """Whether the losses that both have written are the same.
+
+    The clone's first line has fewer steps in it, if the fork was between two.
+    """
     mine = {line.step: line.loss for line in trunk.lines()}
     return all(mine[line.step] == line.loss for line in clone.lines()[1:])
 

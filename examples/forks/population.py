@@ -1,7 +1,10 @@
-"""A small population-based search of a learning rate: now and then the worst member ends, and a clone of the best takes its place.
+"""A small population-based search of a learning rate.
 
-The clone has another rate. As in Jaderberg et al., Population Based Training of Neural Networks (2017): exploit by a fork, explore by
-`--set lr`. Nobody waits, and no checkpoint is written. Draws each member's error and rate, and who came from whom.
+Now and then the worst member ends, and a clone of the best takes its place.
+
+The clone has another rate. As in Jaderberg et al., Population Based Training of Neural Networks (2017): exploit by a
+fork, explore by `--set lr`. Nobody waits, and no checkpoint is written. Draws each member's error and rate, and who
+came from whom.
 
     python -m examples.forks.population --members 4 --generations 5 --output population.svg
 """

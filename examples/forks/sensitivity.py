@@ -1,8 +1,8 @@
 """A sensitivity study: how much does what a model knows of one class hang on the data of another?
 
-Clones part from one step of a job. Each goes on without the images of one digit, and one goes on with all; so what differs comes from the
-missing images alone. The DeepClone paper names this as a reason to fork: to find which samples learning depends on. Draws the change of
-each digit's accuracy.
+Clones part from one step of a job. Each goes on without the images of one digit, and one goes on with all; so what
+differs comes from the missing images alone. The DeepClone paper names this as a reason to fork: to find which samples
+learning depends on. Draws the change of each digit's accuracy.
 
     python -m examples.forks.sensitivity --output sensitivity.svg
 """

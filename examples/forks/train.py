@@ -1,8 +1,8 @@
 """Trains a small network on small images of digits. While it does, `forebay clone` can fork it at any step.
 
-DATA is an .npz file with `images`, float32 [images, 8, 8], and `labels`, int64 [images]. FILE of --log gets JSON lines: where
-the job comes from, then every few steps the loss since the last line and the accuracies by digit. At its end the scores of the test images
-and what they are go into an .npz file beside it.
+DATA is an .npz file with `images`, float32 [images, 8, 8], and `labels`, int64 [images]. FILE of --log gets JSON lines:
+where the job comes from, then every few steps the loss since the last line and the accuracies by digit. At its end the
+scores of the test images and what they are go into an .npz file beside it.
 """
 
 import argparse

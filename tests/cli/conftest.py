@@ -16,7 +16,10 @@ from tests import support
 
 @dataclass
 class Desk:
-    """Where a command is typed. `source`, `tier` and the home directory are there; relative names mean what is in `root`."""
+    """Where a command is typed.
+
+    `source`, `tier` and the home directory are there; relative names mean what is in `root`.
+    """
 
     root: Path
     runtime: Path
@@ -58,7 +61,10 @@ class Desk:
         return self.type("run", "--source", "source", "--tier", "tier=64M", *words, env=env)
 
     def refuse(self, *words: str | Path, status: int = 2, env: Mapping[str, str] | None = None) -> str:
-        """What is said to a command line that is refused: one line, and nothing has run. The program, if any, is `touch ran`."""
+        """What is said to a command line that is refused: one line, and nothing has run.
+
+        The program, if any, is `touch ran`.
+        """
         done = self.type(*words, env=env)
         assert (done.returncode, done.stdout) == (status, ""), done
         assert done.stderr.startswith("forebay: "), done.stderr
@@ -72,7 +78,8 @@ class Desk:
         return [json.loads(path.read_text()) for path in sorted(self.home.glob(".local/state/forebay/runs/*.json"))]
 
 
-# In a mount namespace of its own: every file system is unmounted that a run would take for a source, but for the first word's.
+# In a mount namespace of its own: every file system is unmounted that a run would take for a source, but for the first
+# word's.
 APART = """
 keep=$1
 shift

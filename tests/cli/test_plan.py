@@ -183,7 +183,10 @@ class Page(HTMLParser):
 
 
 def overlaps(texts: list[tuple[float, float, str]], height: float) -> list[tuple[str, str]]:
-    """Pairs of horizontal texts, each centred at a place, that run into each other; a letter is taken for 0.6 of its height wide."""
+    """Pairs of horizontal texts, each centred at a place, that run into each other.
+
+    A letter is taken for 0.6 of its height wide.
+    """
     boxes = [(x - 0.3 * height * len(text), x + 0.3 * height * len(text), y, text) for x, y, text in texts]
     return [
         (a[3], b[3]) for at, a in enumerate(boxes) for b in boxes[:at] if abs(a[2] - b[2]) < 0.8 * height and a[0] < b[1] and b[0] < a[1]

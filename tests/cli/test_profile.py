@@ -1,4 +1,7 @@
-"""`forebay profile`: measures within bounds, says what it measured, leaves nothing behind; what it writes can be planned with."""
+"""`forebay profile`: measures within bounds, says what it measured, leaves nothing behind.
+
+What it writes can be planned with.
+"""
 
 import json
 import os

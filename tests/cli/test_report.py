@@ -1,4 +1,7 @@
-"""`forebay report`: which run it is about, and what of the record it needs; how its page looks is seen in test_pages.py."""
+"""`forebay report`: which run it is about, and what of the record it needs.
+
+How its page looks is seen in test_pages.py.
+"""
 
 import json
 import stat

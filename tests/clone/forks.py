@@ -33,7 +33,10 @@ ASKED = ["sh", "-c", 'printf "%s\\n" "$FOREBAY_CLONE"; exec cat']
 
 @dataclass
 class Node:
-    """Directories of its own, with a short path, since a socket is in it. What is started with `environment` meets at one fork agent."""
+    """Directories of its own, with a short path, since a socket is in it.
+
+    What is started with `environment` meets at one fork agent.
+    """
 
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm")))
 
@@ -72,7 +75,10 @@ class Node:
 
     @contextlib.contextmanager
     def cloning(self, job: str, *options: str) -> Iterator[str]:
-        """`forebay clone` with a program that waits until the block ends; gives what the program found in FOREBAY_CLONE."""
+        """`forebay clone` with a program that waits until the block ends.
+
+        Gives what the program found in FOREBAY_CLONE.
+        """
         command = [str(forebay.command()), "clone", job, *options, "--", *ASKED]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
@@ -144,7 +150,10 @@ def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def told(lines: str) -> list[dict[str, Any]]:
-    """What each rank of `tests.clone.train` said, in the order of ranks. They share a pipe: one may stand in another's line."""
+    """What each rank of `tests.clone.train` said, in the order of ranks.
+
+    They share a pipe: one may stand in another's line.
+    """
     decoder = json.JSONDecoder()
     found, at = [], 0
     while (at := lines.find('{"rank"', at)) >= 0:

@@ -157,7 +157,8 @@ def warmed_cosine(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-# Each scheduler that torch has for a schedule of its own kind: closed form, recursion, milestones (a Counter), text and infinities.
+# Each scheduler that torch has for a schedule of its own kind: closed form, recursion, milestones (a Counter), text and
+# infinities.
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "multistep": lambda o: lr_scheduler.MultiStepLR(o, [1, 4]),

@@ -1,4 +1,6 @@
-"""A rank of a clone, or of a job, that goes as far as it is told and no further; what becomes of it then is the test's. Without torch.
+"""A rank of a clone, or of a job, that goes as far as it is told and no further.
+
+What becomes of it then is the test's. Without torch.
 
 Usage: python -m tests.clone.played clone STAGE   (FOREBAY_CLONE says which fork)
        python -m tests.clone.played source STAGE DIRECTORY   (of the fork agent)

@@ -1,4 +1,7 @@
-"""What a clone makes ready while it waits: its parent's memory, mapped, and memory of its own for the tensors that it lacks."""
+"""What a clone makes ready while it waits.
+
+Its parent's memory, mapped, and memory of its own for the tensors that it lacks.
+"""
 
 import contextlib
 import gc

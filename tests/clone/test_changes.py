@@ -1,4 +1,7 @@
-"""What `forebay clone --set` makes of an optimizer's groups: compared with the same program that began with the changed numbers."""
+"""What `forebay clone --set` makes of an optimizer's groups.
+
+Compared with the same program that began with the changed numbers.
+"""
 
 from collections.abc import Callable
 from typing import Any

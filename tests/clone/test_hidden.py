@@ -1,4 +1,7 @@
-"""State beside parameters, buffers and what optimizers keep by parameter: carried, whether or not a `state_dict` has it, or named."""
+"""State beside parameters, buffers and what optimizers keep by parameter.
+
+Carried, whether or not a `state_dict` has it, or named.
+"""
 
 import collections
 from collections.abc import Callable

@@ -207,7 +207,10 @@ def test_flags_are_carried() -> None:
 
 
 class World:
-    """MPI as mpi4py has it, of rank 1 of 3: refusals, and ranks without starting them. Real `mpiexec` is in test_launchers.py."""
+    """MPI as mpi4py has it, of rank 1 of 3: refusals, and ranks without starting them.
+
+    Real `mpiexec` is in test_launchers.py.
+    """
 
     COMM_WORLD = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 3, bcast=lambda number, root: number + root)
     is_finalized = False

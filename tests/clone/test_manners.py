@@ -1,4 +1,7 @@
-"""What a session refuses, so that no state is left out; and what is the program's, though it comes in the middle of a fork."""
+"""What a session refuses, so that no state is left out.
+
+And what is the program's, though it comes in the middle of a fork.
+"""
 
 import os
 import signal

@@ -1,6 +1,7 @@
 """F50, F51: whoever is killed or stopped, at whatever message, the others come to their ends, and nobody's training notices.
 
-Clones and sources are processes of their own, which are no training programs; the parent that is forked trains in the test's process.
+Clones and sources are processes of their own, which are no training programs; the parent that is forked trains in the
+test's process.
 """
 
 import contextlib
@@ -98,7 +99,10 @@ def test_f51_a_clone_that_is_killed_or_stopped_at_any_message(
 
 
 def has_said(played: Other) -> bool:
-    """Whether it has come to its stage, or ended. Asked again and again, so that this thread is between two instructions now and then."""
+    """Whether it has come to its stage, or ended.
+
+    Asked again and again, so that this thread is between two instructions now and then.
+    """
     assert played.process.stdout
     readable, _, _ = select.select([played.process.stdout], [], [], 0)
     return bool(readable)

@@ -216,7 +216,8 @@ CHANGES: list[Callable[[Job], None]] = [
 def test_p14b_what_has_changed_since_the_last_look_is_described_as_it_is(
     change: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Some leave the optimizer with a parameter that no module has any more: the new inventory that is compared with would be refused.
+    # Some leave the optimizer with a parameter that no module has any more: the new inventory that is compared with
+    # would be refused.
     monkeypatch.setattr("forebay.torch._state.check_given", lambda _: None)
     job = Job()
     known = job.inventory()

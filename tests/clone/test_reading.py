@@ -83,7 +83,10 @@ def test_p14b_objects_that_draw_when_they_are_read(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("at", [2, 4, 6], ids=["first-epoch", "between", "second-epoch"])
 def test_p14b_a_stateful_data_loader_is_carried(here: Node, opened: Opened, workers: int, at: int, *, has_own: bool) -> None:
-    """Four batches an epoch. With a worker the samples draw nothing, for torchdata does not keep what its workers' generators are at."""
+    """Four batches an epoch.
+
+    With a worker the samples draw nothing, for torchdata does not keep what its workers' generators are at.
+    """
 
     def loader() -> Any:  # noqa: ANN401
         generator = torch.Generator().manual_seed(5) if has_own else None

@@ -1,4 +1,7 @@
-"""What a state is to be loaded to is made while it is waited for; what comes otherwise than expected is made then, as right (P14b)."""
+"""What a state is to be loaded to is made while it is waited for.
+
+What comes otherwise than expected is made then, as right (P14b).
+"""
 
 import ctypes
 import os

@@ -492,7 +492,10 @@ def test_a_model_of_another_shape_is_refused_before_anything_changes(here: Node,
 
 
 class Loop:
-    """A job by the session's own loop. Its loader knows nothing of its place: 13 batches an epoch, in an order drawn at its beginning."""
+    """A job by the session's own loop.
+
+    Its loader knows nothing of its place: 13 batches an epoch, in an order drawn at its beginning.
+    """
 
     def __init__(self, number: int) -> None:
         jobs.seed(number)

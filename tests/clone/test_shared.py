@@ -39,7 +39,10 @@ def places(there: Storage, made: Job) -> dict[str, tuple[int, int]]:
 
 
 def memories() -> set[int]:
-    """Shared memory of which this process has a descriptor, by inode. What earlier tests have left may go at any time."""
+    """Shared memory of which this process has a descriptor, by inode.
+
+    What earlier tests have left may go at any time.
+    """
     return {one.stat().st_ino for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and "forebay-shared" in str(one.readlink())}
 
 

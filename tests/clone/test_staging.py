@@ -1,4 +1,7 @@
-"""The way of a GPU's tensors through pinned memory, here without a GPU: its memory is the processor's. tests/clone/test_gpu.py has one."""
+"""The way of a GPU's tensors through pinned memory, here without a GPU: its memory is the processor's.
+
+Tests/clone/test_gpu.py has one.
+"""
 
 import ctypes
 

@@ -1,4 +1,7 @@
-"""A clone that has read all need not wait for its parent's next step: the parent says in between that nothing has changed."""
+"""A clone that has read all need not wait for its parent's next step.
+
+The parent says in between that nothing has changed.
+"""
 
 import signal
 import sys

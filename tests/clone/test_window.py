@@ -1,7 +1,7 @@
 """Windows: clones read large tensors where they lie, from a point to the next step, and get the bytes of one step or none.
 
-In which order each side may look at what, crates/agent/src/fork/window_model.rs goes through; here are real memory, a real agent and
-real steps.
+In which order each side may look at what, crates/agent/src/fork/window_model.rs goes through; here are real memory, a
+real agent and real steps.
 """
 
 import contextlib
@@ -155,7 +155,8 @@ def test_f50_a_step_in_the_middle_of_reading_is_never_seen() -> None:
 def test_a_source_that_stands_still_while_it_closes_is_waited_for_so_long() -> None:
     tensors = Tensors()
     reading = tensors.reading()
-    # As though the source had closed the last tensor's piece, and gone no further: bit 63 of its word, the fifth pair from byte 64 on.
+    # As though the source had closed the last tensor's piece, and gone no further: bit 63 of its word, the fifth pair
+    # from byte 64 on.
     descriptor = os.open(f"/proc/self/fd/{tensors.window.descriptor}", os.O_RDWR)
     os.pwrite(descriptor, b"\x80", 64 + 16 * 4 + 7)
     os.close(descriptor)
@@ -184,7 +185,10 @@ def test_nonsense_is_refused() -> None:
 
 @dataclass
 class Played:
-    """A rank of a clone, played by the test: it has its state in hand, and has read nothing of what lies at its parent's."""
+    """A rank of a clone, played by the test.
+
+    It has its state in hand, and has read nothing of what lies at its parent's.
+    """
 
     taking: _core.Taking
     manifest: clone.Manifest
@@ -239,7 +243,10 @@ class Parent:
 
 @contextlib.contextmanager
 def forked(here: Node, opened: Opened) -> Iterator[tuple[Parent, Played]]:
-    """A job that has just been forked, and its clone, which has its state in hand; what it was is checked afterwards."""
+    """A job that has just been forked, and its clone, which has its state in hand.
+
+    What it was is checked afterwards.
+    """
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -402,7 +409,8 @@ def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_n
         mine = taking(asked)
         killed.fork()
         played = play(asked, mine)
-        # What is left of a process that is killed: nothing is said any more, by no thread either, and its connection closes.
+        # What is left of a process that is killed: nothing is said any more, by no thread either, and its connection
+        # closes.
         assert killed.session._source
         assert killed.session._source._window
         killed.session._source._window._is_silent = True

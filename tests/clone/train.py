@@ -1,10 +1,12 @@
 """A training program as a user would write it, the same for a parent and its clones.
 
-Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable] [--device cpu | cuda]
+Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable] [--device cpu
+| cuda]
 
-A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks trains N. With
---portable it has nothing that can't be dealt to other ranks. With --device cuda all ranks share a GPU; one alone talks to itself by NCCL.
-Each rank prints a line: where it began, its losses, and the digests of its last state.
+A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks
+trains N. With --portable it has nothing that can't be dealt to other ranks. With --device cuda all ranks share a GPU;
+one alone talks to itself by NCCL. Each rank prints a line: where it began, its losses, and the digests of its last
+state.
 """
 
 import argparse

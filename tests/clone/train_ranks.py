@@ -2,7 +2,8 @@
 
 Usage: python -m tests.clone.train_ranks mpi | fsdp
 
-A parent trains until it was forked and five steps on; a clone trains five steps. Each rank prints a line as `tests.clone.train` does.
+A parent trains until it was forked and five steps on; a clone trains five steps. Each rank prints a line as
+`tests.clone.train` does.
 """
 
 import json

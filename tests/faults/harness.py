@@ -297,7 +297,8 @@ def traced(place: Place, pid: int, *words: str) -> Iterator[Trace]:
             yield Trace(log)
         finally:
             strace.send_signal(signal.SIGINT)
-            # It sometimes misses the end of a process all of whose threads are killed at once; from one that lives it takes its hand.
+            # It sometimes misses the end of a process all of whose threads are killed at once; from one that lives it
+            # takes its hand.
             with suppress(subprocess.TimeoutExpired):
                 strace.wait(LONG_S if Path(f"/proc/{pid}/root").exists() else 1)
             strace.kill()

@@ -1,4 +1,7 @@
-"""F2: a copy, or a tier, that answers with errors. Opens fall to the source or the next tier; after a few faults the tier is off."""
+"""F2: a copy, or a tier, that answers with errors.
+
+Opens fall to the source or the next tier; after a few faults the tier is off.
+"""
 
 from collections.abc import Callable
 

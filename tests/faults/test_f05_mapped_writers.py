@@ -1,4 +1,7 @@
-"""F5: the source is written through a shared mapping whose descriptor is closed. Plain outcome: a reader finds what was written last."""
+"""F5: the source is written through a shared mapping whose descriptor is closed.
+
+Plain outcome: a reader finds what was written last.
+"""
 
 import importlib.util
 import os
@@ -53,7 +56,10 @@ def filled(path: Path, value: int) -> bytes:
 
 @pytest.mark.parametrize(("mapping", "is_covered"), [(BY_C, True), (BY_C, False), (BY_TORCH, True)], ids=["mmap", "outside", "torch"])
 def test_f05_no_copy_while_a_process_has_the_file_mapped_for_writing(place: Place, mapping: str, is_covered: bool) -> None:
-    """Its dirty pages move no time when they are written again. Once it has unmapped the file, the last bytes are copied."""
+    """Its dirty pages move no time when they are written again.
+
+    Once it has unmapped the file, the last bytes are copied.
+    """
     if mapping == BY_TORCH and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     path = place.source / SMALL[0]
@@ -61,7 +67,8 @@ def test_f05_no_copy_while_a_process_has_the_file_mapped_for_writing(place: Plac
         writer = reader if is_covered else outside
         if mapping == BY_TORCH:
             writer.do("import torch")
-        # Made just before it is mapped: one that lay there for long would count as changed in place, and be passed by for that.
+        # Made just before it is mapped: one that lay there for long would count as changed in place, and be passed by
+        # for that.
         path.write_bytes(path.read_bytes())
         writer.do(mapping, path=str(path))
         writer.do("put(1)")

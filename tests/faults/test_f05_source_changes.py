@@ -1,4 +1,7 @@
-"""F5: the source changes after it was copied, behind the door's back. Never a mixture; never older than the freshness allows."""
+"""F5: the source changes after it was copied, behind the door's back.
+
+Never a mixture; never older than the freshness allows.
+"""
 
 import os
 import time

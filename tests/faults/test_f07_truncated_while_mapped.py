@@ -1,4 +1,7 @@
-"""F7: a source that is truncated while it is mapped. The copy is not; a map of the source itself is as without Forebay."""
+"""F7: a source that is truncated while it is mapped.
+
+The copy is not; a map of the source itself is as without Forebay.
+"""
 
 import os
 import signal

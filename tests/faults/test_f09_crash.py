@@ -1,4 +1,7 @@
-"""F9: the agent dies by SIGKILL at any step. The program goes on, no partial copy is ever served, and the next agent clears up."""
+"""F9: the agent dies by SIGKILL at any step.
+
+The program goes on, no partial copy is ever served, and the next agent clears up.
+"""
 
 import os
 import shutil
@@ -27,8 +30,8 @@ from tests.support import LONG_S, WORKER, Place, Worker, read, wait_until, warm
 
 pytestmark = [needs_root, needs_strace]
 
-# Calls that change something on a tier or in the agent's directory. strace counts each by thread: with the first thread that comes
-# to its Nth such call all die, before the call is carried out.
+# Calls that change something on a tier or in the agent's directory. strace counts each by thread: with the first thread
+# that comes to its Nth such call all die, before the call is carried out.
 CALLS = ["openat", "openat2", "mkdirat", "pwrite64", "write", "ftruncate", "fallocate", "unlinkat", "flock", "bind", "close"]
 FEW_FROM_START = [
     ("mkdirat", 2),
@@ -128,7 +131,10 @@ def test_f09_killed_at_every_step_after_its_start(place: Place) -> None:
 
 
 def crash_during_copies(place: Place, call: str, nth: int, within_s: float = LONG_S) -> bool:
-    """Kills an agent when a thread of it comes to its Nth call of that kind after a program has begun to read; tells whether one did."""
+    """Kills an agent when a thread of it comes to its Nth call of that kind after a program has begun to read.
+
+    Tells whether one did.
+    """
     with place.worker() as worker:
         # Whatever adoption does is over.
         place.idle()

@@ -17,7 +17,8 @@ from tests.support import LONG_S, Place, Worker, is_copy, read, wait_until, warm
 
 pytestmark = [needs_root, needs_fuse]
 
-# What is not behind the hung source answers within this, at least once in so many times: a machine may be busy, a wait is there each time.
+# What is not behind the hung source answers within this, at least once in so many times: a machine may be busy, a wait
+# is there each time.
 SOON_S = 3.0
 TIMES = 10
 
@@ -106,7 +107,8 @@ def test_f11_commands_answer(place: Place) -> None:
         warm(place, worker, fs.mnt / SMALL[0])
         fs.hang()
         begins_to_hang(worker, fs.mnt / SMALL[1])
-        # It finds the hung file system by itself, asks it for no longer than its own deadline, and leaves nobody waiting for its output.
+        # It finds the hung file system by itself, asks it for no longer than its own deadline, and leaves nobody
+        # waiting for its output.
         doctor = _command(place, "doctor")
         assert doctor.returncode == 0
         assert str(fs.mnt) in doctor.stdout
@@ -171,7 +173,8 @@ def test_f11_the_agent_ends_while_the_source_hangs(place: Place, source: Callabl
             begins_to_hang(worker, mount / SMALL[1])
             # A sweep that is due: the agent itself waits for the source as well.
             wait_until(lambda: waits_for_source(agent), "a thread of the agent that waits for the source")
-            # Neither may be reaped by anybody yet: who has asked a server for something may have to wait for its answer even now.
+            # Neither may be reaped by anybody yet: who has asked a server for something may have to wait for its answer
+            # even now.
             os.kill(program, signal.SIGKILL)
             run.kill()
             wait_until(lambda: not place.agents() and not is_running(agent), "the agent's end")

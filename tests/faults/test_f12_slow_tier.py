@@ -1,4 +1,7 @@
-"""F12: a tier slower than the source. It is measured, set aside for placement and reads, told of, and taken back when it is fast."""
+"""F12: a tier slower than the source.
+
+It is measured, set aside for placement and reads, told of, and taken back when it is fast.
+"""
 
 import itertools
 import time

@@ -1,4 +1,7 @@
-"""F13: a tier in memory. One is told of it; it counts in the job's memory, is refused where it can't fit, and given back in need."""
+"""F13: a tier in memory.
+
+One is told of it; it counts in the job's memory, is refused where it can't fit, and given back in need.
+"""
 
 import os
 import signal
@@ -48,7 +51,8 @@ def tier_in_ram(place: Place) -> dict[str, Any]:
     return tier
 
 
-# What the program takes at a time, in bytes: two of it are half of what always stays free, so that the next look is in time.
+# What the program takes at a time, in bytes: two of it are half of what always stays free, so that the next look is in
+# time.
 STEP = 4 << 20
 
 
@@ -172,7 +176,10 @@ def test_f13_what_another_run_was_promised_is_not_given_twice(place: Place) -> N
 
 
 def test_f13_ram_is_given_back_before_the_job_runs_out_of_memory(place: Place) -> None:
-    """The program takes all memory that there is, step by step. Nothing is killed; what it has open stays; what it reads is right."""
+    """The program takes all memory that there is, step by step.
+
+    Nothing is killed; what it has open stays; what it reads is right.
+    """
     content = {f"m{n:02}": bytes([n]) * (1 << 20) for n in range(48)}
     for name, text in content.items():
         (place.source / name).write_bytes(text)

@@ -1,4 +1,7 @@
-"""F14: memory runs out. Buffers are bounded; a worker that is killed takes nothing with it; an agent that is killed is passed by."""
+"""F14: memory runs out. Buffers are bounded; a worker that is killed takes nothing with it.
+
+An agent that is killed is passed by.
+"""
 
 import random
 from functools import partial

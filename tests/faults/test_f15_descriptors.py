@@ -1,4 +1,7 @@
-"""F15: few descriptors. The program gets as many as without Forebay, and the same error at the same open; the agent lives with few."""
+"""F15: few descriptors. The program gets as many as without Forebay, and the same error at the same open.
+
+The agent lives with few.
+"""
 
 import errno
 import os

@@ -7,7 +7,8 @@ import time
 from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, digest, needs_root
 from tests.support import NOBODY, Place, settle, wait_until
 
-# The agent stands still until everybody has read everything once: so they do meet, also where they run one after the other.
+# The agent stands still until everybody has read everything once: so they do meet, also where they run one after the
+# other.
 HAMMER = """
 import hashlib, json, os, random, signal, sys
 wanted, agent = json.loads(sys.argv[2]), int(sys.argv[4])

@@ -1,4 +1,7 @@
-"""F24: other libraries that are preloaded, or patch tables, or must come first: in any order each does its work, and so does the door."""
+"""F24: other libraries that are preloaded, or patch tables, or must come first.
+
+In any order each does its work, and so does the door.
+"""
 
 import shutil
 import subprocess
@@ -11,7 +14,8 @@ from tests.support import Ran, Word
 
 pytest_plugins = ["tests.preload.fixtures"]
 
-# An allocator; what swallows fsync, and hooks open for that; what hooks open, read and kin to make them fail on request.
+# An allocator; what swallows fsync, and hooks open for that; what hooks open, read and kin to make them fail on
+# request.
 PACKAGED = {"libjemalloc.so.2": "libjemalloc2", "libeatmydata.so": "libeatmydata1", "fiu_posix_preload.so": "fiu-utils"}
 CLOCK = {"libfaketime.so.1": "libfaketime"}
 ORDERS = {"before the door": "$1:$LD_PRELOAD", "after the door": "$LD_PRELOAD:$1"}

@@ -1,4 +1,7 @@
-"""F25: opens before the door's constructor, from other libraries' constructors, after destructors; our own opens are never caught."""
+"""F25: opens before the door's constructor, from other libraries' constructors, after destructors.
+
+Our own opens are never caught.
+"""
 
 import re
 from pathlib import Path

@@ -12,7 +12,10 @@ from tests import support
 
 @pytest.mark.parametrize(("line", "links"), [("let byte = bytes.get(at).copied().unwrap_or(0);", True), ("let byte = bytes[at];", False)])
 def test_f31_a_panic_path_fails_the_link(tmp_path: Path, line: str, links: bool) -> None:
-    """The library as it is, with one more function: with a checked access it links, with one that may panic it does not."""
+    """The library as it is, with one more function.
+
+    With a checked access it links, with one that may panic it does not.
+    """
     crates = support.ROOT / "crates"
     shutil.copytree(crates / "preload", tmp_path / "preload")
     body = f'let bytes = env!("PATH").as_bytes(); {line} byte'

@@ -1,4 +1,7 @@
-"""F52 another job's state, F53 a damaged or hostile one, F54 one too large, F55 a forgotten kind: refused, and named."""
+"""F52 another job's state, F53 a damaged or hostile one, F54 one too large, F55 a forgotten kind.
+
+Refused, and named.
+"""
 
 import contextlib
 import copy

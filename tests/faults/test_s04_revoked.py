@@ -1,4 +1,7 @@
-"""S4: rights that are taken away at the source, from outside, are honoured when the source is next asked; a group that is left, at once."""
+"""S4: rights that are taken away at the source, from outside, are honoured when the source is next asked.
+
+A group that is left, at once.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""S5: a tier that somebody has tampered with, or that is another's. Nothing in it is served; what is not ours is not kept."""
+"""S5: a tier that somebody has tampered with, or that is another's.
+
+Nothing in it is served; what is not ours is not kept.
+"""
 
 import os
 import shutil

@@ -1,4 +1,7 @@
-"""S7: the user's secret stands in its file and in the memory of those that need it, and nowhere else. The log names no files."""
+"""S7: the user's secret stands in its file and in the memory of those that need it, and nowhere else.
+
+The log names no files.
+"""
 
 import base64
 import subprocess

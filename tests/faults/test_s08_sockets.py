@@ -32,7 +32,8 @@ def test_s08_only_unix_sockets_and_closed_directories(place: Place) -> None:
         warm(place, other, place.source / "a00")
         (agent,) = processes_of(place)
         everybody = [agent, worker.process.pid, worker.do("os.getpid()")]
-        # Connections that hand something over live for an instant: what is there before and after the tables are read is looked at.
+        # Connections that hand something over live for an instant: what is there before and after the tables are read
+        # is looked at.
         before = set().union(*map(sockets_of, everybody))
         network = set().union(*(inodes_in(table, 9) for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "udplite", "udplite6")))
         local = inodes_in("unix", 6)

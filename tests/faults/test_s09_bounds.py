@@ -146,7 +146,10 @@ INDEX_SPARE = 1024
 
 
 def test_s09_copies_that_come_and_go_leave_nothing_in_shared_memory(place: Place) -> None:
-    """Copies are lost, and made again, until the index was replaced more often than a process can map. One that lives on finds them all."""
+    """Copies are lost, and made again, until the index was replaced more often than a process can map.
+
+    One that lives on finds them all.
+    """
     paths = sow(place, 500, 64)
     place.run("true")
     place.stop()

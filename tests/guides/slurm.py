@@ -1,4 +1,7 @@
-"""A Slurm cluster of this one machine: munged, slurmctld and slurmd of our own, on ports and in a directory of their own."""
+"""A Slurm cluster of this one machine.
+
+Munged, slurmctld and slurmd of our own, on ports and in a directory of their own.
+"""
 
 import os
 import shutil

@@ -452,7 +452,10 @@ def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
 
 
 def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is requested is what the dataset says then; what the agent was not told of is read by the rank. Paths may be relative."""
+    """What is requested is what the dataset says then; what the agent was not told of is read by the rank.
+
+    Paths may be relative.
+    """
     monkeypatch.chdir(node.files)
     (node.files / "new").write_bytes(b"new")
     agent = made()

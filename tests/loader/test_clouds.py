@@ -1,4 +1,7 @@
-"""Objects of Google's and Azure's stores (`gs://`, `az://`) as the loader reads them: what holds of S3 holds of them."""
+"""Objects of Google's and Azure's stores (`gs://`, `az://`) as the loader reads them.
+
+What holds of S3 holds of them.
+"""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Samples that are views of memory which is only to be read: their batches are torch's, and torch has nothing to warn of."""
+"""Samples that are views of memory which is only to be read.
+
+Their batches are torch's, and torch has nothing to warn of.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping

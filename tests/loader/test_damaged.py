@@ -47,7 +47,10 @@ Kind = tuple[list[Path], Callable[..., Any]]
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    """Ten shards of two samples, each of which is its shard's number; the second, the fifth and the last can't be used."""
+    """Ten shards of two samples, each of which is its shard's number.
+
+    The second, the fifth and the last can't be used.
+    """
     write, made = KINDS[request.param]
     paths = [tmp_path / f"shard-{number}" for number in range(10)]
     for number, path in enumerate(paths):

@@ -1,4 +1,7 @@
-"""Hugging Face datasets, the real ones: the rows that they give, also of those that were selected from, and what is refused."""
+"""Hugging Face datasets, the real ones.
+
+The rows that they give, also of those that were selected from, and what is refused.
+"""
 
 import importlib.util
 import pickle

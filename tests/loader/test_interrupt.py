@@ -1,4 +1,7 @@
-"""Ctrl-C, and a rank that is killed: the program ends, and leaves no process and no shared memory, even if its source hangs."""
+"""Ctrl-C, and a rank that is killed.
+
+The program ends, and leaves no process and no shared memory, even if its source hangs.
+"""
 
 import contextlib
 import os

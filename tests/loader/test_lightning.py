@@ -1,4 +1,7 @@
-"""The loader for Lightning, without Lightning: when it begins, and which states it takes. With Lightning: test_trainers.py."""
+"""The loader for Lightning, without Lightning: when it begins, and which states it takes.
+
+With Lightning: test_trainers.py.
+"""
 
 from typing import Any
 

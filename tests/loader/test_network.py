@@ -1,4 +1,7 @@
-"""A rank's proxies and certificates hold for what is read for it, by itself or by another job's agent; bad ones are said in one line."""
+"""A rank's proxies and certificates hold for what is read for it, by itself or by another job's agent.
+
+Bad ones are said in one line.
+"""
 
 import base64
 import contextlib

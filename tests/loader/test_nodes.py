@@ -1,7 +1,8 @@
 """Threads and worker processes stay on a NUMA node where there are several.
 
-The nodes are stand-ins: the kernel's description is a directory that a test writes, and a node is one processor of this machine. So the
-tests hold which processors threads and processes are bound to, and nothing about memory. No test was run on a machine of several nodes.
+The nodes are stand-ins: the kernel's description is a directory that a test writes, and a node is one processor of this
+machine. So the tests hold which processors threads and processes are bound to, and nothing about memory. No test was
+run on a machine of several nodes.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Objects of a store (`s3://`) as the loader reads them: what their copies in files give, in one version, or a line that says why not."""
+"""Objects of a store (`s3://`) as the loader reads them.
+
+What their copies in files give, in one version, or a line that says why not.
+"""
 
 import errno
 import io

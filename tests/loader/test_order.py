@@ -1,4 +1,7 @@
-"""The native functions for orders: what they give is policy's, which has tests of its own; here that arguments and errors arrive."""
+"""The native functions for orders: what they give is policy's, which has tests of its own.
+
+Here that arguments and errors arrive.
+"""
 
 import itertools
 

@@ -1,4 +1,7 @@
-"""A store that accepts and never answers (F11): who waits for it can be interrupted, and closing ends what is being asked for."""
+"""A store that accepts and never answers (F11).
+
+Who waits for it can be interrupted, and closing ends what is being asked for.
+"""
 
 import contextlib
 import os
@@ -102,7 +105,10 @@ def interrupted_once(asked: Callable[[], None], work: Callable[[], Any]) -> None
 
 @contextlib.contextmanager
 def interrupted(kind: str, waits: Callable[[], object]) -> Iterator[None]:
-    """A training that waits in vain, and then is sent Ctrl-C: it has ended when this goes on, but for what was left in its session."""
+    """A training that waits in vain, and then is sent Ctrl-C.
+
+    It has ended when this goes on, but for what was left in its session.
+    """
     command = [sys.executable, "-c", PROGRAM, kind, ROOT]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -134,7 +140,10 @@ def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: Both,
 
 @pytest.fixture
 def deaf(both: Both, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
-    """An endpoint that takes no connection, as of a host that is gone. Gives what waits until somebody tries to make one."""
+    """An endpoint that takes no connection, as of a host that is gone.
+
+    Gives what waits until somebody tries to make one.
+    """
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)

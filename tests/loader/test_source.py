@@ -1,4 +1,7 @@
-"""Sources: what each must do, and what the direct one promises beside that. Another one joins by its maker in SOURCES."""
+"""Sources: what each must do, and what the direct one promises beside that.
+
+Another one joins by its maker in SOURCES.
+"""
 
 import errno
 import os

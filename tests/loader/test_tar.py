@@ -1,4 +1,7 @@
-"""Tar files as GNU tar, Python and others write them: names and bytes are those that Python's tarfile and GNU tar read."""
+"""Tar files as GNU tar, Python and others write them.
+
+Names and bytes are those that Python's tarfile and GNU tar read.
+"""
 
 import io
 import os
@@ -138,7 +141,8 @@ def test_sizes_and_names_are_those_of_extended_headers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("size", "GNU.sparse.realsize"), ("GNU.sparse.realsize", "size")])
 def test_a_sparse_file_whose_size_in_the_archive_is_said_by_an_extended_header(order: tuple[str, str], tmp_path: Path) -> None:
-    # As GNU tar writes one of more than 8 GiB. Python's tarfile takes one size for the other here, so GNU tar says what is right.
+    # As GNU tar writes one of more than 8 GiB. Python's tarfile takes one size for the other here, so GNU tar says what
+    # is right.
     sparse_map = padded(b"3\n512\n512\n2048\n512\n4096\n0\n")
     data = sparse_map + b"x" * 512 + b"y" * 512
     sizes = {"size": str(len(data)), "GNU.sparse.realsize": "4096"}

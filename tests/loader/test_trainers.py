@@ -1,4 +1,7 @@
-"""Trainers that wrap or replace torch's loader, on two ranks: each sample once, in one order, also when they go on from a checkpoint."""
+"""Trainers that wrap or replace torch's loader, on two ranks.
+
+Each sample once, in one order, also when they go on from a checkpoint.
+"""
 
 import importlib.util
 import json

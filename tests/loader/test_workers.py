@@ -1,4 +1,7 @@
-"""`DataLoader(cache=...)` whose samples are made in worker processes: these read through this node's loader agent, too."""
+"""`DataLoader(cache=...)` whose samples are made in worker processes.
+
+These read through this node's loader agent, too.
+"""
 
 import gc
 import os
@@ -197,7 +200,10 @@ class Dying(GlobalFiles):
 
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Torch's handler of SIGCHLD would raise wherever the test is just then; without, torch looks after its workers every five seconds."""
+    """Torch's handler of SIGCHLD would raise wherever the test is just then.
+
+    Without, torch looks after its workers every five seconds.
+    """
     monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", True)
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield

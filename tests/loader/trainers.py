@@ -206,7 +206,8 @@ def main() -> None:
         found[name] = TRAINERS[name](root / name)
     print(json.dumps(found), flush=True)
     distributed.destroy_process_group()
-    # What three trainers have imported ends the interpreter by abort() now and then, which says nothing of what was asked.
+    # What three trainers have imported ends the interpreter by abort() now and then, which says nothing of what was
+    # asked.
     os._exit(0)
 
 

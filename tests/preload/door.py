@@ -1,4 +1,7 @@
-"""A source whose files all have copies, and programs that run there: what looks at the door has no need to wait for the agent."""
+"""A source whose files all have copies, and programs that run there.
+
+What looks at the door has no need to wait for the agent.
+"""
 
 import subprocess
 import sys
@@ -13,7 +16,8 @@ from tests.support import Place, Ran, Word
 PROGRAMS = Path(__file__).with_name("programs")
 FILES = 40
 
-# What Python programs start with: `copy(path)` opens until it is a copy that answers, `is_copy(fd)` says whether one has.
+# What Python programs start with: `copy(path)` opens until it is a copy that answers, `is_copy(fd)` says whether one
+# has.
 PROBE = """
 import os, sys, time
 SOURCE, TIER = os.environ["DOOR_SOURCE"], os.environ["DOOR_TIER"]

@@ -33,8 +33,9 @@ HOOKS = (
 NEEDED = {"dlsym", "dl_iterate_phdr", "environ", "__errno_location", "strlen", "memcpy", "memset", "memmove", "memcmp", "bcmp", "getauxval"}
 LIBRARY_BYTES_MAX = 160 << 10
 START_INSTRUCTIONS_MAX = 300_000
-# Twice the promise; the benchmark holds the promise itself. What other things a machine does only adds to what is measured: the least of
-# many rounds counts, and where that is too much they are measured again. A slower machine may take longer in proportion.
+# Twice the promise; the benchmark holds the promise itself. What other things a machine does only adds to what is
+# measured: the least of many rounds counts, and where that is too much they are measured again. A slower machine may
+# take longer in proportion.
 HIT_US_MAX, RELATIVE_US_MAX, FOREIGN_US_MAX = 3.0, 1.2, 0.2
 OPEN_US = 2.0
 ATTEMPTS = 10

@@ -1,4 +1,6 @@
-"""Reads a directory of make_data.py with one library (or all, twice over) and prints a digest for each file. Knows nothing of Forebay.
+"""Reads a directory of make_data.py with one library (or all, twice over) and prints a digest for each file.
+
+Knows nothing of Forebay.
 
 Words after the number of epochs are a command, run between them.
 """

@@ -39,8 +39,8 @@ def python_with_tests() -> str:
 
 
 RUN_S = 3000
-# Some tests hold CPython to a time, and fail now and then on a busy machine. One of them is tried so often without Forebay, two at a time,
-# until it fails as it did under Forebay.
+# Some tests hold CPython to a time, and fail now and then on a busy machine. One of them is tried so often without
+# Forebay, two at a time, until it fails as it did under Forebay.
 REPETITIONS = 20
 AT_ONCE = 2
 
@@ -73,7 +73,10 @@ class Both:
 
 
 def words(directory: Path, suites: Sequence[str], only: Iterable[str] = ()) -> list[str]:
-    """The command line of suites, or of `only` some of their tests, whose files are in a new directory; outcomes come beside it."""
+    """The command line of suites, or of `only` some of their tests, whose files are in a new directory.
+
+    Outcomes come beside it.
+    """
     directory.mkdir()
     matching = [word for name in only for word in ("--match", name)]
     return [
@@ -118,7 +121,10 @@ def run_both(place: Place) -> Both:
 
 
 def repeated(place: Place, names: Iterable[str]) -> Iterator[Mapping[str, Outcome]]:
-    """Outcomes of these tests without the preload, run again and again, two at a time: an idle machine hides what a busy one shows."""
+    """Outcomes of these tests without the preload, run again and again, two at a time.
+
+    An idle machine hides what a busy one shows.
+    """
     only = sorted(names)
     suites = sorted({found[1] for name in only if (found := re.match(r"test\.(\w+)", name))} & set(SUITES)) or SUITES
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,4 +1,7 @@
-"""Frameworks with loaders of their own, unmodified: the same samples with copies and without; once warmed, every file from its copy."""
+"""Frameworks with loaders of their own, unmodified: the same samples with copies and without.
+
+Once warmed, every file from its copy.
+"""
 
 import importlib.util
 import os

@@ -148,7 +148,10 @@ FOLLOW = "import subprocess\nfollowing = subprocess.Popen(['tail', '-n', '+1', '
 
 
 def test_a_log_that_is_followed(places: list[Place]) -> None:
-    """A writer that opens, appends and closes; `tail -f` that begins between two lines, when others have read the log since."""
+    """A writer that opens, appends and closes.
+
+    `tail -f` that begins between two lines, when others have read the log since.
+    """
     place = places[0]
     path = place.source / "log"
     with place.worker() as writer, place.worker() as reader:

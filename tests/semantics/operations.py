@@ -1,4 +1,6 @@
-"""What the differential machine has its two workers do. Executed in each; results are plain values, which must be equal.
+"""What the differential machine has its two workers do.
+
+Executed in each; results are plain values, which must be equal.
 
 A name is relative to the root of the worker's tree; a spelling says how the path is put to the kernel.
 """
@@ -134,7 +136,10 @@ RAW_LISTING = {"x86_64": (257, 217), "aarch64": (56, 61)}[os.uname().machine]
 
 
 def listing(name: str, spelling: str) -> object:
-    """Names and kinds as libc lists them, and whether the kernel lists the same of the source: names, inodes and kinds, in this order."""
+    """Names and kinds as libc lists them, and whether the kernel lists the same of the source.
+
+    Names, inodes and kinds, in this order.
+    """
     path, dir_fd = spelled(name, spelling)
     if dir_fd is not None:
         path = f"/proc/self/fd/{dir_fd}/{path}"

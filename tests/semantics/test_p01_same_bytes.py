@@ -65,7 +65,10 @@ def test_a_name_with_a_slash_behind_it_is_no_file(place: Place) -> None:
 
 
 def test_no_mixture_while_the_file_is_replaced(place: Place) -> None:
-    """Each version is one letter; a writer outside the run replaces the file whole, now before a copy is published, now after."""
+    """Each version is one letter.
+
+    A writer outside the run replaces the file whole, now before a copy is published, now after.
+    """
     replaced, size = place.source / "replaced", 200_000
     replaced.write_bytes(b"A" * size)
     settle(replaced)
@@ -102,7 +105,10 @@ seen
 
 
 def test_a_file_that_changes_while_it_is_copied_is_not_published(place: Place) -> None:
-    """The reader goes slowly, so that the copy of a large file takes a while; it is overwritten from outside halfway."""
+    """The reader goes slowly, so that the copy of a large file takes a while.
+
+    It is overwritten from outside halfway.
+    """
     path, size = place.source / "slow", 3_000_000
     path.write_bytes(b"A" * size)
     settle(path)

@@ -1,4 +1,7 @@
-"""P2: a descriptor that a program locks becomes the source's. Each outcome is compared with that of the same calls without Forebay."""
+"""P2: a descriptor that a program locks becomes the source's.
+
+Each outcome is compared with that of the same calls without Forebay.
+"""
 
 import os
 import subprocess
@@ -13,7 +16,8 @@ from tests import support
 from tests.semantics.tree import content
 from tests.support import Place, Worker, hold_copy, is_copy, read, warm
 
-# `take(fd, alone)` locks the whole file without waiting, alone or with others; a descriptor for reading may take what its kind allows.
+# `take(fd, alone)` locks the whole file without waiting, alone or with others; a descriptor for reading may take what
+# its kind allows.
 KINDS = {
     "flock": "import fcntl\ntake = lambda fd, alone: fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)",
     "fcntl": "import fcntl\ntake = lambda fd, alone: fcntl.lockf(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)",
@@ -114,7 +118,10 @@ def test_a_version_that_is_no_longer_there_is_locked_by_its_copy(place: Place, r
 
 
 def test_a_lock_of_a_script_outlives_the_child_that_takes_it(place: Place, ranks: list[Worker]) -> None:
-    """`flock 9` locks what the shell has open. Such a descriptor stays the copy's, or the lock would end with the child."""
+    """`flock 9` locks what the shell has open.
+
+    Such a descriptor stays the copy's, or the lock would end with the child.
+    """
     one, *_ = ranks
     path = place.source / "a"
     warm(place, one, path)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support import PROGRAM_S, Place, is_copy, settle, wait_until
 
-# Directories by the path above them. With names so long the catalogue looks like one of many copies: such a one is adopted within a budget,
-# and what is asked for first.
+# Directories by the path above them. With names so long the catalogue looks like one of many copies: such a one is
+# adopted within a budget, and what is asked for first.
 LONG = "/".join(["d" * 230] * 15)
 DIRECTORIES = {"few": 100, LONG: 2400}
 # The agent's limits: what is adopted at once, and what it takes for a copy's part of the catalogue.

@@ -23,8 +23,8 @@ from tests import support
 from tests.semantics.tree import SIZES
 from tests.support import NOBODY, Place, Ran, Worker, keep_recent, read, settle, wait_until, warm
 
-# Names with what a listing says of them, in its order; or the errno, if it is refused. And whether the node has listed: a stream of
-# ours holds no descriptor.
+# Names with what a listing says of them, in its order; or the errno, if it is refused. And whether the node has listed:
+# a stream of ours holds no descriptor.
 LISTS = """
 def kind(entry):
     return entry.is_symlink(), entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
@@ -165,7 +165,10 @@ seen
 
 
 def test_p03_what_an_earlier_run_listed_is_compared_with_the_source_first(place: Place) -> None:
-    """Also under `immutable`: who vouches for files may add some. First it is opened, and not read; then nothing is asked."""
+    """Also under `immutable`: who vouches for files may add some.
+
+    First it is opened, and not read; then nothing is asked.
+    """
     if reason := have_fuse():
         pytest.skip(reason)
     mnt = place.root / "mnt"
@@ -424,7 +427,10 @@ def is_stopped(pid: int) -> bool:
 
 @contextmanager
 def being_listed(place: Place, worker: Worker, fs: SlowFs, path: Path) -> Iterator[None]:
-    """The agent lists this directory of a source that hangs meanwhile: it is stopped while the worker opens it, for that must not hang."""
+    """The agent lists this directory of a source that hangs meanwhile.
+
+    It is stopped while the worker opens it, for that must not hang.
+    """
     agent = place.agent_pid()
     os.kill(agent, signal.SIGSTOP)
     try:

@@ -1,4 +1,7 @@
-"""P3: a renamed directory takes its own names along and no others; what was changed through a door serves no later run."""
+"""P3: a renamed directory takes its own names along and no others.
+
+What was changed through a door serves no later run.
+"""
 
 from pathlib import Path
 

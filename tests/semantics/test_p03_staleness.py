@@ -272,7 +272,8 @@ def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, 
         assert read(worker, path) == content("d/x")
 
 
-# Opened for writing inside libc, not by a symbol that a library can stand before; then left alone for so long that it seems to be settled.
+# Opened for writing inside libc, not by a symbol that a library can stand before; then left alone for so long that it
+# seems to be settled.
 OPENED_INSIDE_LIBC = {
     "mkstemp": "import ctypes\nname = ctypes.create_string_buffer((directory + '/tXXXXXX').encode())\n"
     "fd = ctypes.CDLL(None).mkstemp(name); os.write(fd, b'one'); name.value.decode()",

@@ -1,4 +1,7 @@
-"""P4: a fault of ours is a read from the source, never an error that the program would not have had. More faults: tests/faults."""
+"""P4: a fault of ours is a read from the source, never an error that the program would not have had.
+
+More faults: tests/faults.
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""P6: writes are the source's; nothing in the source is ever touched by us; nothing is ever done to a copy instead of its source."""
+"""P6: writes are the source's; nothing in the source is ever touched by us.
+
+Nothing is ever done to a copy instead of its source.
+"""
 
 import errno
 import hashlib

@@ -1,4 +1,7 @@
-"""P8: never more than the configured bytes, inodes, memory, threads and descriptors; the free floor is kept; over all processes."""
+"""P8: never more than the configured bytes, inodes, memory, threads and descriptors; the free floor is kept.
+
+Over all processes.
+"""
 
 import os
 import random

@@ -46,7 +46,10 @@ def size_of(copy: Path) -> int:
 
 
 def copies_of(place: Place, worker: Worker, files: list[Path]) -> int:
-    """Reads files, each of which must be right, and tells how many copies there are; the tier is never larger than it may be."""
+    """Reads files, each of which must be right, and tells how many copies there are.
+
+    The tier is never larger than it may be.
+    """
     for file in files:
         assert read(worker, file) == f"{file.parent.name}{file.name}".encode() * (FILE_BYTES // 2)
     assert sum(map(size_of, place.objects())) <= TIER_BYTES

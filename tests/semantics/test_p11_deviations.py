@@ -1,4 +1,7 @@
-"""P11: a redirected descriptor has its source's identity; what differs all the same is listed, and differs as it is listed."""
+"""P11: a redirected descriptor has its source's identity.
+
+What differs all the same is listed, and differs as it is listed.
+"""
 
 import ctypes
 import os
@@ -95,7 +98,8 @@ def test_extended_attributes_are_the_source_s(place: Place) -> None:
         assert worker.do(get, path=str(path)) == (["user.colour"], b"green")
 
 
-# What differs. Each value: code, and what it gives for a copy's descriptor `fd`; of the source it would be something else.
+# What differs. Each value: code, and what it gives for a copy's descriptor `fd`; of the source it would be something
+# else.
 def test_the_name_in_proc_is_the_copy_s(place: Place) -> None:
     with place.worker() as worker:
         warm(place, worker, place.source / "a")

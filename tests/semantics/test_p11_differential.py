@@ -1,7 +1,7 @@
 """P11 (and P1 to P3, P5, P6): nothing but the listed deviations differs from a run without us.
 
-A machine does the same to two equal trees, one served and one not, by real processes, and compares what each step gave: bytes, errors,
-attributes. See operations.py for what it does.
+A machine does the same to two equal trees, one served and one not, by real processes, and compares what each step gave:
+bytes, errors, attributes. See operations.py for what it does.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""P12: the order is torch's, a pure function of seed, epoch, ranks and dataset; and a job that stops goes on with each sample once."""
+"""P12: the order is torch's, a pure function of seed, epoch, ranks and dataset.
+
+And a job that stops goes on with each sample once.
+"""
 
 import itertools
 from collections import Counter
@@ -145,7 +148,10 @@ def test_p12_several_ranks_have_torchs_seed_unless_told_otherwise() -> None:
 
 
 def step(loaders: list[DataLoader], batches: int, uses: Counter[int]) -> dict[str, Any] | None:
-    """Has all ranks take so many batches; counts samples that are not padding. The state, the same in all; None once the epoch is over."""
+    """Has all ranks take so many batches; counts samples that are not padding.
+
+    The state, the same in all; None once the epoch is over.
+    """
     iterators: list[Iterator[Any]] = [iter(loader) for loader in loaders]
     for _ in range(batches):
         for loader, iterator in zip(loaders, iterators, strict=True):

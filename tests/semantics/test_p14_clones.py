@@ -44,7 +44,10 @@ def run_alone(node: Node, ranks: int, steps: int, *program: str) -> list[dict[st
 # Each training process takes some five seconds of processor time to import what its first step needs.
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_p14b_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
-    """With three ranks sums over ranks depend on how DDP has put its buckets together: the clone's are made as its parent's (`warm`)."""
+    """With three ranks sums over ranks depend on how DDP has put its buckets together.
+
+    The clone's are made as its parent's (`warm`).
+    """
     with node() as here:
         parents, clones = run(here, ranks)
         for parent, clone in zip(parents, clones, strict=True):
@@ -58,7 +61,10 @@ def test_p14b_a_clone_goes_on_as_its_parent_does(ranks: int) -> None:
 
 @pytest.mark.long
 def test_p14c_a_parent_trains_as_though_nobody_had_asked() -> None:
-    """Bit for bit its losses are those of a job without us, to the last step. tests/clone/test_session.py shows it for one rank."""
+    """Bit for bit its losses are those of a job without us, to the last step.
+
+    Tests/clone/test_session.py shows it for one rank.
+    """
     with node() as here:
         parents, _ = run(here, 2)
         alone = run_alone(here, 2, max(map(int, parents[0]["losses"])))

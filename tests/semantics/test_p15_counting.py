@@ -107,7 +107,10 @@ def test_only_what_lies_under_a_source_is_opened_for_writing(place: Place, where
 
 
 def test_what_is_opened_last_is_counted_and_copied(place: Place) -> None:
-    """Also by a program that ends at once: its run does not leave before the agent has taken all that is in its queue."""
+    """Also by a program that ends at once.
+
+    Its run does not leave before the agent has taken all that is in its queue.
+    """
     rounds = [[f"last{nth}-{number}" for number in range(300)] for nth in range(3)]
     for name in itertools.chain.from_iterable(rounds):
         (place.source / name).write_bytes(name.encode())

@@ -1,4 +1,6 @@
-"""Stores of Google and of Azure on loopback, as far as they are read: objects in memory, listings in pages, credentials that are checked.
+"""Stores of Google and of Azure on loopback, as far as they are read.
+
+Objects in memory, listings in pages, credentials that are checked.
 
 Both are written by the descriptions of their protocols, and share nothing with what is tested.
 """

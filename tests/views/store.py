@@ -1,4 +1,7 @@
-"""An object store on loopback: moto keeps the objects and speaks S3; in front of it signatures are checked and faults done."""
+"""An object store on loopback: moto keeps the objects and speaks S3.
+
+In front of it signatures are checked and faults done.
+"""
 
 import hashlib
 import hmac

@@ -1,4 +1,7 @@
-"""Faults of the store and of the network: retried where that may help, else one clear line, and nothing half is ever seen."""
+"""Faults of the store and of the network.
+
+Retried where that may help, else one clear line, and nothing half is ever seen.
+"""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-// Reads by several ways beside whatever else is preloaded, in a child too: each answer is a copy's, and each byte right.
+// Reads by several ways beside whatever else is preloaded, in a child too: each answer is a copy's, and each byte
+// right.
 #include "door.h"
 
 static void reads(void)

@@ -1,4 +1,5 @@
-// A library that opens and asks when it is loaded and when it is unloaded, before the door's own constructor and after everything else.
+// A library that opens and asks when it is loaded and when it is unloaded, before the door's own constructor and after
+// everything else.
 #include "door.h"
 
 static int reads(const char *path, const char *text)

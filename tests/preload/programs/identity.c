@@ -1,5 +1,5 @@
-// Every way to ask a descriptor or a name what it is says what the source says; the program prints how many questions about names a copy
-// can answer.
+// Every way to ask a descriptor or a name what it is says what the source says; the program prints how many questions
+// about names a copy can answer.
 #include "door.h"
 #include <sys/sysmacros.h>
 

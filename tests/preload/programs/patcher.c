@@ -1,4 +1,5 @@
-// Comes between the program and open by changing the program's own table of addresses, as GOTCHA does, and not by its name.
+// Comes between the program and open by changing the program's own table of addresses, as GOTCHA does, and not by its
+// name.
 #include "door.h"
 #include <dlfcn.h>
 #include <link.h>

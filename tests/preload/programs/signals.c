@@ -1,4 +1,5 @@
-// A handler opens and asks every 100 microseconds, on a small stack, while the program opens, writes and looks at descriptors itself.
+// A handler opens and asks every 100 microseconds, on a small stack, while the program opens, writes and looks at
+// descriptors itself.
 #include "door.h"
 
 static volatile int handled;
