@@ -22,9 +22,8 @@ use crate::{
     },
     tiering::{
         config::AgentConfig,
-        counts::Totals,
         limits::LEAVE_MAX,
-        protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
+        protocol::{Reply, Request, RunFreshness, SourceSetting, Status, Totals},
     },
 };
 

@@ -13,25 +13,42 @@ use rustix::net::sockopt;
 use crate::{
     host::error::{AgentError, io_error},
     tiering::{
-        clerk::Event,
+        handoff::HandoffQueue,
         limits::REQUEST_BYTES_MAX,
         protocol::{Reply, Request},
-        receiver::Queue,
     },
 };
 
-/// Binds the socket and starts serving.
-pub(crate) fn start(dir: &Path, events: Sender<Event>, queue: Queue) -> Result<(), AgentError> {
+/// Message from a command's connection to the event loop.
+#[derive(Debug)]
+pub(crate) enum CommandEvent {
+    /// A command sends a request.
+    Asked {
+        request: Request,
+        /// Number of the run that the connection has joined.
+        run: Option<u64>,
+        /// Channel for the answer.
+        reply: Sender<Reply>,
+    },
+    /// A command's connection has closed.
+    Disconnected {
+        /// Number of the run that the connection had joined.
+        run: Option<u64>,
+    },
+}
+
+/// Binds the socket and starts serving. Each connection passes its messages to `deliver`.
+pub(crate) fn start(dir: &Path, queue: HandoffQueue, deliver: impl Fn(CommandEvent) + Clone + Send + 'static) -> Result<(), AgentError> {
     let path = dir.join("control.sock");
     let listener = UnixListener::bind(&path).map_err(io_error("bind", &path))?;
     let accept = move || {
         for stream in listener.incoming().flatten() {
             if sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                let (events, queue) = (events.clone(), queue.clone());
+                let (deliver, queue) = (deliver.clone(), queue.clone());
                 // Without a thread the connection closes, and the command says that nobody answered.
                 let _ = thread::Builder::new()
                     .name("connection".into())
-                    .spawn(move || converse(&stream, &events, &queue));
+                    .spawn(move || converse(&stream, &deliver, &queue));
             }
         }
     };
@@ -42,7 +59,7 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>, queue: Queue) -> Result<(
     Ok(())
 }
 
-fn converse(stream: &UnixStream, events: &Sender<Event>, queue: &Queue) {
+fn converse(stream: &UnixStream, deliver: &impl Fn(CommandEvent), queue: &HandoffQueue) {
     let mut run = None;
     let mut requests = BufReader::new(stream);
     loop {
@@ -52,7 +69,7 @@ fn converse(stream: &UnixStream, events: &Sender<Event>, queue: &Queue) {
             Ok(0) | Err(_) => break,
         }
         let reply = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => ask(request, run, events, queue),
+            Ok(request) => ask(request, run, deliver, queue),
             Err(error) => Some(Reply::Refused {
                 why: format!("the request could not be read: {error}"),
             }),
@@ -68,10 +85,10 @@ fn converse(stream: &UnixStream, events: &Sender<Event>, queue: &Queue) {
             break;
         }
     }
-    let _ = events.send(Event::Disconnected { run });
+    deliver(CommandEvent::Disconnected { run });
 }
 
-fn ask(request: Request, run: Option<u64>, events: &Sender<Event>, queue: &Queue) -> Option<Reply> {
+fn ask(request: Request, run: Option<u64>, deliver: &impl Fn(CommandEvent), queue: &HandoffQueue) -> Option<Reply> {
     if run.is_some() && matches!(request, Request::Join { .. }) {
         return Some(Reply::Refused {
             why: "this connection has joined a run already".into(),
@@ -82,6 +99,6 @@ fn ask(request: Request, run: Option<u64>, events: &Sender<Event>, queue: &Queue
         queue.wait_until_taken();
     }
     let (reply, answer) = channel();
-    events.send(Event::Asked { request, run, reply }).ok()?;
+    deliver(CommandEvent::Asked { request, run, reply });
     answer.recv().ok()
 }

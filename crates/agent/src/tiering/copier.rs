@@ -8,7 +8,6 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
-        mpsc::Sender,
     },
     thread,
     time::{Duration, Instant},
@@ -27,26 +26,25 @@ use crate::{
         shared::{DirtyPages, set_thread_nice, write_back},
     },
     tiering::{
-        clerk::Event,
+        handoff::HeldDescriptor,
         limits::{
             AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX,
             PIECE_BYTES, SMALL_AT_ONCE, SMALL_WORKERS,
         },
-        reader::{Followed, Reader, cached_run, shared_offset},
-        receiver::DescriptorPlace,
+        reader::{Followed, FollowedReader, cached_run, shared_offset},
     },
 };
 
 /// A copy to make.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct CopyJob {
     /// Number of the flight.
     pub(crate) number: u64,
     /// Name of the copy.
     pub(crate) copy: u64,
     pub(crate) tier: Arc<Tier>,
     pub(crate) identity: Identity,
-    pub(crate) opened: Opened,
+    pub(crate) opened: OpenedSource,
     /// Whether the speed of its tier is to be measured with it.
     pub(crate) sampled: bool,
     /// No program reads it: it is copied ahead, while the source is idle.
@@ -62,7 +60,7 @@ pub(crate) struct Job {
     pub(crate) control: Control<'static>,
 }
 
-impl Job {
+impl CopyJob {
     /// Returns true if the file was changed or locked since: the copy would come to nothing, and a lock lasts for as long as our duplicate.
     fn is_marked(&self) -> bool {
         self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
@@ -72,7 +70,7 @@ impl Job {
 /// Whether copies may be made ahead of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Ahead {
+pub(crate) enum PrefetchGate {
     /// Those that are being made are given up.
     End,
     /// They wait.
@@ -81,7 +79,7 @@ pub(crate) enum Ahead {
     Go,
 }
 
-impl Ahead {
+impl PrefetchGate {
     fn of(stored: &AtomicU8) -> Self {
         [Self::End, Self::Hold, Self::Go]
             .into_iter()
@@ -92,20 +90,30 @@ impl Ahead {
 
 /// A program's descriptor of a source file, and our duplicate of it.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedSource {
     pub(crate) source: SourceFile,
     pub(crate) pid: i32,
     pub(crate) descriptor: i32,
     /// Held until the duplicate is closed.
-    pub(crate) _place: DescriptorPlace,
+    pub(crate) _place: HeldDescriptor,
 }
 
 /// Who opened a file last that is being copied in the wake of another reader, by the number of the flight.
-type Newer = Arc<Mutex<HashMap<u64, (Opened, Option<Reader>)>>>;
+type LatestReaders = Arc<Mutex<HashMap<u64, (OpenedSource, Option<FollowedReader>)>>>;
+
+/// Report of a worker: one copy has ended.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    /// Number of the flight.
+    pub(crate) number: u64,
+    pub(crate) outcome: CopyOutcome,
+    /// Bytes read from the source.
+    pub(crate) read_bytes: u64,
+}
 
 /// How a copy ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum CopyOutcome {
     /// Whole, to be published; and what was measured with it.
     Whole(Finished, Option<Sample>),
     /// Its reader left most of it unread.
@@ -122,10 +130,10 @@ pub(crate) enum Outcome {
 
 /// A job that has been begun.
 #[derive(Debug)]
-struct Following {
-    job: Job,
+struct FollowedCopy {
+    job: CopyJob,
     writer: Option<CopyWriter>,
-    reader: Option<Reader>,
+    reader: Option<FollowedReader>,
     /// Bytes read of the source so far.
     read_bytes: u64,
     seen: (u64, Option<u64>, Option<u64>),
@@ -134,23 +142,23 @@ struct Following {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct ScheduledLook {
     due: Instant,
-    following: Box<Following>,
+    following: Box<FollowedCopy>,
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for ScheduledLook {
     fn eq(&self, other: &Self) -> bool {
         self.due == other.due
     }
 }
-impl Eq for Waiting {}
-impl PartialOrd for Waiting {
+impl Eq for ScheduledLook {}
+impl PartialOrd for ScheduledLook {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Waiting {
+impl Ord for ScheduledLook {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.due.cmp(&other.due)
     }
@@ -159,16 +167,16 @@ impl Ord for Waiting {
 /// Jobs by the time of their next look. One idle worker at a time, the leader, waits for the first of them; when it has something to do it
 /// passes that on, so that a due job wakes one worker and not all.
 #[derive(Debug)]
-struct Queue {
+struct LookQueue {
     /// Jobs that one worker takes at once.
     at_once: usize,
-    state: Mutex<QueueState>,
+    state: Mutex<LookQueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct QueueState {
-    waiting: BinaryHeap<Reverse<Waiting>>,
+struct LookQueueState {
+    waiting: BinaryHeap<Reverse<ScheduledLook>>,
     has_leader: bool,
 }
 
@@ -176,32 +184,32 @@ struct QueueState {
 /// for the source itself, and holds up neither.
 #[derive(Debug)]
 pub(crate) struct Copier {
-    small: Arc<Queue>,
-    large: Arc<Queue>,
-    ahead: Arc<Queue>,
+    small: Arc<LookQueue>,
+    large: Arc<LookQueue>,
+    ahead: Arc<LookQueue>,
     followed: Followed,
-    newer: Newer,
-    asks: Arc<Asks>,
+    newer: LatestReaders,
+    asks: Arc<WorkerFlags>,
 }
 
 /// What the clerk asks of all workers.
 #[derive(Debug, Default)]
-struct Asks {
+struct WorkerFlags {
     /// Copies in memory that are being made are given up.
     memory_short: AtomicBool,
-    /// An [`Ahead`].
+    /// An [`PrefetchGate`].
     ahead: AtomicU8,
 }
 
 impl Copier {
-    /// Starts the workers.
-    pub(crate) fn start(events: &Sender<Event>) -> Result<Self, AgentError> {
+    /// Starts the workers, each of which passes its reports to `deliver`.
+    pub(crate) fn start(deliver: &(impl Fn(Copied) + Clone + Send + 'static)) -> Result<Self, AgentError> {
         let copier = Self {
-            small: Queue::new(SMALL_AT_ONCE),
-            large: Queue::new(1),
-            ahead: Queue::new(1),
+            small: LookQueue::new(SMALL_AT_ONCE),
+            large: LookQueue::new(1),
+            ahead: LookQueue::new(1),
             followed: Followed::default(),
-            newer: Newer::default(),
+            newer: LatestReaders::default(),
             asks: Arc::default(),
         };
         let workers = [
@@ -211,12 +219,12 @@ impl Copier {
         ];
         for (name, count, queue) in workers {
             for number in 0..count {
-                let (queue, large, events) = (Arc::clone(queue), Arc::clone(&copier.large), events.clone());
+                let (queue, large, deliver) = (Arc::clone(queue), Arc::clone(&copier.large), deliver.clone());
                 let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
                 let asks = Arc::clone(&copier.asks);
                 thread::Builder::new()
                     .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &large, &events, &followed, &newer, &asks))
+                    .spawn(move || work(&queue, &large, &deliver, &followed, &newer, &asks))
                     .map_err(io_error("start a thread", std::path::Path::new(name)))?;
             }
         }
@@ -224,7 +232,7 @@ impl Copier {
     }
 
     /// Takes on a copy.
-    pub(crate) fn add(&self, job: Job) {
+    pub(crate) fn add(&self, job: CopyJob) {
         let large = job.identity.size > SMALL_BYTES_MAX && !job.ahead;
         let queue = match (job.ahead, large) {
             (true, _) => &self.ahead,
@@ -233,7 +241,7 @@ impl Copier {
         };
         let reader = self.reader_of(large, &job.opened);
         let now = Instant::now();
-        let following = Following {
+        let following = FollowedCopy {
             job,
             writer: None,
             reader,
@@ -242,7 +250,7 @@ impl Copier {
             moved_at: now,
             pause: FIRST_LOOK,
         };
-        queue.put(Waiting {
+        queue.put(ScheduledLook {
             due: now + FIRST_LOOK,
             following: Box::new(following),
         });
@@ -251,12 +259,12 @@ impl Copier {
 
 impl Copier {
     /// A large file's reader is watched from the first moment on, so that what it reads is counted.
-    fn reader_of(&self, large: bool, opened: &Opened) -> Option<Reader> {
-        large.then(|| Reader::new(opened.pid, opened.descriptor, opened.source.as_fd(), &self.followed))
+    fn reader_of(&self, large: bool, opened: &OpenedSource) -> Option<FollowedReader> {
+        large.then(|| FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), &self.followed))
     }
 
     /// Somebody else reads a file that is being copied: the copy follows this reader once the other has left or rests.
-    pub(crate) fn opened_again(&self, number: u64, size: u64, opened: Opened) {
+    pub(crate) fn opened_again(&self, number: u64, size: u64, opened: OpenedSource) {
         let reader = self.reader_of(size > SMALL_BYTES_MAX, &opened);
         self.newer().insert(number, (opened, reader));
     }
@@ -267,7 +275,7 @@ impl Copier {
     }
 
     /// Whether copies that are made ahead may go on.
-    pub(crate) fn set_ahead(&self, ahead: Ahead) {
+    pub(crate) fn set_ahead(&self, ahead: PrefetchGate) {
         self.asks.ahead.store(ahead as u8, Relaxed);
     }
 
@@ -276,12 +284,12 @@ impl Copier {
         self.newer().remove(&number);
     }
 
-    fn newer(&self) -> MutexGuard<'_, HashMap<u64, (Opened, Option<Reader>)>> {
+    fn newer(&self) -> MutexGuard<'_, HashMap<u64, (OpenedSource, Option<FollowedReader>)>> {
         self.newer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
+impl LookQueue {
     fn new(at_once: usize) -> Arc<Self> {
         Arc::new(Self {
             at_once,
@@ -290,7 +298,7 @@ impl Queue {
         })
     }
 
-    fn put(&self, waiting: Waiting) {
+    fn put(&self, waiting: ScheduledLook) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = state.waiting.peek().is_none_or(|Reverse(first)| waiting.due < first.due);
         state.waiting.push(Reverse(waiting));
@@ -303,7 +311,7 @@ impl Queue {
 
     /// Takes what is due, at least one.
     #[expect(clippy::vec_box, reason = "most go back to the heap, as they are")]
-    fn take(&self) -> Vec<Box<Following>> {
+    fn take(&self) -> Vec<Box<FollowedCopy>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let now = Instant::now();
@@ -334,7 +342,7 @@ impl Queue {
     }
 }
 
-fn work(queue: &Queue, large: &Queue, events: &Sender<Event>, followed: &Followed, newer: &Newer, asks: &Asks) {
+fn work(queue: &LookQueue, large: &LookQueue, deliver: &impl Fn(Copied), followed: &Followed, newer: &LatestReaders, asks: &WorkerFlags) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -342,18 +350,18 @@ fn work(queue: &Queue, large: &Queue, events: &Sender<Event>, followed: &Followe
             let was_ahead = following.job.ahead;
             let is_short = following.job.tier.is_memory() && asks.memory_short.load(Relaxed);
             let outcome = if is_short {
-                Some(Outcome::MemoryShort)
+                Some(CopyOutcome::MemoryShort)
             } else if following.job.is_marked() {
-                Some(Outcome::Marked)
+                Some(CopyOutcome::Marked)
             } else if following.job.ahead {
-                following.go_ahead(Ahead::of(&asks.ahead), &mut buffer, newer)
+                following.go_ahead(PrefetchGate::of(&asks.ahead), &mut buffer, newer)
             } else {
                 following.look(&mut buffer, followed, newer)
             };
             let Some(outcome) = outcome else {
                 // What a program reads by now goes on among its like; a small one may wait for the source there, too.
                 let queue = if was_ahead && !following.job.ahead { large } else { queue };
-                queue.put(Waiting {
+                queue.put(ScheduledLook {
                     due: Instant::now() + following.pause,
                     following,
                 });
@@ -362,23 +370,18 @@ fn work(queue: &Queue, large: &Queue, events: &Sender<Event>, followed: &Followe
             let (number, read_bytes) = (following.job.number, following.read_bytes);
             // The descriptor goes before the news: who waits for the copy may then unmount the source.
             drop(following);
-            if events
-                .send(Event::Copied {
-                    number,
-                    outcome,
-                    read_bytes,
-                })
-                .is_err()
-            {
-                return;
-            }
+            deliver(Copied {
+                number,
+                outcome,
+                read_bytes,
+            });
         }
     }
 }
 
-impl Following {
+impl FollowedCopy {
     /// Looks at the reader once and copies what may be copied; `None`: look again after the pause.
-    fn look(&mut self, buffer: &mut [u8], followed: &Followed, newer: &Newer) -> Option<Outcome> {
+    fn look(&mut self, buffer: &mut [u8], followed: &Followed, newer: &LatestReaders) -> Option<CopyOutcome> {
         let size = self.job.identity.size;
         let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
         let small = size <= SMALL_BYTES_MAX;
@@ -389,7 +392,7 @@ impl Following {
         // A small file whose reader is seen needs no look at the process.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
-            self.reader = Some(Reader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
+            self.reader = Some(FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
         let ((volume, seeks), open) = match reader {
@@ -421,7 +424,7 @@ impl Following {
         }
         match next {
             Wake::CopyTo(upto) => self.copy_to(upto, buffer),
-            Wake::GiveUp => Some(Outcome::GivenUp),
+            Wake::GiveUp => Some(CopyOutcome::GivenUp),
             Wake::Wait => {
                 self.pause = (self.pause * 2).clamp(FIRST_LOOK, LOOK_PAUSE_MAX);
                 None
@@ -430,19 +433,19 @@ impl Following {
     }
 
     /// Copies a piece that nobody has read yet, if it may; `None`: look again after the pause.
-    fn go_ahead(&mut self, ahead: Ahead, buffer: &mut [u8], newer: &Newer) -> Option<Outcome> {
+    fn go_ahead(&mut self, ahead: PrefetchGate, buffer: &mut [u8], newer: &LatestReaders) -> Option<CopyOutcome> {
         if self.follow_newer(newer) {
             // A program reads it now: the copy goes on behind that.
             self.job.ahead = false;
             return None;
         }
         match ahead {
-            Ahead::End => Some(Outcome::GivenUp),
-            Ahead::Hold => {
+            PrefetchGate::End => Some(CopyOutcome::GivenUp),
+            PrefetchGate::Hold => {
                 self.pause = AHEAD_HELD_LOOK;
                 None
             }
-            Ahead::Go => {
+            PrefetchGate::Go => {
                 let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
                 self.copy_to(self.job.identity.size.min(copied + AHEAD_PIECE_BYTES), buffer)
             }
@@ -450,7 +453,7 @@ impl Following {
     }
 
     /// Goes on with who opened the file last, if somebody has since; tells whether.
-    fn follow_newer(&mut self, newer: &Newer) -> bool {
+    fn follow_newer(&mut self, newer: &LatestReaders) -> bool {
         let next = newer.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.job.number);
         let Some((opened, reader)) = next else { return false };
         self.job.opened = opened;
@@ -462,13 +465,17 @@ impl Following {
     }
 
     /// Begins the copy. From here on whatever changes the file moves its times, whoever does it.
-    fn begin(&self) -> Result<CopyWriter, Outcome> {
-        write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| Outcome::DirtyPages)?;
-        let writer = self.job.tier.begin(self.job.copy, &self.job.identity).map_err(Outcome::Failed)?;
+    fn begin(&self) -> Result<CopyWriter, CopyOutcome> {
+        write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| CopyOutcome::DirtyPages)?;
+        let writer = self
+            .job
+            .tier
+            .begin(self.job.copy, &self.job.identity)
+            .map_err(CopyOutcome::Failed)?;
         Ok(if self.job.sparse { writer.keep_holes() } else { writer })
     }
 
-    fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<Outcome> {
+    fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
         let begun = self.writer.take().map_or_else(|| self.begin(), Ok);
         let writer = match begun {
             Ok(writer) => self.writer.insert(writer),
@@ -478,7 +485,7 @@ impl Following {
         let advanced = writer.advance(&self.job.opened.source, piece, buffer);
         self.read_bytes = writer.copied();
         if let Err(error) = advanced {
-            return Some(Outcome::Failed(error));
+            return Some(CopyOutcome::Failed(error));
         }
         self.moved_at = Instant::now();
         if !writer.is_complete() {
@@ -496,7 +503,7 @@ impl Following {
         };
         Some(match writer.finish(&self.job.opened.source, ask) {
             Ok(finished) => {
-                let Job {
+                let CopyJob {
                     tier,
                     copy,
                     opened,
@@ -505,9 +512,9 @@ impl Following {
                 } = &self.job;
                 // What keeps a copy from being read again shows when programs open it.
                 let sample = sampled.then(|| forebay_store::sample(tier, *copy, &opened.source).ok());
-                Outcome::Whole(finished, sample.flatten())
+                CopyOutcome::Whole(finished, sample.flatten())
             }
-            Err(error) => Outcome::Failed(error),
+            Err(error) => CopyOutcome::Failed(error),
         })
     }
 }

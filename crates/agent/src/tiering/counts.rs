@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_contract::{Counter, Run};
 use serde::{Deserialize, Serialize};
 
-use crate::tiering::{durations::Durations, protocol::Status};
+use crate::tiering::durations::Durations;
 
 /// What a tier answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,15 +117,6 @@ impl From<Named> for Counts {
             source_open: named.source_open,
         }
     }
-}
-
-/// All that an agent and the doors of its runs have done since it started.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
-    /// The agent's part.
-    pub status: Status,
-    /// The doors', of runs that have ended and of those that are there.
-    pub doors: Counts,
 }
 
 #[cfg(test)]

@@ -28,10 +28,9 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        clerk::Event,
-        copier::Outcome,
+        copier::{Copied, CopyOutcome},
+        handoff::Handoff,
         limits::{BATCH_PAUSE, BUFFER_BYTES, COPY_NICE, LISTING_BYTES, LISTING_BYTES_MAX, LISTINGS_HELD_BYTES},
-        receiver::Handed,
     },
 };
 
@@ -42,52 +41,52 @@ pub(crate) const LARGE_DIRECTORY: &str = "large_directory";
 
 /// What to do.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum ListerRequest {
     /// List the directory that a program has opened.
-    List(Box<Handed>),
-    /// Write a listing to a tier.
-    Write(Write),
+    List(Box<Handoff>),
+    /// ListingWrite a listing to a tier.
+    Write(ListingWrite),
 }
 
 /// A listing to write.
 #[derive(Debug)]
-pub(crate) struct Write {
+pub(crate) struct ListingWrite {
     /// Number of the flight.
     pub(crate) number: u64,
     /// Name of the copy.
     pub(crate) copy: u64,
     pub(crate) tier: Arc<Tier>,
-    pub(crate) listing: Box<Listing>,
+    pub(crate) listing: Box<DirectoryListing>,
 }
 
 /// What came of a directory.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedDirectory {
     /// Device and inode, as they were handed over.
     pub(crate) directory: (u64, u64),
     pub(crate) run: u64,
     /// The listing, or why there is none.
-    pub(crate) listing: Result<Box<Listing>, &'static str>,
+    pub(crate) listing: Result<Box<DirectoryListing>, &'static str>,
 }
 
 /// A listing in memory, as it will lie in a tier. It is read as a file is whose version is the directory's, but for the size, which is its own.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct DirectoryListing {
     /// As it came from the program, but for a descriptor of our own, and for what the server said right before it listed.
-    pub(crate) handed: Handed,
+    pub(crate) handed: Handoff,
     bytes: Vec<u8>,
     /// Counts the bytes for as long as they are in memory.
-    _held: Held,
+    _held: HeldBytes,
 }
 
 /// Bytes of listings in memory.
 #[derive(Debug)]
-struct Held {
+struct HeldBytes {
     bytes: usize,
     all: Arc<AtomicUsize>,
 }
 
-impl Held {
+impl HeldBytes {
     fn of(bytes: usize, all: &Arc<AtomicUsize>) -> Self {
         all.fetch_add(bytes, Relaxed);
         Self {
@@ -97,20 +96,20 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Relaxed);
     }
 }
 
-impl Listing {
+impl DirectoryListing {
     fn sized(&self, mut stat: SourceStat) -> SourceStat {
         stat.identity.size = self.bytes.len() as u64;
         stat
     }
 }
 
-impl Source for Listing {
+impl Source for DirectoryListing {
     fn stat(&self, ask: Ask) -> Result<SourceStat, Errno> {
         self.handed.source.stat(ask).map(|stat| self.sized(stat))
     }
@@ -128,23 +127,26 @@ impl Source for Listing {
 }
 
 /// Starts the thread; gives what takes requests. It ends with the process; without it, nothing comes of them.
-pub(crate) fn start(events: Sender<Event>) -> Result<Sender<Request>, AgentError> {
+pub(crate) fn start(
+    listed: impl Fn(ListedDirectory) + Send + 'static,
+    written: impl Fn(Copied) + Send + 'static,
+) -> Result<Sender<ListerRequest>, AgentError> {
     let (requests, received) = channel();
     thread::Builder::new()
         .name("lister".into())
-        .spawn(move || run(&received, &events))
+        .spawn(move || run(&received, &listed, &written))
         .map_err(io_error("start a thread", Path::new("lister")))?;
     Ok(requests)
 }
 
 /// What to do next; `None` when nobody asks any more. Listings are written first, and no directory is listed while those in memory take too much of it.
-fn next(requests: &Receiver<Request>, waiting: &mut VecDeque<Box<Handed>>, held: &AtomicUsize) -> Option<Request> {
+fn next(requests: &Receiver<ListerRequest>, waiting: &mut VecDeque<Box<Handoff>>, held: &AtomicUsize) -> Option<ListerRequest> {
     loop {
         let request = match requests.try_recv() {
             Ok(request) => request,
             Err(TryRecvError::Disconnected) => return None,
             Err(TryRecvError::Empty) if waiting.is_empty() => requests.recv().ok()?,
-            Err(TryRecvError::Empty) if held.load(Relaxed) <= LISTINGS_HELD_BYTES => return waiting.pop_front().map(Request::List),
+            Err(TryRecvError::Empty) if held.load(Relaxed) <= LISTINGS_HELD_BYTES => return waiting.pop_front().map(ListerRequest::List),
             // The clerk is about to have some written, or has no use for them.
             Err(TryRecvError::Empty) => match requests.recv_timeout(BATCH_PAUSE) {
                 Ok(request) => request,
@@ -153,45 +155,42 @@ fn next(requests: &Receiver<Request>, waiting: &mut VecDeque<Box<Handed>>, held:
             },
         };
         match request {
-            Request::List(handed) => waiting.push_back(handed),
-            Request::Write(_) => return Some(request),
+            ListerRequest::List(handed) => waiting.push_back(handed),
+            ListerRequest::Write(_) => return Some(request),
         }
     }
 }
 
-fn run(requests: &Receiver<Request>, events: &Sender<Event>) {
+fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), written: &impl Fn(Copied)) {
     set_thread_nice(COPY_NICE);
     let (mut waiting, held) = (VecDeque::new(), Arc::default());
     let mut entries = vec![MaybeUninit::uninit(); LISTING_BYTES];
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Some(request) = next(requests, &mut waiting, &held) {
-        let event = match request {
-            Request::List(handed) => {
+        match request {
+            ListerRequest::List(handed) => {
                 let identity = handed.stat.identity;
-                Event::Listed(Listed {
+                listed(ListedDirectory {
                     directory: (identity.dev, identity.ino),
                     run: handed.run,
                     listing: list(*handed, &mut entries, &held).map(Box::new),
-                })
+                });
             }
-            Request::Write(Write {
+            ListerRequest::Write(ListingWrite {
                 number,
                 copy,
                 tier,
                 listing,
             }) => {
-                let written = write(&tier, copy, &listing, &mut buffer);
+                let result = write(&tier, copy, &listing, &mut buffer);
                 // The descriptor goes before the news: who waits for the listing may then unmount the source.
                 drop(listing);
-                Event::Copied {
+                written(Copied {
                     number,
-                    outcome: written.map_or_else(Outcome::Failed, |finished| Outcome::Whole(finished, None)),
+                    outcome: result.map_or_else(CopyOutcome::Failed, |finished| CopyOutcome::Whole(finished, None)),
                     read_bytes: 0,
-                }
+                });
             }
-        };
-        if events.send(event).is_err() {
-            return;
         }
     }
 }
@@ -200,7 +199,7 @@ fn run(requests: &Receiver<Request>, events: &Sender<Event>) {
 ///
 /// # Errors
 /// The reason to count.
-fn list(handed: Handed, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<Listing, &'static str> {
+fn list(handed: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<DirectoryListing, &'static str> {
     let failed = |_| "source_error";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let source = SourceFile::new(openat(&handed.source, c".", flags, Mode::empty()).map_err(failed)?);
@@ -210,9 +209,9 @@ fn list(handed: Handed, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>)
     let header = Header::of(stat.identity.size, &bytes[HEADER_BYTES..]);
     bytes[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
     bytes.shrink_to_fit();
-    let mut listing = Listing {
-        handed: Handed { source, ..handed },
-        _held: Held::of(bytes.len(), held),
+    let mut listing = DirectoryListing {
+        handed: Handoff { source, ..handed },
+        _held: HeldBytes::of(bytes.len(), held),
         bytes,
     };
     listing.handed.stat = listing.sized(stat);
@@ -261,7 +260,7 @@ const fn kind_of(kind: FileType) -> u8 {
 }
 
 /// Writes a listing; the directory must be what it was before it was listed.
-fn write(tier: &Tier, copy: u64, listing: &Listing, buffer: &mut [u8]) -> Result<Finished, StoreError> {
+fn write(tier: &Tier, copy: u64, listing: &DirectoryListing, buffer: &mut [u8]) -> Result<Finished, StoreError> {
     let mut writer = tier.begin(copy, &listing.handed.stat.identity)?;
     writer.advance(listing, u64::MAX, buffer)?;
     writer.finish(listing, Ask::Server)
@@ -277,11 +276,11 @@ mod tests {
     use forebay_store::{BootId, FreeFloor, Secret, TierConfig, disk::MemoryDisk};
 
     use super::*;
-    use crate::tiering::receiver::DescriptorBudget;
+    use crate::tiering::handoff::DescriptorBudget;
 
-    fn handed(dir: &Path) -> Handed {
+    fn handed(dir: &Path) -> Handoff {
         let source = SourceFile::new(OwnedFd::from(File::open(dir).unwrap()));
-        Handed {
+        Handoff {
             run: 7,
             opened_at: 1,
             pid: 1,
@@ -296,7 +295,7 @@ mod tests {
         }
     }
 
-    fn list_with(dir: &Path, buffer_bytes: usize) -> Result<Listing, &'static str> {
+    fn list_with(dir: &Path, buffer_bytes: usize) -> Result<DirectoryListing, &'static str> {
         list(handed(dir), &mut vec![MaybeUninit::uninit(); buffer_bytes], &Arc::default())
     }
 
@@ -412,16 +411,16 @@ mod tests {
         let listing = Box::new(list(handed(dir.path()), &mut vec![MaybeUninit::uninit(); 4096], &held).unwrap());
         let bytes = held.load(Relaxed);
         assert_eq!(bytes, listing.bytes.len());
-        let much = Held::of(LISTINGS_HELD_BYTES, &held);
+        let much = HeldBytes::of(LISTINGS_HELD_BYTES, &held);
         let (requests, received) = channel();
         let mut waiting = VecDeque::new();
-        requests.send(Request::List(Box::new(handed(dir.path())))).unwrap();
+        requests.send(ListerRequest::List(Box::new(handed(dir.path())))).unwrap();
         let later = thread::spawn(move || {
             thread::sleep(10 * BATCH_PAUSE);
             drop(listing);
         });
         // As soon as some of it is given back, by whomever.
-        assert!(matches!(next(&received, &mut waiting, &held), Some(Request::List(_))));
+        assert!(matches!(next(&received, &mut waiting, &held), Some(ListerRequest::List(_))));
         assert_eq!(held.load(Relaxed), LISTINGS_HELD_BYTES);
         later.join().unwrap();
         drop(much);

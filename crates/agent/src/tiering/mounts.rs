@@ -65,11 +65,11 @@ fn is_known_fuse(kind: &[u8]) -> bool {
 /// In the place of a type, for files that bear no mount's device number.
 const UNLISTED: &[u8] = b"unlisted";
 
-/// Mounts by device number.
+/// MountTable by device number.
 #[derive(Debug, Default)]
-pub(crate) struct Mounts(HashMap<u64, MountSource>);
+pub(crate) struct MountTable(HashMap<u64, MountSource>);
 
-impl Mounts {
+impl MountTable {
     /// As they are now.
     pub(crate) fn read() -> Self {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;

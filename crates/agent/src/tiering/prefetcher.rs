@@ -3,6 +3,7 @@
 
 use std::{
     ffi::OsStr,
+    fmt,
     os::unix::ffi::OsStrExt,
     path::Path,
     sync::{
@@ -22,16 +23,15 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        clerk::Event,
+        handoff::{DescriptorBudget, Handoff, names_of},
         limits::{AHEAD_NAMES_MAX, COPY_NICE},
         pages::IndexFile,
-        receiver::{DescriptorBudget, Handed, names_of},
     },
 };
 
 /// What to do.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum PrefetchRequest {
     /// List a directory.
     List {
         /// As the program spells it.
@@ -52,18 +52,18 @@ pub(crate) enum Request {
 
 /// What came of it.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum PrefetchAnswer {
     /// The files of the directory that have no copy, by their paths, in order of their names.
     Listed(Vec<Vec<u8>>),
     /// What of the files that were asked for was opened.
-    Opened(Opened),
+    Opened(PrefetchedFiles),
 }
 
 /// Files that were opened. What is in none of these lists can't be opened, or is no file.
 #[derive(Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct PrefetchedFiles {
     /// Like a program's hand-over, but that no program reads them.
-    pub(crate) files: Vec<Handed>,
+    pub(crate) files: Vec<Handoff>,
     /// Files that did not fit into the bytes, before any that did.
     pub(crate) too_large: Vec<Vec<u8>>,
     /// The smallest of those, in bytes.
@@ -72,46 +72,64 @@ pub(crate) struct Opened {
     pub(crate) rest: Vec<Vec<u8>>,
 }
 
-/// The thread, or what it takes to start it.
-#[derive(Debug)]
+/// Passes an answer to the event loop.
+type Deliver = Box<dyn Fn(PrefetchAnswer) + Send>;
+
+/// Parts of the thread before its start.
+struct NotStarted {
+    requests: Receiver<PrefetchRequest>,
+    budget: DescriptorBudget,
+    deliver: Deliver,
+}
+
+/// Handle of the prefetching thread, which is started when the first run asks for prefetching.
 pub(crate) struct Prefetcher {
-    requests: Sender<Request>,
-    waiting: Option<(Receiver<Request>, DescriptorBudget, Sender<Event>)>,
+    requests: Sender<PrefetchRequest>,
+    waiting: Option<NotStarted>,
+}
+
+impl fmt::Debug for Prefetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefetcher")
+            .field("is_started", &self.waiting.is_none())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Prefetcher {
-    pub(crate) fn new(budget: DescriptorBudget, events: Sender<Event>) -> Self {
+    /// Prepares the thread, which will pass its answers to `deliver`.
+    pub(crate) fn new(budget: DescriptorBudget, deliver: Deliver) -> Self {
         let (requests, received) = channel();
         Self {
             requests,
-            waiting: Some((received, budget, events)),
+            waiting: Some(NotStarted {
+                requests: received,
+                budget,
+                deliver,
+            }),
         }
     }
 
     /// Starts the thread, the first time.
     pub(crate) fn start(&mut self) -> Result<(), AgentError> {
-        self.waiting
-            .take()
-            .map_or(Ok(()), |(requests, budget, events)| start(requests, budget, events))
+        self.waiting.take().map_or(Ok(()), start)
     }
 
     /// Asks for something. The thread ends with the process; without one, nothing comes of it.
-    pub(crate) fn ask(&self, request: Request) {
+    pub(crate) fn ask(&self, request: PrefetchRequest) {
         let _ = self.requests.send(request);
     }
 }
 
-fn start(requests: Receiver<Request>, budget: DescriptorBudget, events: Sender<Event>) -> Result<(), AgentError> {
+fn start(parts: NotStarted) -> Result<(), AgentError> {
+    let NotStarted { requests, budget, deliver } = parts;
     let run = move || {
         set_thread_nice(COPY_NICE);
         for request in requests {
-            let answer = match request {
-                Request::List { path, index } => Answer::Listed(list(&path, &index)),
-                Request::Open { run, paths, bytes } => Answer::Opened(open(run, paths, bytes, &budget)),
-            };
-            if events.send(Event::Prefetch(answer)).is_err() {
-                return;
-            }
+            deliver(match request {
+                PrefetchRequest::List { path, index } => PrefetchAnswer::Listed(list(&path, &index)),
+                PrefetchRequest::Open { run, paths, bytes } => PrefetchAnswer::Opened(open(run, paths, bytes, &budget)),
+            });
         }
     };
     thread::Builder::new()
@@ -146,10 +164,10 @@ fn is_file(kind: FileType, path: &[u8]) -> bool {
     }
 }
 
-fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) -> Opened {
-    let mut opened = Opened {
+fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) -> PrefetchedFiles {
+    let mut opened = PrefetchedFiles {
         smallest: u64::MAX,
-        ..Opened::default()
+        ..PrefetchedFiles::default()
     };
     let mut left = bytes;
     let mut paths = paths.into_iter();
@@ -172,14 +190,14 @@ fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) ->
 }
 
 /// A file as a door would hand it over. A pipe that lies in its place is not waited for, and a link is not followed.
-fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handed> {
+fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff> {
     let place = budget.take()?;
     let opened_at = boot_ns();
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let source = SourceFile::new(fs::open(OsStr::from_bytes(path), flags, Mode::empty()).ok()?);
     let stat = source.stat(Ask::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
     let (plain, other_name) = names_of(&source, path);
-    Some(Handed {
+    Some(Handoff {
         run,
         opened_at,
         pid: rustix::process::getpid().as_raw_nonzero().get(),

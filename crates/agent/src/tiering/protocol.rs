@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use forebay_policy::pressure::Memory;
 use serde::{Deserialize, Serialize};
 
-use crate::tiering::{config::label, counts::Totals};
+use crate::tiering::{config::label, counts::Counts};
 
 /// Freshness of a run, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +151,15 @@ impl Status {
     pub const fn files_in_flight(&self) -> u64 {
         self.in_flight.saturating_sub(self.listings_in_flight)
     }
+}
+
+/// Counts of an agent and of the preload libraries of its runs since the agent's start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Counts of the agent.
+    pub status: Status,
+    /// Counts of the preload libraries, in runs that have ended and in those that are connected.
+    pub doors: Counts,
 }
 
 /// Memory as an agent sees it.

@@ -26,7 +26,7 @@ pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
 
 /// A program's descriptor, seen from outside.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct FollowedReader {
     pid: i32,
     link: String,
     target: Option<CString>,
@@ -39,7 +39,7 @@ pub(crate) struct Reader {
     followed: Followed,
 }
 
-impl Reader {
+impl FollowedReader {
     /// Begins to watch descriptor `number` of `pid`, of which `source` is a duplicate.
     pub(crate) fn new(pid: i32, number: i32, source: BorrowedFd<'_>, followed: &Followed) -> Self {
         *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
@@ -86,7 +86,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for FollowedReader {
     fn drop(&mut self) {
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = followed.get_mut(&self.pid) {
@@ -141,7 +141,7 @@ pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
 #[derive(Debug, Default)]
 pub(crate) struct Writers {
     opened: HashMap<CString, Holders>,
-    mapped: Mapped,
+    mapped: WritableMappings,
     opened_due: Option<Instant>,
     mapped_due: Option<Instant>,
 }
@@ -194,7 +194,7 @@ impl Writers {
     }
 
     fn look_at_mappings(&mut self) {
-        self.mapped = Mapped::default();
+        self.mapped = WritableMappings::default();
         for pid in other_processes() {
             let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
             for line in maps.split(|byte| *byte == b'\n') {
@@ -215,12 +215,12 @@ struct Holders {
 
 /// Files with a mapping that is shared and writable: by it they are changed without any descriptor.
 #[derive(Debug, Default)]
-struct Mapped {
+struct WritableMappings {
     names: HashSet<Vec<u8>>,
     inodes: HashSet<(u64, u64)>,
 }
 
-impl Mapped {
+impl WritableMappings {
     /// Takes a line of `/proc/PID/maps`: `from-to rw-s offset major:minor inode   name`.
     fn take(&mut self, line: &[u8]) {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn finds_shared_writable_mappings_by_name_and_by_inode() {
-        let mut mapped = Mapped::default();
+        let mut mapped = WritableMappings::default();
         let lines: [&[u8]; 6] = [
             b"7f00-7f01 rw-s 00000000 fe:10 77                         /data/a b",
             b"7f00-7f01 -w-s 00000000 fe:10 78                         /data/new\\012line (deleted)",

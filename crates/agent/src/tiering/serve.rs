@@ -8,17 +8,16 @@ use std::{
 use crate::{
     host::{error::AgentError, lock::lock, log::Log, private_dir::private_dir, shared::raise_descriptor_limit},
     tiering::{
-        clerk::{Clerk, Parts},
         config::AgentConfig,
         control,
         copier::Copier,
+        event_loop::{Clerk, Event, Parts, deliver},
+        handoff::{self, DescriptorBudget},
         limits::{DESCRIPTOR_SHARE, HANDED_MAX},
         lister,
         pages::Pages,
         prefetcher::Prefetcher,
-        ram,
-        receiver::{self, DescriptorBudget},
-        sweeper,
+        ram, sweeper,
     },
 };
 use forebay_contract::Tier as TierInIndex;
@@ -52,7 +51,7 @@ pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     result
 }
 
-fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<crate::tiering::clerk::Event>), AgentError> {
+fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<Event>), AgentError> {
     let descriptors = raise_descriptor_limit();
     let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
     if let Some(why) = why_ephemeral {
@@ -95,8 +94,8 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();
-    sweeper::start(sweep_requests, pages.control(), events.clone())?;
-    let copier = Copier::start(&events)?;
+    sweeper::start(sweep_requests, pages.control(), deliver(&events, Event::Swept))?;
+    let copier = Copier::start(&deliver(&events, Event::Copied))?;
     let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX));
     let dir = config.dir.clone();
     let clerk = Clerk::new(Parts {
@@ -106,13 +105,13 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
         tiers,
         copier,
         sweeps,
-        lister: lister::start(events.clone())?,
-        prefetcher: Prefetcher::new(held.clone(), events.clone()),
+        lister: lister::start(deliver(&events, Event::Listed), deliver(&events, Event::Copied))?,
+        prefetcher: Prefetcher::new(held.clone(), Box::new(deliver(&events, Event::Prefetch))),
         events: events.clone(),
         log,
     });
-    let queue = receiver::start(&dir, events.clone(), held)?;
+    let queue = handoff::start(&dir, held, deliver(&events, Event::Handoff))?;
     // Last: a command that can connect finds all the rest in place.
-    control::start(&dir, events, queue)?;
+    control::start(&dir, queue, deliver(&events, Event::Command))?;
     Ok((clerk, received))
 }

@@ -6,10 +6,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::OwnedFd,
     path::Path,
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender},
-    },
+    sync::{Arc, mpsc::Receiver},
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +24,6 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        clerk::Event,
         limits::{COPY_NICE, LISTING_BYTES},
         pages::IndexFile,
     },
@@ -35,7 +31,7 @@ use crate::{
 
 /// A directory to look at.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct SweepRequest {
     pub(crate) directory: u32,
     pub(crate) path: Vec<u8>,
     pub(crate) index: Arc<IndexFile>,
@@ -49,7 +45,7 @@ pub(crate) struct Request {
 
 /// What a sweep found.
 #[derive(Debug, Default)]
-pub(crate) struct Swept {
+pub(crate) struct SweepResult {
     pub(crate) directory: u32,
     /// Generation of the index that the numbers below belong to.
     pub(crate) generation: u64,
@@ -69,8 +65,12 @@ pub(crate) struct Swept {
     pub(crate) inode_only: bool,
 }
 
-/// Starts the sweeper.
-pub(crate) fn start(requests: Receiver<Request>, control: Control<'static>, events: Sender<Event>) -> Result<(), AgentError> {
+/// Starts the sweeper, which passes its results to `deliver`.
+pub(crate) fn start(
+    requests: Receiver<SweepRequest>,
+    control: Control<'static>,
+    deliver: impl Fn(SweepResult) + Send + 'static,
+) -> Result<(), AgentError> {
     let run = move || {
         set_thread_nice(COPY_NICE);
         let mut listing = vec![MaybeUninit::uninit(); LISTING_BYTES];
@@ -78,9 +78,7 @@ pub(crate) fn start(requests: Receiver<Request>, control: Control<'static>, even
             let begun = Instant::now();
             let mut swept = sweep(&request, &control, &mut listing);
             swept.took = begun.elapsed();
-            if events.send(Event::Swept(swept)).is_err() {
-                return;
-            }
+            deliver(swept);
         }
     };
     thread::Builder::new()
@@ -90,11 +88,11 @@ pub(crate) fn start(requests: Receiver<Request>, control: Control<'static>, even
     Ok(())
 }
 
-fn sweep(request: &Request, control: &Control<'_>, listing: &mut [MaybeUninit<u8>]) -> Swept {
-    let mut swept = Swept {
+fn sweep(request: &SweepRequest, control: &Control<'_>, listing: &mut [MaybeUninit<u8>]) -> SweepResult {
+    let mut swept = SweepResult {
         directory: request.directory,
         inode_only: request.inode_only,
-        ..Swept::default()
+        ..SweepResult::default()
     };
     let Some(index) = request.index.index() else { return swept };
     swept.generation = index.generation();
@@ -129,11 +127,11 @@ fn sweep(request: &Request, control: &Control<'_>, listing: &mut [MaybeUninit<u8
 
 fn compare(
     dir: &OwnedFd,
-    request: &Request,
+    request: &SweepRequest,
     index: &Index<'_>,
     started_at: u64,
     listing: &mut [MaybeUninit<u8>],
-    swept: &mut Swept,
+    swept: &mut SweepResult,
 ) -> Result<(), Errno> {
     let mut spelled = request.path.clone();
     spelled.push(b'/');

@@ -12,7 +12,7 @@ use crate::{
     tiering::limits::{AHEAD_OF_CLOCK_MAX, AHEAD_OF_CLOCK_WAIT},
 };
 
-use crate::{host::clock::unix_s, tiering::receiver::Handed};
+use crate::{host::clock::unix_s, tiering::handoff::Handoff};
 
 use super::Clerk;
 
@@ -44,23 +44,23 @@ pub(super) fn age_of(identity: &Identity, now_s: i64) -> Age {
 /// Hand-overs that wait.
 #[derive(Debug, Default)]
 pub(super) struct AheadOfClock {
-    waiting: VecDeque<(Instant, Handed)>,
+    waiting: VecDeque<(Instant, Handoff)>,
 }
 
 impl AheadOfClock {
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Handed> {
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Handoff> {
         self.waiting.iter().map(|(_, handed)| handed)
     }
 }
 
 impl Clerk {
     /// Returns whether a hand-over may wait: it has not yet, and there is a place.
-    pub(super) fn may_wait(&self, handed: &Handed) -> bool {
+    pub(super) fn may_wait(&self, handed: &Handoff) -> bool {
         handed.waited.is_none() && self.ahead_of_clock.waiting.len() < AHEAD_OF_CLOCK_MAX
     }
 
     /// Keeps a hand-over until its file has had two seconds to change.
-    pub(super) fn wait_for_clock(&mut self, mut handed: Handed) {
+    pub(super) fn wait_for_clock(&mut self, mut handed: Handoff) {
         let identity = handed.stat.identity;
         if let Age::Ahead(ahead_s) = age_of(&identity, unix_s()) {
             self.tally(handed.run, |tally| {

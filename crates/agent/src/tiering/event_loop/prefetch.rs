@@ -15,10 +15,10 @@ use forebay_policy::prefetch::{Next, Prefetch, Seen};
 use crate::{
     host::{clock::boot_ms, shared::SharedFile},
     tiering::{
-        copier::Ahead,
+        copier::PrefetchGate,
+        handoff::Handoff,
         limits::AHEAD_DIRECTORIES_MAX,
-        prefetcher::{Answer, Opened, Prefetcher, Request},
-        receiver::Handed,
+        prefetcher::{PrefetchAnswer, PrefetchRequest, PrefetchedFiles, Prefetcher},
     },
 };
 
@@ -67,7 +67,7 @@ impl Clerk {
                 self.log.line(&format!("nothing is read ahead: {error}"));
             }
             self.prefetch.policy.asked(boot_ms());
-            self.copier.set_ahead(Ahead::Hold);
+            self.copier.set_ahead(PrefetchGate::Hold);
         }
     }
 
@@ -75,16 +75,16 @@ impl Clerk {
     pub(super) fn end_prefetch(&mut self) {
         self.prefetch.is_on = self.runs.values().any(|run| run.prefetch);
         if !self.prefetch.is_on {
-            self.copier.set_ahead(Ahead::End);
+            self.copier.set_ahead(PrefetchGate::End);
         }
     }
 
     /// A program has asked the source: nothing is read ahead now.
-    pub(super) fn hold_prefetch(&mut self, handed: &Handed) {
+    pub(super) fn hold_prefetch(&mut self, handed: &Handoff) {
         if !self.prefetch.is_on {
             return;
         }
-        self.copier.set_ahead(Ahead::Hold);
+        self.copier.set_ahead(PrefetchGate::Hold);
         let now_ms = boot_ms();
         self.prefetch.policy.asked(now_ms);
         let identity = handed.stat.identity;
@@ -99,7 +99,7 @@ impl Clerk {
     }
 
     /// Remembers where a program has opened a file.
-    fn note_directory(&mut self, handed: &Handed, now_ms: u64) {
+    fn note_directory(&mut self, handed: &Handoff, now_ms: u64) {
         let Some((path, _)) = split(&handed.path) else { return };
         let known = self.prefetch.numbers.get(path).copied();
         let number = match known {
@@ -157,7 +157,7 @@ impl Clerk {
         };
         let next = self.prefetch.policy.next(&seen);
         let may_go = self.prefetch.policy.is_idle(seen.now_ms);
-        self.copier.set_ahead(if may_go { Ahead::Go } else { Ahead::Hold });
+        self.copier.set_ahead(if may_go { PrefetchGate::Go } else { PrefetchGate::Hold });
         match next {
             Next::Wait => {}
             Next::List(number) => self.list_directory(number),
@@ -169,7 +169,7 @@ impl Clerk {
                 let files = files.min(self.prefetch.names.len());
                 let paths = self.prefetch.names.drain(..files).collect();
                 let run = self.prefetch.run;
-                self.prefetch.prefetcher.ask(Request::Open { run, paths, bytes });
+                self.prefetch.prefetcher.ask(PrefetchRequest::Open { run, paths, bytes });
             }
         }
     }
@@ -181,26 +181,26 @@ impl Clerk {
         };
         self.prefetch.run = run;
         let index = self.pages.current();
-        self.prefetch.prefetcher.ask(Request::List { path, index });
+        self.prefetch.prefetcher.ask(PrefetchRequest::List { path, index });
     }
 
     /// A directory was listed, or files of it opened.
-    pub(super) fn prefetched(&mut self, answer: Answer) {
+    pub(super) fn prefetched(&mut self, answer: PrefetchAnswer) {
         match answer {
-            Answer::Listed(mut names) => {
+            PrefetchAnswer::Listed(mut names) => {
                 if let Some(run) = self.runs.get(&self.prefetch.run) {
                     names.retain(|path| !run.excludes(path));
                 }
                 self.prefetch.policy.listed(names.len());
                 self.prefetch.names = names.into();
             }
-            Answer::Opened(opened) => self.opened_ahead(opened),
+            PrefetchAnswer::Opened(opened) => self.opened_ahead(opened),
         }
         self.prefetch_more();
     }
 
-    fn opened_ahead(&mut self, opened: Opened) {
-        let Opened {
+    fn opened_ahead(&mut self, opened: PrefetchedFiles) {
+        let PrefetchedFiles {
             files,
             too_large,
             smallest,
@@ -221,7 +221,7 @@ impl Clerk {
     }
 
     /// Begins the copy of a file that no program has opened, if nothing is known of it yet and there is room.
-    fn copy_ahead(&mut self, file: Handed, now_ms: u64) {
+    fn copy_ahead(&mut self, file: Handoff, now_ms: u64) {
         // The run may have left meanwhile, which is one of the reasons.
         if !self.prefetch.is_on || self.acceptable(&file).is_err() || self.index_has_no_room() {
             return;

@@ -8,8 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     host::{clock::boot_ms, shared::SharedFile},
     tiering::{
-        counts::{Counts, Totals},
-        protocol::{Status, TierStatus},
+        counts::Counts,
+        protocol::{Status, TierStatus, Totals},
     },
 };
 

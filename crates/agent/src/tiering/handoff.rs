@@ -8,7 +8,6 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::Sender,
     },
     thread,
     time::Instant,
@@ -35,7 +34,6 @@ use crate::{
         limits::BACKLOG,
     },
     tiering::{
-        clerk::Event,
         limits::{BATCH_PAUSE, PACKET_WAIT_MAX, QUEUE_WAIT_MAX},
         reader::name_of,
     },
@@ -50,23 +48,23 @@ pub(crate) struct DescriptorBudget {
 
 /// One place in the budget.
 #[derive(Debug)]
-pub(crate) struct DescriptorPlace(Arc<AtomicUsize>);
+pub(crate) struct HeldDescriptor(Arc<AtomicUsize>);
 
 impl DescriptorBudget {
     pub(crate) fn new(max: usize) -> Self {
         Self { held: Arc::default(), max }
     }
 
-    pub(crate) fn take(&self) -> Option<DescriptorPlace> {
+    pub(crate) fn take(&self) -> Option<HeldDescriptor> {
         if self.held.fetch_add(1, Ordering::Relaxed) >= self.max {
             self.held.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(DescriptorPlace(Arc::clone(&self.held)))
+        Some(HeldDescriptor(Arc::clone(&self.held)))
     }
 }
 
-impl Drop for DescriptorPlace {
+impl Drop for HeldDescriptor {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -74,7 +72,7 @@ impl Drop for DescriptorPlace {
 
 /// A hand-over as received.
 #[derive(Debug)]
-pub(crate) struct Handed {
+pub(crate) struct Handoff {
     pub(crate) run: u64,
     pub(crate) opened_at: u64,
     pub(crate) pid: i32,
@@ -88,18 +86,18 @@ pub(crate) struct Handed {
     pub(crate) waited: Option<Identity>,
     pub(crate) source: SourceFile,
     pub(crate) stat: SourceStat,
-    pub(crate) place: DescriptorPlace,
+    pub(crate) place: HeldDescriptor,
 }
 
 /// The queue of hand-overs, as others may look at it.
 #[derive(Clone, Debug)]
-pub(crate) struct Queue {
+pub(crate) struct HandoffQueue {
     socket: Arc<OwnedFd>,
     /// The receiver has some in its hands, or is about to.
     taking: Arc<AtomicBool>,
 }
 
-impl Queue {
+impl HandoffQueue {
     /// Waits until the clerk was told of all that was handed over before, or for [`QUEUE_WAIT_MAX`].
     pub(crate) fn wait_until_taken(&self) {
         let begun = Instant::now();
@@ -115,8 +113,12 @@ impl Queue {
     }
 }
 
-/// Binds the door socket and starts the receiver.
-pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget) -> Result<Queue, AgentError> {
+/// Binds the socket of descriptor handoffs and starts the receiver. It passes each handoff to `deliver`, or the reason why it was lost.
+pub(crate) fn start(
+    dir: &Path,
+    budget: DescriptorBudget,
+    deliver: impl Fn(Result<Box<Handoff>, &'static str>) + Send + 'static,
+) -> Result<HandoffQueue, AgentError> {
     let path = dir.join("door.sock");
     let error = |operation| io_error(operation, &path);
     let socket = socket_with(
@@ -129,19 +131,19 @@ pub(crate) fn start(dir: &Path, events: Sender<Event>, budget: DescriptorBudget)
     let address = SocketAddrUnix::new(&path).map_err(|e| error("name")(e.into()))?;
     bind(&socket, &address).map_err(|e| error("bind")(e.into()))?;
     listen(&socket, BACKLOG).map_err(|e| error("listen on")(e.into()))?;
-    let queue = Queue {
+    let queue = HandoffQueue {
         socket: Arc::new(socket),
         taking: Arc::default(),
     };
     let taken_from = queue.clone();
     thread::Builder::new()
         .name("receiver".into())
-        .spawn(move || receive(&taken_from, &events, &budget))
+        .spawn(move || receive(&taken_from, &budget, &deliver))
         .map_err(error("start a thread for"))?;
     Ok(queue)
 }
 
-fn receive(queue: &Queue, events: &Sender<Event>, budget: &DescriptorBudget) {
+fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Result<Box<Handoff>, &'static str>)) {
     let socket = &*queue.socket;
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
     let user = rustix::process::geteuid();
@@ -151,17 +153,11 @@ fn receive(queue: &Queue, events: &Sender<Event>, budget: &DescriptorBudget) {
         // The queue is long and nobody waits: to wake once for many costs the program's cores less.
         thread::sleep(BATCH_PAUSE);
         loop {
-            let event = match accept_with(socket, SocketFlags::CLOEXEC) {
-                Ok(connection) => match take(&connection, user, &mut packet, budget) {
-                    Ok(handed) => Event::Handed(Box::new(handed)),
-                    Err(reason) => Event::HandOverLost(reason),
-                },
-                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            match accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(connection) => deliver(take(&connection, user, &mut packet, budget).map(Box::new)),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // AGAIN: all taken. Without descriptors the queue waits until copies give some back.
                 Err(_) => break,
-            };
-            if events.send(event).is_err() {
-                return;
             }
         }
         queue.taking.store(false, Ordering::SeqCst);
@@ -178,7 +174,7 @@ pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8
 }
 
 /// Reads the one packet of a connection.
-fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handed, &'static str> {
+fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handoff, &'static str> {
     let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
     if peer.uid != user {
         return Err("another_user");
@@ -211,7 +207,7 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
     let place = budget.take().ok_or("too_many_descriptors")?;
     let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;
     let (plain, other_name) = names_of(&source, message.path);
-    Ok(Handed {
+    Ok(Handoff {
         run: message.run,
         opened_at: message.opened_at,
         pid: peer.pid.as_raw_nonzero().get(),

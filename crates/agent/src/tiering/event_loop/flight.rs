@@ -3,7 +3,7 @@
 use forebay_contract::Identity;
 use forebay_store::SourceStat;
 
-use crate::tiering::receiver::Handed;
+use crate::tiering::handoff::Handoff;
 
 use super::Clerk;
 
@@ -29,7 +29,7 @@ pub(super) struct FlightName {
 }
 
 impl FlightName {
-    pub(super) fn of(handed: &Handed) -> Self {
+    pub(super) fn of(handed: &Handoff) -> Self {
         Self {
             path: handed.path.clone(),
             opened_at: handed.opened_at,
@@ -38,7 +38,7 @@ impl FlightName {
     }
 
     /// Adds it unless it is there.
-    pub(super) fn add_to(names: &mut Vec<Self>, handed: &Handed) {
+    pub(super) fn add_to(names: &mut Vec<Self>, handed: &Handoff) {
         if names.iter().all(|name| name.path != handed.path) {
             names.push(Self::of(handed));
         }

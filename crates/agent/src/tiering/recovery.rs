@@ -23,7 +23,6 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        clerk::Event,
         limits::{ADOPT_AT_ONCE, ADOPT_BATCH, ADOPT_BYTES_PER_S, ADOPT_SHARE, COPY_NICE, REAP_MAX, VERIFY_AT_ONCE_BYTES},
         mounts::MountSource,
     },
@@ -31,7 +30,7 @@ use crate::{
 
 /// A copy of an earlier run.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct RecoveredCopy {
     pub(crate) copy: u64,
     pub(crate) dir: Arc<[u8]>,
     pub(crate) name: Vec<u8>,
@@ -48,7 +47,7 @@ pub(crate) struct Found {
 
 /// Another spelling of a copy that was brought before.
 #[derive(Debug)]
-pub(crate) struct FoundAlias {
+pub(crate) struct RecoveredName {
     pub(crate) copy: u64,
     /// Inode of the source file.
     pub(crate) ino: u64,
@@ -58,7 +57,7 @@ pub(crate) struct FoundAlias {
 
 /// How far the adoption of a tier has come.
 #[derive(Debug)]
-pub(crate) enum Stage {
+pub(crate) enum RecoveryStage {
     /// The catalogue was read: what it speaks of will be brought.
     Catalogued {
         copies: u64,
@@ -73,34 +72,34 @@ pub(crate) enum Stage {
 
 /// Some of what was found.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct RecoveryBatch {
     pub(crate) tier: usize,
-    pub(crate) found: Vec<Found>,
-    pub(crate) aliases: Vec<FoundAlias>,
+    pub(crate) found: Vec<RecoveredCopy>,
+    pub(crate) aliases: Vec<RecoveredName>,
     /// Directories of which nothing is left to bring.
     pub(crate) brought: Vec<Arc<[u8]>>,
     /// What has been reached with this batch.
-    pub(crate) stage: Option<Stage>,
+    pub(crate) stage: Option<RecoveryStage>,
     /// Told how much of a processor's time the batch took, once it was taken.
     pub(crate) taken: Sender<Duration>,
 }
 
 /// What the clerk asks of an adopter.
 #[derive(Debug, Default)]
-pub(crate) struct Demand {
-    state: Mutex<Wanted>,
+pub(crate) struct RecoveryDemand {
+    state: Mutex<DemandState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct DemandState {
     directories: VecDeque<Arc<[u8]>>,
     /// Nobody minds what adoption costs, or everybody waits for it.
     hurried: bool,
 }
 
-impl Demand {
-    fn state(&self) -> MutexGuard<'_, Wanted> {
+impl RecoveryDemand {
+    fn state(&self) -> MutexGuard<'_, DemandState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,18 +121,23 @@ impl Demand {
 
     /// Sleeps, until something is wanted at the latest.
     fn rest(&self, pause: Duration) {
-        let is_idle = |wanted: &mut Wanted| wanted.directories.is_empty() && !wanted.hurried;
+        let is_idle = |wanted: &mut DemandState| wanted.directories.is_empty() && !wanted.hurried;
         // A waker that has panicked while it held the lock would have been a bug of ours; then there is no pause.
         drop(self.changed.wait_timeout_while(self.state(), pause, is_idle));
     }
 }
 
 /// Starts the adoption of a tier.
-pub(crate) fn start(number: usize, tier: Arc<Tier>, events: Sender<Event>, demand: Arc<Demand>) -> Result<(), AgentError> {
+pub(crate) fn start(
+    number: usize,
+    tier: Arc<Tier>,
+    demand: Arc<RecoveryDemand>,
+    deliver: impl Fn(RecoveryBatch) + Send + 'static,
+) -> Result<(), AgentError> {
     let run = move || {
         set_thread_nice(COPY_NICE);
         let is_small = tier.expected_copies() <= ADOPT_AT_ONCE;
-        Adopter::new(number, &tier, &events, &demand, is_small).run();
+        CatalogueRecovery::new(number, &tier, &deliver, &demand, is_small).run();
     };
     thread::Builder::new()
         .name("adopter".into())
@@ -142,11 +146,11 @@ pub(crate) fn start(number: usize, tier: Arc<Tier>, events: Sender<Event>, deman
         .map_err(io_error("start a thread", Path::new("adopter")))
 }
 
-struct Adopter<'a> {
+struct CatalogueRecovery<'a> {
     number: usize,
     tier: &'a Tier,
-    events: &'a Sender<Event>,
-    demand: &'a Demand,
+    deliver: &'a dyn Fn(RecoveryBatch),
+    demand: &'a RecoveryDemand,
     /// So few copies that they are brought at once.
     is_small: bool,
     /// Read of copies of earlier boots.
@@ -156,20 +160,20 @@ struct Adopter<'a> {
     /// Processor time of this thread when it last rested, and of the clerk since then.
     begun: Duration,
     clerk: Duration,
-    found: Vec<Found>,
-    aliases: Vec<FoundAlias>,
+    found: Vec<RecoveredCopy>,
+    aliases: Vec<RecoveredName>,
     brought: Vec<Arc<[u8]>>,
     /// The last batch, while the clerk has not taken it.
     untaken: Option<Receiver<Duration>>,
     mount: Option<Arc<MountSource>>,
 }
 
-impl<'a> Adopter<'a> {
-    fn new(number: usize, tier: &'a Tier, events: &'a Sender<Event>, demand: &'a Demand, is_small: bool) -> Self {
+impl<'a> CatalogueRecovery<'a> {
+    fn new(number: usize, tier: &'a Tier, deliver: &'a dyn Fn(RecoveryBatch), demand: &'a RecoveryDemand, is_small: bool) -> Self {
         Self {
             number,
             tier,
-            events,
+            deliver,
             demand,
             is_small,
             verified_bytes: 0,
@@ -190,8 +194,8 @@ impl<'a> Adopter<'a> {
     }
 
     /// Does all of it; gives the last stage.
-    fn adopt(&mut self) -> Stage {
-        let ended = |report: String| Stage::Ended {
+    fn adopt(&mut self) -> RecoveryStage {
+        let ended = |report: String| RecoveryStage::Ended {
             report,
             missing: Vec::new(),
         };
@@ -202,13 +206,13 @@ impl<'a> Adopter<'a> {
         };
         let report = adoption.report();
         let directories = adoption.directories();
-        self.send(Some(Stage::Catalogued {
+        self.send(Some(RecoveryStage::Catalogued {
             copies: report.copies,
             bytes: report.bytes,
             directories: directories.iter().map(|(_, path)| Arc::clone(path)).collect(),
         }));
         let told = self.tell_all(&mut adoption, directories);
-        self.send(Some(Stage::Told));
+        self.send(Some(RecoveryStage::Told));
         if let Err(error) = told {
             // What was not told must not be taken for leftovers.
             return ended(format!("stopped: {error}"));
@@ -218,7 +222,7 @@ impl<'a> Adopter<'a> {
         match self.tier.reap(&known, REAP_MAX, &mut || self.rest(0)) {
             Ok(mut reaped) => {
                 let missing = std::mem::take(&mut reaped.missing);
-                Stage::Ended {
+                RecoveryStage::Ended {
                     report: format!("{report:?} after {told_after:.1?}, {reaped:?}, {} files not there", missing.len()),
                     missing,
                 }
@@ -258,7 +262,7 @@ impl<'a> Adopter<'a> {
                 let found = self.found_of(copy);
                 self.found.push(found);
             }
-            Adopted::Alias(alias) => self.aliases.push(FoundAlias {
+            Adopted::Alias(alias) => self.aliases.push(RecoveredName {
                 copy: alias.id,
                 ino: alias.ino,
                 dir: Arc::clone(alias.dir),
@@ -267,7 +271,7 @@ impl<'a> Adopter<'a> {
         }
     }
 
-    fn found_of(&mut self, copy: &AdoptedCopy<'_>) -> Found {
+    fn found_of(&mut self, copy: &AdoptedCopy<'_>) -> RecoveredCopy {
         let mount = match &self.mount {
             Some(mount) if mount.is(&copy.mount) => Arc::clone(mount),
             _ => Arc::clone(self.mount.insert(Arc::new(MountSource::of(&copy.mount)))),
@@ -277,7 +281,7 @@ impl<'a> Adopter<'a> {
             self.verified_bytes += copy.identity.size;
             self.rest(copy.identity.size);
         }
-        Found {
+        RecoveredCopy {
             copy: copy.id,
             dir: Arc::clone(copy.dir),
             name: copy.name.to_vec(),
@@ -292,14 +296,14 @@ impl<'a> Adopter<'a> {
     }
 
     /// Sends what there is, once the batch before was taken: a million records must not wait in memory.
-    fn send(&mut self, stage: Option<Stage>) {
+    fn send(&mut self, stage: Option<RecoveryStage>) {
         if let Some(untaken) = self.untaken.take() {
             // An error: the clerk has ended, and with it soon this process.
             self.clerk += untaken.recv().unwrap_or_default();
         }
         self.rest(0);
         let (taken, untaken) = channel();
-        let batch = Batch {
+        let batch = RecoveryBatch {
             tier: self.number,
             found: std::mem::take(&mut self.found),
             aliases: std::mem::take(&mut self.aliases),
@@ -307,9 +311,8 @@ impl<'a> Adopter<'a> {
             stage,
             taken,
         };
-        if self.events.send(Event::Adopted(batch)).is_ok() {
-            self.untaken = Some(untaken);
-        }
+        self.untaken = Some(untaken);
+        (self.deliver)(batch);
     }
 
     /// Keeps to the budget: of processor time, the clerk's for adoption included, and of the disk's, `read` bytes having been read since
@@ -389,15 +392,15 @@ mod tests {
     }
 
     /// Adopts within the budget, for a clerk that takes so long over each batch.
-    fn adopt(tier: &Tier, demand: &Demand, clerk: Duration) -> Came {
-        let (events, received) = channel();
+    fn adopt(tier: &Tier, demand: &RecoveryDemand, clerk: Duration) -> Came {
+        let (batches, received) = channel::<RecoveryBatch>();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let events = events;
-                Adopter::new(0, tier, &events, demand, false).run();
+                let deliver = move |batch| drop(batches.send(batch));
+                CatalogueRecovery::new(0, tier, &deliver, demand, false).run();
             });
             let mut came = Came::default();
-            while let Ok(Event::Adopted(batch)) = received.recv() {
+            while let Ok(batch) = received.recv() {
                 came.batches += 1;
                 came.copies += batch.found.len() as u64;
                 came.brought.extend(batch.brought);
@@ -410,7 +413,7 @@ mod tests {
     #[test]
     fn what_a_program_asks_for_comes_first_and_everything_comes_once() {
         let tier = warm_tier();
-        let demand = Demand::default();
+        let demand = RecoveryDemand::default();
         demand.want(directory(2));
         demand.want(directory(1));
         demand.want(directory(2));
@@ -425,7 +428,7 @@ mod tests {
         let tier = warm_tier();
         let clerk = Duration::from_millis(2);
         let begun = Instant::now();
-        let came = adopt(&tier, &Demand::default(), clerk);
+        let came = adopt(&tier, &RecoveryDemand::default(), clerk);
         // Nobody rests after the last batches.
         let least = clerk.div_f64(ADOPT_SHARE) * (came.batches - 2);
         assert!(came.batches > 4 && begun.elapsed() >= least, "{came:?} in {:?}", begun.elapsed());

@@ -9,7 +9,7 @@ use crate::{
         clock::{boot_ns, unix_s},
         shared::DirtyPages,
     },
-    tiering::{limits::WRITERS_BEFORE_START, mounts::MountSource, receiver::Handed},
+    tiering::{handoff::Handoff, limits::WRITERS_BEFORE_START, mounts::MountSource},
 };
 
 use super::Clerk;
@@ -17,7 +17,7 @@ use super::Clerk;
 impl Clerk {
     /// Returns whether a file is shared while it changes: a program has changed it in place or locked it, and that was not long
     /// ago, or another process has the file open. Programs that open it must see what comes.
-    pub(super) fn is_live(&mut self, handed: &Handed) -> bool {
+    pub(super) fn is_live(&mut self, handed: &Handoff) -> bool {
         let identity = &handed.stat.identity;
         let Some(live) = self.control.live(identity.dev, identity.ino) else {
             return false;
@@ -28,7 +28,7 @@ impl Clerk {
     }
 
     /// Returns whether a process can change a file, as far as that is worth a look: through a descriptor or a mapping.
-    pub(super) fn has_writer(&mut self, handed: &Handed) -> bool {
+    pub(super) fn has_writer(&mut self, handed: &Handoff) -> bool {
         let identity = &handed.stat.identity;
         // In memory a file is written through a mapping for ever, and its times stay.
         let is_due = self.is_changed_lately(identity) || self.is_mounted_in_memory(identity.dev);

@@ -7,10 +7,10 @@ use forebay_contract::{index::split, run::use_stamp};
 use crate::{
     host::clock::{boot_ns, unix_s},
     tiering::{
+        handoff::Handoff,
         limits::{FIRST_SWEEPS, SWEEP_AT, SWEEP_PRESSING_AT, SWEEP_SHARE, SWEEP_UNUSED_MAX, SWEEP_WANTED_SAVED, SWEEP_WANTED_SHARE},
         protocol::RunFreshness,
-        receiver::Handed,
-        sweeper::{Request, Swept},
+        sweeper::{SweepRequest, SweepResult},
     },
 };
 
@@ -84,7 +84,7 @@ impl Clerk {
     ///
     /// # Errors
     /// The reason to count.
-    pub(super) fn is_settled(&self, handed: &Handed) -> Result<(), &'static str> {
+    pub(super) fn is_settled(&self, handed: &Handoff) -> Result<(), &'static str> {
         let identity = &handed.stat.identity;
         let (dir, name) = split(&handed.path).ok_or("malformed")?;
         match ahead_of_clock::age_of(identity, unix_s()) {
@@ -184,7 +184,7 @@ impl Clerk {
         let Some(state) = self.directory_states.get_mut(number as usize) else {
             return;
         };
-        let request = Request {
+        let request = SweepRequest {
             directory: number,
             path,
             index: self.pages.current(),
@@ -231,7 +231,7 @@ impl Clerk {
     }
 
     /// A directory was compared with the source.
-    pub(super) fn swept(&mut self, swept: &Swept) {
+    pub(super) fn swept(&mut self, swept: &SweepResult) {
         if swept.inode_only {
             self.looks = self.looks.saturating_sub(1);
         }

@@ -9,10 +9,10 @@ use forebay_store::{Finished, StoreError};
 use crate::{
     host::clock::{boot_ms, boot_ns, unix_s},
     tiering::{
-        copier::Outcome,
+        copier::{Copied, CopyOutcome},
+        handoff::Handoff,
         limits::{INDEX_FULL_PAUSE, TIER_FAULTS_MAX},
         pages::NoRoom,
-        receiver::Handed,
     },
 };
 
@@ -26,13 +26,18 @@ pub(super) const INDEX_FULL: &str = "index_full";
 
 impl Clerk {
     /// A copy has ended.
-    pub(super) fn copied(&mut self, number: u64, outcome: Outcome, read_bytes: u64) {
+    pub(super) fn copied(&mut self, copied: Copied) {
+        let Copied {
+            number,
+            outcome,
+            read_bytes,
+        } = copied;
         self.copier.ended(number);
         let Some(flight) = self.flights.remove(&number) else { return };
         self.flight_of_file.remove(&(flight.identity.dev, flight.identity.ino));
         self.tally(flight.run, |tally| tally.source_bytes_read += read_bytes);
         let reason = match outcome {
-            Outcome::Whole(finished, sample) => match self.publish(&flight, &finished) {
+            CopyOutcome::Whole(finished, sample) => match self.publish(&flight, &finished) {
                 Ok(()) => {
                     self.sampled(flight.tier, sample);
                     fill_first::step(&mut self.policy, fill_first::Event::Published { copy: CopyId(number) });
@@ -41,11 +46,11 @@ impl Clerk {
                 }
                 Err(reason) => reason,
             },
-            Outcome::GivenUp => "mostly_unread",
-            Outcome::MemoryShort => "memory_short",
-            Outcome::Marked => "changed_meanwhile",
-            Outcome::DirtyPages => "source_error",
-            Outcome::Failed(error) => self.blame(&flight, &error),
+            CopyOutcome::GivenUp => "mostly_unread",
+            CopyOutcome::MemoryShort => "memory_short",
+            CopyOutcome::Marked => "changed_meanwhile",
+            CopyOutcome::DirtyPages => "source_error",
+            CopyOutcome::Failed(error) => self.blame(&flight, &error),
         };
         fill_first::step(&mut self.policy, fill_first::Event::Dropped { copy: CopyId(number) });
         if flight.ahead {
@@ -143,7 +148,7 @@ impl Clerk {
     }
 
     /// Another name of a copy that is there.
-    pub(super) fn add_spelling(&mut self, number: u32, handed: &Handed) {
+    pub(super) fn add_spelling(&mut self, number: u32, handed: &Handoff) {
         let index = self.pages.index();
         let old = index.record(number).and_then(|record| self.pages.writer_ref().entry(record));
         let (Some(old), Some((dir, name))) = (old, split(&handed.path)) else {

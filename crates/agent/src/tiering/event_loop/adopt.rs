@@ -21,15 +21,15 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        adopter::{self, Batch, Demand, Found, FoundAlias, Stage},
+        handoff::Handoff,
         limits::{ADOPT_AT_ONCE, ADOPTED_BEFORE_START_MAX, COMPACT_PAUSE, COPY_NICE},
         mounts::MountSource,
         protocol::Reply,
-        receiver::Handed,
+        recovery::{self, RecoveredCopy, RecoveredName, RecoveryBatch, RecoveryDemand, RecoveryStage},
     },
 };
 
-use super::Clerk;
+use super::{Clerk, Event, deliver};
 
 /// How far adoption has come.
 #[derive(Debug, Default)]
@@ -40,11 +40,11 @@ pub(super) struct Adoption {
     /// Directories that are catalogued and not brought yet: a bit for each tier.
     untold: HashMap<Arc<[u8]>, u32>,
     /// Hand-overs that wait for their directory.
-    deferred: HashMap<Vec<u8>, Vec<Handed>>,
+    deferred: HashMap<Vec<u8>, Vec<Handoff>>,
     /// Commands whose run is joined, but that may wait a little.
     joining: Vec<Joining>,
     /// Copies whose source is not mounted now; looked at again when a run joins.
-    unmounted: Vec<(usize, Found)>,
+    unmounted: Vec<(usize, RecoveredCopy)>,
     /// Devices of the sources of what was adopted.
     devices: Vec<u64>,
     /// Where the source that was asked for last is mounted.
@@ -56,7 +56,7 @@ pub(super) struct Adoption {
 /// A tier that is being adopted.
 #[derive(Debug)]
 struct Adopting {
-    demand: Arc<Demand>,
+    demand: Arc<RecoveryDemand>,
     /// All of it at once: the first run's start waits for it.
     is_small: bool,
     /// It is known what there is to bring.
@@ -77,7 +77,7 @@ impl Adoption {
     }
 
     /// Hand-overs that wait.
-    pub(super) fn deferred(&self) -> impl Iterator<Item = &Handed> {
+    pub(super) fn deferred(&self) -> impl Iterator<Item = &Handoff> {
         self.deferred.values().flatten()
     }
 
@@ -105,8 +105,9 @@ impl Clerk {
         }
         self.adoption.begun = true;
         for (number, state) in self.tiers.iter().enumerate() {
-            let demand = Arc::new(Demand::default());
-            match adopter::start(number, Arc::clone(&state.tier), self.events.clone(), Arc::clone(&demand)) {
+            let demand = Arc::new(RecoveryDemand::default());
+            let deliver = deliver(&self.events, Event::Adopted);
+            match recovery::start(number, Arc::clone(&state.tier), Arc::clone(&demand), deliver) {
                 Ok(()) => {
                     let adopting = Adopting {
                         demand,
@@ -151,7 +152,7 @@ impl Clerk {
     }
 
     /// Keeps a hand-over back whose directory is still to be brought; gives it back if there is nothing to wait for.
-    pub(super) fn defer(&mut self, handed: Handed) -> Option<Handed> {
+    pub(super) fn defer(&mut self, handed: Handoff) -> Option<Handoff> {
         let Some((dir, _)) = split(&handed.path) else { return Some(handed) };
         let wait = !self.adoption.is_catalogued() || self.adoption.untold.contains_key(dir);
         if !wait {
@@ -183,7 +184,7 @@ impl Clerk {
     }
 
     /// Takes a batch.
-    pub(super) fn adopted(&mut self, batch: Batch) {
+    pub(super) fn adopted(&mut self, batch: RecoveryBatch) {
         let begun = thread_cpu();
         for found in batch.found {
             self.adopt_one(batch.tier, found);
@@ -212,10 +213,10 @@ impl Clerk {
         }
     }
 
-    fn reached(&mut self, tier: usize, stage: Stage) {
+    fn reached(&mut self, tier: usize, stage: RecoveryStage) {
         let was_catalogued = self.adoption.is_catalogued();
         match stage {
-            Stage::Catalogued {
+            RecoveryStage::Catalogued {
                 copies,
                 bytes,
                 directories,
@@ -228,13 +229,13 @@ impl Clerk {
                     adopting.is_catalogued = true;
                 }
             }
-            Stage::Told => {
+            RecoveryStage::Told => {
                 self.all_told(tier);
                 if let Some(adopting) = self.adoption.tiers.get_mut(&tier) {
                     adopting.is_told = true;
                 }
             }
-            Stage::Ended { report, missing } => {
+            RecoveryStage::Ended { report, missing } => {
                 self.all_told(tier);
                 self.adoption.tiers.remove(&tier);
                 self.log.line(&format!("adoption of tier {tier}: {report}"));
@@ -269,7 +270,7 @@ impl Clerk {
             return;
         }
         let untold = &self.adoption.untold;
-        let ready: Vec<Handed> = self
+        let ready: Vec<Handoff> = self
             .adoption
             .deferred
             .extract_if(|dir, _| !untold.contains_key(dir.as_slice()))
@@ -299,7 +300,7 @@ impl Clerk {
         }
     }
 
-    fn adopt_one(&mut self, tier: usize, found: Found) {
+    fn adopt_one(&mut self, tier: usize, found: RecoveredCopy) {
         let is_listing = found.attributes.is_directory();
         if found.damaged || retention::is_due(found.last_used_unix_s, unix_s()) {
             if found.counted {
@@ -313,7 +314,7 @@ impl Clerk {
             return;
         }
         let Some(dev) = self.device_of(&found.mount) else {
-            self.adoption.unmounted.push((tier, Found { counted: true, ..found }));
+            self.adoption.unmounted.push((tier, RecoveredCopy { counted: true, ..found }));
             return;
         };
         let identity = Identity { dev, ..found.identity };
@@ -364,7 +365,7 @@ impl Clerk {
     }
 
     /// Another spelling of a copy that was adopted; one whose copy was not is left out.
-    fn adopt_alias(&mut self, alias: &FoundAlias) {
+    fn adopt_alias(&mut self, alias: &RecoveredName) {
         let index = self.pages.index();
         if index.find_kept(&joined(&alias.dir, &alias.name)).is_some() {
             return;
@@ -402,7 +403,7 @@ impl Clerk {
     }
 
     /// Counts an adopted copy against the quota; one that is over it is removed.
-    fn count_adopted(&mut self, tier: usize, found: &Found) -> bool {
+    fn count_adopted(&mut self, tier: usize, found: &RecoveredCopy) -> bool {
         let event = fill_first::Event::Adopt {
             copy: CopyId(found.copy),
             size: found.identity.size,

@@ -40,19 +40,20 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        adopter::Batch,
         config::{AgentConfig, TierSetting},
-        copier::{Copier, Job, Opened, Outcome},
+        control::CommandEvent,
+        copier::{Copied, Copier, CopyJob, OpenedSource},
         counts::Counts,
+        handoff::Handoff,
         limits::{BATCH_PAUSE, CLERK_NICE, ROOM_EVERY, TICK},
-        lister::{self, Listed},
-        mounts::Mounts,
+        lister::{self, ListedDirectory},
+        mounts::MountTable,
         pages::Pages,
         prefetcher,
         protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
         reader::Writers,
-        receiver::Handed,
-        sweeper::{Request as SweepRequest, Swept},
+        recovery::RecoveryBatch,
+        sweeper::{SweepRequest, SweepResult},
     },
 };
 
@@ -62,25 +63,16 @@ use flight::{Flight, FlightName};
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A program has opened a source file.
-    Handed(Box<Handed>),
-    /// A hand-over could not be taken.
-    HandOverLost(&'static str),
+    /// A program has opened a source file; or the reason why its handoff was lost.
+    Handoff(Result<Box<Handoff>, &'static str>),
     /// A copy has ended.
-    Copied {
-        /// Number of its flight.
-        number: u64,
-        /// How.
-        outcome: Outcome,
-        /// Bytes that were read of its source.
-        read_bytes: u64,
-    },
+    Copied(Copied),
     /// A directory has been listed.
-    Listed(Listed),
+    Listed(ListedDirectory),
     /// A directory has been compared with the source.
-    Swept(Swept),
+    Swept(SweepResult),
     /// Copies of earlier runs.
-    Adopted(Batch),
+    Adopted(RecoveryBatch),
     /// Copies of a tier that was set aside have been read again.
     ReadAgain {
         /// The tier.
@@ -89,21 +81,16 @@ pub(crate) enum Event {
         samples: Vec<Sample>,
     },
     /// A directory was listed, or files of it opened, to be copied ahead.
-    Prefetch(prefetcher::Answer),
-    /// A command asks something.
-    Asked {
-        /// What.
-        request: Request,
-        /// The run of its connection, if it has joined one.
-        run: Option<u64>,
-        /// Where the answer goes.
-        reply: Sender<Reply>,
-    },
-    /// A command's connection has closed.
-    Disconnected {
-        /// The run that it had joined.
-        run: Option<u64>,
-    },
+    Prefetch(prefetcher::PrefetchAnswer),
+    /// A command asks for something, or has gone.
+    Command(CommandEvent),
+}
+
+/// Returns a closure that sends one kind of message to the event loop. Once the loop has ended, the process ends too, so a message that nobody
+/// receives is dropped.
+pub(crate) fn deliver<T: 'static>(events: &Sender<Event>, event: fn(T) -> Event) -> impl Fn(T) + Clone + Send + 'static {
+    let events = events.clone();
+    move |message| drop(events.send(event(message)))
 }
 
 /// A tier and what is kept about it.
@@ -176,7 +163,7 @@ pub(crate) struct Clerk {
     sweeps: Sender<SweepRequest>,
     events: Sender<Event>,
     log: Log,
-    mounts: Mounts,
+    mounts: MountTable,
     names: records::Names,
     directories: HashMap<Vec<u8>, u32>,
     directory_states: Vec<DirectoryState>,
@@ -213,7 +200,7 @@ pub(crate) struct Parts {
     pub(crate) tiers: Vec<Arc<Tier>>,
     pub(crate) copier: Copier,
     pub(crate) sweeps: Sender<SweepRequest>,
-    pub(crate) lister: Sender<lister::Request>,
+    pub(crate) lister: Sender<lister::ListerRequest>,
     pub(crate) prefetcher: prefetcher::Prefetcher,
     pub(crate) events: Sender<Event>,
     pub(crate) log: Log,
@@ -265,7 +252,7 @@ impl Clerk {
             sweeps,
             events,
             log,
-            mounts: Mounts::default(),
+            mounts: MountTable::default(),
             names: records::Names::default(),
             directories: HashMap::new(),
             directory_states: Vec::new(),
@@ -337,19 +324,15 @@ impl Clerk {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Handed(handed) => self.handed(*handed),
-            Event::HandOverLost(reason) => self.not_copied(0, reason),
-            Event::Copied {
-                number,
-                outcome,
-                read_bytes,
-            } => self.copied(number, outcome, read_bytes),
+            Event::Handoff(Ok(handed)) => self.handed(*handed),
+            Event::Handoff(Err(reason)) => self.not_copied(0, reason),
+            Event::Copied(copied) => self.copied(copied),
             Event::Listed(listed) => self.listed(listed),
             Event::Swept(swept) => self.swept(&swept),
             Event::Adopted(batch) => self.adopted(batch),
             Event::ReadAgain { tier, samples } => self.read_again(tier, &samples),
             Event::Prefetch(answer) => self.prefetched(answer),
-            Event::Asked { request, run, reply } => {
+            Event::Command(CommandEvent::Asked { request, run, reply }) => {
                 let joins = matches!(request, Request::Join { .. });
                 let answer = self.answer(request, run);
                 if joins {
@@ -359,7 +342,7 @@ impl Clerk {
                     let _ = reply.send(answer);
                 }
             }
-            Event::Disconnected { run } => {
+            Event::Command(CommandEvent::Disconnected { run }) => {
                 if let Some(run) = run {
                     self.leave(run);
                     self.leaving.remove(&run);
@@ -369,7 +352,7 @@ impl Clerk {
     }
 
     /// A program has opened a source file, or listed a directory: confirm its name, join a copy that is being made, or begin one.
-    fn handed(&mut self, handed: Handed) {
+    fn handed(&mut self, handed: Handoff) {
         self.count_handed(&handed);
         self.hold_prefetch(&handed);
         if let Some(handed) = self.defer(handed) {
@@ -377,7 +360,7 @@ impl Clerk {
         }
     }
 
-    fn take_on(&mut self, handed: Handed) {
+    fn take_on(&mut self, handed: Handoff) {
         if let Err(reason) = self.acceptable(&handed) {
             if reason == FROM_THE_FUTURE && self.may_wait(&handed) {
                 return self.wait_for_clock(handed);
@@ -427,7 +410,7 @@ impl Clerk {
     }
 
     /// The file is being copied: its copy gets one more name, and one more reader to follow.
-    fn join_flight(&mut self, number: u64, handed: Handed) {
+    fn join_flight(&mut self, number: u64, handed: Handoff) {
         let Some(flight) = self
             .flights
             .get_mut(&number)
@@ -440,7 +423,7 @@ impl Clerk {
         flight.ahead = false;
         let size = flight.identity.size;
         FlightName::add_to(&mut flight.names, &handed);
-        let opened = Opened {
+        let opened = OpenedSource {
             source: handed.source,
             pid: handed.pid,
             descriptor: handed.descriptor,
@@ -450,7 +433,7 @@ impl Clerk {
     }
 
     /// Whether a hand-over may become a copy, or a listing, at all.
-    fn acceptable(&mut self, handed: &Handed) -> Result<(), &'static str> {
+    fn acceptable(&mut self, handed: &Handoff) -> Result<(), &'static str> {
         let run = self.runs.get(&handed.run).ok_or("unknown_run")?;
         if run.excludes(&handed.path) || handed.other_name.as_ref().is_some_and(|name| run.excludes(name)) {
             return Err("excluded");
@@ -475,7 +458,7 @@ impl Clerk {
         Ok(())
     }
 
-    fn begin_copy(&mut self, handed: Handed) {
+    fn begin_copy(&mut self, handed: Handoff) {
         if self.index_has_no_room() {
             self.not_copied(handed.run, publish::INDEX_FULL);
             return;
@@ -492,13 +475,13 @@ impl Clerk {
     }
 
     /// Has a placed copy made.
-    fn start_copy(&mut self, handed: Handed, number: u64, tier: usize, ahead: bool) {
+    fn start_copy(&mut self, handed: Handoff, number: u64, tier: usize, ahead: bool) {
         let identity = handed.stat.identity;
         let sampled = self.is_sample_due(tier, identity.size);
         let Some(state) = self.tiers.get(tier) else { return };
         let copy = state.tier.next_id();
         let names = vec![FlightName::of(&handed)];
-        let job = Job {
+        let job = CopyJob {
             number,
             copy,
             tier: Arc::clone(&state.tier),
@@ -510,7 +493,7 @@ impl Clerk {
             pages: self.pages_to_clean(&identity),
             opened_at: handed.opened_at,
             control: self.control,
-            opened: Opened {
+            opened: OpenedSource {
                 source: handed.source,
                 pid: handed.pid,
                 descriptor: handed.descriptor,
@@ -583,7 +566,7 @@ impl Clerk {
         let run = self.next_run;
         self.config.keep |= keep;
         self.draining_since = None;
-        self.mounts = Mounts::read();
+        self.mounts = MountTable::read();
         self.runs.insert(run, state);
         self.begin_prefetch();
         self.adopt_more();

@@ -12,9 +12,9 @@ use forebay_store::SourceStat;
 use crate::{
     host::clock::boot_ms,
     tiering::{
+        handoff::Handoff,
         limits::LISTINGS_WAITING_MAX,
-        lister::{LARGE_DIRECTORY, Listed, ODD_DIRECTORY, Request, Write},
-        receiver::Handed,
+        lister::{LARGE_DIRECTORY, ListedDirectory, ListerRequest, ListingWrite, ODD_DIRECTORY},
     },
 };
 
@@ -27,7 +27,7 @@ use super::{
 /// What is being listed.
 #[derive(Debug)]
 pub(super) struct Listings {
-    lister: Sender<Request>,
+    lister: Sender<ListerRequest>,
     /// By device and inode.
     waiting: HashMap<(u64, u64), Waiting>,
     /// Directories of which there can be no listing, by device and inode: the source is not asked for all of their names in vain again.
@@ -53,7 +53,7 @@ struct Waiting {
 }
 
 impl Listings {
-    pub(super) fn new(lister: Sender<Request>) -> Self {
+    pub(super) fn new(lister: Sender<ListerRequest>) -> Self {
         Self {
             lister,
             waiting: HashMap::new(),
@@ -69,7 +69,7 @@ impl Listings {
             .count()
     }
 
-    fn ask(&self, request: Request) {
+    fn ask(&self, request: ListerRequest) {
         // The lister ends with the process.
         let _ = self.lister.send(request);
     }
@@ -84,7 +84,7 @@ impl TierState {
 
 impl Clerk {
     /// A program has opened a file, or listed a directory, at the source.
-    pub(super) fn count_handed(&mut self, handed: &Handed) {
+    pub(super) fn count_handed(&mut self, handed: &Handoff) {
         let is_directory = handed.stat.is_directory();
         self.tally(handed.run, |tally| {
             let number = if is_directory {
@@ -130,7 +130,7 @@ impl Clerk {
     }
 
     /// Has a directory listed of which nothing is known, or adds a name to its listing that is being made.
-    pub(super) fn list(&mut self, handed: Handed) {
+    pub(super) fn list(&mut self, handed: Handoff) {
         let identity = handed.stat.identity;
         let directory = (identity.dev, identity.ino);
         let flight = self.flight_of_file.get(&directory).and_then(|number| self.flights.get_mut(number));
@@ -165,12 +165,12 @@ impl Clerk {
             more: Vec::new(),
         };
         self.listings.waiting.insert(directory, waiting);
-        self.listings.ask(Request::List(Box::new(handed)));
+        self.listings.ask(ListerRequest::List(Box::new(handed)));
     }
 
     /// A directory was listed: its listing is written to a tier that has room for it.
-    pub(super) fn listed(&mut self, listed: Listed) {
-        let Listed { directory, run, listing } = listed;
+    pub(super) fn listed(&mut self, listed: ListedDirectory) {
+        let ListedDirectory { directory, run, listing } = listed;
         let Some(Waiting { mut more, times, .. }) = self.listings.waiting.remove(&directory) else {
             return;
         };
@@ -201,7 +201,7 @@ impl Clerk {
             }
         };
         let Some(state) = self.tiers.get(tier) else { return };
-        let write = Write {
+        let write = ListingWrite {
             number,
             copy: state.tier.next_id(),
             tier: Arc::clone(&state.tier),
@@ -220,7 +220,7 @@ impl Clerk {
         };
         self.flights.insert(number, flight);
         self.flight_of_file.insert(directory, number);
-        self.listings.ask(Request::Write(write));
+        self.listings.ask(ListerRequest::Write(write));
         self.publish_room();
     }
 }
