@@ -1,18 +1,23 @@
-//! A rank's board: memory that it shares with the loader agent, by which it asks for samples and learns where they lie.
+//! Request ring of a rank: memory that the rank shares with the loader's agent, by which it requests samples and learns
+//! where they are.
 //!
-//! Each *use* of a sample has a *turn*, counted from 0, and the slot `turn % slots`. The rank writes what it wants into slots and then raises
-//! `asked`; the agent writes answers into the same slots, in whatever order they come. When the rank has done with a use it writes its turn into
-//! a second ring and raises `released`. A slot is written anew only after its last use was released, or was answered and is only *held*, and after the agent has *heard* so much that neither
-//! ring is written over before it was read: an agent that stands still is not run past.
+//! Each request for a sample has a *sequence number*, counted from 0, and the slot `sequence % slots`. The rank writes
+//! requests into slots and then raises `asked`; the agent writes answers into the same slots, in any order. When the
+//! rank no longer needs a sample it writes the sequence number into a second ring and raises `released`. The rank
+//! writes a slot again only after two things: the slot's last request was released (or was answered and is only
+//! *held*), and `heard` shows that the agent has read both rings far enough. So the rank never overwrites what a
+//! stalled agent has not read.
 //!
-//! A rank that releases a use before it was answered may see the answer all the same, in a slot that it has written anew: so each answer bears its
-//! turn. The agent looks at `asked` before it looks at `released`: where it sees the new use, it has seen that the old one was released.
+//! A rank that releases a request before it was answered may still find that answer in a slot with a newer request, so
+//! each answer carries its sequence number. The agent reads `asked` before `released`: if it sees the new request, it
+//! has seen that the old one was released.
 //!
-//! Worker processes of a rank look at answers, too. They ask and release nothing: the rank gives a worker turns, keeps them unreleased, and the worker marks
-//! one of them as *done* when it looks at none of them any more.
+//! Worker processes of a rank read answers, too, but request and release nothing. The rank gives a worker sequence
+//! numbers and keeps them unreleased; the worker marks one of them as *done* when it no longer reads any of them.
 //!
-//! Who waits says so first and then looks once more, so that nobody sleeps through what comes in between: the agent by `sleeping` (wake it by its
-//! doorbell), ranks by `waiting` (wake them by a futex on `answers`).
+//! Each side announces that it is about to wait and then looks once more, so that it cannot sleep through a change in
+//! between. The agent announces by `sleeping` (wake it by its doorbell), ranks by `waiting` (wake them by a futex on
+//! `answers`).
 
 use core::{
     ops::Range,
@@ -30,7 +35,7 @@ pub const LOADER_VERSION: u32 = 2;
 pub const SLOTS_MAX: u32 = 1 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBBOARD\x01");
-/// Each of these has a cache line of its own, since they are written by different sides.
+/// Each of these words has a cache line of its own, since different sides write them.
 const ASKED: u64 = 64;
 const RELEASED: u64 = 128;
 const STEPS: u64 = 192;
@@ -64,9 +69,10 @@ struct Slot {
     offset: AtomicU64,
     sample: AtomicU32,
     length: AtomicU32,
-    /// The turn's low bits, and a code. Written last.
+    /// Low bits of the sequence number, and a code. Written last.
     state: AtomicU32,
-    /// The turn's low bits, inverted, once a worker of the rank's is done with what it was given together with this use.
+    /// Low bits of the sequence number, inverted, once a worker of the rank no longer reads the samples that it got
+    /// together with this one.
     done: AtomicU32,
 }
 
@@ -77,49 +83,49 @@ unsafe impl Plain for Slot {}
 
 const _: () = assert!(SLOT_BYTES == 32);
 
-/// What a rank asks for.
+/// A request for a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Which sample.
+    /// Number of the sample.
     pub sample: u32,
-    /// The pass through an epoch that uses it, as [`Self::pass`] names it,
+    /// Pass through the epoch, as [`Self::pass`] names it.
     pub epoch: u32,
-    /// and the step of that.
+    /// Step of that pass.
     pub iteration: u32,
 }
 
-/// In the name of a pass.
+/// Set in the name of every second pass.
 const ODD: u32 = 1 << 31;
 
 impl Use {
-    /// How a pass through an epoch is named on a board. Neighbouring passes have different names, though the same epoch may come again.
+    /// Returns the name of a pass through an epoch. Neighbouring passes have different names, even of the same epoch.
     pub const fn pass(epoch: u32, nth: u32) -> u32 {
         (epoch & !ODD) | if nth & 1 == 1 { ODD } else { 0 }
     }
 
-    /// The epoch of a pass.
+    /// Returns the epoch of a pass.
     pub const fn epoch_of(pass: u32) -> u32 {
         pass & !ODD
     }
 }
 
-/// What becomes of a use.
+/// Answer to a request for a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing yet.
+    /// There is no answer yet.
     Pending,
-    /// Its bytes lie in the arena, until the use is released.
+    /// The bytes are in the arena until the request is released.
     Ready {
-        /// From its beginning.
+        /// Offset from the beginning of the arena, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u32,
     },
-    /// The rank is to read the source itself.
+    /// The rank has to read the source itself.
     Refused,
 }
 
-/// Access to a board.
+/// Access to a request ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Board<'a> {
     region: Region<'a>,
@@ -127,12 +133,13 @@ pub struct Board<'a> {
 }
 
 impl<'a> Board<'a> {
-    /// Length in bytes of a board with so many slots.
+    /// Returns the length in bytes of a ring with this number of slots.
     pub const fn bytes(slots: u32) -> usize {
         (SLOTS_AT + slots as u64 * (SLOT_BYTES + 4)) as usize
     }
 
-    /// Makes a board of zeroes: the agent's. `None` if the number of slots is no power of two, or too large, or the memory too small.
+    /// Creates a ring in zeroed memory; called by the agent. Returns `None` if `slots` is not a power of two or too
+    /// large, or the memory too small.
     pub fn create(region: Region<'a>, slots: u32) -> Option<Self> {
         let header = region.at::<Header>(0)?;
         header.slots.store(slots, Relaxed);
@@ -141,7 +148,7 @@ impl<'a> Board<'a> {
         Self::open(region)
     }
 
-    /// The board that an agent made. `None` if it is none, or of another version.
+    /// Opens the ring that an agent created. Returns `None` if the memory holds no ring of this version.
     pub fn open(region: Region<'a>) -> Option<Self> {
         let header = region.at::<Header>(0)?;
         let slots = header.slots.load(Relaxed);
@@ -153,19 +160,20 @@ impl<'a> Board<'a> {
         fits.then_some(Self { region, slots })
     }
 
-    /// How many uses can be under way.
+    /// Returns the number of requests that can be open at a time.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    // What the rank does.
+    // Called by the rank.
 
-    /// Whether uses may be put before this turn, as far as the agent is concerned: it has read what would be written over.
+    /// Returns whether the agent has read enough for requests below this sequence number to be written.
     pub fn may_put_to(&self, end: u64) -> bool {
         end.wrapping_sub(self.long(HEARD).load(Acquire)) <= u64::from(self.slots)
     }
 
-    /// Writes a use; nobody sees it before [`Self::set_asked`]. The slot's last use was released, and [`Self::may_put_to`] has said yes.
+    /// Writes a request; it is visible only after [`Self::set_asked`]. The slot's last request must be released, and
+    /// [`Self::may_put_to`] must have returned true.
     pub fn put(&self, turn: u64, wanted: Use) {
         let slot = self.slot(turn);
         slot.when
@@ -174,13 +182,13 @@ impl<'a> Board<'a> {
         slot.state.store(state(turn, 0), Relaxed);
     }
 
-    /// All uses before this turn are asked for. Whether the agent is to be woken.
+    /// Publishes all requests below this sequence number. Returns whether the agent has to be woken.
     pub fn set_asked(&self, turns: u64) -> bool {
         self.long(ASKED).store(turns, SeqCst);
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
-    /// What has become of a use that was not released.
+    /// Returns the answer to a request that was not released.
     pub fn answer(&self, turn: u64) -> Answer {
         let slot = self.slot(turn);
         let found = slot.state.load(Acquire);
@@ -196,88 +204,91 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Notes that a use is over, as the `nth` of all that are; nobody sees it before [`Self::set_released`].
+    /// Records the `nth` release; it is visible only after [`Self::set_released`].
     pub fn release(&self, nth: u64, turn: u64) {
         self.released_slot(nth).store(turn as u32, Relaxed);
     }
 
-    /// So many uses are over. Whether the agent is to be woken.
+    /// Publishes the first `uses` releases. Returns whether the agent has to be woken.
     pub fn set_released(&self, uses: u64) -> bool {
         self.long(RELEASED).store(uses, SeqCst);
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
-    /// The rank begins its `nth` step (counted from 1), which is this one of an epoch. Whether the agent is to be woken.
+    /// Records that the rank begins its `nth` step (counted from 1), at this epoch and iteration. Returns whether the
+    /// agent has to be woken.
     pub fn begin_step(&self, nth: u64, epoch: u32, iteration: u32) -> bool {
         self.long(STEP).store(u64::from(epoch) << 32 | u64::from(iteration), Relaxed);
         self.long(STEPS).store(nth, SeqCst);
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
-    /// The rank's threads together take so many nanoseconds to decode a sample, as it has measured lately.
+    /// Records the time that the rank's threads together lately took to decode a sample, in nanoseconds.
     pub fn set_decoding_ns(&self, ns: u64) {
         self.long(DECODING).store(ns, Relaxed);
     }
 
-    /// Whether the worker that was given this use is done with it. It was not released yet.
+    /// Returns whether the worker that got this request is done with it. The request must not be released yet.
     pub fn is_done(&self, turn: u64) -> bool {
         self.slot(turn).done.load(Acquire) == done(turn)
     }
 
-    // What the rank does, and its workers.
+    // Called by the rank and its workers.
 
-    /// A worker looks no more at the bytes of what it was given together with this use.
+    /// Records that a worker no longer reads the samples that it got together with this one.
     pub fn set_done(&self, turn: u64) {
         self.slot(turn).done.store(done(turn), Release);
     }
 
-    /// Says that the caller is about to wait; what [`Self::answers`] is now. After that it looks for the answer once more. Ended by
-    /// [`Self::wait_over`].
+    /// Announces that the caller is about to wait, and returns the present value of [`Self::answers`]. The caller then
+    /// looks for its answer once more, and ends with [`Self::wait_over`].
     pub fn wait_begins(&self) -> u32 {
         self.word(WAITING).fetch_add(1, SeqCst);
         self.word(ANSWERS).load(SeqCst)
     }
 
-    /// The caller waits no longer.
+    /// Records that the caller no longer waits.
     pub fn wait_over(&self) {
         self.word(WAITING).fetch_sub(1, SeqCst);
     }
 
-    /// The word on which ranks wait: it changes with answers.
+    /// Returns the word on which ranks wait; it changes with every answer.
     pub fn answers(&self) -> &'a AtomicU32 {
         self.word(ANSWERS)
     }
 
-    /// When the agent was last seen to work, by the clock that does not stand still in suspension, in nanoseconds.
+    /// Returns the time at which the agent last worked, in nanoseconds of a clock that goes on during suspension.
     pub fn alive_ns(&self) -> u64 {
         self.long(ALIVE).load(Relaxed)
     }
 
-    // What the agent does.
+    // Called by the agent.
 
-    /// Turns that were asked for. To be looked at before [`Self::released`], among which there may then be some that were asked for since.
+    /// Returns the number of requests made. Read it before [`Self::released`]: releases may then include requests that
+    /// came in between.
     pub fn asked(&self) -> u64 {
         self.long(ASKED).load(SeqCst)
     }
 
-    /// Uses that are over.
+    /// Returns the number of releases.
     pub fn released(&self) -> u64 {
         self.long(RELEASED).load(SeqCst)
     }
 
-    /// Steps that have begun, and which the last of them is: epoch and iteration.
+    /// Returns the number of steps that have begun, with epoch and iteration of the last one.
     pub fn steps(&self) -> (u64, u32, u32) {
         let steps = self.long(STEPS).load(SeqCst);
         let step = self.long(STEP).load(Relaxed);
         (steps, (step >> 32) as u32, step as u32)
     }
 
-    /// What the rank's threads together take to decode a sample, in nanoseconds; 0 before it has measured that.
+    /// Returns the time that the rank's threads together take to decode a sample, in nanoseconds; 0 before the first
+    /// measurement.
     pub fn decoding_ns(&self) -> u64 {
         self.long(DECODING).load(Relaxed)
     }
 
-    /// What was asked for at a turn below [`Self::asked`].
+    /// Returns the request with a sequence number below [`Self::asked`].
     pub fn wanted(&self, turn: u64) -> Use {
         let slot = self.slot(turn);
         let when = slot.when.load(Relaxed);
@@ -288,17 +299,17 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// The low half of the turn of the `nth` use that is over, below [`Self::released`].
+    /// Returns the low half of the sequence number of the `nth` release, which is below [`Self::released`].
     pub fn released_turn(&self, nth: u64) -> u32 {
         self.released_slot(nth).load(Relaxed)
     }
 
-    /// So many uses that are over were read, and all that was asked for before.
+    /// Records that the agent has read the first `uses` releases, and all requests made before them.
     fn set_heard(&self, uses: u64) {
         self.long(HEARD).store(uses, Release);
     }
 
-    /// Answers a use, for which the rank may wait until [`Self::answered`].
+    /// Answers a request; waiting ranks may sleep on until [`Self::answered`].
     pub fn set_answer(&self, turn: u64, answer: Answer) {
         let slot = self.slot(turn);
         let code = match answer {
@@ -313,24 +324,27 @@ impl<'a> Board<'a> {
         slot.state.store(state(turn, code), Release);
     }
 
-    /// Answers were written. Whether somebody is to be woken.
+    /// Announces new answers. Returns whether a rank has to be woken.
     pub fn answered(&self) -> bool {
         self.word(ANSWERS).fetch_add(1, SeqCst);
         self.word(WAITING).load(SeqCst) != 0
     }
 
-    /// Whether the agent wants to be woken. After it has said so it looks once more.
+    /// Records whether the agent has to be woken. After it has set this the agent looks once more.
     pub fn set_sleeping(&self, sleeping: bool) {
         self.word(SLEEPING).store(u32::from(sleeping), SeqCst);
     }
 
-    /// The agent works.
+    /// Records that the agent works.
     pub fn set_alive(&self, now_ns: u64) {
         self.long(ALIVE).store(now_ns, Relaxed);
     }
 
+    /// Returns the slot of a sequence number.
+    ///
     /// # Panics
-    /// Never: a slot lies within the memory, whose length was checked, and all offsets are multiples of what is read there. So with all below.
+    /// Never, nor do the methods below: a slot is inside the memory, whose length was checked, and all offsets are
+    /// multiples of the size read there.
     fn slot(&self, turn: u64) -> &'a Slot {
         let index = turn & u64::from(self.slots - 1);
         self.region.element(SLOTS_AT, index).expect("slots lie within the board")
@@ -351,7 +365,7 @@ impl<'a> Board<'a> {
     }
 }
 
-/// How far the agent has read a board.
+/// The agent's position in a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hearing {
     asked: u64,
@@ -359,25 +373,26 @@ pub struct Hearing {
     steps: u64,
 }
 
-/// What a rank has written since the agent's last look.
+/// Changes that a rank has made since the agent's last look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
-    /// Turns that were asked for: see [`Board::wanted`].
+    /// Sequence numbers of new requests: see [`Board::wanted`].
     pub asked: Range<u64>,
-    /// Uses that are over, all of turns that were asked for by now, some of them perhaps only just: see [`Board::released_turn`].
+    /// Numbers of new releases: see [`Board::released_turn`]. The newest of them may belong to requests that were only
+    /// just made.
     pub released: Range<u64>,
-    /// Steps that have begun in all, epoch and iteration of the last one, if there are more than before.
+    /// Number of steps that have begun, with epoch and iteration of the last one, if there are new ones.
     pub step: Option<(u64, u32, u32)>,
 }
 
 impl Hearing {
-    /// Whether there is something that was not read yet.
+    /// Returns whether the rank has written anything that was not read yet.
     pub fn has_news(&self, board: &Board<'_>) -> bool {
         (board.asked(), board.released(), board.steps().0) != (self.asked, self.released, self.steps)
     }
 
-    /// What is new; `asked` is [`Board::asked`], looked at before. Once it was read [`Self::heard`] is to be told. `None`: a rank that keeps to the rules
-    /// would not have written that.
+    /// Returns the changes since the last look. `asked` is [`Board::asked`], read beforehand; call [`Self::heard`] once
+    /// the changes were read. `None` means that the rank broke the protocol.
     pub fn look(&mut self, board: &Board<'_>, asked: u64) -> Option<News> {
         let released = board.released();
         let slots = u64::from(board.slots());
@@ -385,7 +400,7 @@ impl Hearing {
         if !is_possible || released - self.released > slots {
             return None;
         }
-        // What was asked for, and released, after `asked` was looked at: the next look finds both.
+        // A request made and released after `asked` was read is left for the next look, which finds both.
         let is_asked = |nth: &u64| (board.released_turn(*nth).wrapping_sub(asked as u32) as i32) < 0;
         let over = (self.released..released).take_while(is_asked).count() as u64;
         let step = board.steps();
@@ -402,7 +417,7 @@ impl Hearing {
         Some(news)
     }
 
-    /// All that was new was read: its place may be written over.
+    /// Lets the rank overwrite all that was read.
     pub fn heard(&self, board: &Board<'_>) {
         board.set_heard(self.released);
     }
@@ -412,7 +427,8 @@ const fn state(turn: u64, code: u32) -> u32 {
     (turn as u32) << CODE_BITS | code
 }
 
-/// Of no turn before the four billionth it is what a new board has there.
+/// Returns the `done` mark of a sequence number. It differs from a new ring's zeroes for the first four billion
+/// requests.
 const fn done(turn: u64) -> u32 {
     !(turn as u32)
 }

@@ -1,6 +1,7 @@
-//! The control page: what may change at any time and must be seen by every door at once.
+//! The control page: flags, tombstones and stamps that may change at any time, and that all covered processes must see
+//! immediately.
 //!
-//! A door maps it for writing, since it sets tombstones; nothing in it leads to a file's bytes.
+//! The preload library maps it for writing, since it sets tombstones; nothing in it leads to a file's bytes.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -18,7 +19,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBCTRL\0\x01");
 const TOMBSTONES: u64 = 1 << 18;
-/// Directories that have a use stamp; those past it count as used always.
+/// Largest number of directories with a use stamp; any further one counts as always used.
 pub const DIRECTORIES_STAMPED_MAX: u64 = 1 << 20;
 const TOMBSTONES_AT: u64 = 4096;
 const USED_AT: u64 = TOMBSTONES_AT + TOMBSTONES * 8;
@@ -27,14 +28,14 @@ const LIVE_MARKS: u64 = 1 << 16;
 const LIVE_AT: u64 = USED_AT + DIRECTORIES_STAMPED_MAX * 4;
 /// Length of the control file in bytes.
 pub const CONTROL_BYTES: usize = (LIVE_AT + LIVE_MARKS * 8) as usize;
-/// The seed of tombstone slots. Fixed: a collision costs a re-check, no more.
+/// Seed of tombstone slots. It is fixed: a collision only costs a comparison with the source.
 const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
-/// The seed of live marks. A collision costs copies of a file that is not shared, no more.
+/// Seed of live marks. A collision only costs a file that is not shared its copy.
 const LIVE_SEED: u64 = 0x6C69_7665_6D61_726B;
 
-/// What doors and agent must lay out alike.
+/// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, version, generation, room_hint, newest_tombstone, void_since, unseen_since, tiers_off, closed),
+    layout!(ControlHeader: magic, version, generation, room_hint, newest_tombstone, void_since, unseen_since, tiers_off, closed),
     &[
         MAGIC,
         TOMBSTONES,
@@ -54,7 +55,7 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
 /// The fixed part at the start of the page.
 #[repr(C)]
 #[derive(Debug)]
-struct Header {
+struct ControlHeader {
     magic: AtomicU64,
     version: AtomicU64,
     generation: AtomicU64,
@@ -67,22 +68,23 @@ struct Header {
 }
 
 // SAFETY: atomics only.
-unsafe impl Plain for Header {}
+unsafe impl Plain for ControlHeader {}
 
-/// For how long a copy may be used without asking the source again.
+/// Time for which a copy may be used before it is compared with the source again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
     /// Nanoseconds since the last check of the name or the last sweep of its directory.
     Ttl(u64),
-    /// The user vouches that the source does not change.
+    /// Without limit: the user guarantees that the source does not change.
     Immutable,
-    /// The source is asked by name at each open.
+    /// None: each open asks the source by name.
     OnOpen,
 }
 
-/// A file that was changed in place, or locked, has no copy before it has been left alone for so long, in nanoseconds,
+/// Shortest time, in nanoseconds, for which a file that was changed in place or locked must be left alone before it may
+/// be copied.
 const LIVE_REST_MIN: u64 = 60_000_000_000;
-/// and for so many times as long as it ever was left alone between two such changes.
+/// The file must also be left alone for this many times its longest gap between two such changes.
 const LIVE_REST_GAPS: u64 = 4;
 
 /// A file that programs share while it changes.
@@ -94,12 +96,13 @@ pub struct Live {
     pub longest_gap: u64,
 }
 
-/// Milliseconds of boot time in the upper 40 bits of a mark, seconds of the longest gap below them. 0: no mark.
+/// Packed form of a live mark: milliseconds of boot time in the upper 40 bits, seconds of the longest gap below them. 0
+/// means no mark.
 impl Live {
     const GAP_BITS: u32 = 24;
     const GAP_MAX: u64 = (1 << Self::GAP_BITS) - 1;
 
-    /// How long the file must be left alone before it may have a copy, in nanoseconds.
+    /// Returns the time for which the file must be left alone before it may be copied, in nanoseconds.
     pub const fn rest(&self) -> u64 {
         let by_gap = self.longest_gap.saturating_mul(LIVE_REST_GAPS);
         if by_gap > LIVE_REST_MIN { by_gap } else { LIVE_REST_MIN }
@@ -121,7 +124,7 @@ impl Live {
         (self.marked_at / 1_000_000).max(1) << Self::GAP_BITS | gap_s
     }
 
-    /// The mark after one more at `now`.
+    /// Returns the mark after one more change at `now`.
     fn renewed(mark: u64, now: u64) -> u64 {
         let gap = |live: Self| live.longest_gap.max(now.saturating_sub(live.marked_at));
         let longest_gap = Self::unpack(mark).map_or(0, gap);
@@ -137,56 +140,56 @@ impl Live {
 #[derive(Clone, Copy, Debug)]
 pub struct Control<'a> {
     region: Region<'a>,
-    header: &'a Header,
+    header: &'a ControlHeader,
 }
 
 impl<'a> Control<'a> {
-    /// Makes a fresh page; the agent's.
+    /// Creates an empty page; called by the agent.
     pub fn create(region: Region<'a>) -> Option<Self> {
-        let header: &Header = region.at(0)?;
+        let header: &ControlHeader = region.at(0)?;
         header.version.store(u64::from(CONTRACT_VERSION), Relaxed);
         header.room_hint.store(u64::MAX, Relaxed);
         header.magic.store(MAGIC, Release);
         Self::open(region)
     }
 
-    /// The page of a running agent; `None` if it is of another version or too short.
+    /// Opens the page of a running agent. Returns `None` if it is of another version or too short.
     pub fn open(region: Region<'a>) -> Option<Self> {
-        let header: &Header = region.at(0)?;
+        let header: &ControlHeader = region.at(0)?;
         let fits = region.len() >= CONTROL_BYTES;
         let ours = header.magic.load(Acquire) == MAGIC && header.version.load(Relaxed) == u64::from(CONTRACT_VERSION);
         (fits && ours).then_some(Self { region, header })
     }
 
-    /// Which `index.GEN` is current.
+    /// Returns the generation of the current index file, `index.GEN`.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.header.generation.load(Acquire)
     }
 
-    /// Publishes a new index; the agent's.
+    /// Publishes a new index; called by the agent.
     pub fn set_generation(&self, generation: u64) {
         self.header.generation.store(generation, Release);
     }
 
-    /// Size in bytes of the largest file that could be placed now; larger ones need not be handed over.
+    /// Returns the size in bytes of the largest file that could be placed now; larger ones need no handoff.
     #[inline]
     pub fn room_hint(&self) -> u64 {
         self.header.room_hint.load(Relaxed)
     }
 
-    /// The agent's.
+    /// Sets the size in bytes of the largest file that could be placed now; called by the agent.
     pub fn set_room_hint(&self, bytes: u64) {
         self.header.room_hint.store(bytes, Relaxed);
     }
 
-    /// Whether copies of a tier may be opened.
+    /// Returns whether a tier is switched off, so that its copies must not be opened.
     #[inline]
     pub fn tier_is_off(&self, tier: usize) -> bool {
         self.header.tiers_off.load(Relaxed) >> (tier & 63) & 1 == 1
     }
 
-    /// The agent's: switches a tier off or on.
+    /// Switches a tier off or on; called by the agent.
     pub fn set_tier_off(&self, tier: usize, off: bool) {
         let bit = 1u64 << (tier & 63);
         if off {
@@ -196,13 +199,13 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Whether the agent has ended: nothing more is published, and hand-overs are pointless.
+    /// Returns whether the agent has ended: it publishes nothing more and receives no descriptors.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.header.closed.load(Relaxed) != 0
     }
 
-    /// The agent's last word.
+    /// Records that the agent has ended; called by the agent.
     pub fn close(&self) {
         self.header.closed.store(1, Relaxed);
     }
@@ -215,11 +218,11 @@ impl<'a> Control<'a> {
         if let Some(slot) = self.tombstone(hash) {
             slot.fetch_max(now, AcqRel);
         }
-        // After the slot: who sees the new "newest" sees the slot too.
+        // This store comes after the slot's, so that a reader of the new "newest" sees the slot too.
         self.header.newest_tombstone.fetch_max(now, AcqRel);
     }
 
-    /// Records that the file with this inode changes now, under whatever names.
+    /// Records that the file with this inode changes now, under any of its names.
     pub fn mark_file(&self, dev: u64, ino: u64, now: u64) {
         self.mark(hash_pair(TOMBSTONE_SEED, dev, ino), now);
     }
@@ -229,66 +232,69 @@ impl<'a> Control<'a> {
         self.region.element(LIVE_AT, hash & (LIVE_MARKS - 1))
     }
 
-    /// Records that the file with this inode is shared while it changes: what it held is changed in place, or a program locks it. That is a
-    /// change as well.
+    /// Records that the file with this inode is shared while it changes: its contents are changed in place, or a
+    /// program locks it. This counts as a change as well.
     pub fn mark_live(&self, dev: u64, ino: u64, now: u64) {
         if let Some(slot) = self.live_slot(dev, ino) {
-            // Of two programs that mark it in the same moment one may be lost.
+            // If two programs mark the file in the same moment, one mark may be lost.
             slot.store(Live::renewed(slot.load(Relaxed), now), Release);
         }
         self.mark_file(dev, ino, now);
     }
 
-    /// Returns what is known of a file that is, or was, shared while it changes.
+    /// Returns the live mark of a file that is, or was, shared while it changes.
     pub fn live(&self, dev: u64, ino: u64) -> Option<Live> {
         Live::unpack(self.live_slot(dev, ino)?.load(Acquire))
     }
 
-    /// Records that what `name` leads to in the directory with this inode changes now.
+    /// Records that `name` in the directory with this inode changes its target now.
     pub fn mark_name(&self, parent_dev: u64, parent_ino: u64, name: &[u8], now: u64) {
         self.mark(name_key(parent_dev, parent_ino, name), now);
     }
 
-    /// Records that any name may lead elsewhere from now on (a directory was renamed, a symbolic link changed).
+    /// Advances the invalidation epoch: from now on any name may lead elsewhere, since a directory was renamed or a
+    /// symbolic link changed.
     pub fn mark_void(&self, now: u64) {
         self.header.void_since.fetch_max(now, AcqRel);
         self.header.newest_tombstone.fetch_max(now, AcqRel);
     }
 
-    /// Records that a program which no preload library covers has ended: any file may have changed by then.
+    /// Records that a program without the preload library has ended: it may have changed any file.
     pub fn mark_unseen(&self, now: u64) {
         self.header.unseen_since.fetch_max(now, AcqRel);
         self.header.newest_tombstone.fetch_max(now, AcqRel);
     }
 
-    /// When a program that is not covered last ended, in nanoseconds of boot time; 0: never.
+    /// Returns the time at which a program without the preload library last ended, in nanoseconds of boot time; 0:
+    /// never.
     pub fn unseen_since(&self) -> u64 {
         self.header.unseen_since.load(Acquire)
     }
 
-    /// When the file with this inode was last changed through a door; 0: never.
+    /// Returns the time at which a covered program last changed the file with this inode; 0: never.
     pub fn file_marked_at(&self, dev: u64, ino: u64) -> u64 {
         self.tombstone(hash_pair(TOMBSTONE_SEED, dev, ino))
             .map_or(0, |slot| slot.load(Acquire))
     }
 
-    /// When what `name` leads to in that directory was last changed through a door; 0: never.
+    /// Returns the time at which a covered program last changed the target of `name` in that directory; 0: never.
     pub fn name_marked_at(&self, parent_dev: u64, parent_ino: u64, name: &[u8]) -> u64 {
         self.tombstone(name_key(parent_dev, parent_ino, name))
             .map_or(0, |slot| slot.load(Acquire))
     }
 
-    /// When any tombstone or the void stamp was last set; 0: never.
+    /// Returns the time of the newest tombstone or invalidation epoch; 0: never.
     pub fn newest_tombstone(&self) -> u64 {
         self.header.newest_tombstone.load(Acquire)
     }
 
-    /// When the void stamp last moved; 0: never.
+    /// Returns the invalidation epoch: the time since which any name may lead elsewhere; 0: never.
     pub fn void_since(&self) -> u64 {
         self.header.void_since.load(Acquire)
     }
 
-    /// Whether a copy may stand in for its source now, but for the question to the source that [`Freshness::OnOpen`] adds.
+    /// Checks that a copy may stand in for its source now. [`Freshness::OnOpen`] needs a question to the source
+    /// besides.
     ///
     /// # Errors
     /// The reason to open the source instead.
@@ -305,8 +311,8 @@ impl<'a> Control<'a> {
         let checked = record.checked_at();
         let swept = directory.swept_at();
         let newest = self.header.newest_tombstone.load(Acquire);
-        // Tombstones speak of a record's own check: a sweep compares what the source says, and re-publishes what has changed.
-        // One that was put in after the sweep began was not compared by it.
+        // Tombstones are compared with the record's own check. A sweep counts as a check, since it compares the
+        // source's metadata and re-publishes changed files, but only for records inserted before it began.
         let since = if swept > record.inserted_at() {
             checked.max(swept)
         } else {
@@ -321,11 +327,12 @@ impl<'a> Control<'a> {
                 directory.ino(),
                 name,
             ));
-            // A mark of 0 is none; a record that was adopted and not yet checked has `since` 0 too.
+            // A mark of 0 means none, and a recovered record that was not checked yet has `since` 0 too.
             if marked != 0 && since <= marked {
                 return Err(Counter::Tombstoned);
             }
-            // With `on_open` the source is asked in any case, and with `immutable` the user vouches for it.
+            // With `on_open` the source is asked in any case, and with `immutable` the user guarantees that it does not
+            // change.
             if matches!(freshness, Freshness::Ttl(_)) && since <= self.unseen_since() {
                 return Err(Counter::Stale);
             }
@@ -336,21 +343,21 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Notes that a directory's copies are in use; `stamp` is in seconds since the agent's start, at least 1.
+    /// Records that a directory's copies are in use; `stamp` is in seconds since the agent's start, at least 1.
     #[inline]
     pub fn stamp_directory(&self, directory: u32, stamp: u32) {
         if u64::from(directory) >= DIRECTORIES_STAMPED_MAX {
             return;
         }
         if let Some(slot) = self.region.element::<AtomicU32>(USED_AT, u64::from(directory)) {
-            // A load first: the line stays shared between processes while the second lasts.
+            // Loading first keeps the line shared between processes while the second lasts.
             if slot.load(Relaxed) != stamp {
                 slot.store(stamp, Relaxed);
             }
         }
     }
 
-    /// When a directory's copies were last used, as given to [`Self::stamp_directory`]; 0: never.
+    /// Returns the stamp of the last use of a directory's copies, as given to [`Self::stamp_directory`]; 0: never.
     pub fn directory_stamp(&self, directory: u32) -> u32 {
         if u64::from(directory) >= DIRECTORIES_STAMPED_MAX {
             return u32::MAX;

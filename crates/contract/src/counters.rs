@@ -1,24 +1,25 @@
-//! What doors count, for the summary, the record and the tests. One list: the names are the keys of the run's JSON record.
+//! Counters of a run, for the summary, the record and the tests. The list is the only one: its names are the keys of
+//! the run's JSON record.
 
 use crate::layout::digest_of;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// A number that doors keep in the run page.
+        /// A number that covered processes keep in the run page.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
         pub enum Counter { $($(#[doc = $doc])+ $variant,)+ }
 
         impl Counter {
-            /// Every counter, in the order of the page.
+            /// All counters, in the order of the page.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// The name in the run's record.
+            /// Returns the key in the run's record.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// What it counts, in words for a person.
+            /// Returns the counted event, in words for a person.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }
@@ -33,13 +34,13 @@ counters! {
     HandedOver = "handed_over",
     /// bytes of the files that were handed to the agent
     HandedOverBytes = "handed_over_bytes",
-    /// hand-overs dropped because the agent's queue was full
+    /// opens not handed to the agent, since its queue was full
     DroppedFull = "dropped_queue_full",
-    /// hand-overs dropped because no agent answered
+    /// opens not handed to the agent, since no agent answered
     DroppedNoAgent = "dropped_no_agent",
     /// opens outside every source
     Foreign = "pass_foreign",
-    /// opened for writing: the source's own
+    /// opened for writing
     Writing = "pass_writing",
     /// flags that a copy can't stand in for (O_PATH, O_DIRECTORY, O_NOFOLLOW, O_NOATIME, O_TMPFILE)
     Flags = "pass_flags",
@@ -53,7 +54,8 @@ counters! {
     Stale = "pass_stale",
     /// changed by a program on this node since it was copied
     Tombstoned = "pass_tombstoned",
-    /// the source was asked and is no longer what was copied (freshness on_open), or may no longer be read by this process
+    /// the source was asked and has changed since it was copied (freshness on_open), or this process may not read it
+    /// any more
     SourceChanged = "pass_source_changed",
     /// the copy could not be opened, or was not the file that it had been
     CopyGone = "pass_copy_gone",
@@ -65,9 +67,9 @@ counters! {
     Live = "pass_live",
     /// not a regular file
     NotRegular = "pass_not_regular",
-    /// by another name of a source that is not served, such as a link that no option names
+    /// opened by an unlisted name of a source, such as a symbolic link
     OtherName = "pass_other_name",
-    /// excluded: the source's alone (--exclude)
+    /// excluded (--exclude)
     Excluded = "pass_excluded",
     /// the program is in another root or mount namespace
     OtherNamespace = "pass_other_namespace",
@@ -79,33 +81,34 @@ counters! {
     Tombstones = "tombstones",
     /// attribute changes through a redirected descriptor, carried out on the source
     AttributesForwarded = "attributes_forwarded",
-    /// descriptors of copies that became the source's: the program locked them, or a file beside theirs
+    /// descriptors moved from a copy to the source, since the program locked the file or one beside it
     Locked = "locked",
-    /// opens that a door tried under a source for reading (hits and misses)
+    /// opens for reading under a source (hits and misses)
     SourceOpens = "source_opens",
-    /// questions about what lies under a source by its name (stat, access and kin)
+    /// questions about names under a source (stat, access and similar calls)
     SourceStats = "source_stats",
-    /// of these, answered on this node
+    /// questions about names under a source that were answered on this node
     StatsSaved = "stats_saved",
     /// directories under a source that programs listed (opendir)
     SourceListings = "source_listings",
-    /// of these, listed on this node
+    /// directories under a source that were listed on this node
     ListingsSaved = "listings_saved",
-    /// directories listed at the source: no listing was known
+    /// directories listed at the source: not cached yet
     ListingsUnknown = "listings_unknown",
-    /// directories listed at the source: the listing could not be compared with it in time, or was out of date
+    /// directories listed at the source: the cached directory could not be compared with it in time, or was out of date
     ListingsStale = "listings_stale",
     /// directories listed at the source: changed by a program on this node since
     ListingsTombstoned = "listings_tombstoned",
-    /// directories listed at the source for another reason (freshness on_open, rights, a copy that is gone, a tier that is off, too many at once)
+    /// directories listed at the source for another reason (freshness on_open, rights, a copy that is gone, a tier that
+    /// is off, too many at a time)
     ListingsPassed = "listings_passed",
     /// directories listed at the source: excluded, or with an excluded name in them (--exclude)
     ListingsExcluded = "listings_excluded",
-    /// directories of which the agent should have been told: its queue was full, or none answered
+    /// directories that could not be reported to the agent: its queue was full, or no agent answered
     ListingsDropped = "listings_dropped",
-    /// bytes of the files that the source answered
+    /// bytes of the files that were opened at the source
     FromSourceBytes = "from_source_bytes",
-    /// nanoseconds that opens took which the source answered
+    /// nanoseconds that opens at the source took
     SourceOpenNs = "source_open_ns",
 }
 

@@ -1,8 +1,9 @@
-//! The processes of a run that its preload library covers, so that a parent knows of an ended child whether all its changes were seen.
+//! The processes of a run in which the preload library is loaded. They tell a parent whether all changes of an ended
+//! child were seen.
 //!
-//! A program enters itself when the library's constructor runs in it, and so does a forked child. Before it executes another program it is
-//! removed; that one enters itself if it is covered, too. An absent process counts as not covered: a lost entry costs a comparison of copies with
-//! the source.
+//! A program enters itself when the library's constructor runs in it, and so does a forked child. It is removed before
+//! it executes another program, which enters itself if it is covered, too. An absent process counts as not covered: a
+//! lost entry costs a comparison of copies with the source.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -29,13 +30,13 @@ pub struct Covered<'a> {
     base: u64,
 }
 
-/// Milliseconds of boot time, as an entry has them above the process number.
+/// Returns the milliseconds of boot time that an entry keeps above the process number.
 const fn milliseconds(now: u64) -> u64 {
     now / 1_000_000
 }
 
 impl<'a> Covered<'a> {
-    /// The table that begins at a byte offset, all zeroes at first.
+    /// Opens the table that begins at a byte offset, all zeroes at first.
     pub(crate) const fn at(region: Region<'a>, base: u64) -> Self {
         Self { region, base }
     }
@@ -58,7 +59,8 @@ impl<'a> Covered<'a> {
         self.remove_if(process, |_| true)
     }
 
-    /// Removes an entry made before `begun`, in nanoseconds of boot time: that of an earlier process with the same number.
+    /// Removes an entry made before `begun`, in nanoseconds of boot time: it belongs to an earlier process with the
+    /// same number.
     pub fn remove_older(&self, process: u64, begun: u64) {
         self.remove_if(process, |entered| entered < milliseconds(begun));
     }

@@ -1,22 +1,22 @@
-//! Patterns of files that are the source's alone (`--exclude`): they are never copied, and never answered from a copy.
+//! Patterns of files that are never copied, nor answered from a copy (`--exclude`).
 //!
-//! A pattern that begins with `/` is compared with the absolute path; one with a slash elsewhere, with the path below a source; one without a
-//! slash, with each name below a source. `*` and `?` stand for characters of one name, `[a-z]` and `[!a-z]` for one character, `**` for any
-//! number of directories, and `\` takes the meaning from the character behind it. A final slash means nothing. A pattern that matches a
-//! directory matches all that lies below it.
+//! A pattern that begins with `/` is compared with the absolute path; one with a slash elsewhere, with the path below a
+//! source; one without a slash, with each name below a source. `*` and `?` stand for characters of one name, `[a-z]`
+//! and `[!a-z]` for one character, `**` for any number of directories, and `\` makes the next character literal. A
+//! final slash is ignored. A pattern that matches a directory matches everything below it.
 
-/// Bytes that all patterns of a run may have, with one byte more for each.
+/// Largest length in bytes of all patterns of a run, each counted with one byte more.
 pub const EXCLUDES_BYTES_MAX: usize = 4096;
 
-/// The patterns of a run.
+/// Patterns of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Excludes<'a> {
-    /// Each pattern ends with a NUL.
+    /// Patterns, each followed by a NUL.
     text: &'a [u8],
 }
 
 impl<'a> Excludes<'a> {
-    /// Patterns of which each ends with a NUL.
+    /// Wraps patterns, each followed by a NUL.
     pub const fn new(text: &'a [u8]) -> Self {
         Self { text }
     }
@@ -27,8 +27,9 @@ impl<'a> Excludes<'a> {
         self.text.is_empty()
     }
 
-    /// Returns whether a pattern matches an absolute path or a directory above it. `roots` are the sources, without a final slash. A path
-    /// outside every source is compared with absolute patterns, and its names with patterns without a slash.
+    /// Returns whether a pattern matches an absolute path or a directory above it. `roots` are the sources, without a
+    /// final slash. For a path outside every source, absolute patterns are compared with the path, and patterns without
+    /// a slash with its names.
     pub fn matches<'r>(&self, path: &[u8], roots: &(impl Iterator<Item = &'r [u8]> + Clone)) -> bool {
         self.patterns().any(|pattern| {
             if pattern.first() == Some(&b'/') {
@@ -57,7 +58,7 @@ impl<'a> Excludes<'a> {
 /// Checks one pattern as a user writes it.
 ///
 /// # Errors
-/// The fault, and what to write instead.
+/// The fault and its remedy.
 pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
     if without_final_slashes(pattern).is_empty() {
         return Err("is empty; write for example *.mdb or logs/**");
@@ -106,8 +107,8 @@ fn matches_below(pattern: &[u8], is_name: bool, below: &[u8]) -> bool {
             .any(|rest| matches_start(pattern, rest))
 }
 
-/// Returns whether a pattern matches a path, or its start up to a slash. Going back to the last `*`, then to the last `**/`, is enough: an
-/// earlier one that took more would leave less for what follows.
+/// Returns whether a pattern matches a path, or its start up to a slash. Going back to the last `*`, then to the last
+/// `**/`, is enough: an earlier one that took more would leave less for what follows.
 fn matches_start(pattern: &[u8], path: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

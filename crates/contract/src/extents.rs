@@ -1,7 +1,13 @@
-//! Where each sample of a dataset lies: a table that the first rank of a node sends to the loader agent, in sealed memory.
+//! Location of each sample of a dataset: a table that the first rank of a node sends to the loader's agent, in sealed
+//! memory.
 //!
-//! All numbers are words of 64 bits in the machine's order. A header; where each file's path begins (and, last, where all end); the mark of each file, but not where
-//! none has one; for each sample file, offset and length, but not where sample `n` is the whole of file `n`; the paths, back to back.
+//! All numbers are 64-bit words in the machine's byte order. The table holds, in this order:
+//!
+//! - a header;
+//! - the start of each file's path and, last, the end of all;
+//! - the mark of each file, unless no file has one;
+//! - file, offset and length of each sample, unless sample `n` is the whole of file `n`;
+//! - the paths, back to back.
 
 use crate::{PATH_BYTES_MAX, board::LOADER_VERSION, region::Region};
 
@@ -14,18 +20,18 @@ const WORD_BYTES: u64 = 8;
 /// In place of a length: up to the end of the file.
 pub const TO_THE_END: u64 = u64::MAX;
 
-/// Where a sample lies.
+/// Location of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent<'a> {
-    /// The file's number in the table.
+    /// Number of the file in the table.
     pub file: u64,
-    /// Its path.
+    /// Path of the file.
     pub path: &'a [u8],
-    /// Where the sample begins in it.
+    /// Offset of the sample in the file, in bytes.
     pub offset: u64,
-    /// Its length in bytes, or [`TO_THE_END`].
+    /// Length of the sample in bytes, or [`TO_THE_END`].
     pub length: u64,
-    /// Stands for the version of the file that is meant; 0: the one that is there.
+    /// Mark of the required version of the file; 0: the present version.
     pub mark: u64,
 }
 
@@ -40,7 +46,7 @@ pub struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    /// The words of a header, for who writes a table.
+    /// Returns the words of a header, for the writer of a table.
     pub const fn header(samples: u64, files: u64, whole_files: bool, has_marks: bool) -> [u64; HEADER_WORDS as usize] {
         [
             MAGIC,
@@ -54,7 +60,8 @@ impl<'a> Extents<'a> {
         ]
     }
 
-    /// The table in this memory, which nobody can change any more. `None` if it is none, or of another version, or not whole.
+    /// Opens the table in this memory, which must not change any more. Returns `None` if it is incomplete, or holds no
+    /// table of this version.
     pub fn open(region: Region<'a>) -> Option<Self> {
         let word = |index: u64| region.element::<u64>(0, index).copied();
         let table = Self {
@@ -71,17 +78,17 @@ impl<'a> Extents<'a> {
         (is_one && matches && spans_end <= region.len() as u64).then_some(table)
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     pub const fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// How many files there are.
+    /// Returns the number of files.
     pub const fn files(&self) -> u64 {
         self.files
     }
 
-    /// Where a sample lies; `None` if there is no such sample, or the table says what can't be.
+    /// Returns the location of a sample; `None` if there is no such sample, or its entry is invalid.
     pub fn locate(&self, sample: u64) -> Option<Extent<'a>> {
         if sample >= self.samples {
             return None;

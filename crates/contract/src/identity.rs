@@ -1,4 +1,4 @@
-//! What makes a file the same file at the same version.
+//! Identity and attributes of a file, by which a version is recognised.
 
 /// A file time: seconds and nanoseconds since the epoch, as the kernel gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,8 +10,8 @@ pub struct FileTime {
     pub nsec: u32,
 }
 
-/// The identity of one version of a source file. Two equal identities are taken to be the same bytes: as fine as the source file
-/// system's own timestamps (promise P3).
+/// Identity of one version of a source file. Equal identities are taken to be equal bytes, which is as exact as the
+/// time stamps of the source's file system (promise P3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// Device number (`st_dev`), which changes with each mount.
@@ -26,7 +26,7 @@ pub struct Identity {
     pub ctime: FileTime,
 }
 
-/// What `fstat` reports of a source file beyond its identity; needed so that a redirected descriptor looks like the source.
+/// Values that `fstat` reports of a source file beyond its identity; a redirected descriptor reports them, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// File type and permission bits (`st_mode`).
@@ -44,13 +44,13 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Whether this is a directory, whose copy is a listing of it.
+    /// Returns whether this is a directory, whose copy is a cached directory.
     pub const fn is_directory(&self) -> bool {
         is_directory(self.mode)
     }
 }
 
-/// Whether a mode is a directory's.
+/// Returns whether a mode is a directory's.
 pub(crate) const fn is_directory(mode: u32) -> bool {
     mode & 0o170_000 == 0o040_000
 }

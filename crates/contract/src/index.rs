@@ -1,9 +1,9 @@
-//! The index: from a path, as spelled, to the copy that stands in for it; and from a copy's inode back to its source.
+//! The index: maps a path, as spelled, to its copy; and a copy's inode back to its source.
 //!
-//! One file, `index.GEN`: header, two hash tables of slots, records, directories, classes, names. Only the agent writes. A slot is
-//! one word, (tag, record number + 1), stored after its record is whole; a record never changes afterwards but for its state and
-//! the time of its check, and its place is never used again in the same file. So a door reads without locks, and a torn
-//! read can't be.
+//! One file, `index.GEN`: header, two hash tables of slots, records, directories, classes, names. Only the agent
+//! writes. A slot is one word, (tag, record number + 1), stored after its record is complete. Afterwards only a
+//! record's state and the time of its check change, and its place is not used again in the same file. So readers need
+//! no lock, and never see half a record.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -20,9 +20,9 @@ use crate::{
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"FBINDX\0\x01");
 pub(crate) const HEADER_BYTES: u64 = 4096;
-/// Longest path of a tier's object directory.
+/// Longest path of a tier's object directory, in bytes.
 pub const TIER_PATH_BYTES_MAX: usize = 360;
-/// Longest run of slots that is looked through; the writer grows the table before a run gets longer.
+/// Longest run of slots that a look-up searches; the writer grows the table before a run gets longer.
 pub(crate) const PROBES_MAX: u64 = 512;
 
 /// Record states.
@@ -30,9 +30,9 @@ pub(crate) const LIVE: u32 = 1;
 pub(crate) const DETACHED: u32 = 2;
 pub(crate) const DEAD: u32 = 3;
 
-/// What doors and agent must lay out alike.
+/// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, version, generation, seed, slots, path_slots_at, inode_slots_at, records, records_at, directories, directories_at,
+    layout!(IndexHeader: magic, version, generation, seed, slots, path_slots_at, inode_slots_at, records, records_at, directories, directories_at,
         classes, classes_at, names, names_at, tier_count, tiers),
     layout!(Tier: dev, path_len, path),
     layout!(Class: dev, mode, uid, gid, nlink, blksize, reserved),
@@ -50,7 +50,7 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     ],
 ];
 
-/// A tier as doors see it.
+/// A tier, as the preload library needs it to open copies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tier {
@@ -60,7 +60,8 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// A tier's device number and the absolute path of its directory of objects; `None` if the path is too long.
+    /// Creates a tier from its device number and the absolute path of its directory of objects. Returns `None` if the
+    /// path is too long.
     pub fn new(dev: u64, objects: &[u8]) -> Option<Self> {
         let mut path = [0; TIER_PATH_BYTES_MAX];
         path.get_mut(..objects.len())?.copy_from_slice(objects);
@@ -84,7 +85,7 @@ impl Tier {
 
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Header {
+pub(crate) struct IndexHeader {
     pub(crate) magic: AtomicU64,
     pub(crate) version: u64,
     pub(crate) generation: u64,
@@ -105,10 +106,10 @@ pub(crate) struct Header {
 }
 
 // SAFETY: integers, atomics and byte arrays; every bit pattern is a value.
-unsafe impl Plain for Header {}
-const _: () = assert!(size_of::<Header>() as u64 <= HEADER_BYTES);
+unsafe impl Plain for IndexHeader {}
+const _: () = assert!(size_of::<IndexHeader>() as u64 <= HEADER_BYTES);
 
-/// What many source files have in common, kept once.
+/// Attributes that many source files have in common, stored once.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
@@ -131,7 +132,7 @@ pub struct Class {
 // SAFETY: integers only.
 unsafe impl Plain for Class {}
 
-/// A spelled directory.
+/// A directory as spelled.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Directory {
@@ -147,31 +148,31 @@ pub struct Directory {
 unsafe impl Plain for Directory {}
 
 impl Directory {
-    /// Start of the last sweep that is complete, `CLOCK_BOOTTIME` in nanoseconds; 0: never swept.
+    /// Returns the start of the last complete sweep, `CLOCK_BOOTTIME` in nanoseconds; 0: never swept.
     #[inline]
     pub fn swept_at(&self) -> u64 {
         self.swept_at.load(Acquire)
     }
 
-    /// Start of the last look that found the path leading to the same directory as before; 0: none. Clears a void stamp that is older: a
-    /// directory was renamed or a link changed, but not on this way.
+    /// Returns the start of the last look that found the path leading to the same directory as before; 0: none. It
+    /// overrules an older invalidation epoch: some directory was renamed or a link changed, but not on this path.
     #[inline]
     pub fn way_checked_at(&self) -> u64 {
         self.way_checked_at.load(Acquire)
     }
 
-    /// The directory's own device.
+    /// Returns the directory's own device number.
     pub fn dev(&self) -> u64 {
         self.dev.load(Relaxed)
     }
 
-    /// The directory's own inode.
+    /// Returns the directory's own inode.
     pub fn ino(&self) -> u64 {
         self.ino.load(Relaxed)
     }
 }
 
-/// A name and the copy it leads to.
+/// A name and the copy that it leads to.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Record {
@@ -202,29 +203,30 @@ unsafe impl Plain for Record {}
 const _: () = assert!(size_of::<Record>() == 112);
 
 impl Record {
-    /// When the name was last known to lead to this version, `CLOCK_BOOTTIME` in nanoseconds; 0: adopted, not yet checked.
+    /// Returns the time at which the name last led to this version, `CLOCK_BOOTTIME` in nanoseconds; 0: recovered, not
+    /// yet checked.
     #[inline]
     pub fn checked_at(&self) -> u64 {
         self.checked_at.load(Acquire)
     }
 
-    /// From when on a sweep of the directory compares this record; `u64::MAX` while it is being put in.
+    /// Returns the time from which sweeps of the directory compare this record; `u64::MAX` during its insertion.
     #[inline]
     pub fn inserted_at(&self) -> u64 {
         self.inserted_at.load(Acquire)
     }
 
-    /// The copy's number, its name in the tier.
+    /// Returns the copy's number, which is its name in the tier.
     pub const fn copy(&self) -> u64 {
         self.copy
     }
 
-    /// Inode of the copy.
+    /// Returns the inode of the copy.
     pub const fn copy_ino(&self) -> u64 {
         self.copy_ino
     }
 
-    /// Last change of the copy's inode.
+    /// Returns the last change of the copy's inode.
     pub const fn copy_ctime(&self) -> FileTime {
         FileTime {
             sec: self.copy_ctime_sec,
@@ -232,38 +234,39 @@ impl Record {
         }
     }
 
-    /// Which tier holds the copy.
+    /// Returns the number of the tier that holds the copy.
     pub const fn tier(&self) -> usize {
         self.tier as usize
     }
 
-    /// Size of the copy in bytes, which is that of a file, and no directory's.
+    /// Returns the size in bytes of a file's copy; a cached directory has a size of its own.
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether the path leads to the file without any symbolic link: then it leads elsewhere only if its directory does.
+    /// Returns whether the path leads to the file without a symbolic link. Such a path changes its target only with its
+    /// directory.
     pub const fn is_plain(&self) -> bool {
         self.plain != 0
     }
 
-    /// Number of the spelled directory.
+    /// Returns the number of the spelled directory.
     pub const fn directory(&self) -> u32 {
         self.directory
     }
 
-    /// Whether doors may use it.
+    /// Returns whether the copy may be opened.
     #[inline]
     pub fn is_live(&self) -> bool {
         self.state.load(Acquire) == LIVE
     }
 
-    /// Whether the record has been written at all: records fill from the front.
+    /// Returns whether the record was written; records fill from the front.
     pub fn is_written(&self) -> bool {
         self.state.load(Acquire) != 0
     }
 
-    /// Whether the copy is still there, though perhaps not servable until its name has been checked again.
+    /// Returns whether the copy is still there, though perhaps not usable until its name was checked again.
     pub fn is_kept(&self) -> bool {
         matches!(self.state.load(Acquire), LIVE | DETACHED)
     }
@@ -273,29 +276,30 @@ impl Record {
 #[derive(Clone, Copy, Debug)]
 pub struct Index<'a> {
     pub(crate) region: Region<'a>,
-    pub(crate) header: &'a Header,
+    pub(crate) header: &'a IndexHeader,
 }
 
 impl<'a> Index<'a> {
-    /// An index that the agent has made; `None` if it is not one, of another version, or shorter than its header says.
+    /// Opens an index that the agent created. Returns `None` if it is invalid, of another version, or shorter than its
+    /// header says.
     pub fn open(region: Region<'a>) -> Option<Self> {
-        let header: &Header = region.at(0)?;
+        let header: &IndexHeader = region.at(0)?;
         let ours = header.magic.load(Acquire) == MAGIC && header.version == u64::from(CONTRACT_VERSION);
         let whole = header.names_at.checked_add(header.names)? <= region.len() as u64 && header.slots.is_power_of_two();
         (ours && whole).then_some(Self { region, header })
     }
 
-    /// Number of this file.
+    /// Returns the generation of this file.
     pub const fn generation(&self) -> u64 {
         self.header.generation
     }
 
-    /// The tiers, top first.
+    /// Returns the tiers, top first.
     pub fn tiers(&self) -> &'a [Tier] {
         self.header.tiers.get(..self.header.tier_count as usize).unwrap_or(&[])
     }
 
-    /// Record by number.
+    /// Returns a record by its number.
     #[inline]
     pub fn record(&self, number: u32) -> Option<&'a Record> {
         if u64::from(number) >= self.header.records {
@@ -304,7 +308,7 @@ impl<'a> Index<'a> {
         self.region.element(self.header.records_at, u64::from(number))
     }
 
-    /// Directory by number.
+    /// Returns a directory by its number.
     #[inline]
     pub fn directory(&self, number: u32) -> Option<&'a Directory> {
         if u64::from(number) >= self.header.directories {
@@ -313,17 +317,17 @@ impl<'a> Index<'a> {
         self.region.element(self.header.directories_at, u64::from(number))
     }
 
-    /// Path of a directory as spelled, without a final slash (empty for the root).
+    /// Returns the path of a directory as spelled, without a final slash (empty for the root).
     pub fn directory_path(&self, directory: &Directory) -> Option<&'a [u8]> {
         self.name(directory.path_at, directory.path_len)
     }
 
-    /// Last component of a record's path.
+    /// Returns the last component of a record's path.
     pub fn record_name(&self, record: &Record) -> Option<&'a [u8]> {
         self.name(record.name_at, u32::from(record.name_len))
     }
 
-    /// The version of the source that a record's copy holds.
+    /// Returns the version of the source that a record's copy holds.
     pub fn identity(&self, record: &Record) -> Option<Identity> {
         Some(Identity {
             dev: self.class(record)?.dev,
@@ -340,7 +344,7 @@ impl<'a> Index<'a> {
         })
     }
 
-    /// What the source says of itself beyond its identity.
+    /// Returns the source's attributes beyond its identity.
     pub fn attributes(&self, record: &Record) -> Option<Attributes> {
         let class = self.class(record)?;
         Some(Attributes {
@@ -353,19 +357,19 @@ impl<'a> Index<'a> {
         })
     }
 
-    /// Whether a record's copy is the listing of a directory.
+    /// Returns whether a record's copy is a cached directory.
     pub fn is_listing(&self, record: &Record) -> bool {
         self.class(record).is_some_and(|class| is_directory(class.mode))
     }
 
-    /// Whether `now`, which somebody was told of a name at its source, is the version that a record's copy holds. The size of a directory
-    /// says nothing that its times don't say, and the record has that of the listing in its place.
+    /// Returns whether `now`, as reported at the source for a name, is the version that a record's copy holds. The size
+    /// of a directory is ignored: its times tell more, and the record holds the size of the cached directory instead.
     pub fn is_version(&self, record: &Record, now: &Identity) -> bool {
         let size = if self.is_listing(record) { record.size } else { now.size };
         self.identity(record) == Some(Identity { size, ..*now })
     }
 
-    /// The live record of an absolute path, with its number.
+    /// Returns the live record of an absolute path, with its number.
     #[inline]
     pub fn find(&self, path: &[u8]) -> Option<(u32, &'a Record)> {
         let (directory, name) = split(path)?;
@@ -375,7 +379,8 @@ impl<'a> Index<'a> {
         })
     }
 
-    /// As [`Self::find`], and also records whose copy is kept but not servable; the agent's.
+    /// Returns the record of an absolute path with its number, even if its copy is kept but not usable; called by the
+    /// agent.
     pub fn find_kept(&self, path: &[u8]) -> Option<(u32, &'a Record)> {
         let (directory, name) = split(path)?;
         let hash = hash_bytes(self.header.seed, path);
@@ -384,14 +389,14 @@ impl<'a> Index<'a> {
         })
     }
 
-    /// A record whose copy is the file with this device, inode and ctime, whether it may still be served or not: the
-    /// descriptor that asks may have been opened long ago.
+    /// Returns a record whose copy is the file with this device, inode and ctime. The record may be dead: the
+    /// descriptor that the caller asks about may have been opened long ago.
     #[inline]
     pub fn find_copy(&self, dev: u64, ino: u64, ctime: FileTime) -> Option<(u32, &'a Record)> {
         let tier = self.tiers().iter().position(|tier| tier.dev == dev)?;
         let hash = hash_pair(self.header.seed, tier_key(tier), ino);
         let same_device = |record: &Record| self.tiers().get(record.tier()).is_some_and(|t| t.dev == dev);
-        // Tiers that share a device share the first one's key, see `tier_key` in the writer.
+        // Tiers on the same device share the first one's key, see `tier_key` in the writer.
         self.probe(self.header.inode_slots_at, hash, |_, r| {
             r.copy_ino == ino && r.copy_ctime() == ctime && same_device(r)
         })
@@ -442,12 +447,13 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Key of a tier in the table of inodes.
+/// Returns the key of a tier in the table of inodes.
 pub(crate) const fn tier_key(first_tier_on_device: usize) -> u64 {
     first_tier_on_device as u64 + 1
 }
 
-/// Directory (without its final slash) and last component of an absolute path; `None` if either can't be.
+/// Splits an absolute path into directory (without its final slash) and last component. Returns `None` if either is
+/// invalid.
 #[inline]
 pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let slash = path.iter().rposition(|byte| *byte == b'/')?;
@@ -456,7 +462,7 @@ pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     (path.first() == Some(&b'/') && !name.is_empty() && name != b"." && name != b"..").then_some((directory, name))
 }
 
-/// Writes `OBJECTS/XX/ID` with a final NUL; gives its length without the NUL, or `None` if it does not fit.
+/// Writes `OBJECTS/XX/ID` with a final NUL. Returns its length without the NUL, or `None` if it does not fit.
 pub fn object_path(objects: &[u8], copy: u64, out: &mut [u8]) -> Option<usize> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let len = objects.len() + 20;

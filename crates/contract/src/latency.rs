@@ -1,14 +1,14 @@
-//! Buckets for how long something took: two for each doubling, so that a time which is read as the middle of its bucket is at most a quarter off.
+//! Histogram buckets for durations: two for each doubling, so that the middle of a bucket is at most a quarter off.
 
-/// Number of buckets. The last one takes whatever is longer than eight seconds.
+/// Number of buckets. The last one holds all durations over eight seconds.
 pub const BUCKETS: usize = 48;
-/// A bucket's bounds are whole numbers of this.
+/// Unit of the bounds of buckets, in nanoseconds.
 const UNIT_NS: u64 = 500;
 
-/// What doors and command must lay out alike.
+/// Layout that the preload library and the command share.
 pub(crate) const LAYOUT: &[u64] = &[BUCKETS as u64, UNIT_NS];
 
-/// The bucket of a time in nanoseconds: below a microsecond, below 1.5, below 2, 3, 4, 6 and so on.
+/// Returns the bucket of a duration in nanoseconds: below one microsecond, below 1.5, below 2, 3, 4, 6 and so on.
 #[inline]
 pub const fn bucket_of(ns: u64) -> usize {
     let units = ns / UNIT_NS;
@@ -21,7 +21,7 @@ pub const fn bucket_of(ns: u64) -> usize {
     if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
 }
 
-/// Where a bucket ends, in nanoseconds; `None` for the last one, which has no end.
+/// Returns the upper bound of a bucket in nanoseconds; `None` for the last one.
 pub const fn end_ns(bucket: usize) -> Option<u64> {
     match bucket {
         0 => Some(2 * UNIT_NS),

@@ -1,9 +1,10 @@
-//! Ties [`CONTRACT_VERSION`] to what shared memory and messages look like: a layout that changes without a new version does not build.
+//! Ties [`CONTRACT_VERSION`] to the layout of shared memory and messages: a layout that changes without a new version
+//! does not build.
 
-use crate::{CONTRACT_VERSION, control, counters, hash, index, listing, message, run};
+use crate::{CONTRACT_VERSION, cached_directory, control, counters, hash, index, message, run};
 
-/// Versions and the digests of their layouts. Who changes a layout raises the version and adds its line; lines that are there stay as
-/// they are.
+/// Versions and the digests of their layouts. A change of a layout raises the version and adds its line; older lines
+/// stay.
 const DIGESTS: &[(u32, u64)] = &[
     (1, 0x01A2_E03E_CAD8_1D7C),
     (2, 0x02A1_6BAD_EFA1_DD60),
@@ -59,7 +60,7 @@ const DIGEST: u64 = digest_of_layouts(&[
     message::LAYOUT,
     counters::LAYOUT,
     hash::LAYOUT,
-    listing::LAYOUT,
+    cached_directory::LAYOUT,
 ]);
 
 const LAST: (u32, u64) = DIGESTS[DIGESTS.len() - 1];

@@ -1,15 +1,19 @@
-//! What doors and the agent agree on: the memory they share, the message between them, the names of environment variables.
+//! Contract between the preload library, the agent and the loader: the memory that they share, the message between
+//! them, the names of environment variables.
 //!
-//! Doors live in strangers' processes, so everything a door calls here takes no lock, allocates nothing and cannot panic: each
-//! offset that is read from shared memory is checked before it is followed. Only the agent writes an index; the types that
-//! write ([`IndexWriter`]) say so. What must not be here: system calls (the callers map the memory), policy, I/O.
+//! The preload library lives in other people's programs, so the functions that it calls here take no lock, allocate
+//! nothing and cannot panic: each offset read from shared memory is checked before it is followed. Only the agent
+//! writes an index; the types that write ([`IndexWriter`]) say so. Not allowed here: system calls (the callers map the
+//! memory), policy, I/O.
 //!
-//! Start with [`index`] (path -> copy) and [`listing`] (the copy of a directory), then [`control`] (tombstones, validity), [`run`] (settings
-//! and counters of one run) and [`message`] (the hand-over of a descriptor). [`mappings`] is what a door keeps for itself. Of the loader are [`board`]
-//! and [`extents`]: what its agent and the ranks of a job share.
+//! Start with [`index`] (path -> copy) and [`cached_directory`] (the copy of a directory), then [`control`]
+//! (tombstones, validity), [`run`] (settings and counters of one run) and [`message`] (the descriptor handoff).
+//! [`mappings`] is private to each process. The loader's agent shares [`request_ring`] and [`extents`] with the ranks
+//! of a job.
 #![no_std]
 
 pub mod board;
+pub mod cached_directory;
 pub mod control;
 pub mod counters;
 pub mod covered;
@@ -21,7 +25,6 @@ mod identity;
 pub mod index;
 pub mod latency;
 mod layout;
-pub mod listing;
 pub mod mappings;
 pub mod message;
 mod opens;
@@ -38,7 +41,7 @@ pub use extents::Extents;
 pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};
-pub use mappings::{Mappings, Reading};
+pub use mappings::{IndexReader, Mappings};
 pub use opens::Opens;
 pub use region::Region;
 pub use run::Run;
@@ -48,7 +51,7 @@ pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter
 /// fails where a layout has changed and this has not (`layout.rs`).
 pub const CONTRACT_VERSION: u32 = 8;
 
-/// Longest path that is looked up or handed over, in bytes without the final NUL.
+/// Longest path that is looked up or handed to the agent, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
-/// Most tiers an agent can have.
+/// Largest number of tiers of an agent.
 pub const TIERS_MAX: usize = 8;

@@ -1,17 +1,18 @@
-//! The hand-over: one packet with one descriptor (SCM_RIGHTS) on the agent's door socket.
+//! The descriptor handoff: one packet with one descriptor (SCM_RIGHTS) on the agent's handoff socket.
 //!
-//! Layout, little-endian: magic (4), version (4), run (8), opened_at (8), descriptor number in the program (4), open flags (4),
-//! path length (4), zero (4), then the path as the program spelled it, made absolute with the current directory.
+//! Layout, little-endian: magic (4), version (4), run (8), opened_at (8), descriptor number in the program (4), open
+//! flags (4), path length (4), zero (4), then the path as the program spelled it, made absolute with the current
+//! directory.
 
 use crate::{CONTRACT_VERSION, PATH_BYTES_MAX};
 
 const MAGIC: u32 = 0x5942_5246; // "FRBY"
-/// Bytes before the path.
+/// Length of the fixed part before the path, in bytes.
 pub const HEADER_BYTES: usize = 40;
-/// Largest message.
+/// Length of the longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PATH_BYTES_MAX;
 
-/// What doors and agent must lay out alike.
+/// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[&[
     MAGIC as u64,
     HEADER_BYTES as u64,
@@ -23,7 +24,7 @@ pub(crate) const LAYOUT: &[&[u64]] = &[&[
     PATH_BYTES_MAX as u64,
 ]];
 
-/// Where the fields lie that follow magic and version.
+/// Position of the first field after magic and version.
 const RUN_AT: usize = 8;
 const OPENED_AT: usize = 16;
 const DESCRIPTOR_AT: usize = 24;
@@ -32,27 +33,27 @@ const LENGTH_AT: usize = 32;
 
 /// A source file that a program has opened for reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandOver<'a> {
-    /// Which run the program belongs to.
+pub struct DescriptorHandoff<'a> {
+    /// Number of the run that the program belongs to.
     pub run: u64,
-    /// `CLOCK_BOOTTIME` in nanoseconds *before* the program's open: the name led to this file no earlier than that.
+    /// `CLOCK_BOOTTIME` in nanoseconds *before* the program's open: the name led to this file no earlier.
     pub opened_at: u64,
     /// The descriptor's number in the program.
     pub descriptor: i32,
     /// The flags of the program's open.
     pub flags: i32,
-    /// Absolute path as spelled.
+    /// Absolute path, as spelled.
     pub path: &'a [u8],
 }
 
-/// Why a packet was refused.
+/// Reason for which a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Too short, or its length does not match its header.
+    /// The packet is too short, or its length does not match its header.
     Length,
-    /// Not one of ours.
+    /// The magic number is missing.
     Magic,
-    /// From a door of another version.
+    /// The packet is of another version.
     Version,
     /// The path is not absolute or holds a NUL.
     Path,
@@ -64,8 +65,8 @@ fn put(out: &mut [u8; HEADER_BYTES], at: usize, bytes: &[u8]) {
     }
 }
 
-impl<'a> HandOver<'a> {
-    /// The header to send before the path.
+impl<'a> DescriptorHandoff<'a> {
+    /// Returns the header to send before the path.
     pub fn header(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         put(&mut out, 0, &MAGIC.to_le_bytes());
@@ -78,10 +79,10 @@ impl<'a> HandOver<'a> {
         out
     }
 
-    /// Reads a packet.
+    /// Parses a packet.
     ///
     /// # Errors
-    /// [`Malformed`] says what is wrong; nothing of such a packet is used.
+    /// [`Malformed`] names the fault; no part of such a packet is used.
     pub fn parse(packet: &'a [u8]) -> Result<Self, Malformed> {
         let word = |at: usize| packet.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
         let long = |at: usize| packet.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);

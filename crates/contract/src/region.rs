@@ -2,7 +2,7 @@
 
 use core::{marker::PhantomData, ptr::NonNull, slice};
 
-/// Types that may lie in shared memory: any bit pattern is a value, and they hold no pointer.
+/// Types that shared memory may hold: any bit pattern is a value, and they hold no pointer.
 ///
 /// # Safety
 /// Only for `repr(C)` types of integers and atomics without padding that matters.
@@ -15,7 +15,7 @@ unsafe impl Plain for core::sync::atomic::AtomicU64 {}
 // SAFETY: as above.
 unsafe impl Plain for core::sync::atomic::AtomicU32 {}
 
-/// A mapped range of bytes that others may be writing to. All access is bounds-checked and returns `None` outside.
+/// A mapped range of bytes that other processes may write to. All access is bounds-checked and returns `None` outside.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'a> {
     base: NonNull<u8>,
@@ -32,7 +32,8 @@ impl<'a> Region<'a> {
     /// Wraps a mapping.
     ///
     /// # Safety
-    /// `base` must be page-aligned and readable for `len` bytes during `'a`; it must be mapped writable if anything in it is stored to.
+    /// `base` must be page-aligned and readable for `len` bytes during `'a`; it must be mapped writable if anything in
+    /// it is stored to.
     pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
         Self {
             base,
@@ -41,18 +42,18 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a mapping of no bytes can't exist")]
     pub const fn len(self) -> usize {
         self.len
     }
 
-    /// First byte of the mapping.
+    /// Returns the address of the first byte.
     pub const fn base(self) -> NonNull<u8> {
         self.base
     }
 
-    /// The value at a byte offset, if it lies inside and is aligned.
+    /// Returns the value at a byte offset, if it is inside and aligned.
     #[inline]
     pub fn at<T: Plain>(self, offset: u64) -> Option<&'a T> {
         let end = offset.checked_add(size_of::<T>() as u64)?;
@@ -63,13 +64,13 @@ impl<'a> Region<'a> {
         Some(unsafe { self.base.add(offset as usize).cast::<T>().as_ref() })
     }
 
-    /// Element `index` of the array of `T` that starts at a byte offset.
+    /// Returns element `index` of the array of `T` that starts at a byte offset.
     #[inline]
     pub fn element<T: Plain>(self, offset: u64, index: u64) -> Option<&'a T> {
         self.at(offset.checked_add(index.checked_mul(size_of::<T>() as u64)?)?)
     }
 
-    /// A range of bytes that is no longer written to.
+    /// Returns a range of bytes that nobody writes to any more.
     #[inline]
     pub fn bytes(self, offset: u64, len: u64) -> Option<&'a [u8]> {
         if offset.checked_add(len)? > self.len as u64 {
@@ -79,7 +80,7 @@ impl<'a> Region<'a> {
         Some(unsafe { slice::from_raw_parts(self.base.add(offset as usize).as_ptr(), len as usize) })
     }
 
-    /// Where to write a value of `T`: for the one writer of a region.
+    /// Returns the address at which the one writer of a region may write a `T`.
     pub(crate) fn slot<T: Plain>(self, offset: u64) -> Option<*mut T> {
         self.at::<T>(offset)?;
         Some(self.base.as_ptr().wrapping_add(offset as usize).cast())

@@ -1,4 +1,4 @@
-//! The run page: what one `forebay run` has decided, which its doors read, and what they count.
+//! The run page: settings of one `forebay run`, which its processes read, and counters, which they write.
 
 use core::sync::atomic::{
     AtomicU8, AtomicU64,
@@ -18,17 +18,17 @@ use crate::{
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBRUN\0\0\x01");
-/// Most sources (each with its spellings) of a run.
+/// Largest number of sources (each with its spellings) of a run.
 pub const ROOTS_MAX: usize = 32;
-/// Longest spelled source.
+/// Longest spelled source, in bytes.
 pub const ROOT_BYTES_MAX: usize = 1000;
-/// Longest path of the agent's directory.
+/// Longest path of the agent's directory, in bytes.
 pub const AGENT_DIR_BYTES_MAX: usize = 480;
-/// Processes count in one of these, to keep their cache lines apart.
+/// Number of shards: processes count in different ones, to keep their cache lines apart.
 const SHARDS: u64 = 16;
 const SHARD_BYTES: u64 = 1024;
 const COUNTERS_AT: u64 = 40_960;
-/// In a shard, behind the counters and those of the tiers: how long opens of the source took.
+/// Position in a shard, behind the counters and those of the tiers, of the durations of opens of the source.
 const LATENCIES: usize = COUNT + 2 * TIERS_MAX;
 const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
 const COVERED_AT: u64 = OPENS_AT + opens::BYTES;
@@ -36,11 +36,11 @@ const COVERED_AT: u64 = OPENS_AT + opens::BYTES;
 pub const RUN_BYTES: usize = (COVERED_AT + covered::BYTES) as usize;
 
 const _: () = assert!((LATENCIES + BUCKETS) * 8 <= SHARD_BYTES as usize);
-const _: () = assert!(size_of::<Header>() <= COUNTERS_AT as usize);
+const _: () = assert!(size_of::<RunHeader>() <= COUNTERS_AT as usize);
 
-/// What doors and command must lay out alike.
+/// Layout that the preload library and the command share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
+    layout!(RunHeader: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
         roots, root, excludes_len, excludes, other_name_len, other_name),
     layout!(Root: dev, len, path),
     &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, COVERED_AT, RUN_BYTES as u64],
@@ -60,7 +60,7 @@ struct Root {
 
 #[repr(C)]
 #[derive(Debug)]
-struct Header {
+struct RunHeader {
     magic: AtomicU64,
     version: u64,
     run: u64,
@@ -76,7 +76,7 @@ struct Header {
     root: [Root; ROOTS_MAX],
     excludes_len: u64,
     excludes: [u8; EXCLUDES_BYTES_MAX],
-    /// 0: none; [`BEING_WRITTEN`]: a process writes it.
+    /// Length of the name; 0: none; [`BEING_WRITTEN`]: a process is writing it.
     other_name_len: AtomicU64,
     other_name: [AtomicU8; ROOT_BYTES_MAX],
 }
@@ -84,30 +84,31 @@ struct Header {
 const BEING_WRITTEN: u64 = u64::MAX;
 
 // SAFETY: integers, byte arrays and an atomic; every bit pattern is a value.
-unsafe impl Plain for Header {}
+unsafe impl Plain for RunHeader {}
 
-/// What the command decides for a run.
+/// RunSettings of a run, which the command chooses.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings<'a> {
+pub struct RunSettings<'a> {
     /// Number of the run.
     pub run: u64,
-    /// For how long copies are used.
+    /// Time for which copies are used.
     pub freshness: Freshness,
-    /// Inode of the mount namespace (`/proc/self/ns/mnt`): paths mean what they mean there, nowhere else.
+    /// Inode of the mount namespace (`/proc/self/ns/mnt`) in which the paths are valid.
     pub mount_namespace: u64,
     /// Device and inode of `/`.
     pub root: (u64, u64),
     /// The agent's directory.
     pub agent_dir: &'a [u8],
-    /// `CLOCK_BOOTTIME` in nanoseconds when the agent started: use stamps count seconds from there.
+    /// Start of the agent, `CLOCK_BOOTTIME` in nanoseconds: use stamps count seconds from there.
     pub agent_started_at: u64,
     /// Sources: absolute path as spelled, without a final slash, and device number.
     pub roots: &'a [(&'a [u8], u64)],
-    /// Patterns of files that are the source's alone, each with a NUL behind it.
+    /// Patterns of files that are never copied, each followed by a NUL.
     pub excludes: &'a [u8],
 }
 
-/// Seconds from the agent's start to `now` (both boot time in nanoseconds), at least 1: 0 is "never used".
+/// Returns the seconds from the agent's start to `now` (both boot time in nanoseconds), at least 1, since 0 means
+/// "never used".
 pub const fn use_stamp(agent_started_at: u64, now: u64) -> u32 {
     (now.saturating_sub(agent_started_at) / 1_000_000_000) as u32 + 1
 }
@@ -116,18 +117,18 @@ pub const fn use_stamp(agent_started_at: u64, now: u64) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     region: Region<'a>,
-    header: &'a Header,
+    header: &'a RunHeader,
 }
 
 impl<'a> Run<'a> {
-    /// Writes a fresh page of [`RUN_BYTES`]; `None` if something does not fit.
-    pub fn create(region: Region<'a>, settings: &Settings<'_>) -> Option<Self> {
+    /// Writes a new page of [`RUN_BYTES`]; `None` if a setting does not fit.
+    pub fn create(region: Region<'a>, settings: &RunSettings<'_>) -> Option<Self> {
         if region.len() < RUN_BYTES || settings.roots.len() > ROOTS_MAX {
             return None;
         }
-        let place = region.slot::<Header>(0)?;
-        // SAFETY: checked by `slot`; nobody reads the page before its magic is stored. Fields are written one by one, for
-        // the whole is too large for some stacks.
+        let place = region.slot::<RunHeader>(0)?;
+        // SAFETY: checked by `slot`; nobody reads the page before its magic is stored. Fields are written one by one,
+        // since the whole is too large for some stacks.
         let header = unsafe {
             (*place).version = u64::from(CONTRACT_VERSION);
             (*place).run = settings.run;
@@ -161,19 +162,19 @@ impl<'a> Run<'a> {
         Some(Self { region, header })
     }
 
-    /// The page that a run made; `None` if it is not one or of another version.
+    /// Opens the page of a run; `None` if it is invalid or of another version.
     pub fn open(region: Region<'a>) -> Option<Self> {
-        let header: &Header = region.at(0)?;
+        let header: &RunHeader = region.at(0)?;
         let ours = header.magic.load(Acquire) == MAGIC && header.version == u64::from(CONTRACT_VERSION);
         (ours && region.len() >= RUN_BYTES).then_some(Self { region, header })
     }
 
-    /// Number of the run.
+    /// Returns the number of the run.
     pub const fn number(&self) -> u64 {
         self.header.run
     }
 
-    /// For how long copies are used.
+    /// Returns the time for which copies are used.
     pub const fn freshness(&self) -> Freshness {
         match self.header.freshness {
             0 => Freshness::Ttl(self.header.ttl_ns),
@@ -182,46 +183,46 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Inode of the run's mount namespace.
+    /// Returns the inode of the run's mount namespace.
     pub const fn mount_namespace(&self) -> u64 {
         self.header.mount_namespace
     }
 
-    /// Device and inode of the run's `/`.
+    /// Returns device and inode of the run's `/`.
     pub const fn root(&self) -> (u64, u64) {
         (self.header.root_dev, self.header.root_ino)
     }
 
-    /// The agent's directory.
+    /// Returns the agent's directory.
     pub fn agent_dir(&self) -> &'a [u8] {
         self.header.agent_dir.get(..self.header.agent_dir_len as usize).unwrap_or(&[])
     }
 
-    /// Seconds since the agent's start, at least 1, for [`crate::Control::stamp_directory`].
+    /// Returns the seconds since the agent's start, at least 1, for [`crate::Control::stamp_directory`].
     pub const fn use_stamp(&self, now: u64) -> u32 {
         use_stamp(self.header.agent_started_at, now)
     }
 
-    /// Whether an absolute path, as spelled, is under a source.
+    /// Returns whether an absolute path, as spelled, is under a source.
     #[inline]
     pub fn covers(&self, path: &[u8]) -> bool {
         self.roots()
             .any(|(root, _)| path.len() > root.len() && path.starts_with(root) && path.get(root.len()) == Some(&b'/'))
     }
 
-    /// Whether an absolute path of a directory, as spelled and without a final slash, is a source or under one.
+    /// Returns whether an absolute path of a directory, as spelled and without a final slash, is a source or under one.
     pub fn covers_directory(&self, path: &[u8]) -> bool {
         let is_end = |next: Option<&u8>| next.is_none_or(|byte| *byte == b'/');
         self.roots().any(|(root, _)| path.starts_with(root) && is_end(path.get(root.len())))
     }
 
-    /// Returns whether the run has patterns of files that are the source's alone.
+    /// Returns whether the run has patterns of files that are never copied.
     #[inline]
     pub const fn has_excludes(&self) -> bool {
         self.header.excludes_len != 0
     }
 
-    /// Returns whether an absolute path, as spelled, is of a file that is the source's alone.
+    /// Returns whether a pattern excludes an absolute path, as spelled, from being copied.
     #[inline]
     pub fn excludes(&self, path: &[u8]) -> bool {
         self.has_excludes() && self.matches_excludes(path)
@@ -234,7 +235,7 @@ impl<'a> Run<'a> {
         Excludes::new(text).matches(path, &self.roots().map(|root| root.0))
     }
 
-    /// Notes a name of a source that is not served; the first one stays.
+    /// Records a name of a source that is not served; the first one stays.
     pub fn note_other_name(&self, name: &[u8]) {
         let len = &self.header.other_name_len;
         if name.is_empty() || name.len() > ROOT_BYTES_MAX || len.compare_exchange(0, BEING_WRITTEN, Acquire, Relaxed).is_err() {
@@ -258,13 +259,13 @@ impl<'a> Run<'a> {
         room.get(..len as usize)
     }
 
-    /// Whether a device number is a source's.
+    /// Returns whether a device number is a source's.
     #[inline]
     pub fn is_source_device(&self, dev: u64) -> bool {
         self.roots().any(|root| root.1 == dev)
     }
 
-    /// The sources: path and device.
+    /// Returns the sources: path and device.
     #[inline]
     pub fn roots(&self) -> impl Iterator<Item = (&'a [u8], u64)> + Clone + use<'a> {
         let roots = self.header.root.get(..self.header.roots as usize).unwrap_or(&[]);
@@ -287,36 +288,36 @@ impl<'a> Run<'a> {
         self.add(shard, at + 1, bytes);
     }
 
-    /// Counts how long an open took that the source answered.
+    /// Counts an open that the source answered, with its duration in nanoseconds.
     #[inline]
     pub fn count_source_open(&self, shard: u64, ns: u64) {
         self.add(shard, (LATENCIES + latency::bucket_of(ns)) as u64, 1);
         self.count(shard, Counter::SourceOpenNs, ns);
     }
 
-    /// Opens that the source answered, by bucket of [`latency`].
+    /// Returns the number of opens that the source answered, by bucket of [`latency`].
     pub fn source_opens_by_time(&self) -> [u64; BUCKETS] {
         core::array::from_fn(|bucket| self.sum((LATENCIES + bucket) as u64))
     }
 
-    /// Sum of a counter over all processes.
+    /// Returns the sum of a counter over all processes.
     pub fn total(&self, counter: Counter) -> u64 {
         self.sum(counter as u64)
     }
 
-    /// Opens that a tier answered, and the sizes of those files in bytes.
+    /// Returns the number of opens that a tier answered, and the sizes of those files in bytes.
     pub fn hits(&self, tier: usize) -> (u64, u64) {
         let at = (COUNT + 2 * tier.min(TIERS_MAX - 1)) as u64;
         (self.sum(at), self.sum(at + 1))
     }
 
-    /// Which files were opened, and how often.
+    /// Returns the table of opens of each file.
     #[inline]
     pub const fn opens(&self) -> Opens<'a> {
         Opens::at(self.region, OPENS_AT)
     }
 
-    /// Processes that the preload library covers.
+    /// Returns the table of processes that the preload library covers.
     #[inline]
     pub const fn covered(&self) -> Covered<'a> {
         Covered::at(self.region, COVERED_AT)

@@ -1,4 +1,4 @@
-//! The agent's side of the index. Nothing here is called by a door.
+//! The agent's side of the index. The preload library calls nothing here.
 
 use core::{
     fmt,
@@ -11,19 +11,19 @@ use core::{
 use crate::{
     Attributes, CONTRACT_VERSION, FileTime, Identity, PATH_BYTES_MAX, TIERS_MAX,
     hash::{hash_bytes, hash_pair},
-    index::{Class, DEAD, DETACHED, Directory, HEADER_BYTES, Header, Index, LIVE, MAGIC, PROBES_MAX, Record, Tier, split, tier_key},
+    index::{Class, DEAD, DETACHED, Directory, HEADER_BYTES, Index, IndexHeader, LIVE, MAGIC, PROBES_MAX, Record, Tier, split, tier_key},
     region::Region,
 };
 
 const CLASSES: u64 = 4096;
-/// Room for names that an index has for each file that it is made for, in bytes,
+/// Room for names that an index reserves for each file, in bytes.
 const NAME_BYTES: u64 = 32;
-/// and files for which it has one directory.
+/// Number of files for each of which an index reserves one directory.
 const DIRECTORY_FILES: u64 = 4;
-/// What one insertion uses of any part at most: a whole path.
+/// Largest use of any part by one insertion, in bytes: a whole path.
 pub const INSERTION_BYTES_MAX: u64 = PATH_BYTES_MAX as u64 + 1;
 
-/// Where everything lies in an index file of a given capacity.
+/// Positions of all parts in an index file of a given capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexLayout {
     slots: u64,
@@ -33,16 +33,17 @@ pub struct IndexLayout {
 }
 
 impl IndexLayout {
-    /// Room for so many files, as data sets have them.
+    /// Returns a layout with room for this number of files, with names and directories as in common datasets.
     pub fn for_files(files: u64, spare: u64) -> Self {
         Self::with_room(files.max(spare), spare / DIRECTORY_FILES, files.max(spare) * NAME_BYTES)
     }
 
-    /// Room for this many records and directories and this many bytes of names (each below 2^32).
+    /// Returns a layout with room for this number of records and directories and this many bytes of names (each below
+    /// 2^32).
     pub fn with_room(records: u64, directories: u64, names: u64) -> Self {
         let bound = |n: u64| n.clamp(1024, u64::from(u32::MAX) - 1);
         let records = bound(records);
-        // At most two thirds full, so that runs of slots stay short.
+        // The tables are at most two thirds full, so that runs of slots stay short.
         Self {
             slots: (records + records / 2).next_power_of_two(),
             records,
@@ -51,13 +52,14 @@ impl IndexLayout {
         }
     }
 
-    /// Length of the file in bytes; sparse until it is filled.
+    /// Returns the length of the file in bytes; the file is sparse until it is filled.
     pub const fn file_bytes(&self) -> u64 {
         self.names_at() + self.names
     }
 
-    /// Bytes at the start of the file that any look-up may touch: header and slots. They must be backed by memory before a door maps
-    /// the file: a read of a hole that can't be filled is a SIGBUS in somebody's program.
+    /// Returns the number of bytes at the start of the file that a look-up may touch: header and slots. They must be
+    /// backed by memory before a program maps the file, since a read of a hole that can't be filled raises SIGBUS
+    /// there.
     pub const fn tables_bytes(&self) -> u64 {
         self.records_at()
     }
@@ -79,7 +81,7 @@ impl IndexLayout {
     }
 }
 
-/// Some table is full: time for the next generation.
+/// A table of the index is full: the next generation is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexFull;
 
@@ -96,9 +98,9 @@ pub struct Entry<'a> {
     pub directory: u32,
     /// Last component.
     pub name: &'a [u8],
-    /// The version that the copy holds.
+    /// Version that the copy holds.
     pub identity: Identity,
-    /// What else `fstat` says of the source.
+    /// Attributes that `fstat` reports of the source besides.
     pub attributes: Attributes,
     /// Number of the copy.
     pub copy: u64,
@@ -108,15 +110,15 @@ pub struct Entry<'a> {
     pub copy_ino: u64,
     /// Last change of the copy's inode.
     pub copy_ctime: FileTime,
-    /// The path was seen to lead there without a symbolic link.
+    /// True if the path was seen to lead to the file without a symbolic link.
     pub plain: bool,
-    /// Now: only sweeps that begin later compare this record.
+    /// Time of the insertion: only sweeps that begin later compare this record.
     pub inserted_at: u64,
-    /// When the name was known to lead to this version; 0: not yet.
+    /// Time at which the name led to this version; 0: not known yet.
     pub checked_at: u64,
 }
 
-/// The one writer of an index file.
+/// The only writer of an index file.
 #[derive(Debug)]
 pub struct IndexWriter<'a> {
     index: Index<'a>,
@@ -135,7 +137,7 @@ impl<'a> IndexWriter<'a> {
         }
         let mut table = [Tier::new(0, b"")?; TIERS_MAX];
         table.get_mut(..tiers.len())?.copy_from_slice(tiers);
-        let header = Header {
+        let header = IndexHeader {
             magic: AtomicU64::new(0),
             version: u64::from(CONTRACT_VERSION),
             generation,
@@ -154,7 +156,7 @@ impl<'a> IndexWriter<'a> {
             tier_count: tiers.len() as u64,
             tiers: table,
         };
-        let place = region.slot::<Header>(0)?;
+        let place = region.slot::<IndexHeader>(0)?;
         // SAFETY: checked by `slot`, and nobody else has mapped a file whose generation is not published yet.
         unsafe { place.write(header) };
         region.at::<AtomicU64>(0)?.store(MAGIC, Release);
@@ -168,27 +170,27 @@ impl<'a> IndexWriter<'a> {
         })
     }
 
-    /// Read access, as a door has it.
+    /// Returns read access, as the preload library has it.
     pub const fn index(&self) -> Index<'a> {
         self.index
     }
 
-    /// Records that doors may use or that are kept.
+    /// Returns the number of records that are usable or kept.
     pub const fn live(&self) -> u32 {
         self.live
     }
 
-    /// Records written, the dead ones too: numbers run from 0 to this.
+    /// Returns the number of records written, dead ones included: their numbers run from 0 to this.
     pub const fn records(&self) -> u32 {
         self.records
     }
 
-    /// Directories: numbers run from 0 to this.
+    /// Returns the number of directories: their numbers run from 0 to this.
     pub const fn directories(&self) -> u32 {
         self.directories
     }
 
-    /// The parts that fill from their start: offset of each in the file, and bytes used. The next insertion may use
+    /// Returns offset and used bytes of each part that fills from its start. The next insertion may use
     /// [`INSERTION_BYTES_MAX`] more of each, which must be backed by memory beforehand.
     pub const fn parts(&self) -> [(u64, u64); 4] {
         let header = self.index.header;
@@ -202,11 +204,11 @@ impl<'a> IndexWriter<'a> {
         ]
     }
 
-    /// The layout of the next generation: twice the room of what [`Self::copy_into`] will bring along, and for `spare` files more. And how many
-    /// bytes of each of its [`Self::parts`] that will fill.
+    /// Returns the layout of the next generation: twice the room of what [`Self::copy_into`] copies, and room for
+    /// `spare` files more. Returns besides the number of bytes of each of its [`Self::parts`] that copying will fill.
     ///
-    /// So a generation takes at least as many new records as it was begun with, and copying costs each of them the same, however many
-    /// there are; where records die as fast as new ones come, the size follows what lives, and not all that ever was.
+    /// So a generation takes at least as many new records as it began with, and each of them bears the same cost of
+    /// copying. If records die as fast as new ones come, the size follows the live ones.
     pub fn next_layout(&self, spare: u64, still_open: impl Fn(&Record) -> bool) -> (IndexLayout, [u64; 4]) {
         let paths = (0..self.directories).filter_map(|number| self.index.directory(number));
         let mut names: u64 = paths.map(|directory| u64::from(directory.path_len)).sum();
@@ -224,15 +226,15 @@ impl<'a> IndexWriter<'a> {
         (layout, bytes_of_parts(records, directories, classes, names))
     }
 
-    /// What lives on in the next generation: records that are kept, and those of copies that were dropped while a process had them open,
-    /// since a descriptor leads back to its source for as long as it is there.
+    /// Returns the records that the next generation needs: kept ones, and those of dropped copies that a process still
+    /// has open, since a descriptor leads back to its source while it exists.
     fn to_bring(&self, still_open: &impl Fn(&Record) -> bool) -> impl Iterator<Item = &'a Record> {
         (0..self.records)
             .filter_map(|number| self.index.record(number))
             .filter(|record| record.is_kept() || still_open(record))
     }
 
-    /// Adds a spelled directory (no final slash); its number is the same in every later generation.
+    /// Adds a spelled directory (no final slash). Its number stays the same in every later generation.
     ///
     /// # Errors
     /// [`IndexFull`].
@@ -252,13 +254,13 @@ impl<'a> IndexWriter<'a> {
             swept_at: AtomicU64::new(0),
             way_checked_at: AtomicU64::new(0),
         };
-        // SAFETY: checked by `slot`; no record names this directory yet, so no door reads it.
+        // SAFETY: checked by `slot`; no record names this directory yet, so nobody reads it.
         unsafe { place.write(directory) };
         self.directories += 1;
         Ok(number)
     }
 
-    /// Says which inode a spelled directory now leads to.
+    /// Records the inode that a spelled directory now leads to.
     pub fn set_directory_inode(&self, number: u32, dev: u64, ino: u64) {
         if let Some(directory) = self.index.directory(number) {
             directory.dev.store(dev, Relaxed);
@@ -266,21 +268,22 @@ impl<'a> IndexWriter<'a> {
         }
     }
 
-    /// Says that a directory's path was found, by a look that began at `at`, to lead where it led before.
+    /// Records that a directory's path, by a look that began at `at`, led to the same directory as before.
     pub fn set_way_checked(&self, number: u32, at: u64) {
         if let Some(directory) = self.index.directory(number) {
             directory.way_checked_at.store(at, Release);
         }
     }
 
-    /// Says that all records of a directory were compared with the source by a sweep that began at `at` (0: not valid any more).
+    /// Records that a sweep which began at `at` compared all records of a directory with the source (0: not valid any
+    /// more).
     pub fn set_swept(&self, number: u32, at: u64) {
         if let Some(directory) = self.index.directory(number) {
             directory.swept_at.store(at, Release);
         }
     }
 
-    /// Publishes a name; a live record of the same name is replaced. Gives the record's number.
+    /// Publishes a name, and replaces a live record of the same name. Returns the record's number.
     ///
     /// # Errors
     /// [`IndexFull`]: nothing is changed.
@@ -327,7 +330,7 @@ impl<'a> IndexWriter<'a> {
         Ok(number)
     }
 
-    /// Makes a record servable again: its name was found to lead to the same version at `at`.
+    /// Makes a record usable again: its name led to the same version at `at`.
     pub fn confirm(&self, number: u32, at: u64) {
         if let Some(record) = self.index.record(number)
             && record.is_kept()
@@ -337,7 +340,7 @@ impl<'a> IndexWriter<'a> {
         }
     }
 
-    /// Takes a record from the doors; its copy stays, for a later [`Self::confirm`].
+    /// Makes a record unusable; its copy stays, for a later [`Self::confirm`].
     pub fn detach(&self, number: u32) {
         if let Some(record) = self.index.record(number)
             && record.is_live()
@@ -346,7 +349,7 @@ impl<'a> IndexWriter<'a> {
         }
     }
 
-    /// Takes a record from the doors for good.
+    /// Makes a record unusable for good.
     pub fn kill(&mut self, number: u32) {
         if let Some(record) = self.index.record(number)
             && record.is_kept()
@@ -368,7 +371,7 @@ impl<'a> IndexWriter<'a> {
             next.set_swept(same, directory.swept_at());
             next.set_way_checked(same, directory.way_checked_at());
         }
-        // In their order: of the records of one name all but the last are dead.
+        // In their order: all records of one name but the last are dead.
         for record in self.to_bring(&still_open) {
             let entry = self.entry(record).ok_or(IndexFull)?;
             let copied = next.insert(&entry)?;
@@ -381,7 +384,7 @@ impl<'a> IndexWriter<'a> {
         Ok(())
     }
 
-    /// The entry that a record was made from.
+    /// Returns the entry that a record was made from.
     pub fn entry(&self, record: &Record) -> Option<Entry<'a>> {
         Some(Entry {
             directory: record.directory,
@@ -404,10 +407,11 @@ impl<'a> IndexWriter<'a> {
         tiers.iter().position(|t| Some(t.dev()) == dev).unwrap_or(tier)
     }
 
-    /// A slot for a new word: the one that `replaced` stands in, else the first free one of the run.
+    /// Returns a slot for a new word: that of `replaced`, else the first free one of the run.
     fn free_slot(&self, slots_at: u64, hash: u64, replaced: Option<u32>) -> Option<&'a AtomicU64> {
         let mask = self.index.header.slots - 1;
-        // Shorter than what readers look through. At two thirds full the longest run of 1.3 million names is about 200.
+        // The limit is shorter than the one of readers. At two thirds full the longest run of 1.3 million names is
+        // about 200.
         for step in 0..PROBES_MAX * 3 / 4 {
             let slot = self.index.region.element::<AtomicU64>(slots_at, hash.wrapping_add(step) & mask)?;
             let word = slot.load(Relaxed);
@@ -437,7 +441,7 @@ impl<'a> IndexWriter<'a> {
             reserved: 0,
         };
         let header = self.index.header;
-        // Data sets have a handful; the newest first, for files come by directory.
+        // Datasets have few classes. The newest is searched first, since files come by directory.
         for number in (0..self.classes).rev() {
             if self.index.region.element::<Class>(header.classes_at, u64::from(number)) == Some(&class) {
                 return Ok(number);
@@ -472,7 +476,7 @@ impl<'a> IndexWriter<'a> {
     }
 }
 
-/// Bytes of the parts that fill from their start.
+/// Returns the lengths in bytes of the parts that fill from their start.
 const fn bytes_of_parts(records: u64, directories: u64, classes: u64, names: u64) -> [u64; 4] {
     [
         records * size_of::<Record>() as u64,
@@ -507,7 +511,7 @@ fn record_of(entry: &Entry<'_>, class: u32, name_at: u32) -> Record {
     }
 }
 
-/// `directory/name` in `out`.
+/// Writes `directory/name` to `out`.
 fn join<'b>(directory: &[u8], name: &[u8], out: &'b mut [u8]) -> Option<&'b [u8]> {
     let len = directory.len() + 1 + name.len();
     let path = out.get_mut(..len)?;

@@ -1,4 +1,4 @@
-//! A rank's board: every use is answered once, whoever is faster; and what is no board is none.
+//! The request ring of a rank: each request is answered once, whichever side is faster, and invalid memory is refused.
 
 mod memory;
 
@@ -102,7 +102,7 @@ fn who_sleeps_is_to_be_woken() {
     assert!(!board.answered());
 }
 
-/// Whoever fails ends the other side too.
+/// Ends the other side when one side fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -115,7 +115,7 @@ fn expected(turn: u64) -> Answer {
     if turn.is_multiple_of(7) { Answer::Refused } else { ready(turn) }
 }
 
-/// The agent's side, until it is over.
+/// Answers requests as the agent, until the test is over.
 fn answer_all(board: Board<'_>, is_over: &AtomicBool) {
     let _over = Over(is_over);
     let (mut seen, mut released) = (0, 0);
@@ -134,7 +134,7 @@ fn answer_all(board: Board<'_>, is_over: &AtomicBool) {
     }
 }
 
-/// One thread asks and releases, another answers: with so few slots that they are used again all the time.
+/// One thread requests and releases, another answers, with few slots that are reused all the time.
 #[test]
 fn both_sides_at_once() {
     const TURNS: u64 = 100_000;
@@ -175,9 +175,9 @@ fn what_is_no_board_is_none() {
 #[derive(Clone, Debug)]
 enum Move {
     Ask,
-    /// The nth of those that were asked for and have no answer.
+    /// Answers the nth request that has no answer.
     Answer(usize, bool),
-    /// The nth of those that were not released.
+    /// Releases the nth request that was not released.
     Release(usize),
 }
 

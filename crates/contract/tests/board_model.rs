@@ -1,7 +1,9 @@
-//! Every order in which a rank and the agent can take their steps on a board of two slots, each step being one call of either side. Each use is heard of once and
-//! answered once, each release is heard of once, nothing is written over that was not read, and nobody sleeps while there is something for it to do.
+//! Model check: every order in which a rank and the agent can take their steps on a ring of two slots, each step being
+//! one call of either side. Each request is seen once and answered once, each release is seen once, no unread word is
+//! overwritten, and nobody sleeps while there is work.
 //!
-//! A step is one publication or one look: what a call stores before that nobody looks at. The stress test in `board.rs` has the processor's own order.
+//! A step is one publication or one look; nobody looks at what a call stores before that. The stress test in
+//! `request_ring.rs` has the processor's own order.
 
 mod memory;
 
@@ -13,7 +15,7 @@ use forebay_contract::{
 };
 
 const SLOTS: u32 = 2;
-/// Each slot is used three times, and some of them by a turn that was released without an answer.
+/// Number of requests: each slot is used three times, sometimes by a request that was released without an answer.
 const TURNS: u64 = 6;
 
 fn wanted(turn: u64) -> Use {
@@ -34,15 +36,16 @@ fn right(turn: u64) -> Answer {
     }
 }
 
-/// The rank asks for one use after the other, and releases each when it has been answered, or at once if it is one of `hasty`, a bit a turn.
+/// A rank that makes one request after the other, and releases each when it has been answered. It releases those in
+/// `hasty`, one bit each, without waiting for the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rank {
     hasty: u8,
     asked: u64,
-    /// Turns that are open.
+    /// Sequence numbers that are open.
     open: Vec<u64>,
     released: u64,
-    /// The doorbell is to be rung.
+    /// True if the doorbell is to be rung.
     rings: bool,
     wait: Wait,
 }
@@ -50,11 +53,11 @@ struct Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wait {
     Not,
-    /// It has said so, and is to look once more.
+    /// The rank has announced that it waits, and is to look once more.
     Begun {
         seen: u32,
     },
-    /// It sleeps until the word is another and somebody wakes it.
+    /// The rank sleeps until the word changes and somebody wakes it.
     Asleep {
         seen: u32,
     },
@@ -65,7 +68,7 @@ enum Wait {
 struct Agent {
     hearing: Hearing,
     at: At,
-    /// Turns that were heard of and not answered; what was released of them is not answered any more.
+    /// Sequence numbers that were seen and not answered; released ones are not answered any more.
     due: Vec<u64>,
     heard: Vec<u64>,
     over: Vec<u64>,
@@ -74,16 +77,16 @@ struct Agent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
-    /// It has said that it wants to be woken.
+    /// The agent has announced that it wants to be woken.
     Sleepy,
     Asleep,
     Awake,
-    /// It has looked at `asked`.
+    /// The agent has read `asked`.
     Looked {
         asked: u64,
     },
     Answering,
-    /// It is to wake the rank if that waits.
+    /// The agent is to wake the rank if that waits.
     Answered,
 }
 
@@ -95,10 +98,10 @@ struct World {
 }
 
 impl Rank {
-    /// Its steps that are possible now: none where it sleeps or is done.
+    /// Returns the steps that are possible now: none if it sleeps or is done.
     fn steps(&self, board: &Board<'_>) -> Vec<fn(&mut Self, &Board<'_>)> {
         if self.rings {
-            // The world rings for it.
+            // The world rings for the rank.
             return Vec::new();
         }
         match self.wait {
@@ -224,7 +227,7 @@ impl Agent {
     }
 }
 
-/// Goes from a world to all that can follow from it.
+/// Explores all worlds that can follow from the first one.
 fn explore(hasty: u8) -> usize {
     let region = memory::region(Board::bytes(SLOTS));
     let board = Board::create(region, SLOTS).expect("room");
@@ -288,7 +291,7 @@ fn explore(hasty: u8) -> usize {
     seen.len()
 }
 
-/// All of the board that is ever written.
+/// Returns the bytes of the ring that are ever written.
 fn saved(region: Region<'_>) -> Vec<u8> {
     region.bytes(0, Board::bytes(SLOTS) as u64).expect("it is as long").to_vec()
 }

@@ -1,4 +1,5 @@
-//! Doors read while the agent writes: what a door finds is whole, is of the name that was asked for, and never goes back.
+//! Readers of the index while the agent writes: a record that a reader finds is complete, belongs to the requested
+//! name, and never goes back to an older version.
 
 mod entries;
 mod memory;
@@ -38,8 +39,8 @@ fn fresh(layout: &IndexLayout, generation: u64) -> IndexWriter<'static> {
     writer
 }
 
-/// The agent: inserts, replaces, detaches, confirms and kills in a small table, which is full again and again. For a while, and on a slow
-/// machine until doors have found enough.
+/// The agent: inserts, replaces, detaches, confirms and kills in a small table that fills up again and again. It goes
+/// on for a while, and on a slow machine until readers have found enough.
 fn write(control: Control<'static>, mut writer: IndexWriter<'static>, found: &AtomicU64) -> u64 {
     let begun = Instant::now();
     let mut generation = writer.index().generation();
@@ -75,7 +76,7 @@ fn write(control: Control<'static>, mut writer: IndexWriter<'static>, found: &At
     version
 }
 
-/// A door: looks names up in the current index, and checks every field of what it finds.
+/// A reader: looks names up in the current index, and checks every field of what it finds.
 fn read(control: Control<'static>, done: &AtomicBool, found: &AtomicU64) {
     let mut newest = vec![0; NAMES as usize];
     let mut round = 0u64;

@@ -4,13 +4,13 @@ mod memory;
 
 use forebay_contract::{
     Freshness, Run,
-    run::{RUN_BYTES, Settings},
+    run::{RUN_BYTES, RunSettings},
 };
 use memory::region;
 
 #[test]
 fn a_process_is_covered_from_its_entry_to_its_removal() {
-    let settings = Settings {
+    let settings = RunSettings {
         run: 1,
         freshness: Freshness::Immutable,
         mount_namespace: 0,

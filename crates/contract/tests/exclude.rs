@@ -1,4 +1,4 @@
-//! Patterns of excluded files: examples as a user writes them, and a simple matcher beside ours.
+//! Patterns of excluded files: examples as a user writes them, and a comparison with a simple matcher.
 
 use forebay_contract::{
     Excludes,
@@ -49,7 +49,7 @@ fn patterns_match_names_paths_below_a_source_and_absolute_paths() {
         ("/*/a", "/data/a", true),
         ("/data", "/data/x", true),
         ("/**", "/data/x", true),
-        // Outside of every source names still count, paths do not.
+        // Outside of every source, names still match, relative paths do not.
         ("*.mdb", "/other/x.mdb", true),
         ("other/x", "/other/x", false),
         // Characters.

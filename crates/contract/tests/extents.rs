@@ -1,4 +1,4 @@
-//! The table of extents: what was written is found, and what is damaged is not followed.
+//! The table of extents: valid tables are read back, and damaged ones are not followed.
 
 mod memory;
 

@@ -1,4 +1,4 @@
-//! The index at the size that is promised, growth, object paths, and when a copy may stand in.
+//! The index at its promised size, its growth, object paths, and the conditions under which a copy is usable.
 
 mod entries;
 mod memory;
@@ -23,14 +23,14 @@ fn writer(layout: &IndexLayout, generation: u64) -> IndexWriter<'static> {
     IndexWriter::create(memory, layout, generation, 0xF0F0_1234, &[tier]).expect("as large as the layout says")
 }
 
-/// Bytes of this process that are resident.
+/// Returns the resident bytes of this process.
 fn resident_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages: u64 = statm.split(' ').nth(1).and_then(|field| field.parse().ok()).expect("Linux");
     pages * 4096
 }
 
-/// A data set as they are: classes as directories, names of about 20 bytes.
+/// Returns a directory's name as in common datasets: directories are classes, names have about 20 bytes.
 fn directory_name(number: u64) -> String {
     format!("/lustre/datasets/imagenet/train/n{number:08}")
 }
@@ -181,7 +181,7 @@ fn a_copy_that_was_dropped_lives_on_in_a_new_index_while_it_is_open() {
     }
     let gone = old.insert(&entry(0, b"gone", 2, 0)).expect("room");
     old.kill(gone);
-    // Of the first version a descriptor is open.
+    // A descriptor of the first version is open.
     let is_open = |record: &Record| record.copy() == versions[0].copy;
     let (layout, filled) = old.next_layout(SPARE, is_open);
     let mut new = writer(&layout, 2);
@@ -205,7 +205,7 @@ fn an_index_of_copies_that_come_and_go_stays_as_large_as_what_lives() {
     const LIVE: u64 = 500;
     const ROUNDS: u64 = 60;
     let mut now = writer(&IndexLayout::for_files(0, SPARE), 1);
-    // What never goes are directories.
+    // Directories are the part that never shrinks.
     let long = "d".repeat(200);
     let directories: Vec<u32> = (0..20)
         .map(|number| now.add_directory(format!("/{long}/{number}").as_bytes(), 7, number).expect("room"))
@@ -264,7 +264,7 @@ fn damaged_or_foreign_memory_is_no_index() {
 
 type Marking = fn(&Control<'_>, &Identity);
 
-/// The answer for a record `checked` and swept at these times, asked `now`, after some marks.
+/// Returns the verdict at `now` on a record `checked` and swept at these times, after some marks.
 fn verdict((checked, swept): (u64, u64), freshness: Freshness, now: u64, mark: Marking) -> Result<(), Counter> {
     let control = Control::create(region(CONTROL_BYTES)).expect("room");
     let mut index = writer(&IndexLayout::with_room(1024, 1024, 1 << 16), 1);

@@ -1,4 +1,4 @@
-//! What a process has mapped of the index: replaced ones go once nobody reads in them, and never under somebody who does.
+//! Mappings of the index in a process: replaced ones go once nobody reads in them, and never while somebody does.
 
 mod entries;
 mod memory;
@@ -16,7 +16,7 @@ use std::{
 };
 
 use entries::entry;
-use forebay_contract::{IndexLayout, IndexWriter, Mappings, Reading, Region, Tier, mappings::PLACES};
+use forebay_contract::{IndexLayout, IndexReader, IndexWriter, Mappings, Region, Tier, mappings::MAPPINGS_MAX};
 use memory::region;
 
 const NAMES: u64 = 20;
@@ -31,7 +31,7 @@ fn name(number: u64) -> String {
     format!("{number}")
 }
 
-/// Makes the index of a generation in zeroed memory; its records are of the version that is called like it.
+/// Makes the index of a generation in zeroed memory; the versions of its records have the generation's number.
 fn make(memory: Region<'static>, generation: u64) -> Region<'static> {
     let tier = Tier::new(3, b"/t").expect("short");
     let mut writer = IndexWriter::create(memory, &layout(), generation, generation, &[tier]).expect("room");
@@ -59,13 +59,13 @@ fn taken(mappings: &'static Mappings, generation: u64) -> Vec<Region<'static>> {
     mappings.take_older(generation).collect()
 }
 
-/// Everything that is read is of the generation that was asked for, from the first look to the last.
-fn check(reading: &Reading, generation: u64) {
+/// Checks that every record read belongs to the requested generation, from the first look to the last.
+fn check(reading: &IndexReader, generation: u64) {
     (0..NAMES).for_each(|number| check_one(reading, generation, number));
     assert_eq!(reading.index().generation(), generation);
 }
 
-fn check_one(reading: &Reading, generation: u64, number: u64) {
+fn check_one(reading: &IndexReader, generation: u64, number: u64) {
     let index = reading.index();
     let name = name(number);
     let (_, record) = index
@@ -103,14 +103,14 @@ fn what_is_read_stays_and_goes_when_its_last_reader_has_left() {
 #[test]
 fn readers_that_never_leave_hold_their_places_and_no_more() {
     let mappings = mappings();
-    let stuck: Vec<Reading> = (1..=PLACES as u64)
+    let stuck: Vec<IndexReader> = (1..=MAPPINGS_MAX as u64)
         .map(|generation| {
             assert_eq!(taken(mappings, generation).len(), 0);
             assert!(keep(mappings, mapped(generation)));
             mappings.read(generation).expect("mapped")
         })
         .collect();
-    let next = PLACES as u64 + 1;
+    let next = MAPPINGS_MAX as u64 + 1;
     let late = mapped(next);
     assert!(!keep(mappings, late), "no place is left");
     assert!(mappings.read(next).is_none());
@@ -118,7 +118,7 @@ fn readers_that_never_leave_hold_their_places_and_no_more() {
         check(reading, generation);
     }
     drop(stuck);
-    assert_eq!(taken(mappings, next).len(), PLACES);
+    assert_eq!(taken(mappings, next).len(), MAPPINGS_MAX);
     assert!(keep(mappings, late));
     check(&mappings.read(next).expect("mapped"), next);
 }
@@ -128,14 +128,15 @@ fn of_two_threads_that_map_the_same_one_keeps_it() {
     let mappings = mappings();
     assert!(keep(mappings, mapped(5)));
     assert!(!keep(mappings, mapped(5)));
-    // Another generation's place is not taken from it.
-    assert!(keep(mappings, mapped(5 + PLACES as u64)));
+    // Another generation's slot is not taken from it.
+    assert!(keep(mappings, mapped(5 + MAPPINGS_MAX as u64)));
     check(&mappings.read(5).expect("mapped"), 5);
-    check(&mappings.read(5 + PLACES as u64).expect("mapped"), 5 + PLACES as u64);
+    check(&mappings.read(5 + MAPPINGS_MAX as u64).expect("mapped"), 5 + MAPPINGS_MAX as u64);
     assert!(!keep(mappings, region(4096)), "no index");
 }
 
-/// Memory that can be mapped. What is taken away is overwritten, and used again later: at the same address, as the kernel does.
+/// Memory that can be mapped. Unmapped memory is overwritten, and used again later at the same address, as the kernel
+/// does.
 struct Kernel(Mutex<Vec<Region<'static>>>);
 
 impl Kernel {
@@ -158,7 +159,7 @@ impl Kernel {
     }
 }
 
-/// A thread of a door, as `state.rs` of the preload library has it.
+/// A thread of a program that opens files, as in `state.rs` of the preload library.
 fn read(mappings: &'static Mappings, kernel: &Kernel, current: &AtomicU64, reads: &AtomicU64) {
     loop {
         let generation = current.load(Acquire);
@@ -180,7 +181,8 @@ fn read(mappings: &'static Mappings, kernel: &Kernel, current: &AtomicU64, reads
     }
 }
 
-/// A thread that asks of a descriptor, as `copies.rs` has it: it looks through all that is mapped, the replaced ones too.
+/// A thread that looks a descriptor up, as in `copies.rs` of the preload library: it looks through all mapped indices,
+/// the replaced ones too.
 fn read_all(mappings: &'static Mappings, current: &AtomicU64) {
     while current.load(Acquire) <= GENERATIONS {
         for reading in mappings.read_all(current.load(Relaxed)) {
@@ -203,7 +205,7 @@ fn nobody_reads_where_nothing_is_mapped_any_more() {
             })
             .collect();
         for generation in 1..=GENERATIONS {
-            // Until somebody has read this one, or has failed.
+            // Until a reader has read this one, or has failed.
             while reads.load(Acquire) < generation && threads.iter().all(|thread| !thread.is_finished()) {
                 thread::yield_now();
             }
@@ -212,7 +214,7 @@ fn nobody_reads_where_nothing_is_mapped_any_more() {
     });
     assert_eq!(reads.load(Relaxed), GENERATIONS);
     assert!(
-        kernel.0.lock().expect("no thread has panicked").len() <= PLACES + THREADS,
+        kernel.0.lock().expect("no thread has panicked").len() <= MAPPINGS_MAX + THREADS,
         "what was replaced is given back"
     );
 }

@@ -1,18 +1,18 @@
-//! The hand-over: what is sent is what arrives, and whatever else arrives is refused.
+//! The descriptor handoff: a sent message arrives unchanged, and any other packet is refused.
 
 use forebay_contract::{
     PATH_BYTES_MAX,
-    message::{HEADER_BYTES, HandOver, Malformed},
+    message::{DescriptorHandoff, HEADER_BYTES, Malformed},
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-fn packet(message: &HandOver<'_>) -> Vec<u8> {
+fn packet(message: &DescriptorHandoff<'_>) -> Vec<u8> {
     [message.header().as_slice(), message.path].concat()
 }
 
-fn sample(path: &[u8]) -> HandOver<'_> {
-    HandOver {
+fn sample(path: &[u8]) -> DescriptorHandoff<'_> {
+    DescriptorHandoff {
         run: 1,
         opened_at: 2,
         descriptor: 3,
@@ -30,14 +30,14 @@ proptest! {
 
     #[test]
     fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, flags: i32, path in paths()) {
-        let message = HandOver { run, opened_at, descriptor, flags, path: &path };
+        let message = DescriptorHandoff { run, opened_at, descriptor, flags, path: &path };
         let packet = packet(&message);
-        prop_assert_eq!(HandOver::parse(&packet), Ok(message));
+        prop_assert_eq!(DescriptorHandoff::parse(&packet), Ok(message));
     }
 
     #[test]
     fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        if let Ok(message) = HandOver::parse(&bytes) {
+        if let Ok(message) = DescriptorHandoff::parse(&bytes) {
             prop_assert_eq!(packet(&message).len(), bytes.len());
         }
     }
@@ -47,7 +47,7 @@ proptest! {
         let mut bytes = packet(&sample(&path));
         let at = at % bytes.len();
         bytes[at] = byte;
-        if let Ok(message) = HandOver::parse(&bytes) {
+        if let Ok(message) = DescriptorHandoff::parse(&bytes) {
             prop_assert!(message.path.starts_with(b"/") && !message.path.contains(&0));
             prop_assert!(message.path.len() <= PATH_BYTES_MAX);
         }
@@ -57,9 +57,9 @@ proptest! {
     fn a_cut_or_lengthened_packet_is_refused(path in paths(), cut in 1usize..240) {
         let whole = packet(&sample(&path));
         let short = &whole[..whole.len() - cut.min(whole.len())];
-        prop_assert!(HandOver::parse(short).is_err());
+        prop_assert!(DescriptorHandoff::parse(short).is_err());
         let long = [whole.as_slice(), b"x"].concat();
-        prop_assert_eq!(HandOver::parse(&long), Err(Malformed::Length));
+        prop_assert_eq!(DescriptorHandoff::parse(&long), Err(Malformed::Length));
     }
 }
 
@@ -71,15 +71,15 @@ fn each_rule_has_its_refusal() {
         bytes[at] ^= 0x40;
         bytes
     };
-    assert_eq!(HandOver::parse(&[]), Err(Malformed::Length));
-    assert_eq!(HandOver::parse(&good[..HEADER_BYTES - 1]), Err(Malformed::Length));
-    assert_eq!(HandOver::parse(&changed(0)), Err(Malformed::Magic));
-    assert_eq!(HandOver::parse(&changed(4)), Err(Malformed::Version));
-    assert_eq!(HandOver::parse(&changed(32)), Err(Malformed::Length));
-    assert_eq!(HandOver::parse(&packet(&sample(b"relative"))), Err(Malformed::Path));
-    assert_eq!(HandOver::parse(&packet(&sample(b"/nul\0inside"))), Err(Malformed::Path));
+    assert_eq!(DescriptorHandoff::parse(&[]), Err(Malformed::Length));
+    assert_eq!(DescriptorHandoff::parse(&good[..HEADER_BYTES - 1]), Err(Malformed::Length));
+    assert_eq!(DescriptorHandoff::parse(&changed(0)), Err(Malformed::Magic));
+    assert_eq!(DescriptorHandoff::parse(&changed(4)), Err(Malformed::Version));
+    assert_eq!(DescriptorHandoff::parse(&changed(32)), Err(Malformed::Length));
+    assert_eq!(DescriptorHandoff::parse(&packet(&sample(b"relative"))), Err(Malformed::Path));
+    assert_eq!(DescriptorHandoff::parse(&packet(&sample(b"/nul\0inside"))), Err(Malformed::Path));
     let longest = [b"/".as_slice(), &vec![b'x'; PATH_BYTES_MAX - 1]].concat();
-    assert!(HandOver::parse(&packet(&sample(&longest))).is_ok());
+    assert!(DescriptorHandoff::parse(&packet(&sample(&longest))).is_ok());
     let longer = [longest.as_slice(), b"x"].concat();
-    assert_eq!(HandOver::parse(&packet(&sample(&longer))), Err(Malformed::Length));
+    assert_eq!(DescriptorHandoff::parse(&packet(&sample(&longer))), Err(Malformed::Length));
 }

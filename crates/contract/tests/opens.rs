@@ -1,4 +1,5 @@
-//! Files of a run: exact for few, a fair sample of many, counted from the first open on. And what opens of the source took.
+//! Opens of the files of a run: exact for few files, a fair sample of many, counted from the first open on; and
+//! durations of opens of the source.
 
 mod memory;
 
@@ -7,12 +8,12 @@ use std::thread;
 use forebay_contract::{
     Counter, Freshness, Region, Run, TIERS_MAX,
     latency::{BUCKETS, bucket_of},
-    run::{RUN_BYTES, Settings},
+    run::{RUN_BYTES, RunSettings},
 };
 use memory::region;
 
 fn run_in(memory: Region<'static>) -> Run<'static> {
-    let settings = Settings {
+    let settings = RunSettings {
         run: 1,
         freshness: Freshness::Immutable,
         mount_namespace: 1,
@@ -74,7 +75,7 @@ fn processes_count_together() {
     });
     let counts: Vec<u32> = run.opens().counts().collect();
     assert_eq!(counts.len(), 200);
-    // Who loses a slot to others again and again leaves an open uncounted.
+    // A process that loses a slot to others again and again leaves an open uncounted.
     let sum: u32 = counts.iter().sum();
     assert!((39_900..=40_000).contains(&sum), "{sum}");
 }
@@ -91,7 +92,7 @@ fn opens_of_the_source_are_counted_by_the_time_that_they_took() {
     }
     assert_eq!(run.source_opens_by_time(), expected);
     assert_eq!(run.total(Counter::SourceOpenNs), 10 * 20_005_001_500);
-    // Nothing that lies beside it is touched.
+    // Nothing beside the table is touched.
     assert_eq!(run.opens().counts().count(), 0);
     assert!((0..TIERS_MAX).all(|tier| run.hits(tier) == (0, 0)));
     let others = Counter::ALL.iter().filter(|counter| **counter != Counter::SourceOpenNs);
@@ -102,7 +103,7 @@ fn opens_of_the_source_are_counted_by_the_time_that_they_took() {
 fn a_page_that_was_written_over_gives_some_figures_and_no_more() {
     let memory = region(RUN_BYTES);
     let run = run_in(memory);
-    // SAFETY: the test's own memory, in which nothing but atomics lies there.
+    // SAFETY: the test's own memory, which holds only atomics there.
     unsafe { memory.base().as_ptr().add(RUN_BYTES - 33_000).write_bytes(0xFF, 33_000) };
     open_all(&run, 0..10_000);
     assert!(run.opens().counts().count() <= 4096);

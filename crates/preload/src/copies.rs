@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_int};
 
-use forebay_contract::{Attributes, Identity, Reading, Record};
+use forebay_contract::{Attributes, Identity, IndexReader, Record};
 
 use crate::{
     lookup::{ctime, mtime},
@@ -14,7 +14,7 @@ use crate::{
 
 /// A copy, by its record in an index that knows it.
 pub(crate) struct Copy {
-    reading: Reading,
+    reading: IndexReader,
     number: u32,
 }
 

@@ -5,7 +5,7 @@
 
 use core::{ffi::c_int, mem};
 
-use forebay_contract::{Counter, message::HandOver};
+use forebay_contract::{Counter, message::DescriptorHandoff};
 
 use crate::{
     lookup::Miss,
@@ -38,7 +38,7 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
     if size > control.room_hint() && !miss.is_news_of_copy() {
         return door.count(Counter::NoRoom, 1);
     }
-    let message = HandOver {
+    let message = DescriptorHandoff {
         run: door.run.number(),
         opened_at,
         descriptor: fd,
@@ -56,7 +56,7 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
 
 /// Offers a directory that has just been opened, to be listed or compared with its listing, as [`offer`] does a file.
 pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_at: u64) {
-    let message = HandOver {
+    let message = DescriptorHandoff {
         run: serving.door.run.number(),
         opened_at,
         descriptor: fd,
@@ -72,7 +72,7 @@ pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_a
 ///
 /// # Errors
 /// Why the agent does not get it.
-fn deliver(serving: Serving, message: &HandOver<'_>) -> Result<(), Counter> {
+fn deliver(serving: Serving, message: &DescriptorHandoff<'_>) -> Result<(), Counter> {
     let Serving { door, control } = serving;
     if control.is_closed() || door.agent_is_away(message.opened_at) {
         return Err(Counter::DroppedNoAgent);
@@ -88,7 +88,7 @@ fn deliver(serving: Serving, message: &HandOver<'_>) -> Result<(), Counter> {
     }
 }
 
-fn send(agent_dir: &[u8], message: &HandOver<'_>) -> Result<(), Errno> {
+fn send(agent_dir: &[u8], message: &DescriptorHandoff<'_>) -> Result<(), Errno> {
     let (address, len) = address(agent_dir).ok_or(Errno(libc::ENAMETOOLONG))?;
     let socket = sys::packet_socket()?;
     let sent = sys::connect(socket, &address, len).and_then(|()| send_on(socket, message));
@@ -120,7 +120,7 @@ struct OneDescriptor {
 
 const _: () = assert!(size_of::<OneDescriptor>() == 24);
 
-fn send_on(socket: c_int, message: &HandOver<'_>) -> Result<(), Errno> {
+fn send_on(socket: c_int, message: &DescriptorHandoff<'_>) -> Result<(), Errno> {
     let header = message.header();
     let mut parts = [header.as_slice(), message.path].map(|part| libc::iovec {
         iov_base: part.as_ptr().cast_mut().cast(),

@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use forebay_contract::{
     Counter, Freshness,
-    listing::{HEADER_BYTES, Header, names},
+    cached_directory::{CachedDirectoryHeader, HEADER_BYTES, names},
 };
 use libc::DIR;
 
@@ -209,5 +209,5 @@ pub(crate) fn directory_size(found: &Found<'_>) -> Option<u64> {
     let read = sys::read_full(fd, &mut bytes);
     sys::close(fd);
     read.ok()?;
-    Some(Header::parse(&bytes)?.directory_size())
+    Some(CachedDirectoryHeader::parse(&bytes)?.directory_size())
 }

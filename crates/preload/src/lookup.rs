@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_int};
 
 use forebay_contract::{
-    Attributes, Counter, Directory, FileTime, Freshness, Identity, Index, Reading, Record, Tier,
+    Attributes, Counter, Directory, FileTime, Freshness, Identity, Index, IndexReader, Record, Tier,
     index::{TIER_PATH_BYTES_MAX, split},
     object_path,
 };
@@ -89,7 +89,7 @@ pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
 /// # Errors
 /// Why there is none.
 #[inline]
-pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a Reading>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
+pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
     let found = known(reading, spelled)?;
     found.may_stand_in(serving, spelled, now)?;
     Ok(found)
@@ -100,7 +100,7 @@ pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a Reading>, spelled: 
 /// # Errors
 /// Why there is nothing.
 #[inline]
-pub(crate) fn known<'a>(reading: Option<&'a Reading>, spelled: &[u8]) -> Result<Found<'a>, Miss> {
+pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Result<Found<'a>, Miss> {
     let index = reading.ok_or(Miss::Because(Counter::NoPage))?.index();
     let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
     let identity = index.identity(record).ok_or(Miss::Unknown)?;

@@ -13,7 +13,7 @@ use core::{
     },
 };
 
-use forebay_contract::{Control, Counter, Index, Mappings, Reading, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
+use forebay_contract::{Control, Counter, Index, IndexReader, Mappings, Region, Run, control::CONTROL_BYTES, env, run::RUN_BYTES};
 
 use crate::{
     children,
@@ -137,12 +137,12 @@ impl Door {
 impl Serving {
     /// The current index, which stays for as long as it is being read.
     #[inline]
-    pub(crate) fn read(&self) -> Option<Reading> {
+    pub(crate) fn read(&self) -> Option<IndexReader> {
         INDICES.read(self.control.generation()).or_else(|| self.read_new())
     }
 
     /// Every index that this process has mapped, the current one first. A descriptor may be of a copy that only an older one speaks of.
-    pub(crate) fn read_all(self) -> impl Iterator<Item = Reading> {
+    pub(crate) fn read_all(self) -> impl Iterator<Item = IndexReader> {
         self.read();
         INDICES.read_all(self.control.generation())
     }
@@ -150,7 +150,7 @@ impl Serving {
     /// The current index, mapped now.
     #[cold]
     #[inline(never)]
-    fn read_new(&self) -> Option<Reading> {
+    fn read_new(&self) -> Option<IndexReader> {
         let now = real::now();
         if now < self.door.index_retry_at.load(Relaxed) {
             return None;

@@ -20,7 +20,7 @@ use core::{
     },
 };
 
-use forebay_contract::listing::{ENTRY_BYTES_MAX, ENTRY_BYTES_MIN, HEADER_BYTES, Header, LENGTH_AT, OFFSET_AT};
+use forebay_contract::cached_directory::{CachedDirectoryHeader, ENTRY_BYTES_MAX, ENTRY_BYTES_MIN, HEADER_BYTES, LENGTH_AT, OFFSET_AT};
 use libc::{DIR, dirent};
 
 use crate::{
@@ -76,7 +76,7 @@ impl Listing {
         let (listing, rest) = bytes.split_at_mut_checked(self.len)?;
         sys::read_full(fd, listing).ok()?;
         let (header, entries) = listing.split_at_checked(HEADER_BYTES)?;
-        if !Header::parse(header)?.is_of(entries) {
+        if !CachedDirectoryHeader::parse(header)?.is_of(entries) {
             return None;
         }
         // Behind it all is zero, the NUL of the path too.

@@ -10,7 +10,7 @@ use std::{
 
 use forebay_contract::{
     CONTRACT_VERSION, Freshness,
-    run::{RUN_BYTES, Run, Settings},
+    run::{RUN_BYTES, Run, RunSettings},
 };
 
 use crate::{
@@ -151,7 +151,7 @@ impl JoinedRun {
         let page = SharedFile::create(&page_path, RUN_BYTES).map_err(io_error("make", &page_path))?;
         let roots: Vec<(&[u8], u64)> = request.sources.iter().map(|s| (s.path.as_os_str().as_bytes(), s.dev)).collect();
         let namespace = inode_of(Path::new("/proc/self/ns/mnt"))?;
-        let settings = Settings {
+        let settings = RunSettings {
             run,
             freshness: match request.freshness {
                 RunFreshness::Ttl(seconds) => Freshness::Ttl(seconds.saturating_mul(1_000_000_000)),

@@ -15,7 +15,7 @@ use std::{
 
 use forebay_contract::{
     Identity,
-    message::{HandOver, MESSAGE_BYTES_MAX},
+    message::{DescriptorHandoff, MESSAGE_BYTES_MAX},
 };
 use forebay_store::{Ask, Source, SourceFile, SourceStat};
 use rustix::net::{
@@ -202,7 +202,7 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
     let source = SourceFile::new(descriptor.ok_or("malformed")?);
     let message = packet
         .get(..received.bytes)
-        .and_then(|bytes| HandOver::parse(bytes).ok())
+        .and_then(|bytes| DescriptorHandoff::parse(bytes).ok())
         .ok_or("malformed")?;
     let place = budget.take().ok_or("too_many_descriptors")?;
     let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;

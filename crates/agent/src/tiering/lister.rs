@@ -15,7 +15,7 @@ use std::{
     thread,
 };
 
-use forebay_contract::listing::{ENTRY_BYTES_MAX, Entry, HEADER_BYTES, Header};
+use forebay_contract::cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, HEADER_BYTES};
 use forebay_store::{Ask, Finished, Source, SourceFile, SourceStat, StoreError, Tier};
 use rustix::{
     fs::{FileType, Mode, OFlags, RawDir, openat},
@@ -206,7 +206,7 @@ fn list(handed: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>
     let stat = source.stat(Ask::Server).map_err(failed)?;
     let mut bytes = vec![0; HEADER_BYTES];
     append_entries(&source, buffer, &mut bytes)?;
-    let header = Header::of(stat.identity.size, &bytes[HEADER_BYTES..]);
+    let header = CachedDirectoryHeader::of(stat.identity.size, &bytes[HEADER_BYTES..]);
     bytes[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
     bytes.shrink_to_fit();
     let mut listing = DirectoryListing {
@@ -229,7 +229,7 @@ fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &m
         if entry.ino() == 0 || offset == 0 || !offsets.insert(offset) {
             return Err(ODD_DIRECTORY);
         }
-        let entry = Entry {
+        let entry = CachedDirectoryEntry {
             inode: entry.ino(),
             offset,
             kind: kind_of(entry.file_type()),
@@ -317,7 +317,7 @@ mod tests {
         let dir = directory();
         let listing = list_with(dir.path(), 1024).unwrap();
         let (header, entries) = listing.bytes.split_at(HEADER_BYTES);
-        let header = Header::parse(header).unwrap();
+        let header = CachedDirectoryHeader::parse(header).unwrap();
         assert!(header.is_of(entries));
         assert_eq!(header.directory_size(), fs::metadata(dir.path()).unwrap().len());
         // As another parser of the kernel's own bytes reads them.

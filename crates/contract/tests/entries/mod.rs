@@ -1,13 +1,13 @@
-//! What tests publish.
+//! Entries that tests publish.
 
 use forebay_contract::{Attributes, Entry, FileTime, Identity};
 
-/// A file time.
+/// Returns a file time.
 pub(crate) const fn time(sec: i64, nsec: u32) -> FileTime {
     FileTime { sec, nsec }
 }
 
-/// What is published of version `version` of the file called `number`: every field follows from the two.
+/// Returns the entry of version `version` of the file called `number`; every field follows from the two.
 pub(crate) fn entry(directory: u32, name: &[u8], number: u64, version: u64) -> Entry<'_> {
     let mixed = number.wrapping_mul(0x9E37_79B9).wrapping_add(version);
     Entry {

@@ -7,7 +7,7 @@ use std::{
 
 use forebay_contract::Region;
 
-/// A region of zeroes that lives as long as the test: as with doors, a mapping is never taken away.
+/// Returns a region of zeroes that lives as long as the test: a mapping is never taken away, as in programs.
 pub(crate) fn region(len: usize) -> Region<'static> {
     let layout = Layout::from_size_align(len, 4096).expect("a test's own size");
     // SAFETY: the size is not zero.

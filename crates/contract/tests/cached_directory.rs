@@ -1,17 +1,18 @@
-//! Listings: what was written is read back, and nothing else is taken for it; records of directories have versions without a size.
+//! Cached directories: written entries are read back, and other bytes are refused; records of directories have versions
+//! without a size.
 
 mod entries;
 mod memory;
 
 use forebay_contract::{
     Freshness, Identity, IndexLayout, IndexWriter, Run, Tier,
-    listing::{ENTRY_BYTES_MAX, ENTRY_BYTES_MIN, Entry, HEADER_BYTES, Header, LENGTH_AT, OFFSET_AT},
-    run::{RUN_BYTES, Settings},
+    cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, ENTRY_BYTES_MIN, HEADER_BYTES, LENGTH_AT, OFFSET_AT},
+    run::{RUN_BYTES, RunSettings},
 };
 use memory::region;
 use proptest::prelude::*;
 
-fn written(entry: &Entry<'_>) -> Option<Vec<u8>> {
+fn written(entry: &CachedDirectoryEntry<'_>) -> Option<Vec<u8>> {
     let mut room = [0xFF; ENTRY_BYTES_MAX];
     entry.write(&mut room).map(|len| room[..len].to_vec())
 }
@@ -20,22 +21,22 @@ proptest! {
     #[test]
     fn an_entry_is_laid_out_as_the_kernel_does(inode: u64, offset: u64, kind: u8, name in proptest::collection::vec(1_u8..=255, 1..=255)) {
         prop_assume!(!name.contains(&b'/'));
-        let bytes = written(&Entry { inode, offset, kind, name: &name }).expect("a name");
+        let bytes = written(&CachedDirectoryEntry { inode, offset, kind, name: &name }).expect("a name");
         prop_assert!(bytes.len().is_multiple_of(8) && (ENTRY_BYTES_MIN..=ENTRY_BYTES_MAX).contains(&bytes.len()));
         prop_assert_eq!(&bytes[..8], inode.to_le_bytes());
         prop_assert_eq!(&bytes[OFFSET_AT..LENGTH_AT], offset.to_le_bytes());
         prop_assert_eq!(&bytes[LENGTH_AT..18], (bytes.len() as u16).to_le_bytes());
         prop_assert_eq!(bytes[18], kind);
         prop_assert_eq!(&bytes[19..19 + name.len()], &name[..]);
-        // At least one NUL behind it, and less than one word of them.
+        // At least one NUL follows the name, and less than one word of them.
         let rest = &bytes[19 + name.len()..];
         prop_assert!((1..=8).contains(&rest.len()) && rest.iter().all(|byte| *byte == 0));
     }
 
     #[test]
     fn a_header_is_of_its_entries_alone(size: u64, mut bytes in proptest::collection::vec(any::<u8>(), 1..500), at: prop::sample::Index, bit in 0..8_u8) {
-        let header = Header::of(size, &bytes);
-        let parsed = Header::parse(&header.to_bytes()).expect("a header");
+        let header = CachedDirectoryHeader::of(size, &bytes);
+        let parsed = CachedDirectoryHeader::parse(&header.to_bytes()).expect("a header");
         prop_assert_eq!(parsed, header);
         prop_assert_eq!(parsed.directory_size(), size);
         prop_assert!(parsed.is_of(&bytes));
@@ -48,7 +49,7 @@ proptest! {
 
 #[test]
 fn names_that_no_libc_hands_out_are_refused() {
-    let entry = |name| Entry {
+    let entry = |name| CachedDirectoryEntry {
         inode: 1,
         offset: 1,
         kind: 8,
@@ -63,11 +64,11 @@ fn names_that_no_libc_hands_out_are_refused() {
 
 #[test]
 fn what_is_no_header_is_none() {
-    let bytes = Header::of(4096, b"entries").to_bytes();
-    assert_eq!(Header::parse(&bytes[..HEADER_BYTES - 1]), None);
+    let bytes = CachedDirectoryHeader::of(4096, b"entries").to_bytes();
+    assert_eq!(CachedDirectoryHeader::parse(&bytes[..HEADER_BYTES - 1]), None);
     let mut other = bytes;
     other[6] ^= 1;
-    assert_eq!(Header::parse(&other), None);
+    assert_eq!(CachedDirectoryHeader::parse(&other), None);
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn a_directory_of_another_size_and_the_same_times_is_the_same_version() {
 
 #[test]
 fn a_source_itself_is_a_directory_of_the_run() {
-    let settings = Settings {
+    let settings = RunSettings {
         run: 1,
         freshness: Freshness::Immutable,
         mount_namespace: 1,

@@ -1,30 +1,30 @@
-//! The listing of a directory as it lies in a tier: a header, and behind it the entries as the kernel gives them (`getdents64`).
+//! Copy of a directory in a tier: a header, followed by the entries as the kernel returns them (`getdents64`).
 //!
-//! On the machines that are supported that is also how libc lays out `struct dirent`: a door hands out entries where they lie.
-//! A listing is a copy like any other, with a record that bears the directory's name; only the size is its own, since that of a directory
-//! says nothing about what is in it. So the header keeps the latter, for questions about the directory.
+//! On all supported machines libc lays out `struct dirent` in this way, so the preload library returns entries in
+//! place. A cached directory is a copy with a record under the directory's name. The record's size is that of the copy,
+//! since a directory's `st_size` says nothing about its contents; the header keeps `st_size` for `stat`.
 
 use crate::{hash::hash_bytes, layout::layout};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBLIST\0\x01");
 const SEED: u64 = 0x6C69_7374_696E_672E;
-/// Bytes before the entries; entries begin at multiples of eight.
-pub const HEADER_BYTES: usize = size_of::<Header>();
-/// Longest entry: a name of 255 bytes. It fits into a `struct dirent`.
+/// Length of the header in bytes; entries begin at multiples of eight.
+pub const HEADER_BYTES: usize = size_of::<CachedDirectoryHeader>();
+/// Length in bytes of the longest entry, with a name of 255 bytes. It fits into a `struct dirent`.
 pub const ENTRY_BYTES_MAX: usize = 280;
-/// Shortest entry: a name of one byte.
+/// Length in bytes of the shortest entry, with a name of one byte.
 pub const ENTRY_BYTES_MIN: usize = 24;
-/// Where `d_off` lies in an entry, in eight bytes; before it lies the inode,
+/// Position of `d_off` in an entry, eight bytes long; the inode stands before it.
 pub const OFFSET_AT: usize = 8;
-/// and behind it, in two bytes, the length of the entry.
+/// Position of the entry's length, two bytes long, behind `d_off`.
 pub const LENGTH_AT: usize = 16;
 const KIND_AT: usize = 18;
 const NAME_AT: usize = 19;
 const NAME_BYTES_MAX: usize = 255;
 
-/// What doors and agent must lay out alike.
+/// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, directory_size, bytes, checksum),
+    layout!(CachedDirectoryHeader: magic, directory_size, bytes, checksum),
     &[
         MAGIC,
         SEED,
@@ -37,18 +37,18 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     ],
 ];
 
-/// What stands before the entries.
+/// CachedDirectoryHeader of a cached directory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct CachedDirectoryHeader {
     magic: u64,
     directory_size: u64,
     bytes: u64,
     checksum: u64,
 }
 
-impl Header {
-    /// Of these entries, of a directory whose own size (`st_size`) is `directory_size` bytes.
+impl CachedDirectoryHeader {
+    /// Creates the header of these entries, for a directory whose own size (`st_size`) is `directory_size` bytes.
     pub fn of(directory_size: u64, entries: &[u8]) -> Self {
         Self {
             magic: MAGIC,
@@ -58,7 +58,7 @@ impl Header {
         }
     }
 
-    /// As it is written.
+    /// Returns the header's bytes, as they are stored.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let words = [self.magic, self.directory_size, self.bytes, self.checksum];
         let mut bytes = [0; HEADER_BYTES];
@@ -68,7 +68,7 @@ impl Header {
         bytes
     }
 
-    /// The header of a listing that begins with `bytes`; `None` if it is none.
+    /// Parses the header of a copy that begins with `bytes`; `None` if it is not a cached directory.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |nth: usize| Some(u64::from_le_bytes(bytes.get(nth * 8..nth * 8 + 8)?.try_into().ok()?));
         let header = Self {
@@ -80,18 +80,19 @@ impl Header {
         (header.magic == MAGIC).then_some(header)
     }
 
-    /// Whether these are the entries that it was made of.
+    /// Returns whether the header was made for these entries.
     pub fn is_of(&self, entries: &[u8]) -> bool {
         self.bytes == entries.len() as u64 && self.checksum == hash_bytes(SEED, entries)
     }
 
-    /// The directory's own size in bytes, as `stat` tells it.
+    /// Returns the directory's own size in bytes, as `stat` reports it.
     pub const fn directory_size(&self) -> u64 {
         self.directory_size
     }
 }
 
-/// Returns the names in a listing's entries, up to the first entry that is not laid out as [`Entry::write`] does.
+/// Returns the names in a cached directory's entries, up to the first entry that is not laid out as
+/// [`CachedDirectoryEntry::write`] does.
 pub fn names(entries: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = entries;
     core::iter::from_fn(move || {
@@ -103,12 +104,12 @@ pub fn names(entries: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// One entry, to be written.
+/// One entry to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct CachedDirectoryEntry<'a> {
     /// `d_ino`.
     pub inode: u64,
-    /// `d_off`: where a listing goes on behind this entry.
+    /// `d_off`: the position from which reading goes on after this entry.
     pub offset: u64,
     /// `d_type`.
     pub kind: u8,
@@ -116,8 +117,9 @@ pub struct Entry<'a> {
     pub name: &'a [u8],
 }
 
-impl Entry<'_> {
-    /// Writes it in the kernel's form to the start of `room`; gives its length, or `None` for a name that no libc could hand out.
+impl CachedDirectoryEntry<'_> {
+    /// Writes the entry in the kernel's form to the start of `room`. Returns its length, or `None` for a name that no
+    /// directory can hold.
     pub fn write(&self, room: &mut [u8; ENTRY_BYTES_MAX]) -> Option<usize> {
         if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || self.name.contains(&0) || self.name.contains(&b'/') {
             return None;
