@@ -223,8 +223,8 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of none, fill_first, lru"),
-        ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of first_come"),
+        ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of forebay, belady, lobster"),
+        ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of earliest_deadline"),
         ({"hedge_budget": 2, "cache": "ram=1M"}, "hedge_budget=2: give the share"),
         ({"hedge_budget": True, "cache": "ram=1M"}, "hedge_budget=True: give the share"),
         ({"background_fill": "yes", "cache": "ram=1M"}, "background_fill='yes': give True or False"),

@@ -10,11 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::tiering::{Policy, protocol::RunFreshness};
+use forebay_agent::tiering::protocol::RunFreshness;
 use forebay_contract::env;
+use forebay_policy::eviction::TierPolicy;
 use serde::Deserialize;
 
-pub use values::{Prefetch, TierOrder, freshness_text, policy_text};
+pub use values::{Prefetch, TierOrder, freshness_text};
 use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_ram, parse_tier_order};
 
 use crate::{
@@ -99,7 +100,7 @@ pub struct Config {
     /// In which order tiers are used.
     pub tier_order: Setting<TierOrder>,
     /// What makes room.
-    pub policy: Setting<Policy>,
+    pub policy: Setting<TierPolicy>,
     /// What is copied before a program has opened it.
     pub prefetch: Setting<Prefetch>,
     /// Patterns of files that are the source's alone.
@@ -138,7 +139,7 @@ struct Layer {
     views: Option<Setting<Vec<ViewWish>>>,
     ram: Option<Setting<u64>>,
     tier_order: Option<Setting<TierOrder>>,
-    policy: Option<Setting<Policy>>,
+    policy: Option<Setting<TierPolicy>>,
     prefetch: Option<Setting<Prefetch>>,
     excludes: Option<Setting<Vec<OsString>>>,
     freshness: Option<Setting<RunFreshness>>,
@@ -227,7 +228,7 @@ impl Config {
             views: of.views.unwrap_or_else(|| Setting::default(Vec::new())),
             ram: optional(of.ram),
             tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
-            policy: of.policy.unwrap_or_else(|| Setting::default(Policy::default())),
+            policy: of.policy.unwrap_or_else(|| Setting::default(TierPolicy::default())),
             prefetch: of.prefetch.unwrap_or_else(|| Setting::default(Prefetch::default())),
             excludes: of.excludes.unwrap_or_else(|| Setting::default(Vec::new())),
             freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::DoctorArgs,
-    config::{Config, Flags, freshness_text, is_off, policy_text},
+    config::{Config, Flags, freshness_text, is_off},
     environment::Environment,
     exclude, library,
     measure::{Comparison, Measured, measure},
@@ -173,7 +173,7 @@ impl Findings {
         let order = &self.plan.config.tier_order;
         row("tier order", &format!("{} ({})", order.value.text(), order.origin));
         let policy = &self.plan.config.policy;
-        row("policy", &format!("{} ({})", policy_text(policy.value), policy.origin));
+        row("policy", &format!("{} ({})", policy.value, policy.origin));
         let prefetch = &self.plan.config.prefetch;
         row("prefetch", &format!("{} ({})", prefetch.value.text(), prefetch.origin));
         let freshness = &self.plan.config.freshness;

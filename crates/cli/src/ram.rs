@@ -4,9 +4,10 @@ use std::{path::Path, time::Duration};
 
 use forebay_agent::{
     host::memory::{Found, Gauge, Promise},
-    tiering::{AgentConfig, Connection, Policy, TierSetting, ram},
+    tiering::{AgentConfig, Connection, TierSetting, ram},
 };
 use forebay_contract::{TIERS_MAX, env};
+use forebay_policy::eviction::TierPolicy;
 use rustix::{fs::statvfs, process::geteuid};
 
 use crate::{
@@ -36,7 +37,14 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
         .into_iter()
         .chain(tiers.iter().map(|tier| tier.setting.clone()));
     // Of all that is decided there only the place of this one matters here.
-    let decided = AgentConfig::for_tiers(runtime_dir, Path::new(""), &settings.collect::<Vec<_>>(), Policy::default(), false).tiers;
+    let decided = AgentConfig::for_tiers(
+        runtime_dir,
+        Path::new(""),
+        &settings.collect::<Vec<_>>(),
+        TierPolicy::default(),
+        false,
+    )
+    .tiers;
     let Some(setting) = decided.into_iter().next() else { return Ok(()) };
     let place = setting.dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let (kind, fs_type) = kind_of(place, mounts);

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     child::Ended,
-    config::{Config, freshness_text, policy_text},
+    config::{Config, freshness_text},
     exclude, forks, loaders,
     plan::Plan,
     program::Program,
@@ -139,7 +139,7 @@ pub fn settings(config: &Config) -> Value {
         },
         "ram": { "value": config.ram.value.map(|bytes| format!("{bytes}B")), "origin": config.ram.origin.to_string() },
         "tier_order": { "value": config.tier_order.value.text(), "origin": config.tier_order.origin.to_string() },
-        "policy": { "value": policy_text(config.policy.value), "origin": config.policy.origin.to_string() },
+        "policy": { "value": config.policy.value.to_string(), "origin": config.policy.origin.to_string() },
         "prefetch": { "value": config.prefetch.value.text(), "origin": config.prefetch.origin.to_string() },
         "exclude": { "value": exclude::texts(&config.excludes.value), "origin": config.excludes.origin.to_string() },
         "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },

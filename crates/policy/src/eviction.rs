@@ -6,7 +6,63 @@
 //! program that goes through it may be anywhere in it. A copy that a process has open always stays: removing it would
 //! free nothing while it is read.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Policy for a file that fits into no tier, as in `forebay run --policy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TierPolicy {
+    /// No eviction: the files copied first stay.
+    #[default]
+    FillFirst,
+    /// Eviction of the directory that was used longest ago, unless that is less than this number of seconds.
+    Lru(u32),
+}
+
+impl TierPolicy {
+    /// Forms in which a user writes a policy.
+    pub const FORMS: &str = "fill_first, lru or lru=SECONDS";
+    /// Default of `lru` in seconds: a program sweeps no directory that it leaves unused for longer.
+    pub const LRU_IDLE_S: u32 = 600;
+
+    /// Seconds without use after which the copies of a directory may go for others; `None` if none ever may.
+    pub const fn evicts_after_s(self) -> Option<u32> {
+        match self {
+            Self::FillFirst => None,
+            Self::Lru(idle_s) => Some(idle_s),
+        }
+    }
+}
+
+impl fmt::Display for TierPolicy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FillFirst => formatter.write_str("fill_first"),
+            Self::Lru(idle_s) => write!(formatter, "lru={idle_s}"),
+        }
+    }
+}
+
+impl FromStr for TierPolicy {
+    /// Message that names the mistake and the valid forms.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refuse = |why: String| format!("{why}; write {}", Self::FORMS);
+        match text.split_once('=') {
+            None if text == "fill_first" => Ok(Self::FillFirst),
+            None if text == "lru" => Ok(Self::Lru(Self::LRU_IDLE_S)),
+            Some(("lru", seconds)) => match seconds.parse() {
+                Ok(0) => Err(refuse("lru=0 would remove copies in use".into())),
+                Ok(seconds) => Ok(Self::Lru(seconds)),
+                Err(_) => Err(refuse(format!("invalid number of seconds '{seconds}'"))),
+            },
+            _ => Err(refuse(format!("unknown policy '{text}'"))),
+        }
+    }
+}
 
 /// A published copy by one of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,8 +17,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
-#[path = "../tests/drawn/mod.rs"]
 mod drawn;
+mod names;
 
 pub mod bounds;
 pub mod eviction;
@@ -36,5 +36,7 @@ pub mod schedule;
 pub mod speed;
 pub mod tier_order;
 pub mod wake;
+
+pub use names::UnknownName;
 
 pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};

@@ -6,6 +6,7 @@
 //! stays there until they return. The module is private for that reason.
 
 mod buffers;
+mod choices;
 mod fork;
 mod images;
 mod loader;
@@ -92,6 +93,8 @@ fn hexadecimal(digest: u128) -> String {
 
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use super::choices::{loader_policies, loader_schedules};
     #[pymodule_export]
     use super::fork::{Rank, Taking};
     #[pymodule_export]

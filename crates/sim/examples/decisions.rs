@@ -11,8 +11,10 @@ use std::{env, fs, io};
 
 use forebay_policy::ids::{EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order;
+use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Replay, Residency};
-use forebay_sim::{Dataset, Latency, Link, Order, Policy, Preprocessing, Scenario, Schedule, Sizes, Source, residency};
+use forebay_policy::schedule::ScheduleName;
+use forebay_sim::{Dataset, Latency, Link, Order, Preprocessing, Scenario, Sizes, Source};
 use serde_json::json;
 
 /// ImageNet-22K in the Lobster paper: 14,197,103 images in 1.3 TB, on 8 nodes of 40 GB.
@@ -26,7 +28,7 @@ const EPOCHS: u32 = 3;
 fn main() -> io::Result<()> {
     let mut arguments = env::args().skip(1);
     let name = arguments.next().unwrap_or_default();
-    let Some(policy) = Policy::ALL.into_iter().find(|policy| policy.name() == name) else {
+    let Some(policy) = PolicyName::ALL.into_iter().find(|policy| policy.name() == name) else {
         return Err(io::Error::other(format!("there is no policy {name:?}")));
     };
     let samples = arguments
@@ -38,7 +40,7 @@ fn main() -> io::Result<()> {
 
     // Sizes that differ, without a table of them: a multiplication spreads them over a factor of four.
     let bytes_of = |sample: Sample| MEAN_BYTES * 2 / 5 + sample.wrapping_mul(2_654_435_761) % (MEAN_BYTES * 6 / 5);
-    let mut policy = residency(&scenario, &order);
+    let mut policy = scenario.residency(&order);
     let orders = u64::from(policy.horizon().max(2)) * 4 * u64::from(samples);
     let decided_s = epochs_s(&scenario, order, bytes_of, &mut *policy)?;
     drop(policy);
@@ -105,7 +107,7 @@ impl Residency for Nothing {
     }
 }
 
-fn scenario(policy: Policy, samples: u32) -> Scenario {
+fn scenario(policy: PolicyName, samples: u32) -> Scenario {
     let (nodes, gpus, batch) = (8, 8, 32);
     Scenario {
         nodes,
@@ -144,7 +146,7 @@ fn scenario(policy: Policy, samples: u32) -> Scenario {
         horizon: 2,
         window: vec![WINDOW],
         prepared: 2,
-        schedule: Schedule::FirstCome,
+        schedule: ScheduleName::FirstCome,
         hedge_budget: 0.0,
         background_fill: false,
     }

@@ -8,9 +8,9 @@ use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_sim::{
-    Dataset, EpochFigures, Latency, Link, Order, Outcome, Policy, Preprocessing, Scenario, Schedule, Sizes, Source, Step, simulate,
-};
+use forebay_policy::residency::PolicyName;
+use forebay_policy::schedule::ScheduleName;
+use forebay_sim::{Dataset, EpochFigures, Latency, Link, Order, Outcome, Preprocessing, Scenario, Sizes, Source, Step, simulate};
 use serde_json::{Value, json};
 
 fn main() -> io::Result<()> {
@@ -194,11 +194,11 @@ impl Keys<'_> {
                 saturates_at: self.count("preprocessing.saturates_at", 6)?,
                 decline: self.number("preprocessing.decline", 0.0)?,
             },
-            policy: self.name("loader.policy", &Policy::ALL.map(|policy| (policy.name(), policy)))?,
+            policy: self.name("loader.policy", &PolicyName::ALL.map(|policy| (policy.name(), policy)))?,
             horizon: self.count("loader.horizon", 2)?,
             window: self.windows()?,
             prepared: self.count("loader.prepared", 2)?,
-            schedule: self.name("loader.schedule", &Schedule::ALL.map(|schedule| (schedule.name(), schedule)))?,
+            schedule: self.name("loader.schedule", &ScheduleName::ALL.map(|schedule| (schedule.name(), schedule)))?,
             hedge_budget: self.number("loader.hedge", 0.0)?,
             background_fill: self.flag("loader.background_fill")?,
         })

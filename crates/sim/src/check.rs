@@ -4,8 +4,13 @@ use std::fmt::Display;
 
 use forebay_policy::ids::{Cluster, Rank};
 use forebay_policy::order::{self, Deal, Permutation};
+use forebay_policy::residency::{PolicyInput, Residency};
+use forebay_policy::schedule::{NodeModel, Scheduler};
 
 use crate::scenario::{Order, Preprocessing, Scenario, ScenarioError, Sizes};
+
+/// Epochs of the training that NoPFS counts uses over: the Lobster paper's.
+const TRAINING_EPOCHS: u32 = 50;
 
 type Checked = Result<(), ScenarioError>;
 
@@ -102,6 +107,23 @@ impl Scenario {
             seed: self.seed,
             deal,
         })
+    }
+
+    /// Builds the policy of the scenario; `order` is [`Self::order`].
+    pub fn residency(&self, order: &order::Order) -> Box<dyn Residency> {
+        self.policy.build(PolicyInput {
+            cluster: self.cluster(),
+            samples: self.dataset.samples,
+            window: self.widest_window(),
+            order,
+            training_epochs: TRAINING_EPOCHS.max(self.epochs),
+            epochs_ahead: self.horizon,
+        })
+    }
+
+    /// Builds the scheduler of one node.
+    pub(crate) fn scheduler(&self, node: &NodeModel) -> Box<dyn Scheduler> {
+        self.schedule.build(self.loading_threads, self.gpus, || node.clone())
     }
 
     fn batch_too_large(&self) -> ScenarioError {

@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 mod calendar;
-mod cast;
 mod check;
 mod draw;
 mod flight;
@@ -44,9 +43,8 @@ use forebay_policy::schedule::Scheduler;
 use crate::orders::Orders;
 use crate::world::World;
 
-pub use cast::residency;
 pub use outcome::{EpochFigures, Outcome, Step};
-pub use scenario::{Dataset, Latency, Link, Order, Policy, Preprocessing, Scenario, ScenarioError, Schedule, Sizes, Source};
+pub use scenario::{Dataset, Latency, Link, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source};
 
 /// How far a simulation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +90,8 @@ pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(Progress) -> ControlF
     let node = machine::node_model(scenario, sizes::Sizes::new(scenario).mean());
     simulate_with(
         scenario,
-        cast::residency(scenario, &scenario.order()?),
-        &mut || cast::scheduler(scenario, &node),
+        scenario.residency(&scenario.order()?),
+        &mut || scenario.scheduler(&node),
         watch,
     )
 }

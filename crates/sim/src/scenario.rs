@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
+
 /// The shared storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Source {
@@ -79,100 +81,6 @@ pub struct Preprocessing {
     pub decline: f64,
 }
 
-/// A residency policy by name. The names are those of the files in `forebay_policy::residency`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// No cache: a window only, as the PyTorch loader has it.
-    None,
-    /// Top tier first, no eviction.
-    FillFirst,
-    /// Least recently used.
-    Lru,
-    /// MinIO: what came first stays.
-    Pinned,
-    /// NoPFS.
-    Nopfs,
-    /// Lobster with the text's errors.
-    LobsterAsWritten,
-    /// Lobster with its errors mended.
-    Lobster,
-    /// Furthest next use first, with knowledge of all.
-    Belady,
-    /// Ours.
-    Forebay,
-    /// Ours, residents rotating to what the node itself needs next.
-    ForebayRotating,
-}
-
-/// A scheduler by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// One queue in order of arrival.
-    FirstCome,
-    /// An equal share of the threads for each rank.
-    Static,
-    /// Algorithm 1 with the text's errors.
-    LobsterAsWritten,
-    /// Algorithm 1 with its errors mended.
-    Lobster,
-    /// Earliest deadline first over a shared pool.
-    EarliestDeadline,
-}
-
-impl Policy {
-    /// All, ours first.
-    pub const ALL: [Self; 10] = [
-        Self::Forebay,
-        Self::ForebayRotating,
-        Self::Belady,
-        Self::Lobster,
-        Self::LobsterAsWritten,
-        Self::Nopfs,
-        Self::Pinned,
-        Self::FillFirst,
-        Self::Lru,
-        Self::None,
-    ];
-
-    /// Its name in plan files and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::FillFirst => "fill_first",
-            Self::Lru => "lru",
-            Self::Pinned => "pinned",
-            Self::Nopfs => "nopfs",
-            Self::LobsterAsWritten => "lobster_as_written",
-            Self::Lobster => "lobster",
-            Self::Belady => "belady",
-            Self::Forebay => "forebay",
-            Self::ForebayRotating => "forebay_rotating",
-        }
-    }
-}
-
-impl Schedule {
-    /// All, ours first.
-    pub const ALL: [Self; 5] = [
-        Self::EarliestDeadline,
-        Self::Lobster,
-        Self::LobsterAsWritten,
-        Self::FirstCome,
-        Self::Static,
-    ];
-
-    /// Its name in plan files and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::FirstCome => "first_come",
-            Self::Static => "static",
-            Self::LobsterAsWritten => "lobster_as_written",
-            Self::Lobster => "lobster",
-            Self::EarliestDeadline => "earliest_deadline",
-        }
-    }
-}
-
 /// All of it. The comment of each field begins with its key in a plan file, by which [`ScenarioError`] names it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
@@ -211,7 +119,7 @@ pub struct Scenario {
     /// `preprocessing.seconds`, `preprocessing.saturates_at`, `preprocessing.decline`: CPU work.
     pub preprocessing: Preprocessing,
     /// `loader.policy`: residency.
-    pub policy: Policy,
+    pub policy: PolicyName,
     /// `loader.horizon`: epochs after the current one that `belady` looks ahead (2 is usual; the other policies look as far as they need).
     pub horizon: u32,
     /// `loader.window`: steps ahead that a rank's samples are read: one number for all, or one a rank. Unthrottled policies ignore it.
@@ -219,7 +127,7 @@ pub struct Scenario {
     /// `loader.prepared`: steps ahead that batches are preprocessed, of those that are read (2 is usual, as torch's `prefetch_factor`).
     pub prepared: u32,
     /// `loader.schedule`: which read comes next.
-    pub schedule: Schedule,
+    pub schedule: ScheduleName,
     /// `loader.hedge`: share of requests and bytes that may be read again, past the 95th percentile of latency; 0: no hedging.
     pub hedge_budget: f64,
     /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower class.

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import forebay
+from forebay import _core
 
 __all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "cache_words", "check_choices", "kept"]
 
-POLICIES = ("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay")
-SCHEDULES = ("first_come", "static", "lobster", "lobster_as_written", "earliest_deadline")
-"""Names of schedules, as `forebay plan` and the agent have them."""
-LOOKING_AHEAD = ("nopfs", "lobster", "lobster_as_written", "belady")
-"""Policies that have to know the order of samples."""
+_POLICIES = _core.loader_policies()
+POLICIES = tuple(name for name, _, _ in _POLICIES)
+"""Names of the policies, as in `forebay plan`."""
+SCHEDULES = tuple(_core.loader_schedules())
+"""Names of the schedules, as in `forebay plan`."""
+LOOKING_AHEAD = frozenset(name for name, looks_ahead, _ in _POLICIES if looks_ahead)
+"""Policies that need the order of later epochs."""
+_UNBOUNDED = frozenset(name for name, _, is_unbounded in _POLICIES if is_unbounded)
+"""Policies whose prefetch only memory bounds."""
 FILL_USES = 1 << 14
 """Samples that a rank requests ahead where reading goes beyond the window."""
 
@@ -124,6 +129,5 @@ class AgentSettings:
     @property
     def ahead(self) -> int:
         """Iterations ahead that a rank asks for samples."""
-        # The paper's own text has no window.
-        is_far = self.background_fill or self.policy == "lobster_as_written"
+        is_far = self.background_fill or self.policy in _UNBOUNDED
         return max(self.window, FILL_USES // self.batch) if is_far else self.window

@@ -294,7 +294,9 @@ fn name(choice: &impl Serialize) -> String {
 pub(super) mod tests {
     use std::path::PathBuf;
 
-    use super::super::protocol::{DiskSetting, PolicyName, ScheduleName};
+    use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
+
+    use super::super::protocol::DiskSetting;
     use super::*;
 
     pub(in super::super) fn alike() -> Alike {

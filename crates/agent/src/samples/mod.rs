@@ -4,7 +4,7 @@
 //! `docs/architecture.md`. Each rank of each loader has one connection, which is its lease, and a board
 //! ([`forebay_contract::board`]) by which it asks and is answered without a system call.
 //!
-//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `cast.rs` what the policies are that they name. `machine/` decides
+//! `agreement.rs` says who takes part in which loader, and whether all want the same (no I/O), `build.rs` what the policies are that they name. `machine/` decides
 //! what is read, kept and answered (no I/O), by `policy`. `prepare.rs` has the threads that make a loader, with disks from `disks.rs`; `reading.rs` those that read
 //! and write for it; `arena.rs` its memory. `service.rs` is the one thread that brings these together. [`client`] is the other side, [`table`] what it says of a
 //! dataset, [`worker`] a process that works for it; what both of these look at is `answers.rs`.
@@ -12,7 +12,7 @@
 mod agreement;
 mod answers;
 mod arena;
-mod cast;
+mod build;
 pub mod client;
 mod disks;
 mod doorbell;

@@ -16,7 +16,7 @@ use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
 use forebay_store::Segments;
 
 use super::{
-    cast,
+    build,
     disks::{Disks, Opened},
     doorbell::Doorbell,
     machine::{Core, Parts},
@@ -99,7 +99,7 @@ impl Preparations {
 }
 
 fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -> Outcome {
-    let order = cast::order(alike)?;
+    let order = build::order(alike)?;
     let slots = slots_of(alike)?;
     let table = SharedFile::received_sealed(dataset.table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
     let listed = Extents::open(table.region()).map(|extents| extents.samples());
@@ -123,15 +123,15 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -
         cache_bytes,
     };
     let machine = Core::new(Parts {
-        residency: cast::residency(alike, &order, cluster)?,
-        scheduler: cast::scheduler(alike, cluster.gpus),
+        residency: build::residency(alike, &order, cluster)?,
+        scheduler: build::scheduler(alike, cluster.gpus),
         order,
         extents: alike.extents,
         ranks: local_ranks,
         placement: FillFirst::new(tiers),
         arena_bytes,
         window: alike.window,
-        fill_bytes: if cast::reads_beyond(alike) { alike.memory_bytes } else { 0 },
+        fill_bytes: if build::reads_beyond(alike) { alike.memory_bytes } else { 0 },
         reads_max: alike.reads_max,
         hedge_budget: alike.hedge_budget,
     });

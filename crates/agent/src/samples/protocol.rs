@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
+use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
 use serde::{Deserialize, Serialize};
 
 use super::{Figures, RankFigures};
@@ -120,34 +121,6 @@ pub enum OrderName {
     Counter,
     /// In another way, such as by a sampler of the user's own: the agent knows of it only what ranks ask for.
     Unknown,
-}
-
-/// Which samples stay: names as in `forebay plan`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "docs/planning.md says what each does")]
-pub enum PolicyName {
-    None,
-    FillFirst,
-    Lru,
-    Pinned,
-    Nopfs,
-    Lobster,
-    LobsterAsWritten,
-    Belady,
-    Forebay,
-}
-
-/// Which read comes next: names as in `forebay plan`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "docs/planning.md says what each does")]
-pub enum ScheduleName {
-    FirstCome,
-    Static,
-    Lobster,
-    LobsterAsWritten,
-    EarliestDeadline,
 }
 
 /// What the loader agent answers.

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_policy::eviction::TierPolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::tiering::{limits::INDEX_SPARE, ram};
@@ -59,7 +60,7 @@ pub struct AgentConfig {
     pub tiers: Vec<TierSetting>,
     /// What makes room where a file does not fit.
     #[serde(default)]
-    pub policy: Policy,
+    pub policy: TierPolicy,
     /// Stay after the last run has ended.
     pub keep: bool,
     /// Files that the shared index has room for beside those that it is made for.
@@ -71,20 +72,9 @@ const fn index_spare() -> u64 {
     INDEX_SPARE
 }
 
-/// What makes room where a file does not fit into any tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// Nothing: what was copied first stays.
-    #[default]
-    FillFirst,
-    /// Copies of the directory that was used longest ago, unless that is less than so many seconds.
-    Lru(u32),
-}
-
 impl AgentConfig {
     /// The configuration of the agent for these tiers. Its directory's name is a digest of the tiers, so that runs with the same tiers meet.
-    pub fn for_tiers(runtime_dir: &Path, state_dir: &Path, tiers: &[TierSetting], policy: Policy, keep: bool) -> Self {
+    pub fn for_tiers(runtime_dir: &Path, state_dir: &Path, tiers: &[TierSetting], policy: TierPolicy, keep: bool) -> Self {
         let mut digest = 0;
         for tier in tiers {
             // No absolute path is called so.
@@ -116,7 +106,7 @@ mod tests {
     #[test]
     fn runs_meet_whatever_sizes_they_ask_for_but_only_with_the_same_tiers() {
         let config =
-            |tiers: &[TierSetting]| AgentConfig::for_tiers(Path::new("/run"), Path::new("/state"), tiers, Policy::default(), false);
+            |tiers: &[TierSetting]| AgentConfig::for_tiers(Path::new("/run"), Path::new("/state"), tiers, TierPolicy::default(), false);
         let disk = TierSetting::kept("/scratch".into(), 10);
         let both = config(&[TierSetting::in_ram(1), disk.clone()]);
         assert_eq!(both.dir, config(&[TierSetting::in_ram(2), disk.clone()]).dir);

@@ -28,7 +28,7 @@ mod serve;
 mod sweeper;
 
 pub use client::{Connection, JoinedRun, RunRequest};
-pub use config::{AgentConfig, Policy, TierSetting};
+pub use config::{AgentConfig, TierSetting};
 pub use counts::{Answered, Counts};
 pub use durations::Durations;
 pub use protocol::Totals;

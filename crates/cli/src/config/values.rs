@@ -5,13 +5,12 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-use forebay_agent::tiering::{Policy, protocol::RunFreshness};
+use forebay_agent::tiering::protocol::RunFreshness;
+use forebay_policy::eviction::TierPolicy;
 
 use super::{Origin, Setting};
 use crate::{refusal::Refusal, size::parse_size};
 
-/// With `lru`, copies of a directory that was used within this time stay, in seconds: no longer is a directory swept that is not used.
-const LRU_IDLE_DEFAULT_S: u32 = 600;
 /// Longest freshness in seconds: ten years. Who wants more means `immutable`.
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 
@@ -22,31 +21,11 @@ pub(super) fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, R
     })
 }
 
-pub(super) fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<Policy>, Refusal> {
-    let text = text.to_string_lossy();
-    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {why}; write fill_first, lru or lru=SECONDS"));
-    let value = match text.split_once('=') {
-        None if text == "fill_first" => Policy::FillFirst,
-        None if text == "lru" => Policy::Lru(LRU_IDLE_DEFAULT_S),
-        Some(("lru", seconds)) => match seconds.parse() {
-            Ok(0) => return Err(refuse("lru=0 would remove what is being used".into())),
-            Ok(seconds) => Policy::Lru(seconds),
-            Err(_) => return Err(refuse(format!("'{seconds}' is no number of seconds"))),
-        },
-        _ => return Err(refuse(format!("'{text}' is no policy"))),
-    };
+pub(super) fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<TierPolicy>, Refusal> {
     Ok(Setting {
-        value,
+        value: (text.to_string_lossy().parse()).map_err(|why: String| Refusal::bad_input(format_args!("{origin}: {why}")))?,
         origin: origin.clone(),
     })
-}
-
-/// As it is written.
-pub fn policy_text(policy: Policy) -> String {
-    match policy {
-        Policy::FillFirst => "fill_first".into(),
-        Policy::Lru(seconds) => format!("lru={seconds}"),
-    }
 }
 
 pub(super) fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {

@@ -1,7 +1,7 @@
 //! What to do, in one sentence.
 
 use forebay_policy::bounds::{self, Capacity, Limit, Work};
-use forebay_sim::Policy;
+use forebay_policy::residency::PolicyName;
 
 use super::{
     compare::{Comparison, Row},
@@ -55,7 +55,7 @@ pub fn sentence(comparison: &Comparison, factor: u32) -> String {
     let (Some(policy), Some(schedule)) = (best(&comparison.policies), best(&comparison.schedules)) else {
         return String::new();
     };
-    let plain = comparison.policies.iter().find(|row| row.scenario.policy == Policy::None);
+    let plain = comparison.policies.iter().find(|row| row.scenario.policy == PolicyName::None);
     let gain = plain.map_or(1.0, |plain| plain.warm.seconds / policy.warm.seconds.max(1e-9));
     let limit = limit(policy);
     let words = match limit {
@@ -129,7 +129,7 @@ fn what_next(comparison: &Comparison, policy: &Row, limit: Limit, factor: u32) -
 fn enough_cache(comparison: &Comparison, policy: &Row, factor: u32) -> String {
     let sweep = comparison.sweeps.iter().find(|sweep| sweep.key == "cluster.cache");
     let more = sweep.into_iter().flat_map(|sweep| &sweep.points).filter_map(|(percent, rows)| {
-        let row = rows.iter().find(|row| row.scenario.policy == Policy::Forebay)?;
+        let row = rows.iter().find(|row| row.scenario.policy == PolicyName::Forebay)?;
         (row.scenario.cache_bytes > policy.scenario.cache_bytes).then_some((percent, row))
     });
     for (percent, row) in more {
@@ -160,7 +160,7 @@ mod tests {
     use crate::planner::{compare::Sweep, input::Input};
 
     /// A scenario that the source limits: 1000 samples of 1 kB at 100 kB/s, and steps of 10 ms for 4 samples.
-    fn scenario(policy: Policy, cache: &str) -> Scenario {
+    fn scenario(policy: PolicyName, cache: &str) -> Scenario {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("plan.toml");
         let text = format!(
@@ -172,7 +172,7 @@ mod tests {
         Scenario { policy, ..scenario }
     }
 
-    fn row(policy: Policy, cache: &str, seconds: f64, [local, peer, source]: [u64; 3]) -> Row {
+    fn row(policy: PolicyName, cache: &str, seconds: f64, [local, peer, source]: [u64; 3]) -> Row {
         let warm = EpochFigures {
             iterations: 250,
             local_bytes: local,
@@ -194,11 +194,11 @@ mod tests {
 
     #[test]
     fn the_fastest_is_chosen_then_what_asks_least_of_others() {
-        let slow = row(Policy::None, "200 kB", 10.0, [0, 0, 1_000_000]);
-        let greedy = row(Policy::Lru, "200 kB", 8.0, [100_000, 0, 900_000]);
-        let chatty = row(Policy::Pinned, "200 kB", 8.05, [0, 200_000, 800_000]);
-        let best_one = row(Policy::Forebay, "200 kB", 8.06, [190_000, 10_000, 800_000]);
-        let alike = row(Policy::Belady, "200 kB", 8.0, [200_000, 0, 800_000]);
+        let slow = row(PolicyName::None, "200 kB", 10.0, [0, 0, 1_000_000]);
+        let greedy = row(PolicyName::Lru, "200 kB", 8.0, [100_000, 0, 900_000]);
+        let chatty = row(PolicyName::Pinned, "200 kB", 8.05, [0, 200_000, 800_000]);
+        let best_one = row(PolicyName::Forebay, "200 kB", 8.06, [190_000, 10_000, 800_000]);
+        let alike = row(PolicyName::Belady, "200 kB", 8.0, [200_000, 0, 800_000]);
         let rows = [slow, greedy, chatty, best_one, alike];
         assert_eq!(best(&rows).unwrap().label, "forebay");
         assert_eq!(best(&rows[..3]).unwrap().label, "pinned");
@@ -207,9 +207,12 @@ mod tests {
 
     #[test]
     fn what_limits_is_what_takes_longest_at_the_bound() {
-        assert_eq!(limit(&row(Policy::Forebay, "200 kB", 8.0, [200_000, 0, 800_000])), Limit::Bytes);
-        assert_eq!(limit(&row(Policy::Forebay, "900 kB", 2.5, [900_000, 0, 100_000])), Limit::Compute);
-        let mut busy = row(Policy::Forebay, "900 kB", 8.0, [900_000, 0, 100_000]);
+        assert_eq!(limit(&row(PolicyName::Forebay, "200 kB", 8.0, [200_000, 0, 800_000])), Limit::Bytes);
+        assert_eq!(
+            limit(&row(PolicyName::Forebay, "900 kB", 2.5, [900_000, 0, 100_000])),
+            Limit::Compute
+        );
+        let mut busy = row(PolicyName::Forebay, "900 kB", 8.0, [900_000, 0, 100_000]);
         busy.scenario.preprocessing.seconds_a_sample = 1.0;
         assert_eq!(limit(&busy), Limit::Cpu);
         busy.scenario.source.requests_per_s = 0.1;
@@ -218,9 +221,9 @@ mod tests {
 
     #[test]
     fn the_sentence_says_what_to_do_and_what_would_help_next() {
-        let none = row(Policy::None, "200 kB", 10.0, [0, 0, 1_000_000]);
-        let ours = row(Policy::Forebay, "200 kB", 8.0, [200_000, 0, 800_000]);
-        let more = row(Policy::Forebay, "900 kB", 2.5, [900_000, 0, 100_000]);
+        let none = row(PolicyName::None, "200 kB", 10.0, [0, 0, 1_000_000]);
+        let ours = row(PolicyName::Forebay, "200 kB", 8.0, [200_000, 0, 800_000]);
+        let more = row(PolicyName::Forebay, "900 kB", 2.5, [900_000, 0, 100_000]);
         let mut comparison = Comparison {
             policies: vec![ours.clone(), none.clone()],
             schedules: vec![ours.clone()],
@@ -244,7 +247,7 @@ mod tests {
         }
         comparison.sweeps.clear();
         assert!(sentence(&comparison, 1).contains("a faster source"));
-        let idle = row(Policy::Forebay, "900 kB", 10.0, [900_000, 0, 100_000]);
+        let idle = row(PolicyName::Forebay, "900 kB", 10.0, [900_000, 0, 100_000]);
         comparison.policies = vec![idle, none];
         let words = sentence(&comparison, 1);
         assert!(
@@ -252,9 +255,9 @@ mod tests {
             "{words}"
         );
         // The GPUs limit it, and yet it takes twice as long.
-        let mut late = row(Policy::Forebay, "900 kB", 5.0, [900_000, 0, 100_000]);
+        let mut late = row(PolicyName::Forebay, "900 kB", 5.0, [900_000, 0, 100_000]);
         late.warm.ideal_seconds = 2.5;
-        comparison.policies = vec![late.clone(), row(Policy::None, "200 kB", 10.0, [0, 0, 1_000_000])];
+        comparison.policies = vec![late.clone(), row(PolicyName::None, "200 kB", 10.0, [0, 0, 1_000_000])];
         comparison.schedules = vec![late];
         let words = sentence(&comparison, 1);
         assert!(

@@ -11,7 +11,9 @@ use std::{
 };
 
 use forebay_policy::bounds;
-use forebay_sim::{EpochFigures, Failure, Outcome, Policy, Scenario, ScenarioError, Schedule, simulate};
+use forebay_policy::residency::PolicyName;
+use forebay_policy::schedule::ScheduleName;
+use forebay_sim::{EpochFigures, Failure, Outcome, Scenario, ScenarioError, simulate};
 
 use super::input::Input;
 use crate::progress::Progress;
@@ -25,7 +27,7 @@ const CACHE_PERCENT: [u32; 5] = [10, 25, 50, 75, 110];
 /// Windows that the sweep looks at, in steps.
 const WINDOWS: [u32; 5] = [1, 2, 4, 8, 16];
 /// Policies of the cache sweep.
-const SWEPT: [Policy; 4] = [Policy::Forebay, Policy::Lobster, Policy::Nopfs, Policy::Lru];
+const SWEPT: [PolicyName; 4] = [PolicyName::Forebay, PolicyName::Lobster, PolicyName::Nopfs, PolicyName::Lru];
 
 /// One row: what was simulated, and the figures of its last epoch.
 #[derive(Clone, Debug)]
@@ -88,12 +90,12 @@ pub struct Comparison {
 pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioError> {
     let mut jobs = Vec::new();
     let mut group = |label: String, scenario: Scenario| jobs.push((label, scenario));
-    for policy in Policy::ALL {
+    for policy in PolicyName::ALL {
         group(policy.name().into(), Scenario { policy, ..base.clone() });
     }
     let schedules = schedules(input, base);
     let loaders = loaders(input, base);
-    let counts = (Policy::ALL.len(), schedules.len(), loaders.len());
+    let counts = (PolicyName::ALL.len(), schedules.len(), loaders.len());
     jobs.extend(schedules);
     jobs.extend(loaders);
     let sweeps = sweeps(base);
@@ -121,7 +123,7 @@ pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioErr
 type Job = (String, Scenario);
 
 fn schedules(input: &Input, base: &Scenario) -> Vec<Job> {
-    let mut rows: Vec<Job> = Schedule::ALL
+    let mut rows: Vec<Job> = ScheduleName::ALL
         .into_iter()
         .map(|schedule| (schedule.name().into(), Scenario { schedule, ..base.clone() }))
         .collect();
@@ -153,22 +155,22 @@ fn loaders(input: &Input, base: &Scenario) -> Vec<Job> {
     let pytorch = Scenario {
         window: vec![AHEAD],
         background_fill: false,
-        ..of(Policy::Lru, Schedule::Static)
+        ..of(PolicyName::Lru, ScheduleName::Static)
     };
     let dali = Scenario {
-        schedule: Schedule::FirstCome,
+        schedule: ScheduleName::FirstCome,
         loading_threads: (DALI_THREADS * base.gpus).min(base.threads - 1),
         ..pytorch.clone()
     };
     let ours = Scenario {
         hedge_budget: input.hedge,
-        ..of(Policy::Forebay, Schedule::EarliestDeadline)
+        ..of(PolicyName::Forebay, ScheduleName::EarliestDeadline)
     };
     vec![
         ("PyTorch".into(), pytorch),
         ("DALI".into(), dali),
-        ("NoPFS".into(), of(Policy::Nopfs, Schedule::Static)),
-        ("Lobster".into(), of(Policy::Lobster, Schedule::Lobster)),
+        ("NoPFS".into(), of(PolicyName::Nopfs, ScheduleName::Static)),
+        ("Lobster".into(), of(PolicyName::Lobster, ScheduleName::Lobster)),
         ("Forebay".into(), ours),
     ]
 }
@@ -198,7 +200,7 @@ fn sweeps(base: &Scenario) -> Vec<(&'static str, Points)> {
     counts.sort_unstable();
     counts.dedup();
     let nodes = counts.into_iter().filter(|nodes| fits(base, *nodes)).map(|nodes| {
-        let rows = [Policy::Forebay, Policy::Lobster].map(|policy| {
+        let rows = [PolicyName::Forebay, PolicyName::Lobster].map(|policy| {
             (
                 policy.name().to_owned(),
                 Scenario {

@@ -2,7 +2,9 @@
 
 use std::{fs, path::Path};
 
-use forebay_sim::{Dataset, Latency, Link, Order, Policy, Preprocessing, Scenario, ScenarioError, Schedule, Sizes, Source};
+use forebay_policy::residency::PolicyName;
+use forebay_policy::schedule::ScheduleName;
+use forebay_sim::{Dataset, Latency, Link, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source};
 
 use super::{
     keys::Keys,
@@ -96,11 +98,11 @@ impl Reader<'_> {
             seed: keys.count("job.seed", 0..=i64::MAX as u64)?.unwrap_or(0),
             order: self.order()?,
             preprocessing: self.preprocessing(threads)?,
-            policy: Policy::Forebay,
+            policy: PolicyName::Forebay,
             horizon: keys.count("loader.horizon", 1..=16)?.unwrap_or(2) as u32,
             window: vec![self.or("loader.window", keys.count("loader.window", 1..=1024)?, 4) as u32],
             prepared: keys.count("loader.prepared", 1..=1024)?.unwrap_or(2) as u32,
-            schedule: Schedule::EarliestDeadline,
+            schedule: ScheduleName::EarliestDeadline,
             hedge_budget: 0.0,
             background_fill: true,
         };

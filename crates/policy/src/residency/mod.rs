@@ -24,6 +24,7 @@
 
 pub mod belady;
 mod cache;
+pub mod choice;
 mod copies;
 pub mod fill_first;
 pub mod forebay;
@@ -41,6 +42,7 @@ mod window;
 
 pub use belady::Belady;
 pub use cache::{Cache, Candidate, Grade, Preference};
+pub use choice::{PolicyInput, PolicyName};
 pub use fill_first::FillFirst;
 pub use forebay::Forebay;
 pub use lobster::Lobster;

@@ -13,6 +13,7 @@
 
 mod queues;
 
+pub mod choice;
 pub mod concurrency;
 pub mod deadline;
 pub mod first_come;
@@ -20,6 +21,7 @@ pub mod fixed;
 pub mod hedge;
 pub mod lobster;
 
+pub use choice::ScheduleName;
 pub use concurrency::Concurrency;
 pub use deadline::EarliestDeadline;
 pub use first_come::FirstCome;

@@ -3,7 +3,9 @@
 use std::ops::ControlFlow;
 
 use forebay_policy::bounds::{lru_share, source_bytes};
-use forebay_sim::{Latency, Outcome, Policy, Scenario, Schedule, Sizes, simulate};
+use forebay_policy::residency::PolicyName;
+use forebay_policy::schedule::ScheduleName;
+use forebay_sim::{Latency, Outcome, Scenario, Sizes, simulate};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -14,7 +16,7 @@ fn run(scenario: &Scenario) -> Outcome {
 }
 
 /// One node of four GPUs whose memory holds `share` of 20,000 samples in 500 steps, and a source at `rho` of the demand.
-fn one_node(policy: Policy, share: f64, rho: f64) -> Scenario {
+fn one_node(policy: PolicyName, share: f64, rho: f64) -> Scenario {
     let mut one = scenario();
     one.nodes = 1;
     one.gpus = 4;
@@ -29,7 +31,7 @@ fn one_node(policy: Policy, share: f64, rho: f64) -> Scenario {
 #[test]
 fn lru_finds_what_its_closed_form_says() {
     for share in [0.3, 0.6, 0.9] {
-        let figures = &run(&one_node(Policy::Lru, share, 2.0)).epochs[3];
+        let figures = &run(&one_node(PolicyName::Lru, share, 2.0)).epochs[3];
         let found = figures.samples_by_origin[0] as f64 / 20_000.0;
         assert!((found - lru_share(share)).abs() < 0.01, "{found} at {share}");
     }
@@ -38,7 +40,7 @@ fn lru_finds_what_its_closed_form_says() {
 #[test]
 fn a_policy_that_reads_no_more_than_it_must_takes_no_longer_than_it_must() {
     for rho in [0.25, 0.5, 1.0, 2.0] {
-        let figures = &run(&one_node(Policy::Forebay, 0.3, rho)).epochs[3];
+        let figures = &run(&one_node(PolicyName::Forebay, 0.3, rho)).epochs[3];
         assert!(figures.source_bytes as f64 <= 20e6 * 0.7 + 0.01 * 20e6, "{figures:?}");
         assert!(figures.seconds <= 1.03 * figures.ideal_seconds, "{figures:?}");
     }
@@ -46,14 +48,14 @@ fn a_policy_that_reads_no_more_than_it_must_takes_no_longer_than_it_must() {
 
 #[test]
 fn prefetch_without_a_window_reads_again_what_it_gave_up_where_the_source_is_fast() {
-    let read = |rho| run(&one_node(Policy::LobsterAsWritten, 0.3, rho)).epochs[3].source_bytes as f64 / 20e6;
+    let read = |rho| run(&one_node(PolicyName::LobsterAsWritten, 0.3, rho)).epochs[3].source_bytes as f64 / 20e6;
     assert!(read(0.25) < 0.72, "{}", read(0.25));
     assert!(read(4.0) > 0.9, "{}", read(4.0));
 }
 
 #[test]
 fn a_second_read_hides_the_tail_at_the_price_of_its_budget() {
-    let mut tail = one_node(Policy::Forebay, 0.3, 2.0);
+    let mut tail = one_node(PolicyName::Forebay, 0.3, 2.0);
     tail.source.latency = Latency {
         median_s: 0.02,
         sigma: 1.0,
@@ -71,7 +73,7 @@ fn a_second_read_hides_the_tail_at_the_price_of_its_budget() {
 
 #[test]
 fn background_fill_reads_ahead_of_the_window() {
-    let mut cold = one_node(Policy::Forebay, 1.2, 1.5);
+    let mut cold = one_node(PolicyName::Forebay, 1.2, 1.5);
     cold.source.latency = Latency {
         median_s: 0.05,
         sigma: 1.0,
@@ -90,8 +92,8 @@ proptest! {
     /// the same seed gives the same outcome.
     #[test]
     fn limits_hold_for_every_policy_and_schedule(
-        policy in select(Policy::ALL.to_vec()),
-        schedule in select(Schedule::ALL.to_vec()),
+        policy in select(PolicyName::ALL.to_vec()),
+        schedule in select(ScheduleName::ALL.to_vec()),
         shape in (1_u16..5, 1_u32..4, 1_u32..6),
         share in 0.2..1.3_f64,
         rho in 0.2..3.0_f64,
@@ -133,7 +135,7 @@ proptest! {
         if any.cache_bytes > 4 * step_bytes {
             // What was let in before its size was known may still be there in the second epoch; and what is read beyond a window counts in the epoch
             // that uses it, which may be the one after the next.
-            let reads_beyond = any.background_fill || any.policy == Policy::LobsterAsWritten;
+            let reads_beyond = any.background_fill || any.policy == PolicyName::LobsterAsWritten;
             let first = if reads_beyond { 3 } else { 2 };
             for figures in &outcome.epochs[first..] {
                 prop_assert!(figures.held_bytes_max <= any.cache_bytes, "{:?}", figures);

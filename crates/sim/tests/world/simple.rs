@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 
 use forebay_policy::ids::{EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order::Epoch;
+use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Residency};
+use forebay_policy::schedule::ScheduleName;
 use forebay_policy::schedule::{Request, Scheduler, StepLoad};
-use forebay_sim::{Dataset, Latency, Link, Order, Outcome, Policy, Preprocessing, Scenario, Schedule, Sizes, Source, simulate_with};
+use forebay_sim::{Dataset, Latency, Link, Order, Outcome, Preprocessing, Scenario, Sizes, Source, simulate_with};
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
 /// Keeps nothing: every use is a read of the source.
@@ -188,11 +190,11 @@ pub(crate) fn scenario() -> Scenario {
             saturates_at: 64,
             decline: 0.0,
         },
-        policy: Policy::None,
+        policy: PolicyName::None,
         horizon: 2,
         window: vec![4],
         prepared: 2,
-        schedule: Schedule::FirstCome,
+        schedule: ScheduleName::FirstCome,
         hedge_budget: 0.0,
         background_fill: false,
     }

@@ -27,7 +27,6 @@ use crate::{
         memory::Gauge,
     },
     tiering::{
-        config::Policy,
         limits::{LOOK_MAX, NO_VICTIMS_PAUSE, REPLACED_COPIES, REPLACED_PART},
         ram,
         reader::open_copies,
@@ -215,7 +214,9 @@ impl Clerk {
     /// With `lru`, removes copies that were not used for long so that a file of `size` bytes fits into some tier, the top one if it can be;
     /// tells whether there is a point in offering it again.
     fn make_room(&mut self, size: u64) -> bool {
-        let Policy::Lru(idle_s) = self.config.policy else { return false };
+        let Some(idle_s) = self.config.policy.evicts_after_s() else {
+            return false;
+        };
         if !self.may_make_room() {
             return false;
         }
@@ -246,7 +247,7 @@ impl Clerk {
     }
 
     fn may_make_room(&self) -> bool {
-        matches!(self.config.policy, Policy::Lru(_)) && self.eviction.no_victims_until.is_none_or(|until| Instant::now() >= until)
+        self.config.policy.evicts_after_s().is_some() && self.eviction.no_victims_until.is_none_or(|until| Instant::now() >= until)
     }
 
     /// The size of the largest file for which room could be made.

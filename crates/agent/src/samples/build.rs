@@ -1,0 +1,161 @@
+//! Builds the order, the policy and the scheduler that a loader's settings name.
+
+use forebay_policy::{
+    ids::Cluster,
+    order::{Deal, Order, Permutation},
+    residency::{PolicyInput, Residency, future::EPOCHS_AHEAD},
+    schedule::{NodeModel, ScheduleName, Scheduler, lobster::TAU},
+};
+
+use super::{
+    machine::Speeds,
+    protocol::{Alike, OrderName},
+};
+
+/// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples are
+/// used alike, except for those that an epoch leaves out or repeats.
+const TRAINING_EPOCHS: u32 = 8;
+
+/// Returns the order in which all ranks use samples. For a policy that does not look ahead only its number of steps
+/// matters, so nothing is permuted.
+///
+/// # Errors
+/// Message for a person, if ranks and batches leave no step.
+pub(super) fn order(alike: &Alike) -> Result<Order, String> {
+    let deal = Deal::new(alike.samples, alike.world, alike.batch)
+        .and_then(|deal| deal.sampler_drop_last(alike.sampler_drop_last))
+        .and_then(|deal| deal.loader_drop_last(alike.drop_last))
+        .map_err(|error| error.to_string())?;
+    Ok(Order {
+        permutation: match alike.order {
+            OrderName::Torch if alike.policy.looks_ahead() => Permutation::Torch,
+            OrderName::Counter if alike.policy.looks_ahead() => Permutation::Counter,
+            OrderName::Torch | OrderName::Counter | OrderName::Sequential | OrderName::Unknown => Permutation::Sequential,
+        },
+        seed: alike.seed,
+        deal,
+    })
+}
+
+/// Builds the policy, for a cluster that is this node.
+///
+/// # Errors
+/// Message for a person, if the policy needs to look ahead and can't.
+pub(super) fn residency(alike: &Alike, order: &Order, cluster: Cluster) -> Result<Box<dyn Residency>, String> {
+    if alike.policy.looks_ahead() {
+        can_look_ahead(alike, cluster)?;
+    }
+    Ok(alike.policy.build(PolicyInput {
+        cluster,
+        samples: alike.extents,
+        window: alike.window,
+        order,
+        training_epochs: TRAINING_EPOCHS,
+        epochs_ahead: EPOCHS_AHEAD,
+    }))
+}
+
+/// Builds the scheduler of `ranks`.
+pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
+    // Each rank has a thread of its own.
+    let is_static = alike.schedule == ScheduleName::Static;
+    let threads = if is_static { alike.reads_max.max(ranks) } else { alike.reads_max };
+    alike.schedule.build(threads, ranks, || node(alike, ranks))
+}
+
+/// Returns the node as Lobster's thread assignment sees it, before anything was measured. Decoding threads belong to the
+/// ranks, and fewer of them would gain nothing: the assignment sees them as one thread that is as fast as all of them.
+fn node(alike: &Alike, ranks: u32) -> NodeModel {
+    let (load, preprocessing) = Speeds::default().models(0.0);
+    NodeModel {
+        threads: alike.reads_max.max(ranks) + 1,
+        ranks,
+        load,
+        preprocessing,
+        tau: TAU,
+    }
+}
+
+/// Returns true if samples are read beyond the window: as background fill, or because the policy has no window.
+pub(super) fn reads_beyond(alike: &Alike) -> bool {
+    alike.background_fill || alike.policy.is_unbounded()
+}
+
+fn can_look_ahead(alike: &Alike, cluster: Cluster) -> Result<(), String> {
+    let Alike {
+        world, samples, extents, ..
+    } = *alike;
+    let why = if alike.order == OrderName::Unknown {
+        "nobody knows the order of later epochs: give the loader a seed, and neither a sampler nor a shuffle of blocks".into()
+    } else if world != cluster.gpus {
+        format!(
+            "it has to hear of all ranks, of which this node has {} and others {}",
+            cluster.gpus,
+            world.saturating_sub(cluster.gpus)
+        )
+    } else if samples != extents {
+        format!("{samples} samples lie in {extents} extents: each has to have its own")
+    } else {
+        return Ok(());
+    };
+    Err(format!("the policy looks ahead, and {why}; or take the policy forebay"))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_policy::residency::PolicyName;
+
+    use super::super::agreement::tests::alike;
+    use super::*;
+
+    fn cluster(gpus: u32) -> Cluster {
+        Cluster {
+            nodes: 1,
+            gpus,
+            cache_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn each_policy_and_schedule_has_one_name_everywhere() {
+        for policy in PolicyName::ALL {
+            let alike = Alike { policy, ..alike() };
+            let order = order(&alike).expect("valid settings");
+            let built = residency(&alike, &order, cluster(alike.world)).expect("valid settings");
+            assert_eq!(built.name(), policy.name());
+            assert_eq!(serde_json::to_value(policy).expect("serialises"), policy.name());
+            assert_eq!(order.permutation == Permutation::Torch, policy.looks_ahead(), "{}", policy.name());
+        }
+        for schedule in ScheduleName::ALL {
+            let alike = Alike { schedule, ..alike() };
+            let scheduler = scheduler(&alike, 3);
+            assert_eq!((scheduler.name(), scheduler.loading_threads()), (schedule.name(), alike.reads_max));
+            assert_eq!(serde_json::to_value(schedule).expect("serialises"), schedule.name());
+        }
+    }
+
+    #[test]
+    fn a_policy_that_looks_ahead_is_refused_where_there_is_nothing_to_see() {
+        let belady = Alike {
+            policy: PolicyName::Belady,
+            ..alike()
+        };
+        let unknown = Alike {
+            order: OrderName::Unknown,
+            ..belady.clone()
+        };
+        let shared = Alike {
+            extents: 10,
+            ..belady.clone()
+        };
+        for (alike, ranks, why) in [
+            (&unknown, 4, "give the loader a seed"),
+            (&belady, 3, "this node has 3 and others 1"),
+            (&shared, 4, "100 samples lie in 10 extents"),
+        ] {
+            let order = order(alike).expect("it can be");
+            let told = residency(alike, &order, cluster(ranks)).err().expect("it can't be");
+            assert!(told.contains(why), "{told}");
+        }
+    }
+}
