@@ -1,4 +1,4 @@
-"""What is the most, or the least, that a tier which holds a part of the data allows. Plain functions."""
+"""Bounds of a tier that holds a part of the data: the most or the least that it allows. Plain functions."""
 
 from __future__ import annotations
 

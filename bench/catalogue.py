@@ -54,7 +54,7 @@ def fill(world: World, tier: Tier) -> None:
 
 
 def mounted_on(mount: Path) -> tuple[str, str]:
-    """What is mounted there, and its type, as the agent tells mounts apart."""
+    """Returns device and type of the file system mounted there, as the agent tells mounts apart."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         front, _, back = line.partition(" - ")
         if front.split(" ")[4] == str(mount):
@@ -100,7 +100,7 @@ def command(world: World, tier: Tier) -> list[str]:
 
 
 def starts(world: World, warm: Tier, empty: Tier, scenario: str, report: Report) -> None:
-    """How much later a program's first line comes, from cold caches, than with nothing to adopt."""
+    """Measures the delay of a program's first line, from cold caches, over a run with nothing to recover."""
 
     def started(tier: Tier) -> float:
         world.drop_caches()

@@ -39,7 +39,7 @@ NEEDED = ("torch", "torchvision", "safetensors", "h5py", "mpi4py")
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Numbers of forks, ranks and seconds to measure."""
 
     # Of each job, and rounds of ways.
     forks: int
@@ -180,7 +180,7 @@ def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -
 def forks(
     world: World, report: Report, scenario: str, here: Node, source: Ranks, clones: Ranks, count: int, *, further: bool = True
 ) -> list[Forked]:
-    """As many as are measured, and those that were dropped; `further` as for `fork`."""
+    """Returns the forks to be measured, and those that were dropped; `further` as for `fork`."""
 
     def one() -> Forked:
         found = fork(here, source, clones, count, further=further)

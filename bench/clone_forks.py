@@ -143,7 +143,7 @@ def forked_at(run: Told) -> int:
 
 
 def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: Became | None) -> Forked:
-    """What the ranks of the source said of a fork, each of which was forked at its step number `at`."""
+    """Collects the source ranks' reports on a fork, each of which was forked at its step number `at`."""
     forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
     plain = [statistics.median(step["seconds"] for step in run["steps"][number + 3 :]) for run, number in zip(runs, at, strict=True)]
     two = [sum(step["seconds"] for step in run["steps"][number : number + 2]) for run, number in zip(runs, at, strict=True)]
@@ -161,7 +161,7 @@ def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: Became
 
 
 def results(runs: Sequence[Told], at: Sequence[int], became: Sequence[Told], later: Sequence[Told], memcpy_s: float) -> Became:
-    """What the ranks of the clone, or of the clones, came to beside the source's."""
+    """Collects the results of the clone's ranks, or of all clones, beside the source's."""
     forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
     ready = max(one["ready"] for one in became)
     # What clones of one rank each are compared with is the source's only rank.
@@ -190,7 +190,7 @@ def differing(one: dict[str, str], other: dict[str, str]) -> int:
 
 
 def losses_apart(run: Told, at: int, clone: Told) -> int:
-    """Of the steps after the fork, those whose losses are not the same, to the last bit."""
+    """Returns the steps after the fork whose losses differ in any bit."""
     mine = [step["loss"] for step in run["steps"][at + 1 :]]
     others = [step["loss"] for step in clone["steps"]]
     return sum(one != other for one, other in zip(mine, others, strict=True))

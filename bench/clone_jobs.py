@@ -73,7 +73,7 @@ class Node:
                 running.stdin.close()
 
     def agent_cpu_s(self) -> float:
-        """What the fork agent has taken so far; 0 if there is none."""
+        """CPU seconds of the fork agent so far; 0 if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             try:
                 connection.connect(str(self.root / "run/forks/fork.sock"))
@@ -124,15 +124,15 @@ class Lines:
             self._lines[rank].sendall(json.dumps(told).encode() + b"\n")
 
     def hear(self) -> list[Told]:
-        """What each says next, in the order of ranks."""
+        """Returns the next line of each rank, in the order of ranks."""
         return [self.hear_from(rank) for rank in sorted(self._lines)]
 
     def hear_first(self) -> Told:
-        """What the first of them says next."""
+        """Returns the next line of the first rank that speaks."""
         return self.hear_from(min(self._lines))
 
     def hear_from(self, rank: int) -> Told:
-        """What one says next.
+        """Returns the next line of one rank.
 
         Raises:
             ProgramError: it says nothing any more; with what all said last on standard error.

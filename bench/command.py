@@ -1,4 +1,4 @@
-"""What the commands of all benchmarks have in common.
+"""Shared parts of all benchmark commands.
 
 Which scenarios to measure, one after the other, and what is left behind.
 

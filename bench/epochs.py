@@ -86,7 +86,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the source saw of a run's later epochs."""
+    """Traffic at the source in a run's later epochs."""
 
     epochs: int
     files: int
@@ -97,7 +97,7 @@ class Seen:
 
     @property
     def excess(self) -> int:
-        """What was asked of files beyond what dropped hand-overs explain.
+        """Returns the operations on files that dropped handoffs do not explain.
 
         More drops than are allowed explain nothing.
         """
@@ -112,11 +112,11 @@ def of_files(operations: Mapping[str, int]) -> int:
 
 
 def moved(epoch: Epoch) -> Traffic:
-    """What a watched epoch moved."""
+    """Returns the traffic of a watched epoch."""
     assert epoch.traffic
     return epoch.traffic
 
 
 def most(seen: Iterable[Seen], operation: str) -> list[float]:
-    """How many of an operation each run cost, beside what is said of it."""
+    """Returns the count of an operation in each run."""
     return [float(one.operations[operation]) for one in seen]

@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 
 class Holds(enum.Enum):
-    """Whether a bar is kept."""
+    """Verdict on a bar: kept, missed or undecided."""
 
     YES = "yes"
     NO = "no"
@@ -48,12 +48,12 @@ def median(samples: Sequence[float]) -> Median:
 
 
 def under(found: Median, bar: float) -> Holds:
-    """Whether a figure is at most `bar`, as far as its interval tells."""
+    """Returns the verdict on "at most `bar`" for a figure, as far as its interval tells."""
     if found.high <= bar:
         return Holds.YES
     return Holds.NO if found.low > bar else Holds.UNDECIDED
 
 
 def count_under(samples: Sequence[float], bar: float) -> Holds:
-    """Whether each of a few counts is at most `bar`."""
+    """Returns the verdict on "at most `bar`" for each of a few counts."""
     return Holds.YES if max(samples) <= bar else Holds.NO

@@ -1,4 +1,4 @@
-"""What a loader can reach at best, and how its figures are told. Plain functions."""
+"""Bounds of a loader, and the form in which its figures are reported. Plain functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMBALANCE = 0.05
 
 
 def payload_least(all_bytes: int, cache: int) -> int:
-    """What a warm epoch has to read from the source.
+    """Returns the least bytes that a warm epoch reads from the source.
 
     Each sample is read once, and what is not read lay in the cache when it began.
     """

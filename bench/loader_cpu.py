@@ -1,4 +1,4 @@
-"""What an image costs of the processor, from a file in memory to a batch: random-resized crop to 224, flip, bytes."""
+"""CPU time of an image, from a file in memory to a batch: random-resized crop to 224, flip, bytes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def busy(world: World) -> float:
 
 
 def run(world: World, schedule: str, *, fill: bool) -> list[list[list[float]]]:
-    """Of each epoch and rank how long it waited in each step that counts.
+    """Returns, by epoch and rank, the wait in each step that counts.
 
     Where nothing is kept, the first epoch is as the others.
     """

@@ -57,7 +57,7 @@ def small(how: str, world: World, report: Report) -> None:
 
 
 def write(path: Path, rows: int) -> None:
-    """So many rows of chance."""
+    """Writes a file of random rows."""
     with path.open("wb") as file:
         for _ in range(-(-rows // BATCH)):
             file.write(os.urandom(BATCH * ROW_BYTES))

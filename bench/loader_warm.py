@@ -83,7 +83,7 @@ def rows(
     bytes_of_all: float,
     step_ms: float,
 ) -> None:
-    """What one cache gives."""
+    """Adds the rows of one cache."""
     scenario = f"{name}: {name_of(share)}"
     # On links a byte counts with its headers: cache and window are grown alike.
     counted = bytes_of_all / world.bytes

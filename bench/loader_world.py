@@ -1,4 +1,4 @@
-"""What the loader's scenarios run in.
+"""Data, source and cache for the loader's scenarios.
 
 Photographs on a local disk, sources that are slow each in its own way, and nodes with an agent.
 """
@@ -47,7 +47,7 @@ WINDOW = 13
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Numbers of files, epochs and rounds to measure."""
 
     # Photographs on the sources, and samples of a batch of all ranks.
     files: int
@@ -103,7 +103,7 @@ class InMemory(Watched):
         return Traffic(0, ())
 
     def drop_caches(self) -> None:
-        """What is in memory stays there."""
+        """Leaves memory as it is: data is to stay there."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ class Node:
             return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
 
     def agent_cpu_s(self) -> float:
-        """What the agent has taken so far; 0 where there is none."""
+        """CPU seconds of the agent so far; 0 if there is none."""
         pid = self.agent()
         # The number of the clock that counts a process's CPU: linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with
         # CPUCLOCK_SCHED.
         return 0.0 if pid is None else time.clock_gettime(~pid << 3 | 2)
 
     def agent_mib(self) -> float:
-        """What it is resident with: shared memory counts by half where a rank has mapped it, too."""
+        """Resident memory of the agent: shared memory counts by half where a rank has mapped it, too."""
         pid = self.agent()
         return 0.0 if pid is None else resident_mib(pid)
 
@@ -172,12 +172,12 @@ class World:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Of these, in bytes."""
+        """Sizes of the files, in bytes."""
         return [path.stat().st_size for path in self.files.rglob("*.jpg")]
 
     @property
     def bytes(self) -> int:
-        """Of all of them: S."""
+        """Size of all files together: S."""
         return sum(self.sizes)
 
     @property
@@ -253,7 +253,7 @@ def start(
 
 
 def lines(words: Sequence[str], variables: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """What a program says from its start to its end.
+    """Collects a program's lines from its start to its end.
 
     Raises:
         ProgramError: it fails; with what it wrote on standard error.

@@ -1,4 +1,4 @@
-"""What the library costs a program.
+"""Costs of the preload library to a program.
 
 An open or a stat that a copy answers, one that is none of our business, and a process's start.
 """
@@ -76,7 +76,7 @@ def starts(world: World, tier: Tier, start: Path, cached: Path, report: Report) 
 
 
 def instructions(words: Sequence[str], tier: Tier | None) -> int:
-    """What callgrind counts."""
+    """Returns the instructions that callgrind counts."""
     ended = subprocess.run(words, env=environment(tier), capture_output=True, text=True, timeout=120, check=False)
     collected = re.search(r"Collected\s*:\s*(\d+)", ended.stderr)
     if ended.returncode != 0 or not collected:

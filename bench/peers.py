@@ -1,4 +1,4 @@
-"""What people do without Forebay: copy everything first, or mount it through a cache."""
+"""Alternatives to Forebay that people use: copy everything first, or mount the data through a cache."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _bytes(sim: Simulator, scenario: dict[str, dict[str, Any]]) -> dict[str, flo
 
 
 def fits(sigma: float, window: int, reads: float) -> bool:
-    """Whether an iteration's slowest of so many reads is within the window in 98 of 100 iterations, one read in a hundred being hedged.
+    """Returns True if an iteration's slowest read is within the window in 98 % of iterations, 1 % being hedged.
 
     A read is late when it takes longer than the window, and so does a second one made after the first has taken as long
     as 99 % do.
@@ -160,7 +160,7 @@ def _limits(sim: Simulator, report: Report) -> None:
 
 
 def _waste(sim: Simulator, report: Report) -> None:
-    """What other policies read from the source over the bound, and how long they take over the ideal."""
+    """Adds the rows of other policies: their source bytes over the bound, and their time over the ideal."""
     base = job(1, 8, 16, 60_000, PAPER_SHARE)
     for policy in ("forebay", *OTHERS):
         runs = [

@@ -68,7 +68,7 @@ def commit() -> str:
 
 @dataclass
 class Report:
-    """What this invocation has found, and what earlier ones have found of the same commit.
+    """Findings of this invocation, and of earlier ones at the same commit.
 
     `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured
     at a higher load than `load_max` says so, and keeps no bar: it is undecided at best. `load_max_of` has other limits
@@ -224,7 +224,7 @@ def proven(parser: argparse.ArgumentParser, path: Path, target: str) -> list[dic
 
 
 def scenario_of(row: Row) -> str:
-    """What the scenario is called on the command line."""
+    """Returns the scenario's name on the command line."""
     return row.scenario.split(":")[0]
 
 

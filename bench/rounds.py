@@ -57,7 +57,7 @@ class Rounds:
             raise ProgramError(f"not all epochs of {self.kind.name} read the same bytes")
 
     def calibrate(self) -> None:
-        """How many epochs make a sample long enough.
+        """Measures the number of epochs that make a sample long enough.
 
         Three epochs without us, on the source and on a plain local copy.
         """
@@ -81,7 +81,7 @@ class Rounds:
             self.second_run(tier, freshness, links)
 
     def more_first_epochs(self) -> None:
-        """Of a paced program: from one to the next they differ by more than the bar."""
+        """Measures more first epochs of a paced program: they differ between processes by more than the bar."""
         for number in range(self.world.size.pairs * (self.world.size.times_pairs - 1)):
             print(f"{self.kind.name}: one more first epoch, {number + 1}", flush=True)
             with self.world.tier() as tier, self.start(tier, FRESHNESS[number % 2]) as running:

@@ -41,7 +41,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a program said of an epoch, and what the source saw of it."""
+    """A program's report on an epoch, and the source's traffic in it."""
 
     seconds: float
     cpu_s: float
@@ -88,7 +88,7 @@ class Agent:
         self._tier = tier
 
     def status(self) -> dict[str, Any] | None:
-        """What it has done; `None` if there is none."""
+        """Counters of the agent; None if there is no agent."""
         for path in self._tier.runtime.glob("*/control.sock"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError, ValueError):
                 connection.settimeout(20)
@@ -117,7 +117,7 @@ class Agent:
         return None
 
     def memory(self) -> dict[str, float]:
-        """What it takes of memory, in MiB, its part of shared memory included: VmRSS, VmHWM, RssAnon and more.
+        """Memory of a process in MiB, its part of shared memory included: VmRSS, VmHWM, RssAnon and more.
 
         Raises:
             ProgramError: there is no agent.
@@ -193,7 +193,7 @@ class Session:
         return self._line()
 
     def agent_cpu_ms(self) -> float:
-        """What the agent has taken so far; 0 where there is none."""
+        """CPU milliseconds of the agent so far; 0 if there is none."""
         status = self.agent.status() if self.agent else None
         return float(status["cpu_ms"]) if status else 0.0
 

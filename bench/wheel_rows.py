@@ -38,7 +38,7 @@ SETTLED_AFTER_S = 3.0
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """Numbers of runs and samples to measure."""
 
     pairs: int
     # Measurements of which the least is a figure: whatever else the machine does only adds to a cost.

@@ -86,7 +86,7 @@ def first(kind: Kind, found: Found, report: Report) -> None:
 
 
 def later(scenario: str, by_freshness: dict[str, list[Seen]], report: Report) -> None:
-    """What the source saw of later epochs."""
+    """Adds the rows of the source's traffic in later epochs."""
     for how, seen in by_freshness.items():
         if not seen:
             continue

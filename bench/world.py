@@ -1,4 +1,4 @@
-"""What all scenarios run in.
+"""Data, source and tiers for all scenarios.
 
 A slow file system with the data, the same data on a plain local directory, and room for tiers.
 """
@@ -31,7 +31,7 @@ REMOVED_AT_ONCE_MAX = 1_000
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Numbers of files, shards, pairs and runs to measure."""
 
     files: int
     shards: int
@@ -52,7 +52,7 @@ QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60,
 
 @dataclass(frozen=True)
 class Traffic:
-    """What went over the brick links, and what the bricks were asked."""
+    """Traffic on the brick links, and operations at the bricks."""
 
     bytes: int
     bricks: tuple[dict[str, int], ...]
@@ -71,14 +71,14 @@ class Traffic:
 
     @property
     def operations(self) -> Counter[str]:
-        """How many of each operation all bricks saw together."""
+        """Counts of each operation, over all bricks."""
         total: Counter[str] = Counter()
         for brick in self.bricks:
             total.update(brick)
         return total
 
     def most(self, operation: str) -> int:
-        """How many of this operation the busiest brick saw."""
+        """Returns the count of this operation at the busiest brick."""
         return max(brick.get(operation, 0) for brick in self.bricks)
 
 
@@ -241,7 +241,7 @@ def install(directory: Path, target: Path | None) -> Path:
 
 
 def built(target: Path | None) -> dict[str, Path]:
-    """What is measured, by name."""
+    """Paths of the command and library to measure, by name."""
     if target:
         return {"forebay": target / "release" / "forebay", "libforebay_preload.so": target / "preload" / "libforebay_preload.so"}
     # Not needed, and perhaps not installed, where a build is named.

@@ -34,7 +34,7 @@ TRAIN = Path(__file__).with_name("train_imagefolder.py")
 
 @dataclass(frozen=True)
 class Counts:
-    """What the source's server side was asked for."""
+    """Requests that reached the source's server side."""
 
     bytes_read: int
     operations: int
@@ -157,7 +157,7 @@ def can_drop_caches() -> bool:
 
 
 def explain(source: Source, cold: bool) -> None:
-    """What is about to be measured, and what that is worth."""
+    """Says which measurement follows, and what it is worth."""
     files = sum(len(names) for _, _, names in os.walk(source.path))
     if source.count:
         print(f"{files:,} files on {source.path}; a name or an open takes {META_US / 1000:g} ms, a read {READ_US / 1000:g} ms")

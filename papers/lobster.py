@@ -107,7 +107,7 @@ def measured(sim: Simulator, panel: str, model: str, loader: Mapping[str, Any]) 
 
 
 def mean(ratios: Iterable[float]) -> float:
-    """Of ratios."""
+    """Returns the geometric mean of ratios."""
     return statistics.geometric_mean(list(ratios))
 
 
@@ -183,7 +183,7 @@ def ablation(sim: Simulator, report: Report) -> None:
 
 
 def apart(sim: Simulator, report: Report) -> None:
-    """What of Forebay's lead over Lobster comes from its measured threads, from hedging, from its schedule, and from its residency."""
+    """Splits Forebay's lead over Lobster into that of its measured threads, hedging, schedule and residency."""
     forebay, lobster = LOADERS["Forebay"], LOADERS["Lobster"]
     plain = {**forebay, "hedge": 0.0, "measured": False}
     variants = {

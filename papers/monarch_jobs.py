@@ -46,7 +46,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Name on the command line."""
         return f"{self.framework}-{self.model}"
 
     def words(self, root: Path) -> list[str]:
@@ -56,11 +56,11 @@ class Job:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Of its files, in bytes."""
+        """Sizes of its files, in bytes."""
         return [Path(path).stat().st_size for path in listed(str(self.local), self.first)]
 
     def quota(self, arm: str) -> int:
-        """What the tier or cache of an arm may hold, in bytes."""
+        """Returns the size of an arm's tier or cache, in bytes."""
         return int(QUOTAS[arm] * sum(self.sizes))
 
 
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def traffic(self) -> Traffic:
-        """What the source saw of all that."""
+        """Traffic at the source in all epochs, and in the copying before them."""
         return functools.reduce(operator.add, filter(None, [self.before, *map(moved, self.epochs)]))
 
     @property
@@ -101,12 +101,12 @@ class Run:
 
 
 def seconds(epochs: Sequence[Epoch]) -> float:
-    """Of one epoch, on average."""
+    """Returns the mean seconds of an epoch."""
     return sum(epoch.seconds for epoch in epochs) / len(epochs)
 
 
 def arms(model: str, number: int, *, quick: bool) -> list[str]:
-    """What a round measures, in this order: who comes first alternates."""
+    """Returns the ways that a round measures, in order: the first one alternates."""
     chosen = [AS_IT_IS, PART, RSYNC]
     if number == 0:
         chosen += [FITS] if model == "lenet" or not quick else []
@@ -167,7 +167,7 @@ class Ways:
         return self.world.place / f"rsynced-{self.job.name}"
 
     def _copying(self) -> tuple[float, Traffic]:
-        """What rsync takes; what it has copied once serves all rounds."""
+        """Returns rsync's seconds and traffic; one copy serves all rounds."""
         if self._copied is None:
             local = self.job.local
             names = [str(Path(path).relative_to(local)) for path in listed(str(local), self.job.first)] if self.job.first else None

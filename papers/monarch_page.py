@@ -46,12 +46,12 @@ class Figures:
         return self._rows.get((f"{framework}-{model}: {part}", metric))
 
     def value(self, framework: str, model: str, part: str, metric: str) -> float | None:
-        """Of a row."""
+        """Returns the value of a row; None if it was not measured."""
         row = self.row(framework, model, part, metric)
         return None if row is None else row["value"]
 
     def samples(self, framework: str, model: str, part: str, metric: str) -> list[float]:
-        """Of a row; none if it was not measured."""
+        """Returns the samples of a row; empty if it was not measured."""
         row = self.row(framework, model, part, metric)
         return [] if row is None else row["samples"]
 
@@ -106,7 +106,7 @@ def less(figures: Figures, framework: str, line: Line) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """How much more or less than one."""
+    """Returns a ratio's difference from one, in per cent."""
     if ratio is None:
         return NOT_MEASURED
     change = round((ratio - 1) * 100)
@@ -131,7 +131,7 @@ def variation(figures: Figures, framework: str, model: str) -> str:
 
 
 def accuracy(figures: Figures, framework: str) -> str:
-    """Of all models together."""
+    """Returns the number of epochs whose weights differ, over all models."""
     found = [figures.value(framework, model, ACCURACY, DIFFERING) for model in MODELS]
     if None in found:
         return NOT_MEASURED
@@ -188,7 +188,7 @@ def throughputs(figures: Figures) -> Figure:
 
 
 def sources(figures: Figures) -> Figure:
-    """What the source was asked in three epochs, over what the program as it is asked."""
+    """Draws the source's operations in three epochs, over those of the program as it is."""
     figure, panels = sheet(1, len(FRAMEWORKS), 3.2)
     kinds = [(model, metric) for model in ("lenet", "alexnet") for metric in (READS, OPENS)]
     for panel, (framework, name) in zip(panels[0], FRAMEWORKS.items(), strict=True):
@@ -218,7 +218,7 @@ def sheet(rows: int, columns: int, height: float) -> tuple[Figure, Sequence[Sequ
 
 
 def named(figure: Figure, panels: Sequence[Sequence[Axes]]) -> None:
-    """What the colours stand for, below all panels."""
+    """Adds the legend below all panels."""
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 

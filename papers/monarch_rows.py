@@ -1,4 +1,4 @@
-"""What the runs of a training job tell: times, the source's load, processor and memory, accuracy.
+"""Rows of a training job: times, the source's load, processor and memory, accuracy.
 
 And the bars of these.
 """
@@ -89,7 +89,7 @@ class Rows:
         self._report.time(self._what(WHOLE, f"{RSYNC}: until the program begins", "s"), copied[:1])
 
     def _epochs(self) -> None:
-        """What an epoch takes, and why."""
+        """Adds the rows of an epoch's time, and of its causes."""
         on_copies = _mean(epoch.seconds - epoch.said["wait_s"] for run in self._of(RSYNC) for epoch in run.epochs)
         for arm in self._arms:
             epochs = list(chain.from_iterable(run.epochs for run in self._of(arm)))
@@ -110,7 +110,7 @@ class Rows:
             self._report.time(self._what(EPOCH, f"{arm}: {VARIATION}", "of the mean"), spread)
 
     def _bars(self) -> None:
-        """Of the tier that does not hold all: warm epochs, each round's within what it allows."""
+        """Adds the rows of a tier that holds a part: each round's warm epochs within its bound."""
         compared = [Compared(self._job, each[AS_IT_IS], each[PART], each[RSYNC]) for each in self._rounds]
         self._report.time(self._what(BARS, "cached of the bytes", "of S"), [each.of_bytes for each in compared])
         self._report.time(self._what(BARS, "cached of the files", "of them"), [each.of_files for each in compared])
@@ -123,7 +123,7 @@ class Rows:
         self._report.count(self._what(BARS, "copies over the quota", "bytes", 0), over)
 
     def _memory(self) -> None:
-        """Of the agent and of the program."""
+        """Adds the rows of CPU and memory of agent and program."""
         runs = [run for arm in self._arms for run in self._of(arm) if run.resident_mib]
         barred = self._job.model in REPEATED
         peak = self._what(MEMORY, "the agent, resident at most", "MiB", RESIDENT_MIB_MAX if barred else None)
@@ -185,11 +185,11 @@ class Compared:
         return Limit(plain, most, max(moved(epoch).bytes for epoch in self.mine.warm))
 
     def reads(self) -> Limit:
-        """Of the bricks, in the worse epoch."""
+        """Returns the limit on reads at the bricks, in the worse epoch."""
         return self._operations("READ", self.of_bytes)
 
     def opens(self) -> Limit:
-        """Of files at the bricks, in the worse epoch."""
+        """Returns the limit on opens at the bricks, in the worse epoch."""
         return self._operations("OPEN", self.of_files)
 
     def _operations(self, name: str, cached_share: float) -> Limit:
@@ -197,7 +197,7 @@ class Compared:
         return Limit(plain, operations_max(plain, cached_share), max(moved(epoch).operations[name] for epoch in self.mine.warm))
 
     def seconds(self) -> Limit:
-        """Of an epoch on average; the stall is what it takes longer than on a local copy."""
+        """Returns the limit on the mean seconds of an epoch; the stall is its excess over an epoch on a local copy."""
         plain = seconds(self.plain.warm)
         return Limit(plain, seconds_max(plain, seconds(self.local.warm), self.of_bytes), seconds(self.mine.warm))
 

@@ -39,7 +39,7 @@ PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "timed out", "skipped"
 
 
 class Step(NamedTuple):
-    """What is run, and for how many seconds at most.
+    """A command to run, and its time limit in seconds.
 
     With `is_pytest` one test at least must pass, and none be skipped.
     """

@@ -59,17 +59,17 @@ class Tree:
 
 
 def output(*words: str) -> str:
-    """What a command prints."""
+    """Returns a command's output."""
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def rustc() -> dict[str, str]:
-    """What the compiler says of itself: `host` and `release` among it."""
+    """Returns the compiler's own facts: `host` and `release` among them."""
     return dict(line.split(": ", 1) for line in output("rustc", "-vV").splitlines() if ": " in line)
 
 
 def trees(host: str) -> tuple[Tree, Tree]:
-    """What is linked into the parts, and that with what only ran while they were built."""
+    """Returns the packages linked into the parts, and those together with the ones that only ran during the build."""
     linked, built = Tree(), Tree()
     for tree, edges in ((linked, "normal,no-proc-macro"), (built, "normal,build")):
         for part in PARTS:
@@ -79,7 +79,7 @@ def trees(host: str) -> tuple[Tree, Tree]:
 
 
 def packages(host: str) -> dict[Crate, dict[str, Any]]:
-    """What the manifests say."""
+    """Returns the packages of the manifests, by name and version."""
     told = json.loads(output("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host))
     return {(package["name"], package["version"]): package for package in told["packages"]}
 
@@ -111,7 +111,7 @@ def component(crate: Crate, package: dict[str, Any], checksum: str | None, is_li
 
 
 def standard_library(release: str) -> Component:
-    """What the compiler itself links into each part."""
+    """Returns the standard library, which the compiler itself links into each part."""
     return Component(
         name="rust-std",
         version=release,

@@ -84,7 +84,7 @@ def drop_caches() -> None:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether something is mounted on exactly this directory.
+    """Returns True if something is mounted on exactly this directory.
 
     Asks the kernel's table, never the file system, which may hang.
     """
@@ -201,7 +201,7 @@ class SlowFs:
         return text
 
     def stats(self) -> dict[str, int]:
-        """What the server saw: a count for each operation, `bytes_read` and `bytes_written`."""
+        """Returns the server's counts: one for each operation, `bytes_read` and `bytes_written`."""
         counts: dict[str, int] = json.loads(self.ask("stats"))
         return counts
 
@@ -256,7 +256,7 @@ class Gluster:
         return self.directory / "mnt"
 
     def stats(self) -> dict[str, Any]:
-        """What the bricks saw since they started.
+        """Returns the bricks' counts since they started.
 
         `sent_bytes` and `received_bytes` are those on the bricks' links, with all headers; `operations` counts the
         bricks' file operations by name; `bricks` holds the same for each brick.

@@ -90,7 +90,7 @@ def browser() -> Iterator[Any]:
 
 
 def look(opened: Any, file: Path, scheme: str, width: int = 1280, screenshot: Path | None = None) -> dict[str, Any]:  # noqa: ANN401  (typed only where it is installed)
-    """What is seen of a page in a light or dark browser: `complaints`, number of `plots`, `text`, `background`."""
+    """Returns facts of a page in a light or dark browser: `complaints`, number of `plots`, `text`, `background`."""
     page = opened.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.set_default_timeout(support.LONG_S * 1000)
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""What all tests share: in CI a skipped test is a failure, for CI's machine has root and FUSE."""
+"""Settings of all tests: in CI a skipped test is a failure, for CI's machine has root and FUSE."""
 
 import os
 import signal

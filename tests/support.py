@@ -1,4 +1,4 @@
-"""What tests share: the built command, places to run it in, and a worker that does what a test tells it."""
+"""Shared parts of the tests: the built command, places to run it in, and a worker that obeys a test."""
 
 import fcntl
 import itertools
@@ -277,7 +277,7 @@ class Place:
         return [path for path in self.runtime.glob("*/control.sock") if _answers(path)]
 
     def status(self) -> dict[str, Any]:
-        """What the agent has done in all its runs."""
+        """Returns the agent's counters over all its runs."""
         (agent,) = self.agents()
         return _ask(agent, {"op": "status"})
 
@@ -330,7 +330,7 @@ class Place:
         wait_until(ended, "the end of agents")
 
     def _is_held(self) -> bool:
-        """Whether an agent has anything open here.
+        """Returns True if an agent has anything open here.
 
         Its sockets are gone before it has removed its files and given back its leases.
         """
@@ -393,7 +393,7 @@ def visible_command(root: Path) -> Path:
 
 
 def as_user(uid: int | None) -> list[str]:
-    """What to put before a command so that this user runs it."""
+    """Returns the words to put before a command so that this user runs it."""
     return [] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
@@ -412,7 +412,7 @@ def _connected(agent: Path) -> Iterator[socket.socket]:
 
 
 def is_held(runtime: Path, tier: Path) -> bool:
-    """Whether an agent stands, or has not quite ended."""
+    """Returns True if an agent stands, or has not quite ended."""
     return any(map(_is_locked, [*runtime.glob("*/lock"), *tier.glob("forebay-*/lease")]))
 
 
@@ -549,6 +549,6 @@ def hold_copy(worker: Worker, path: Word, name: str) -> None:
 
 
 def is_copy(worker: Worker, path: Word) -> bool:
-    """Whether an open of this file leads to a copy: what the descriptor is called in /proc is a listed deviation."""
+    """Returns True if an open of this file leads to a copy: the descriptor's name in /proc is a listed deviation."""
     link: str = worker.do("with open(path, 'rb') as file: link = os.readlink(f'/proc/self/fd/{file.fileno()}')\nlink", path=os.fspath(path))
     return "/forebay-" in link and "/objects/" in link

@@ -1,4 +1,4 @@
-"""What the benchmarks' table is worth: intervals, verdicts, exit codes, and what is kept from one call to the next."""
+"""Verdicts of the benchmarks' table: intervals, exit codes, and the rows kept from one call to the next."""
 
 import contextlib
 import json

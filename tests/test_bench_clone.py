@@ -1,4 +1,4 @@
-"""What `make bench-clone` makes of what ranks say: measures, bars, ratios.
+"""Figures of `make bench-clone`, made of the ranks' reports: measures, bars, ratios.
 
 And that its jobs are forked, and its ways bring states over.
 """
@@ -154,7 +154,7 @@ def test_what_is_between_two_hooks_is_a_cost() -> None:
 
 
 def forked(**changed: Any) -> Forked:
-    """What keeps every bar."""
+    """Returns a fork that keeps every bar."""
     kept: dict[str, Any] = {
         "bytes": 1024 * MIB,
         "aside_bytes": 512 * MIB,

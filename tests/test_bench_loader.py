@@ -1,4 +1,4 @@
-"""What `make bench-loader` makes of its figures: bounds, bars, imbalance, noise.
+"""Figures of `make bench-loader`: bounds, bars, imbalance, noise.
 
 And that its programs give what they say.
 """

@@ -1,4 +1,4 @@
-"""What `make bench-wheels` makes of two wheels: pairs by turns, ratios, verdicts.
+"""Figures of `make bench-wheels` for two wheels: alternate pairs, ratios, verdicts.
 
 And that a wheel whose starts cost more is found out.
 """

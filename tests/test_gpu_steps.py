@@ -116,7 +116,7 @@ def test_the_steps_are_all_tests_that_need_a_gpu_each_once() -> None:
 
 
 def has(step: Step, file: str, name: str) -> bool:
-    """Whether a step runs a test, or some of its cases."""
+    """Returns True if a step runs a test, or some of its cases."""
     if file not in (word.partition("::")[0] for word in step.words):
         return False
     if any("::" in word for word in step.words):

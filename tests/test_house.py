@@ -41,7 +41,7 @@ def drawn_arrows(metadata: dict[str, Any]) -> Arrows:
 
 
 def wrong_arrows(drawn: Arrows, allowed: Arrows) -> list[str]:
-    """What the workspace draws and the table does not allow, and crates that the table does not know or that are gone."""
+    """Lists arrows of the workspace that the table does not allow, and crates missing from either of the two."""
     wrong = [f"{user} -> {used}" for user in drawn for used in drawn[user] - allowed.get(user, set())]
     wrong += [f"{name} is not in the table" for name in drawn.keys() - allowed.keys()]
     wrong += [f"{name} is in the table only" for name in allowed.keys() - drawn.keys()]

@@ -40,7 +40,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """What the Makefile does, into an empty environment."""
+    """Installs as the Makefile does, into an empty environment."""
     place = tmp_path_factory.mktemp("package")
     for arguments in (
         ["build", "--wheel", "--out-dir", str(place)],

@@ -1,4 +1,4 @@
-"""What `make papers-monarch` makes of its figures: bounds, bars, the table beside the paper's, drawings.
+"""Figures of `make papers-monarch`: bounds, bars, the table beside the paper's, drawings.
 
 And that its programs train.
 """
@@ -88,7 +88,7 @@ def epoch(seconds: float, share: float, **said: object) -> Epoch:
 
 
 def rounds(count: int = 3) -> list[dict[str, Run]]:
-    """What keeps every bar."""
+    """Returns rounds that keep every bar."""
     plain = tuple(epoch(PLAIN_S, 1.0) for _ in range(EPOCHS))
     mine = (epoch(PLAIN_S, 1.0), *(epoch(10.0, 0.4) for _ in range(EPOCHS - 1)))
     local = tuple(epoch(LOCAL_S, 0.0) for _ in range(EPOCHS))

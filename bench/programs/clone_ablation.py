@@ -165,7 +165,7 @@ def disturb(job: Job) -> None:
 
 
 def can_be_lost(component: Component, manifest: clone.Manifest) -> bool:
-    """Whether a part is set, or written in place, rather than only compared."""
+    """Returns True if a part is set, or written in place, rather than only compared."""
     return component.put is not None or sum(is_of(entry.path, component.path) for entry in manifest.entries) > 1
 
 
@@ -177,7 +177,7 @@ def inventory(job: Job, without: Path | None = None) -> clone.Inventory:
 
 
 def left_out(path: Path, taken: clone.Capture, whole: clone.Manifest, after: list[float], number: int) -> tuple[bool, bool]:
-    """Whether it is caught that a part is missing in what was taken, and whether the losses that follow would show it."""
+    """Returns two verdicts on a missing part: the digests catch it, and the losses that follow show it."""
     other = Job(1000 + number)
     inventory(other, path).load(taken)
     differing = inventory(other).manifest().differences(whole)
@@ -186,12 +186,12 @@ def left_out(path: Path, taken: clone.Capture, whole: clone.Manifest, after: lis
 
 
 def is_of(entry: str, path: Path) -> bool:
-    """Whether an entry belongs to a part."""
+    """Returns True if an entry belongs to a part."""
     return f"{entry}/".startswith(f"{'/'.join(path)}/")
 
 
 def is_asked_for(job: Job, kind: str) -> bool:
-    """Whether a kind that is not mentioned is refused by its name."""
+    """Returns True if a kind that is not mentioned is refused by its name."""
     given = job.given()
     del given[kind]
     try:

@@ -1,4 +1,4 @@
-"""What a session takes of the process that it is in.
+"""Costs of a session to the process that it is in.
 
 Without torch, which has its own threads and hooks as anybody has.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Own:
-    """What a session costs its process.
+    """Costs of a session to its process.
 
     Its calls in the training thread, and the CPU of threads that were not there before.
     """

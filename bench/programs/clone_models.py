@@ -1,4 +1,4 @@
-"""What is forked: models of the DeepClone paper's two kinds, one huge layer or many small ones, and what they are trained with."""
+"""Jobs to fork: models of the DeepClone paper's two kinds (one huge layer, many small ones), and their data."""
 
 from __future__ import annotations
 

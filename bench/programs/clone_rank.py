@@ -132,13 +132,13 @@ class Rank:
         }
 
     def _forks_at(self, step: int) -> list[dict[str, Any]]:
-        """What the session says of the state that was taken at a step; none if it was not forked there."""
+        """Returns the session's figures of each fork that was made at a step."""
         assert self.session
         forks = [fork for fork in self.session.forks if fork.step == step]
         return [{"bytes": fork.length, "aside_bytes": fork.copied + fork.aside, "stall_s": fork.stall_s} for fork in forks]
 
     def _cost(self) -> dict[str, float]:
-        """Of the session so far.
+        """Returns the session's own wall and CPU seconds so far.
 
         What is digested here is not in it: the training thread does that, outside of the session's calls.
         """
@@ -215,7 +215,7 @@ class Rank:
         self.line.say(mine=[(a + d) / 2 for a, _, _, d in found], plain=[(b + c) / 2 for _, b, c, _ in found])
 
     def digests(self) -> dict[str, str]:
-        """Of every entry of the state; the step is counted beside it."""
+        """Returns the digest of every entry of the state; the step is counted beside it."""
         described = clone.inventory(**self.job.given(), counters={})
         return {entry.path: entry.digest for entry in described.manifest().entries}
 

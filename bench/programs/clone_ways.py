@@ -56,7 +56,7 @@ class Way(Protocol):
 
 
 class Message:
-    """What leaves nothing behind."""
+    """A way that leaves nothing behind."""
 
     waits_for_word = False
 
@@ -310,7 +310,7 @@ def digests(state: State) -> list[str]:
 
 
 def wrong_digests(sent: list[str], state: State) -> int:
-    """How many tensors are not what was sent."""
+    """Returns the number of tensors that differ from those that were sent."""
     return sum(one != other for one, other in zip(sent, digests(state), strict=True))
 
 
@@ -322,7 +322,7 @@ def leave(file: Path, content: list[Any]) -> None:
 
 
 def fetch(file: Path) -> list[Any]:
-    """What was left here; waits for it.
+    """Reads the values that another process left in a file, and waits for it.
 
     Raises:
         TimeoutError: nothing is left.

@@ -24,7 +24,7 @@ def names_below(root: Path) -> Iterator[Path]:
 
 
 def leads_to(path: Path) -> Path:
-    """What an open of this path gives."""
+    """Returns the file that an open of this path leads to."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return Path(f"/proc/self/fd/{descriptor}").readlink()

@@ -1,4 +1,4 @@
-"""What a program and all that it has started take of the machine."""
+"""CPU and memory that a program and all its children take."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def cpu_s() -> float:
 
 
 def resident_mib() -> float:
-    """What this process is resident with; memory that it shares counts in part."""
+    """Resident memory of this process; memory that it shares counts in part."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024

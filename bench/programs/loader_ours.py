@@ -50,5 +50,5 @@ def data_loader(dataset: Any, batch: int, agent: Mapping[str, Any] | None, **opt
 
 
 def settings(text: str | None) -> dict[str, Any] | None:
-    """Of the agent, from the command line."""
+    """Returns the agent's options, from the command line."""
     return None if text is None else json.loads(text)

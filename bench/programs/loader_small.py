@@ -19,7 +19,7 @@ from forebay.loader import FixedRows
 
 
 def memcpy_us(rows: int) -> float:
-    """What copying a row from one place of memory to another takes of the processor, in microseconds."""
+    """Measures the CPU time of copying a row within memory, in microseconds."""
     source, target = torch.ones(rows, ROW_BYTES, dtype=torch.uint8), torch.zeros(rows, ROW_BYTES, dtype=torch.uint8)
     order = torch.randperm(rows)
     begun = time.process_time()

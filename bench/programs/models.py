@@ -55,7 +55,7 @@ Layer = Conv | Pool | Block | Mean | Flatten | Dense
 
 
 class Model(NamedTuple):
-    """What comes in, and what it goes through; at the end there is one linear layer with an output a class."""
+    """A model's input and layers; at the end there is one linear layer with an output a class."""
 
     # Height and width of a picture.
     side: int

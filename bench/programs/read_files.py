@@ -21,7 +21,7 @@ from steps import options, say, steps
 
 
 class Read(NamedTuple):
-    """What came of one file."""
+    """Result of reading one file."""
 
     size: int
     checksum: int

@@ -1,4 +1,4 @@
-"""What the programs that read whole epochs have in common.
+"""Shared parts of the programs that read whole epochs.
 
 When they go on, in which order they read, and what they say.
 """

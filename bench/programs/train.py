@@ -28,7 +28,7 @@ FRAMEWORKS = {"pytorch": "train_pytorch", "tensorflow": "train_tensorflow"}
 
 
 class Outcome(NamedTuple):
-    """What came of a batch."""
+    """Result of training on a batch."""
 
     samples: int
     # Of the pictures as they lie on disk.
@@ -38,10 +38,10 @@ class Outcome(NamedTuple):
 
 
 class Trainer(Protocol):
-    """What a framework's module brings."""
+    """Interface of a framework's module."""
 
     def batches(self, paths: list[str], epoch: int) -> Iterator[Any]:
-        """What these files hold, in batches."""
+        """Yields the contents of these files, in batches."""
 
     def step(self, batch: Any) -> tuple[int, int, float, int]:  # noqa: ANN401 # the framework's own
         """Trains with a batch; an `Outcome`."""
@@ -113,7 +113,7 @@ def train(trainer: Trainer, wanted: list[str], epoch: int, pause_s: float) -> di
 
 
 def cpu_s() -> float:
-    """What this process and its workers that have ended have taken; a DataLoader's end with each epoch."""
+    """CPU seconds of this process and of its workers that have ended; a DataLoader's end with each epoch."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 

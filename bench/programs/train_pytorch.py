@@ -68,7 +68,7 @@ class Trainer:
         return len(labels), int(sizes.sum()), float(loss), int((outputs.argmax(1) == labels).sum())
 
     def digest(self) -> int:
-        """Of weights and running statistics."""
+        """Returns a digest of weights and running statistics."""
         digest = hashlib.sha256()
         for tensor in self._model.state_dict().values():
             digest.update(tensor.numpy().tobytes())

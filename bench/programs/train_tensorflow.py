@@ -79,7 +79,7 @@ class Trainer:
         return loss, tf.reduce_sum(tf.cast(correct, tf.int32))
 
     def digest(self) -> int:
-        """Of weights and running statistics."""
+        """Returns a digest of weights and running statistics."""
         digest = hashlib.sha256()
         for weights in self._model.get_weights():
             digest.update(weights.tobytes())
@@ -94,7 +94,7 @@ def normalised(inputs: Any, channels: int, kernel: int, stride: int) -> Any:  # 
 
 @functools.singledispatch
 def follow(layer: Layer, _inputs: Any) -> Any:  # noqa: ANN401
-    """What comes out of a layer."""
+    """Returns the output of a layer."""
     raise TypeError(f"{layer} is not known here")
 
 

@@ -1,4 +1,4 @@
-"""What the examples of forks share: they start jobs and clones of `train.py`, read their logs, and draw."""
+"""Shared parts of the fork examples: they start jobs and clones of `train.py`, read their logs, and draw."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ END_S = 30.0
 
 @dataclass(frozen=True)
 class Line:
-    """What a job wrote of a step.
+    """A job's log of one step.
 
     The mean loss since the line before, its learning rate, and accuracies by digit, from 0 to 1.
     """
@@ -49,13 +49,13 @@ class Line:
 
     @property
     def accuracy(self) -> float:
-        """Of all digits."""
+        """Mean over all digits."""
         return sum(self.accuracies) / len(self.accuracies)
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What a job made of the test images: its scores, float32 [images, digits], and what they are, int64 [images]."""
+    """A job's scores of the test images, float32 [images, digits], and their labels, int64 [images]."""
 
     scores: Any
     labels: Any
@@ -79,7 +79,7 @@ class Job:
         return first
 
     def lines(self) -> list[Line]:
-        """What it has written by now."""
+        """Returns the lines that the job has written by now."""
         return [Line(**told) for told in self._told()[1:]]
 
     def wait_until_asked(self) -> None:

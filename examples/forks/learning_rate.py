@@ -56,7 +56,7 @@ def rates(text: str) -> list[float]:
 
 
 def agree(trunk: Job, clone: Job) -> bool:
-    """Whether the losses that both have written are the same.
+    """Returns True if the losses that both have written are equal.
 
     The clone's first line has fewer steps in it, if the fork was between two.
     """

@@ -107,7 +107,7 @@ def train(model: Net, optimizer: torch.optim.Optimizer, images: torch.Tensor, la
 
 
 def scores(model: Net, data: Data) -> torch.Tensor:
-    """Of the test images, as probabilities: float32 [images, CLASSES]."""
+    """Returns the probabilities of the test images: float32 [images, CLASSES]."""
     model.eval()
     with torch.no_grad():
         found: torch.Tensor = model(data.test_images).softmax(1)

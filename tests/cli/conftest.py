@@ -61,7 +61,7 @@ class Desk:
         return self.type("run", "--source", "source", "--tier", "tier=64M", *words, env=env)
 
     def refuse(self, *words: str | Path, status: int = 2, env: Mapping[str, str] | None = None) -> str:
-        """What is said to a command line that is refused: one line, and nothing has run.
+        """Returns the message to a refused command line: one line, and nothing has run.
 
         The program, if any, is `touch ran`.
         """

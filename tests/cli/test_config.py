@@ -18,7 +18,7 @@ def write(desk: Desk, text: str, mode: int = 0o600) -> Path:
 
 
 def shown(desk: Desk, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:
-    """What `config show` says: key -> value, origin."""
+    """Returns the output of `config show`: key -> value, origin."""
     done = desk.type("config", "show", env=env)
     assert (done.returncode, done.stderr) == (0, "")
     rows = (line.split("  # ", 1) for line in done.stdout.splitlines()[1:])

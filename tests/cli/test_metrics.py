@@ -148,7 +148,7 @@ def queries(board: Mapping[str, Any]) -> list[str]:
 
 
 def faults(board: Mapping[str, Any], exposed: set[str]) -> list[str]:
-    """What is wrong with a board."""
+    """Lists the faults of a dashboard."""
     wrong = [f"{name} is not exposed" for query in queries(board) for name in sorted(names_in(query) - exposed)]
     wrong += [
         f"unbalanced: {query}" for query in queries(board) for pair in ("()", "{}", "[]") if query.count(pair[0]) != query.count(pair[1])

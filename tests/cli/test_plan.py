@@ -169,7 +169,7 @@ def test_files_that_are_no_plans_are_refused(desk: Desk, plan: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """Parts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

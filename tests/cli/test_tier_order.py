@@ -30,7 +30,7 @@ def words(command: str, order: str = "speed") -> list[str]:
 
 
 def remembered(desk: Desk) -> dict[str, Any]:
-    """What reading was measured to take, by name of the tier."""
+    """Returns the measured read times, by name of the tier."""
     known = json.loads((desk.home / f".local/state/forebay/tiers-{HOST}.json").read_text())
     return {Path(tier["dir"]).name: tier.get("read_time") for tier in known}
 

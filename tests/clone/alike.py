@@ -1,4 +1,4 @@
-"""What tests of states say on the processor and on a GPU."""
+"""Checks of states that tests on the processor and on a GPU share."""
 
 from collections.abc import Callable
 

@@ -150,7 +150,7 @@ def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def told(lines: str) -> list[dict[str, Any]]:
-    """What each rank of `tests.clone.train` said, in the order of ranks.
+    """Returns the output of each rank of `tests.clone.train`, in the order of ranks.
 
     They share a pipe: one may stand in another's line.
     """

@@ -51,10 +51,10 @@ class Written:
         self.places: list[Any] = lines[1::2]
 
     def keep(self, count: int) -> None:
-        """So many sections, though there are digests of all."""
+        """Keeps a number of sections, though there are digests of all."""
         del self.sections[count:], self.places[count:]
 
     def text(self) -> bytes:
-        """What it is now."""
+        """Returns the manifest's text as it is now."""
         lines = (line for both in zip(self.sections, self.places, strict=True) for line in both)
         return b"\n".join(json.dumps(line).encode() for line in (self.head, *lines))

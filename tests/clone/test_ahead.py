@@ -1,4 +1,4 @@
-"""What a clone makes ready while it waits.
+"""Work that a clone does in advance, while it waits.
 
 Its parent's memory, mapped, and memory of its own for the tensors that it lacks.
 """
@@ -27,7 +27,7 @@ from tests.clone.test_window import ALL, LARGE, LENGTHS, Parent, Tensors, play
 
 
 def given_to(here: Node, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:
-    """What rank 0 of a clone of so many ranks finds mapped of what a job's only rank has said that it has."""
+    """Returns the shared tensors that rank 0 of a clone finds mapped, when a job's only rank has described its own."""
     rank = rank_of(here)
     say_lying(rank, memory)
     with here.cloning("trunk") as asked:
@@ -107,7 +107,7 @@ def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: N
 
 
 def held(here: Node, tensors: Tensors) -> int:
-    """How many descriptors of their memory the agent has."""
+    """Returns the number of descriptors of their memory that the agent has."""
     there = os.fstat(tensors.memory.descriptor)
     count = 0
     for descriptor in Path(f"/proc/{here.agent_pid()}/fd").iterdir():
@@ -194,7 +194,7 @@ def test_the_collector_of_garbage_waits_and_stays_as_it_was(*, was_enabled: bool
 
 
 def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: Node, opened: Opened) -> None:
-    """What was mapped is not where they lie now."""
+    """The memory that the clone mapped in advance no longer holds the tensors."""
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)

@@ -1,4 +1,4 @@
-"""What `forebay clone --set` makes of an optimizer's groups.
+"""Changes by `forebay clone --set` to an optimizer's groups.
 
 Compared with the same program that began with the changed numbers.
 """

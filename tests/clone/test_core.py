@@ -29,7 +29,7 @@ class Buffer:
 
 
 def span(address: int, length: int, offset: int = 0) -> tuple[_core.Spans, int, int]:
-    """Of the only entry of the only section."""
+    """Returns a range as the only entry of the only section."""
     return _core.Spans([(0, address, length, offset)]), 0, 0
 
 
@@ -60,7 +60,7 @@ def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
 
 @pytest.mark.parametrize("way", ["see", "copy", "read"])
 def test_what_comes_in_pieces_has_the_same_digest(content: bytes, file: int, way: str) -> None:
-    """Of several by turns, as they come out of a GPU; the last piece has 2 KiB or all."""
+    """The pieces of several tensors alternate, as they come out of a GPU; the last piece has 2 KiB or all."""
     pieces = _core.Pieces(SIZES)
     source, target = Buffer(content), Buffer(bytes(len(content)))
     places = dict.fromkeys(range(len(SIZES)), 0)

@@ -31,7 +31,7 @@ def portable(made: Job) -> dict[str, bool]:
 
 
 def held(made: Job, ranks: int, *differing: str) -> list[clone.Manifest]:
-    """What the ranks of a job would have, of which the last has something else at these paths."""
+    """Returns the manifests of a job's ranks, of which the last has something else at these paths."""
     manifest = made.inventory().manifest()
     assert set(differing) <= {entry.path for entry in manifest.entries}
     other = with_digests(manifest, dict.fromkeys(differing, bytes(range(16))))

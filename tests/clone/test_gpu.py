@@ -70,7 +70,7 @@ def test_any_layout_is_carried(tensor: torch.Tensor) -> None:
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Of what has eight bits, nothing else is known to torch."""
+    """Returns the bytes of tensors with eight-bit elements, since torch can't compare those, and others as they are."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 

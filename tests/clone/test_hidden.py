@@ -196,7 +196,7 @@ def metrics() -> dict[str, Callable[[], Any]]:
 
 
 def update(metric: Any) -> str:  # noqa: ANN401
-    """What a metric says after one more update."""
+    """Updates a metric once more, and returns its value as text."""
     if isinstance(metric, torchmetrics.MetricCollection):
         metric.update(torch.rand(8, 3), torch.randint(0, 3, (8,)))
     else:

@@ -43,7 +43,7 @@ MAKERS = {optimizer.__name__: with_optimizer(optimizer) for optimizer in OPTIMIZ
 
 
 def test_p14b_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a component was set to is what it is expected to give: it is asked all the same."""
+    """The inventory asks a component for its state even where it was set to the expected value."""
     original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
     original.step()
     loaded = other.inventory()
@@ -305,7 +305,7 @@ def test_f55_precision_that_was_set_in_torchs_newer_way_is_carried() -> None:
 
 
 def test_tensors_that_are_alike_stay_where_they_lie() -> None:
-    """What shares its storage with somebody must go on doing so: loading writes in place."""
+    """Tensors that share storage must go on doing so: loading writes in place."""
     original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
     original.step()
     other.step()

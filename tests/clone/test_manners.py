@@ -1,4 +1,4 @@
-"""What a session refuses, so that no state is left out.
+"""Refusals of a session, so that no state is left out.
 
 And what is the program's, though it comes in the middle of a fork.
 """
@@ -100,7 +100,7 @@ def test_the_name_of_the_session_s_own_place_is_taken() -> None:
 
 
 class Preempted(Exception):
-    """What a program ends its steps by."""
+    """An exception by which a program ends its steps."""
 
 
 def preempt(_signal: int, _frame: FrameType | None) -> None:
@@ -198,7 +198,7 @@ def test_a_clone_that_can_not_be_forked_is_one_all_the_same(
 
 
 class Memory:
-    """What takes a while to be made."""
+    """An object that takes a while to be made."""
 
 
 def test_no_process_is_forked_while_memory_is_made() -> None:

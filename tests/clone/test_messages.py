@@ -99,7 +99,7 @@ def test_f51_a_clone_that_is_killed_or_stopped_at_any_message(
 
 
 def has_said(played: Other) -> bool:
-    """Whether it has come to its stage, or ended.
+    """Returns True if the program has come to its stage, or ended.
 
     Asked again and again, so that this thread is between two instructions now and then.
     """

@@ -1,4 +1,4 @@
-"""What stayed as it was at the last look is not described again (P14b), and the description equals a fresh one."""
+"""Parts unchanged since the last look are not described again (P14b), and the description equals a fresh one."""
 
 import collections
 import gc
@@ -368,7 +368,7 @@ def test_p14b_places_are_seen_to_change_with_and_without_dlpack(way: str, monkey
 
 
 class Other(torch.Tensor):
-    """Of another type."""
+    """A tensor of another type."""
 
 
 def test_modules_in_a_circle_are_described_each_time() -> None:
@@ -453,7 +453,7 @@ def test_a_look_finds_what_was_exchanged() -> None:
 
 
 def test_a_look_knows_a_tensor_from_another_at_the_same_address() -> None:
-    """What is freed leaves its identity to what is made next, as often as not."""
+    """A freed object leaves its identity to the next one made, as often as not."""
     for _ in range(100):
         tensors = [torch.zeros(1)]
         look = looked_at(tensors)

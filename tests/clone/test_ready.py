@@ -1,4 +1,4 @@
-"""What a state is to be loaded to is made while it is waited for.
+"""Preparation of the objects that a state is to be loaded into, while the state is awaited.
 
 What comes otherwise than expected is made then, as right (P14b).
 """
@@ -166,7 +166,7 @@ def tied(made: Job) -> Job:
 
 @pytest.mark.parametrize("part", [False, True])
 def test_p14b_two_tensors_at_one_place_are_not_both_what_was_sent(*, part: bool) -> None:
-    """What was written there first is no more; each has the digest of what was written to it."""
+    """The contents written first are overwritten, yet each digest is that of the bytes written for its tensor."""
     original, other = tied(job()), tied(job())
     untied = original.model.get_parameter("two.weight")
     untied.data = torch.ones(3, 3)

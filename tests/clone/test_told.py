@@ -1,4 +1,4 @@
-"""What a session tells of its forks for a run's record: steps, stall and clone, with times that follow each other."""
+"""Events of a session's forks in a run's record: steps, stall and clone, with times that follow each other."""
 
 import json
 import time

@@ -70,7 +70,7 @@ def test_what_is_no_value_is_named_by_where_it_stands(value: object) -> None:
 
 
 class Mark:
-    """What is no value."""
+    """An object that is not a value."""
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -0.0, 5e-324, 1 << 127, "\ud800", True, 1.0])

@@ -208,7 +208,7 @@ def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Nod
 
 
 def threads_of_ours() -> int:
-    """How many there are: they are begun by what all of Python's threads are, and have no name."""
+    """Returns the number of helper threads, found by their function: they start as all Python threads do, unnamed."""
     frames = (list(traceback.walk_stack(frame)) for frame in sys._current_frames().values())
     return sum(any(frame.f_code is Later._run.__code__ for frame, _ in stack) for stack in frames)
 
@@ -267,7 +267,7 @@ def test_calls_between_instructions_are_the_main_threads(executor: ThreadPoolExe
 
 
 class Stopped(Exception):
-    """What a program's handler raises."""
+    """An exception raised by a program's handler."""
 
 
 @pytest.fixture

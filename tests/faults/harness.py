@@ -77,7 +77,7 @@ def _is_removed(group: Path) -> bool:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended. (Its parent may not have looked yet.)"""
+    """Returns True if a process has ended. (Its parent may not have looked yet.)"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
@@ -85,7 +85,7 @@ def is_gone(pid: int) -> bool:
 
 
 def within(group: Path) -> list[str]:
-    """What to put before a command so that it runs in the control group."""
+    """Returns the words to put before a command so that it runs in the control group."""
     return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
 
 
@@ -123,14 +123,14 @@ def digest(content: bytes) -> str:
 
 
 def total(record: dict[str, Any]) -> dict[str, Any]:
-    """What the agent did for a run that has ended."""
+    """Returns the agent's counters for a run that has ended."""
     agent: dict[str, Any] = record["agent"]
     assert agent, "the agent was gone before the program's end"
     return agent
 
 
 def not_copied(place: Place, reason: str) -> int:
-    """How many hand-overs have come to nothing for this reason."""
+    """Returns the number of handoffs that came to nothing for this reason."""
     count: int = place.status()["not_copied"].get(reason, 0)
     return count
 
@@ -158,7 +158,7 @@ def worker_with(place: Place, tiers: Sequence[str], *options: str, before: Seque
 
 
 def another_boot(place: Place) -> list[str]:
-    """What to put before a command so that the machine seems to have been started anew."""
+    """Returns the words to put before a command so that the machine seems to have been rebooted."""
     boot_id = place.root / "boot_id"
     boot_id.write_text("12345678-9abc-def0-1234-56789abcdef0\n")
     cover = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
@@ -183,7 +183,7 @@ print(json.dumps(told))
 
 @dataclass(frozen=True)
 class Reading:
-    """What the reader found."""
+    """The reader's findings."""
 
     ran: Ran
     answers: list[tuple[str | int, bool]]
@@ -281,7 +281,7 @@ class Trace:
         return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
 
     def injected(self) -> int:
-        """How many system calls were made to fail."""
+        """Returns the number of system calls that were made to fail."""
         return sum("(INJECTED)" in line for line in self.lines())
 
 
@@ -305,7 +305,7 @@ def traced(place: Place, pid: int, *words: str) -> Iterator[Trace]:
 
 
 def agent_settings(place: Place, **more: object) -> bytes:
-    """What an agent of this place is told on its standard input. Some run must have been here before."""
+    """Returns the settings that an agent of this place gets on its standard input, once some run was here."""
     (directory,) = [path for path in place.runtime.iterdir() if path.is_dir() and (path / "lock").exists()]
     tiers = [{"dir": str(place.tier), "bytes": 256 << 20}]
     return json.dumps({"dir": str(directory), "state_dir": str(place.root / "state"), "tiers": tiers, "keep": True, **more}).encode()

@@ -88,7 +88,7 @@ def test_f05_no_copy_while_a_process_has_the_file_mapped_for_writing(place: Plac
 
 
 def test_f05_a_writer_by_a_mapping_that_cannot_be_looked_at(place: Place) -> None:
-    """Of another user: its dirty pages are written back before the file is copied, so that its next write moves the file's time."""
+    """Dirty pages of another user's program are written back before the copy is made."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     path = place.source / SMALL[0]

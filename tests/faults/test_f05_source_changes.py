@@ -73,7 +73,7 @@ CHANGES: list[Callable[[Path], bytes | None]] = [
 
 
 def now_read(worker: Worker, path: Path) -> bytes | None:
-    """What the worker reads; None if there is nothing to read."""
+    """Returns the bytes that the worker reads; None if there is nothing to read."""
     try:
         return read(worker, path)
     except FileNotFoundError:

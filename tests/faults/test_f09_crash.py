@@ -89,7 +89,7 @@ def crash_from_start(place: Place, call: str, nth: int) -> bool:
 
 
 def is_idle(place: Place) -> bool:
-    """Whether the agent has nothing to do; one that dies of the question has something."""
+    """Returns True if the agent has nothing to do; False if it dies of the question."""
     with suppress(OSError, ValueError):
         status = place.status()
         return status.get("in_flight") == 0 and status.get("adopting") is False

@@ -188,14 +188,14 @@ def test_f11_the_agent_ends_while_the_source_hangs(place: Place, source: Callabl
 
 
 def waits_for_source(pid: int) -> bool:
-    """Whether a thread of this process waits for an answer of a FUSE server, says the kernel."""
+    """Returns True if, by the kernel's word, a thread of this process waits for the answer of a FUSE server."""
     with suppress(OSError):
         return any("fuse" in stack.read_text() for stack in Path(f"/proc/{pid}/task").glob("*/stack"))
     return False
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process still executes anything; what is left of it may wait for the source."""
+    """Returns True if a process still executes anything; its remains may wait for the source."""
     try:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -45,7 +45,7 @@ def in_ram(place: Place) -> list[Path]:
 
 
 def tier_in_ram(place: Place) -> dict[str, Any]:
-    """What the agent says of it."""
+    """Returns the agent's figures of the tier."""
     tier: dict[str, Any] = place.status()["tiers"][0]
     assert tier["ram"]
     return tier
@@ -57,7 +57,7 @@ STEP = 4 << 20
 
 
 def has_looked(place: Place, seen: int) -> bool:
-    """Whether the agent has seen another free memory than this."""
+    """Returns True if the agent has seen another size of free memory than this."""
     return bool(place.status()["memory"]["free_bytes"] != seen)
 
 

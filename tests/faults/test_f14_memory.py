@@ -30,7 +30,7 @@ LARGE = 96 << 20
 
 
 def kills(group: Path) -> int:
-    """How many processes of a control group were killed for memory."""
+    """Returns the number of processes of a control group that were killed for memory."""
     file = group / ("memory.oom_control" if (group / "memory.oom_control").exists() else "memory.events")
     return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
 

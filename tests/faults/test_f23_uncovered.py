@@ -15,7 +15,7 @@ TEXT = b"file 1\nfile 2\n"
 
 
 def read_by(door: Door, program: Path, *before: str) -> tuple[int, bytes]:
-    """What a program prints that is started by a shell, which the door does come into."""
+    """Returns status and output of a program started by a shell that runs under the preload library."""
     ran = door.run("sh", "-c", '"$@"', "sh", *before, program, "f1", "f2")
     return ran.status, ran.out
 

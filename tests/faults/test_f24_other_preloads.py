@@ -88,7 +88,7 @@ def test_f24_a_tracer_that_patches_the_programs_table(door: Door, tmp_path: Path
 
 @pytest.mark.parametrize("words", [["eatmydata"], ["fakeroot"], ["fiu-run", "-x"]], ids=" ".join)
 def test_f24_in_front_of_forebay_run(door: Door, words: list[str]) -> None:
-    """What such a command preloads comes before the door, and is kept."""
+    """Libraries that such a command preloads come before ours, and are kept."""
     wrapper = shutil.which(words[0]) or pytest.skip(f"no {words[0]} here")
     place, program = door.place, door.compile("beside")
     environment = {**place.environment(), "DOOR_TIER": str(door.tier)}

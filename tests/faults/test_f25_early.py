@@ -22,7 +22,7 @@ def early(door: Door) -> Path:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What the library makes last of all."""
+    """Path of the file that the library makes last of all."""
     return tmp_path / "mark"
 
 

@@ -51,7 +51,7 @@ def content(path):
 
 
 def contents(worker: Worker, directory: Path) -> dict[str, bytes | int]:
-    """What the worker reads under every name that there is, and under those that there were."""
+    """Returns the bytes that the worker reads under all present and former names."""
     found: dict[str, bytes | int] = worker.do(READ_EACH, directory=str(directory), asked=list(CORPUS))
     return found
 

@@ -112,7 +112,7 @@ def test_f52_another_world_is_refused(change: dict[str, Any], message: str) -> N
     "kind", ["optimizer", "scheduler", "scaler", "ema", "loader", "counters", "generators", "flags", "model/gradients"]
 )
 def test_f55_a_manifest_that_lacks_a_kind_is_refused(kind: str) -> None:
-    """Of a state whose sender forgot what we know, though it says nothing of that."""
+    """The sender left out a kind that the receiver knows, without saying so."""
     original, other = full(1), full(2)
     state = other.inventory()
     before = state.manifest()

@@ -28,7 +28,7 @@ def holds(text: bytes, secret: bytes) -> bool:
 
 
 def of_processes(place: Place, first: int) -> Iterator[tuple[str, bytes]]:
-    """What the system tells about the command, what it runs, and the agent."""
+    """Returns the system's view of the command, its program, and the agent."""
     children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
     for pid in (first, *map(int, children), place.agent_pid()):
         for what in ("cmdline", "environ"):

@@ -132,5 +132,5 @@ def _said(root: Path) -> str:
 
 
 def _groups() -> list[Path]:
-    """What Slurm makes among the control groups, and does not always remove."""
+    """Returns the control groups that Slurm makes, and does not always remove."""
     return [path for pattern in ("*/slurm*", "*/slurm*/**/") for path in GROUPS.glob(pattern) if path.is_dir()]

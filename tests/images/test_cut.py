@@ -41,7 +41,7 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
 
 
 def is_down_first(part: Rectangle, resized: tuple[int, int]) -> bool:
-    """Whether the installed Pillow resizes columns before rows."""
+    """Returns True if the installed Pillow resizes columns before rows."""
     shorter, narrower = part[3] - resized[1], part[2] - resized[0]
     return int(PIL.__version__.split(".")[0]) >= 13 and shorter > max(0, 2 * narrower)
 

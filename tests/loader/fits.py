@@ -101,7 +101,7 @@ def compiled() -> Model:
 
 
 def fitted(data: PyDataset, **options: Any) -> list[list[list[int]]]:
-    """What a new model was given by `fit` with its defaults and these, by epochs."""
+    """Returns the batches that `fit` gives a new model with its defaults and these options, by epochs."""
     model = compiled()
     model.fit(data, verbose=0, **{"callbacks": [Epochs()], **options})
     return model.seen

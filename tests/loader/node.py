@@ -36,7 +36,7 @@ class Node:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of programs on this node."""
+        """Environment variables of programs on this node."""
         parts = {"FOREBAY_RUNTIME_DIR": "run", "FOREBAY_STATE_DIR": "state", "HOME": "."}
         return {name: str(self.root / part) for name, part in parts.items()}
 

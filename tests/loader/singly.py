@@ -27,7 +27,7 @@ class Singly:
         self._uses.setdefault(sample, deque()).append(self.source.request([sample], iteration))
 
     def read(self, sample: int) -> memoryview:
-        """Of its first use, which is requested now if it was not before."""
+        """Returns the bytes of the sample for its first use, and requests them if that has not been done."""
         if not self._uses.get(sample):
             self.request(sample)
         return self._uses[sample][0].read(0)

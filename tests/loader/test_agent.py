@@ -70,7 +70,7 @@ def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check
 
 
 def epochs(agent: AgentRank, node: Node, count: int) -> int:
-    """So many epochs; samples that the rank has read itself."""
+    """Goes through a number of epochs; returns the samples that the rank has read itself."""
     direct = 0
     for number in range(count):
         source = begun(agent, node)
@@ -452,7 +452,7 @@ def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
 
 
 def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is requested is what the dataset says then; what the agent was not told of is read by the rank.
+    """The loader requests what the dataset names at that time; the rank reads samples unknown to the agent.
 
     Paths may be relative.
     """

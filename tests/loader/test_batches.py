@@ -1,4 +1,4 @@
-"""What a batch is made of: keys of its samples, and parts of it that are decoded."""
+"""Contents of a batch: keys of its samples, and parts of it that are decoded."""
 
 from typing import Any
 

@@ -75,7 +75,7 @@ def program(kind: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def processes(session: int) -> list[str]:
-    """Of a session, those that live."""
+    """Returns the living processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

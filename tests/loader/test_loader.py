@@ -465,7 +465,7 @@ class Marked(Indices):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_worker_processes_are_begun_as_torchs_are(context: str) -> None:
-    """What `get_worker_info` says of the dataset is said of the user's."""
+    """`get_worker_info` describes the user's dataset, not a wrapper of ours."""
     loader = DataLoader(Marked(2), 2, num_workers=1, worker_init_fn=mark, multiprocessing_context=context, report=False)
     (batch,) = loader
     assert [values.tolist() for values in batch] == [[50, 50], [True, True]]

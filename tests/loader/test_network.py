@@ -92,7 +92,7 @@ def proxy(both: Both) -> Iterator[Proxy]:
 
 
 def surroundings(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
-    """What the environment says of the network: this, and nothing else."""
+    """Sets the network's environment variables to these, and removes all others."""
     for name in [name for name in os.environ if name.upper().endswith("_PROXY") or name.startswith("SSL_CERT")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():

@@ -17,7 +17,7 @@ from tests.loader.data import Files, Indices
 
 
 def machine(root: Path, *nodes: str) -> Path:
-    """What the kernel says of its NUMA nodes."""
+    """Writes the kernel's description of NUMA nodes."""
     for number, processors in enumerate(nodes):
         (root / f"node{number}").mkdir(parents=True)
         (root / f"node{number}/cpulist").write_text(f"{processors}\n")

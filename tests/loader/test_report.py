@@ -1,4 +1,4 @@
-"""What is said at the end of an epoch."""
+"""Messages at the end of an epoch."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a store may answer a loader that reads a range: each is got over, or said in one clear line (F3, F4, F5)."""
+"""Answers of a store to range reads: the loader gets over each, or reports it in one clear line (F3, F4, F5)."""
 
 import errno
 import itertools

@@ -26,7 +26,7 @@ Found = list[dict[str, dict[str, list[Any]]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank had. Of all trainers in one process: to import them takes longer than to train."""
+    """Returns the samples of each rank, for all trainers in one process: importing them takes longer than training."""
     root = tmp_path_factory.mktemp("trainers")
     quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     ranks = []
@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def wanted(rank: int) -> list[list[Any]]:
-    """Of each batch of a rank, epoch and samples: as torch deals them."""
+    """Returns epoch and samples of each batch of a rank, as torch deals them."""
     sampler: DistributedSampler[Any] = DistributedSampler(trainers.Samples(), RANKS, rank, seed=trainers.SEED)
     batches = []
     for epoch in range(trainers.EPOCHS):

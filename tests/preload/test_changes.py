@@ -1,4 +1,4 @@
-"""What changes the source through a door is seen by the next open, and no copy is ever changed."""
+"""Changes to the source through the preload library are seen by the next open, and no copy is ever changed."""
 
 import pytest
 

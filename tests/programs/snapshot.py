@@ -1,4 +1,4 @@
-"""What can be compared of a tree of files."""
+"""Comparable facts of a tree of files."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """What a program may have made of a file; times only if they were meant to be kept."""
+    """A program's possible results on a file; times only if they were meant to be kept."""
 
     mode: str
     owner: tuple[int, int]

@@ -48,7 +48,7 @@ Outcome = str | None
 
 
 def outcomes(results: Path) -> dict[str, str]:
-    """What became of each test."""
+    """Returns the result of each test."""
     found = {}
     for case in ET.parse(results).getroot().iter("testcase"):  # noqa: S314
         what = next((child.tag for child in case if child.tag in ("error", "failure", "skipped")), case.get("result", ""))

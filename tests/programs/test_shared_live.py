@@ -91,7 +91,7 @@ def two_plain() -> Iterator[tuple[Worker, Worker]]:
 
 
 def together(ranks: tuple[Worker, Worker], source: Path, reads: str, writes: str, look: str) -> list[object]:
-    """What a reader sees that was there before the writer, and one that came after it, at each step."""
+    """Returns the contents seen by an earlier and a later reader than the writer, at each step."""
     writer, reader = ranks
     seen: list[object] = [reader.do(reads, path=str(source))]
     writer.do(writes, path=str(source))

@@ -1,4 +1,4 @@
-"""What the differential machine has its two workers do.
+"""Operations of the differential machine's two workers.
 
 Executed in each; results are plain values, which must be equal.
 
@@ -52,12 +52,12 @@ def data(seed: int, size: int) -> bytes:
 
 
 def looks(s: os.stat_result) -> tuple[Any, ...]:
-    """What is equal in both trees: not the inode and its times."""
+    """Returns the facts that are equal in both trees: not the inode and its times."""
     return (stat.filemode(s.st_mode), s.st_nlink if not stat.S_ISDIR(s.st_mode) else 0, s.st_uid, s.st_gid, s.st_size)
 
 
 def agrees(fd: int, by_name: os.stat_result) -> tuple[bool, bool]:
-    """Whether a descriptor and a name say the same of themselves, to the last field but the time of access."""
+    """Returns True if a descriptor and a name agree in every field but the time of access."""
     by_fd = os.fstat(fd)
     fields = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_ctime_ns", "st_blocks", "st_blksize")
     return os.path.samestat(by_fd, by_name), all(getattr(by_fd, field) == getattr(by_name, field) for field in fields)
@@ -108,7 +108,7 @@ RAW = {"x86_64": (262, 269), "aarch64": (79, 48)}[os.uname().machine]
 
 
 def names_agree(name: str, spelling: str, follow: bool) -> object:
-    """What libc's calls say of a name, and whether the kernel says the same of the source, to the last field but the time of access."""
+    """Returns libc's facts of a name, and if the kernel agrees on the source in every field but the time of access."""
     path, dir_fd = spelled(name, spelling)
     at = -100 if dir_fd is None else dir_fd
     flags = 0 if follow else 0x100

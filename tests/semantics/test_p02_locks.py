@@ -46,7 +46,7 @@ def ranks(place: Place) -> Iterator[list[Worker]]:
 
 
 def outcomes(one: Worker, other: Worker, kind: str, path: Path) -> list[object]:
-    """What two ranks get, for each of the pairs."""
+    """Returns the results of two ranks, for each of the pairs."""
     found = []
     for first, first_alone, second, second_alone in PAIRS:
         for rank, mode, alone in ((one, first, first_alone), (other, second, second_alone)):

@@ -48,7 +48,7 @@ def lists(worker: Worker, path: Path | str) -> tuple[Entries | int, bool]:
 
 
 def truth(path: Path) -> Entries | int:
-    """What the source says."""
+    """Returns the source's own listing."""
     names: dict[str, Any] = {"os": os}
     exec(LISTS.replace("\nlists(path)\n", ""), names)  # noqa: S102
     found: Entries | int = names["lists"](str(path))[0]
@@ -132,7 +132,7 @@ def test_p11_programs_list_what_they_listed_without_us(place: Place, program: st
 
 
 def test_p15_nothing_is_asked_of_the_server_in_a_second_epoch(place: Place) -> None:
-    """What an epoch lists, asks and opens, of a file system whose kernel keeps no attributes: no operation."""
+    """Lists, looks up and opens all on a file system whose kernel keeps no attributes: no operation."""
     if reason := have_fuse():
         pytest.skip(reason)
     mnt = place.root / "mnt"
@@ -414,7 +414,7 @@ def test_p15_what_was_listed_here_is_counted(place: Place) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether all of its threads are stopped, or have ended."""
+    """Returns True if all of its threads are stopped, or have ended."""
 
     def state(thread: Path) -> str:
         try:

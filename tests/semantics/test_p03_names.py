@@ -27,7 +27,7 @@ Said = list[int] | int
 
 
 def says(worker: Worker, path: Path) -> Said:
-    """What the worker is told of a file by its name; the errno, if it is refused."""
+    """Returns the facts that the worker gets of a file by its name; the errno, if it is refused."""
     said: Said = worker.do(SAYS, path=str(path))
     return said
 

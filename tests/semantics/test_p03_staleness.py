@@ -176,7 +176,7 @@ def by_name(root: str, names: list[str]) -> str:
 
 @contextmanager
 def two_workers(place: Place, freshness: str) -> Iterator[tuple[Worker, Worker]]:
-    """Of two runs that one agent serves."""
+    """Starts two runs that one agent serves."""
     with place.worker(freshness=freshness) as one, place.worker(freshness=freshness) as other:
         yield one, other
 

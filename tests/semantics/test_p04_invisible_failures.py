@@ -59,7 +59,7 @@ FAULTS: list[Callable[[Place], None]] = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_reads_go_on(place: Place, fault: Callable[[Place], None]) -> None:
-    """Of files that had copies, of others, by threads that run and by processes that are started now."""
+    """Opens of files that had copies and of others, by running threads and by new processes."""
     copied, others = ["a", "b", "big"], ["d/x", "d/y", "empty"]
     with place.worker() as worker:
         warm(place, worker, *(place.source / name for name in copied))

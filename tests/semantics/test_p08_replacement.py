@@ -39,7 +39,7 @@ def running(place: Place, policy: str) -> Iterator[Worker]:
 
 
 def size_of(copy: Path) -> int:
-    """Of a copy that may just be going."""
+    """Returns the size of a copy that may just be going."""
     with suppress(FileNotFoundError):
         return copy.stat().st_size
     return 0

@@ -69,7 +69,7 @@ def test_a_redirected_descriptor_has_the_source_s_identity(place: Place, how: st
 
 
 def test_identity_under_another_device(place: Place) -> None:
-    """Of a FUSE file system, whose device number is another one with each mount; in this run and in the next one."""
+    """Device numbers of a FUSE file system, which change with each mount; in this run and in the next one."""
     if reason := have_fuse():
         pytest.skip(reason)
     mnt = place.root / "mnt"

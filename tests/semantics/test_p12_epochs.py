@@ -196,7 +196,7 @@ def slowly(samples: list[int]) -> torch.Tensor:
 
 
 def drawn_beside(kind: Any, options: dict[str, Any]) -> list[tuple[float, float, float]]:  # noqa: ANN401  (torch's or ours)
-    """What the main thread draws while another thread goes through a loader."""
+    """Returns the main thread's random numbers, while another thread goes through a loader."""
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)

@@ -41,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(loader: Iterable[Any]) -> list[float]:
-    """Of a ResNet-18 from the same start, over an epoch."""
+    """Returns the losses of a ResNet-18 from the same start, over an epoch."""
     torch.manual_seed(0)
     model = resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

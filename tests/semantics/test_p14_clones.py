@@ -19,7 +19,7 @@ def torchrun(ranks: int, *options: str) -> list[str]:
 
 
 def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the ranks of a parent say, and those of its clone, which was asked for so."""
+    """Returns the output of a parent's ranks, and of its clone's, which was requested with these options."""
     with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2", *program)) as parent:
         done = node.type("clone", "trunk", *how, "--", *torchrun(ranks, *program))
         assert done.returncode == 0, done.stderr
@@ -32,7 +32,7 @@ def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple
 
 
 def run_alone(node: Node, ranks: int, steps: int, *program: str) -> list[dict[str, Any]]:
-    """What the ranks of the same job say when nobody can fork it."""
+    """Returns the output of the ranks of the same job when nobody can fork it."""
     command, environment = torchrun(ranks, "--steps", str(steps), *program), {**node.environment, "FOREBAY": "off"}
     done = subprocess.run(
         command, cwd=support.ROOT, env=environment, capture_output=True, text=True, timeout=support.PROGRAM_S, check=False

@@ -10,7 +10,7 @@ HARD = {"harder": "hard"}
 
 
 def content(name: str) -> bytes:
-    """What a file of this name holds, wherever it is."""
+    """Returns the contents of a file of this name, in any directory."""
     return random.Random(name).randbytes(SIZES[name])  # noqa: S311
 
 

@@ -72,7 +72,7 @@ class Cloud(ABC):
     @property
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """What leads a command here."""
+        """Environment variables that lead a command here."""
 
     @property
     @abstractmethod
@@ -127,7 +127,7 @@ class Cloud(ABC):
         return Answer(206, {**version, "content-range": f"bytes {first}-{last}/{len(content)}"}, content[first : last + 1])
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
-        """What a request is answered; None: the connection is closed."""
+        """Returns the answer to a request; None: the connection is closed."""
         path, _, query = target.partition("?")
         values = dict(parse_qsl(query, keep_blank_values=True))
         if (token := self.token(method, path, values, headers, dict(parse_qsl(body.decode())))) is not None:
@@ -233,7 +233,7 @@ class Google(Cloud):
         return self.refuse(403 if said else 401, "denied")
 
     def _is_signed(self, token: str) -> bool:
-        """Whether the service account has signed a token (JSON Web Token, RS256) that holds now, and only to read."""
+        """Returns True if the service account has signed a valid token (JSON Web Token, RS256) for reading only."""
         signed, _, signature = token.rpartition(".")
 
         def decoded(text: str) -> bytes:

@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered. `sent`: so many bytes of the body come, then the connection is closed."""
+    """An answer. `sent`: number of body bytes before the connection is closed."""
 
     status: int
     headers: dict[str, str]
@@ -104,7 +104,7 @@ class Store:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads a command here."""
+        """Environment variables that lead a command here."""
         keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
         return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, "AWS_MAX_ATTEMPTS": "3", "NO_PROXY": "127.0.0.1", **keys}
 
@@ -126,7 +126,7 @@ class Store:
         return sorted(keys)
 
     def answer(self, target: str, host: str, headers: dict[str, str]) -> Answer | None:
-        """What a request is answered; None: the connection is closed."""
+        """Returns the answer to a request; None: the connection is closed."""
         if target.startswith("/latest/"):
             return self._lend(target)
         path, _, query = target.partition("?")

@@ -1,4 +1,4 @@
-"""What an object store holds becomes a directory of whole files, and stays up to date."""
+"""The contents of an object store become a directory of whole files, and stay up to date."""
 
 import datetime
 import os
