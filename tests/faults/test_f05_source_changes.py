@@ -1,4 +1,4 @@
-"""F5: the source changes after it was copied, behind the door's back.
+"""F5: the source changes after it was copied, behind the preload library's back.
 
 Never a mixture; never older than the freshness allows.
 """

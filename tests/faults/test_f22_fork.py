@@ -1,17 +1,20 @@
-"""F22: fork with threads, vfork, posix_spawn: nothing of the door's can be left locked or half done in a child."""
+"""F22: fork with threads, vfork, posix_spawn.
 
-from tests.preload.door import Door
+Nothing of the preload library's can be left locked or half done in a child.
+"""
+
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
 
-def test_f22_children_of_a_process_with_threads_open_as_their_parent_does(door: Door) -> None:
-    ran = door.program("fork")
+def test_f22_children_of_a_process_with_threads_open_as_their_parent_does(covered: CoveredSource) -> None:
+    ran = covered.program("fork")
     assert ran.hits > 1000
     assert ran.counters["pass_copy_gone"] == 0
 
 
-def test_f22_forked_workers_of_python_hit(door: Door) -> None:
+def test_f22_forked_workers_of_python_hit(covered: CoveredSource) -> None:
     script = """
 os.close(copy("f1"))
 import multiprocessing as mp, threading
@@ -30,4 +33,4 @@ if __name__ == "__main__":
     for thread in threads:
         thread.join()
 """
-    door.python(script)
+    covered.python(script)

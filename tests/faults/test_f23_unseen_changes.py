@@ -1,4 +1,4 @@
-"""F23: what a program that the door can't come into has written is read once it has ended."""
+"""F23: what a program that the preload library can't come into has written is read once it has ended."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preload.door import PROGRAMS, Door
+from tests.preload.covered import PROGRAMS, CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
@@ -66,30 +66,30 @@ def expected(way: str, number: int) -> str:
     return f"{way} 0 {f'file {number}' + chr(10) + text!r} {text!r}"
 
 
-def test_f23_what_an_uncovered_child_wrote_is_read(own_door: Door) -> None:
-    words = (str(own_door.compile("children")), str(own_door.compile("overwrite", "-static")), *WAYS)
-    ran = own_door.python(IN_EACH_WAY, *words, freshness=TTL)
+def test_f23_what_an_uncovered_child_wrote_is_read(own_covered: CoveredSource) -> None:
+    words = (str(own_covered.compile("children")), str(own_covered.compile("overwrite", "-static")), *WAYS)
+    ran = own_covered.python(IN_EACH_WAY, *words, freshness=TTL)
     assert ran.out.decode().splitlines() == [expected(way, number) for number, way in enumerate(WAYS)]
     assert ran.counters["uncovered_ends"] >= len(WAYS)
 
 
-def test_f23_children_that_are_covered_cost_nothing(own_door: Door) -> None:
-    """Through a shared door an uncovered child of another test would make copies stale."""
-    ran = own_door.python(COVERED, freshness=TTL)
+def test_f23_children_that_are_covered_cost_nothing(own_covered: CoveredSource) -> None:
+    """Through a shared covered an uncovered child of another test would make copies stale."""
+    ran = own_covered.python(COVERED, freshness=TTL)
     assert ran.counters["uncovered_ends"] == 0
     assert ran.counters["pass_stale"] == 0
 
 
-def test_f23_names_that_an_uncovered_child_made_are_listed(own_door: Door) -> None:
-    overwrite = str(own_door.compile("overwrite", "-static"))
-    ran = own_door.python(NAMES, overwrite, freshness=TTL)
+def test_f23_names_that_an_uncovered_child_made_are_listed(own_covered: CoveredSource) -> None:
+    overwrite = str(own_covered.compile("overwrite", "-static"))
+    ran = own_covered.python(NAMES, overwrite, freshness=TTL)
     assert ran.out == b"['file', 'more'] 18 longer than before\n"
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="no Go here")
-def test_f23_what_a_go_program_with_libc_wrote_is_read(own_door: Door) -> None:
-    program = Path(own_door.place.root) / "overwrite-go"
+def test_f23_what_a_go_program_with_libc_wrote_is_read(own_covered: CoveredSource) -> None:
+    program = Path(own_covered.place.root) / "overwrite-go"
     environment = {**os.environ, "GO111MODULE": "off", "CGO_ENABLED": "1"}
     subprocess.run(["go", "build", "-o", program, PROGRAMS / "overwrite.go"], check=True, env=environment)
-    ran = own_door.python(IN_EACH_WAY, str(own_door.compile("children")), str(program), "waitpid", freshness=TTL)
+    ran = own_covered.python(IN_EACH_WAY, str(own_covered.compile("children")), str(program), "waitpid", freshness=TTL)
     assert ran.out.decode().splitlines() == [expected("waitpid", 0)]

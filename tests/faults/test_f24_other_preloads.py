@@ -1,6 +1,6 @@
 """F24: other libraries that are preloaded, or patch tables, or must come first.
 
-In any order each does its work, and so does the door.
+In any order each does its work, and so does the preload library.
 """
 
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 from tests.support import Ran, Word
 
 pytest_plugins = ["tests.preload.fixtures"]
@@ -18,7 +18,7 @@ pytest_plugins = ["tests.preload.fixtures"]
 # request.
 PACKAGED = {"libjemalloc.so.2": "libjemalloc2", "libeatmydata.so": "libeatmydata1", "fiu_posix_preload.so": "fiu-utils"}
 CLOCK = {"libfaketime.so.1": "libfaketime"}
-ORDERS = {"before the door": "$1:$LD_PRELOAD", "after the door": "$LD_PRELOAD:$1"}
+ORDERS = {"before the preload library": "$1:$LD_PRELOAD", "after the preload library": "$LD_PRELOAD:$1"}
 SANITIZERS = ["address", "undefined", "address,undefined"]
 
 order = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -30,10 +30,10 @@ def packaged(name: str) -> Path:
     return found[0] if found else pytest.skip(f"no {name} here: apt-get install {(PACKAGED | CLOCK)[name]}")
 
 
-def beside(door: Door, other: Word, order: str, **env: str) -> Ran:
+def beside(covered: CoveredSource, other: Word, order: str, **env: str) -> Ran:
     """Runs a program that checks each answer, with `other` preloaded too."""
-    program = door.compile("beside")
-    ran = door.run("sh", "-c", f'LD_PRELOAD="{order}" exec "$2"', "sh", other, program, env=env)
+    program = covered.compile("beside")
+    ran = covered.run("sh", "-c", f'LD_PRELOAD="{order}" exec "$2"', "sh", other, program, env=env)
     assert (ran.status, ran.out) == (0, b"well\n"), ran.err.decode()
     assert ran.hits >= 4 * READS
     return ran
@@ -41,34 +41,34 @@ def beside(door: Door, other: Word, order: str, **env: str) -> Ran:
 
 @order
 @pytest.mark.parametrize("name", PACKAGED)
-def test_f24_libraries_that_others_made(door: Door, name: str, order: str) -> None:
-    beside(door, packaged(name), order)
+def test_f24_libraries_that_others_made(covered: CoveredSource, name: str, order: str) -> None:
+    beside(covered, packaged(name), order)
 
 
 @order
-def test_f24_all_of_them_at_once(door: Door, order: str) -> None:
-    beside(door, ":".join(str(packaged(name)) for name in PACKAGED), order)
+def test_f24_all_of_them_at_once(covered: CoveredSource, order: str) -> None:
+    beside(covered, ":".join(str(packaged(name)) for name in PACKAGED), order)
 
 
 @order
 @pytest.mark.parametrize("offset", ["-1y", "+1y"])
-def test_f24_another_time_makes_no_copy_older_or_younger(door: Door, order: str, offset: str) -> None:
+def test_f24_another_time_makes_no_copy_older_or_younger(covered: CoveredSource, order: str, offset: str) -> None:
     """How long a copy may stand in goes by the machine's clock, whatever clock the program believes in."""
     script = f'LD_PRELOAD="{order}" FAKETIME={offset} exec "$2" f1'
-    ran = door.run("sh", "-c", script, "sh", packaged("libfaketime.so.1"), door.compile("beside"), freshness="ttl=60")
+    ran = covered.run("sh", "-c", script, "sh", packaged("libfaketime.so.1"), covered.compile("beside"), freshness="ttl=60")
     assert (ran.status, ran.out) == (0, b"well\n"), ran.err.decode()
     assert ran.hits >= 1
 
 
 @order
 @pytest.mark.parametrize("binding", [{}, {"LD_BIND_NOW": "1"}], ids=["lazy", "at once"])
-def test_f24_a_tracer_that_stands_before_open(door: Door, tmp_path: Path, order: str, binding: dict[str, str]) -> None:
-    """Before the door it sees every call; after it, those that go on to the system."""
+def test_f24_a_tracer_that_stands_before_open(covered: CoveredSource, tmp_path: Path, order: str, binding: dict[str, str]) -> None:
+    """Before the preload library it sees every call; after it, those that go on to the system."""
     mark = tmp_path / "mark"
-    beside(door, door.compile("tracer", "-shared", "-fPIC", "-ldl"), order, TRACER_MARK=str(mark), **binding)
+    beside(covered, covered.compile("tracer", "-shared", "-fPIC", "-ldl"), order, TRACER_MARK=str(mark), **binding)
     opens, fopens, stats = map(int, mark.read_text().split())
     assert stats >= READS
-    if order == ORDERS["before the door"]:
+    if order == ORDERS["before the preload library"]:
         assert opens > READS
         assert fopens >= READS
     else:
@@ -77,27 +77,27 @@ def test_f24_a_tracer_that_stands_before_open(door: Door, tmp_path: Path, order:
 
 @order
 @pytest.mark.parametrize("linking", ["-Wl,-z,lazy", "-Wl,-z,now"])
-def test_f24_a_tracer_that_patches_the_programs_table(door: Door, tmp_path: Path, order: str, linking: str) -> None:
-    mark, program = tmp_path / "mark", door.compile("beside", linking)
-    patcher = door.compile("patcher", "-shared", "-fPIC", "-ldl")
-    ran = door.run("sh", "-c", f'LD_PRELOAD="{order}" exec "$2"', "sh", patcher, program, env={"TRACER_MARK": str(mark)})
+def test_f24_a_tracer_that_patches_the_programs_table(covered: CoveredSource, tmp_path: Path, order: str, linking: str) -> None:
+    mark, program = tmp_path / "mark", covered.compile("beside", linking)
+    patcher = covered.compile("patcher", "-shared", "-fPIC", "-ldl")
+    ran = covered.run("sh", "-c", f'LD_PRELOAD="{order}" exec "$2"', "sh", patcher, program, env={"TRACER_MARK": str(mark)})
     assert (ran.status, ran.out) == (0, b"well\n"), ran.err.decode()
     assert int(mark.read_text().split()[0]) > READS
     assert ran.hits >= 4 * READS
 
 
 @pytest.mark.parametrize("words", [["eatmydata"], ["fakeroot"], ["fiu-run", "-x"]], ids=" ".join)
-def test_f24_in_front_of_forebay_run(door: Door, words: list[str]) -> None:
+def test_f24_in_front_of_forebay_run(covered: CoveredSource, words: list[str]) -> None:
     """Libraries that such a command preloads come before ours, and are kept."""
     wrapper = shutil.which(words[0]) or pytest.skip(f"no {words[0]} here")
-    place, program = door.place, door.compile("beside")
-    environment = {**place.environment(), "DOOR_TIER": str(door.tier)}
+    place, program = covered.place, covered.compile("beside")
+    environment = {**place.environment(), "COVERED_TIER": str(covered.tier)}
     for what, said in ([program], "well\n"), (["printenv", "LD_PRELOAD"], "libforebay_preload.so\n"):
         record = place.record_path()
         done = subprocess.run(
             [wrapper, *words[1:], *place.words(what, record, freshness="immutable")],
             env=environment,
-            cwd=door.source,
+            cwd=covered.source,
             capture_output=True,
             text=True,
             check=False,
@@ -107,42 +107,42 @@ def test_f24_in_front_of_forebay_run(door: Door, words: list[str]) -> None:
     assert any(name in first for name in ("eatmydata", "fakeroot", "fiu")), done.stdout
 
 
-@pytest.mark.parametrize(("words", "covered"), [(["eatmydata"], True), (["fakeroot"], True), (["fiu-run", "-x"], False)])
-def test_f24_started_by_forebay_run(door: Door, words: list[str], covered: bool) -> None:
-    """fiu-run drops what was preloaded before: its program runs as it would without the door."""
+@pytest.mark.parametrize(("words", "is_covered"), [(["eatmydata"], True), (["fakeroot"], True), (["fiu-run", "-x"], False)])
+def test_f24_started_by_forebay_run(covered: CoveredSource, words: list[str], is_covered: bool) -> None:
+    """fiu-run drops what was preloaded before: its program runs as it would without the preload library."""
     if not shutil.which(words[0]):
         pytest.skip(f"no {words[0]} here")
-    ran = door.run(*words, door.compile("plain"), "f1", "f2", check=True)
+    ran = covered.run(*words, covered.compile("plain"), "f1", "f2", check=True)
     assert ran.out == b"file 1\nfile 2\n"
-    assert (ran.hits >= 2) == covered
+    assert (ran.hits >= 2) == is_covered
 
 
 @pytest.mark.parametrize("kinds", SANITIZERS)
 @pytest.mark.parametrize("starter", [[], ["sh", "-c", '"$0"']], ids=["itself", "by a shell"])
-def test_f24_programs_with_sanitizers(door: Door, kinds: str, starter: list[str]) -> None:
+def test_f24_programs_with_sanitizers(covered: CoveredSource, kinds: str, starter: list[str]) -> None:
     """AddressSanitizer refuses to come after another library, unless it is told that it may."""
-    ran = door.run(*starter, door.compile("beside", f"-fsanitize={kinds}"))
+    ran = covered.run(*starter, covered.compile("beside", f"-fsanitize={kinds}"))
     assert (ran.status, ran.out) == (0, b"well\n"), ran.err.decode()
     assert ran.hits >= 4 * READS
 
 
 @order
-def test_f24_the_address_sanitizer_preloaded(door: Door, order: str) -> None:
+def test_f24_the_address_sanitizer_preloaded(covered: CoveredSource, order: str) -> None:
     """As one does for a module of an interpreter."""
     said = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
-    beside(door, Path(said).resolve(), order)
+    beside(covered, Path(said).resolve(), order)
 
 
-def test_f24_the_address_sanitizer_finds_what_it_finds(door: Door) -> None:
-    program = door.compile("overflow", "-fsanitize=address")
+def test_f24_the_address_sanitizer_finds_what_it_finds(covered: CoveredSource) -> None:
+    program = covered.compile("overflow", "-fsanitize=address")
     alone = subprocess.run([program], env={"ASAN_OPTIONS": "exitcode=33"}, capture_output=True, check=False)
-    ran = door.run(program, env={"ASAN_OPTIONS": "exitcode=33"})
+    ran = covered.run(program, env={"ASAN_OPTIONS": "exitcode=33"})
     assert ran.status == alone.returncode == 33, ran.err.decode()
     assert b"heap-buffer-overflow" in ran.err
     assert b"heap-buffer-overflow" in alone.stderr
 
 
-def test_f24_what_the_user_says_of_the_order_stands(door: Door) -> None:
-    program = door.compile("overflow", "-fsanitize=address")
-    ran = door.run(program, env={"ASAN_OPTIONS": "exitcode=33:verify_asan_link_order=1"})
+def test_f24_what_the_user_says_of_the_order_stands(covered: CoveredSource) -> None:
+    program = covered.compile("overflow", "-fsanitize=address")
+    ran = covered.run(program, env={"ASAN_OPTIONS": "exitcode=33:verify_asan_link_order=1"})
     assert b"ASan runtime does not come first" in ran.err

@@ -1,10 +1,10 @@
-"""F26: handlers that open interrupt the door anywhere; errno stays what it was."""
+"""F26: handlers that open interrupt the preload library anywhere; errno stays what it was."""
 
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
 
-def test_f26_storm_of_signals_on_a_small_stack(door: Door) -> None:
-    ran = door.program("signals")
+def test_f26_storm_of_signals_on_a_small_stack(covered: CoveredSource) -> None:
+    ran = covered.program("signals")
     assert ran.hits > 30_000

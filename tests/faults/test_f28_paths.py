@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
 
-def test_f28_relative_names_follow_the_current_directory(door: Door) -> None:
+def test_f28_relative_names_follow_the_current_directory(covered: CoveredSource) -> None:
     script = """
 
 os.chdir("/")
@@ -33,10 +33,10 @@ except FileNotFoundError:
 else:
     sys.exit("a directory that is gone holds nothing")
 """
-    assert door.python(script).counters["pass_odd_path"] >= 1
+    assert covered.python(script).counters["pass_odd_path"] >= 1
 
 
-def test_f28_dots_and_links_are_the_kernels(door: Door) -> None:
+def test_f28_dots_and_links_are_the_kernels(covered: CoveredSource) -> None:
     script = """
 
 os.close(copy("f1"))
@@ -51,10 +51,10 @@ with open(f"{SOURCE}/../outside", "w") as file:
 with open(f"{SOURCE}/deep/../../outside") as file:
     assert file.read() == "outside\\n"
 """
-    door.python(script)
+    covered.python(script)
 
 
-def test_f28_directory_descriptors_pass(door: Door) -> None:
+def test_f28_directory_descriptors_pass(covered: CoveredSource) -> None:
     script = """
 
 os.close(copy("f1"))
@@ -64,22 +64,22 @@ assert os.read(os.open("file", os.O_RDONLY, dir_fd=at), 9) == b"deep\\n"
 fd = os.open(SOURCE + "/f1", os.O_RDONLY, dir_fd=at)
 assert is_copy(fd)
 """
-    counters = door.python(script).counters
+    counters = covered.python(script).counters
     assert counters["pass_directory_descriptor"] == 1
 
 
 @pytest.mark.parametrize("flag", ["O_PATH", "O_NOFOLLOW", "O_DIRECTORY", "O_NOATIME"])
-def test_f28_flags_that_only_the_source_can_answer(door: Door, flag: str) -> None:
+def test_f28_flags_that_only_the_source_can_answer(covered: CoveredSource, flag: str) -> None:
     script = f"""
 os.close(copy("f1"))
 name = "deep" if "{flag}" == "O_DIRECTORY" else "f1"
-fd = os.open(os.environ["DOOR_SOURCE"] + "/" + name, os.O_RDONLY | os.{flag})
+fd = os.open(os.environ["COVERED_SOURCE"] + "/" + name, os.O_RDONLY | os.{flag})
 assert not is_copy(fd)
 """
-    assert door.python(script).counters["pass_flags"] >= 1
+    assert covered.python(script).counters["pass_flags"] >= 1
 
 
-def test_f28_nofollow_refuses_a_link(door: Door) -> None:
+def test_f28_nofollow_refuses_a_link(covered: CoveredSource) -> None:
     script = """
 os.close(copy("f1"))
 try:
@@ -89,11 +89,11 @@ except OSError as error:
 else:
     sys.exit("ELOOP is the answer")
 """
-    door.python(script)
+    covered.python(script)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("how", ["chroot", "unshare"])
-def test_f28_another_root_or_namespace_passes(door: Door, how: str) -> None:
-    ran = door.program("namespaces", how)
+def test_f28_another_root_or_namespace_passes(covered: CoveredSource, how: str) -> None:
+    ran = covered.program("namespaces", how)
     assert ran.counters["pass_other_namespace"] >= 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
@@ -18,33 +18,33 @@ def alike(one, two):
 """
 
 
-def test_f30_every_kind_of_stat_agrees(door: Door) -> None:
-    ran = door.program("identity")
+def test_f30_every_kind_of_stat_agrees(covered: CoveredSource) -> None:
+    ran = covered.program("identity")
     assert ran.hits >= 2
     assert ran.counters["stats_saved"] == int(ran.out) > 0
 
 
 @pytest.mark.parametrize("words", [["cp"], ["cp", "-a"], ["install", "-m", "600"]])
-def test_f30_files_are_copied(door: Door, tmp_path: Path, words: list[str]) -> None:
+def test_f30_files_are_copied(covered: CoveredSource, tmp_path: Path, words: list[str]) -> None:
     target = tmp_path / "target"
-    ran = door.run(*words, "f1", target)
+    ran = covered.run(*words, "f1", target)
     assert ran.status == 0, ran.err.decode()
     assert b"replaced while being copied" not in ran.err
     assert target.read_text() == "file 1\n"
     if words == ["cp", "-a"]:
-        source = (door.source / "f1").stat()
+        source = (covered.source / "f1").stat()
         assert (target.stat().st_mtime_ns, target.stat().st_mode) == (source.st_mtime_ns, source.st_mode)
 
 
-def test_f30_a_file_is_moved_to_another_device(own_door: Door) -> None:
-    target = own_door.tier / "moved"
-    ran = own_door.run("sh", "-c", "cat f1 && mv f1 $0 && ! cat f1", target)
+def test_f30_a_file_is_moved_to_another_device(own_covered: CoveredSource) -> None:
+    target = own_covered.tier / "moved"
+    ran = own_covered.run("sh", "-c", "cat f1 && mv f1 $0 && ! cat f1", target)
     assert ran.status == 0
     assert target.read_text() == "file 1\n"
-    assert not (own_door.source / "f1").exists()
+    assert not (own_covered.source / "f1").exists()
 
 
-def test_f30_python_sees_one_file(door: Door) -> None:
+def test_f30_python_sees_one_file(covered: CoveredSource) -> None:
     script = (
         ALIKE
         + """
@@ -56,10 +56,10 @@ shutil.copy2("f1", TIER + "/copied")
 assert os.stat(TIER + "/copied").st_mtime_ns == os.stat("f1").st_mtime_ns
 """
     )
-    door.python(script)
+    covered.python(script)
 
 
-def test_f30_a_descriptor_that_is_inherited_or_sent(door: Door) -> None:
+def test_f30_a_descriptor_that_is_inherited_or_sent(covered: CoveredSource) -> None:
     script = (
         ALIKE
         + """
@@ -74,13 +74,13 @@ socket.send_fds(one, [b"x"], [fd])
 assert alike(os.fstat(socket.recv_fds(two, 1, 1)[1][0]), want)
 """
     )
-    door.python(script)
+    covered.python(script)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_f30_owner_and_mode_are_the_sources(own_door: Door) -> None:
-    (own_door.source / "f1").chmod(0o640)
-    os.chown(own_door.source / "f1", 1234, 2345)
+def test_f30_owner_and_mode_are_the_sources(own_covered: CoveredSource) -> None:
+    (own_covered.source / "f1").chmod(0o640)
+    os.chown(own_covered.source / "f1", 1234, 2345)
     script = (
         ALIKE
         + """
@@ -90,5 +90,5 @@ assert (status.st_mode, status.st_uid, status.st_gid) == (0o100640, 1234, 2345),
 assert alike(status, os.stat("f1"))
 """
     )
-    support.settle(own_door.source)
-    own_door.python(script, freshness="on_open")
+    support.settle(own_covered.source)
+    own_covered.python(script, freshness="on_open")

@@ -140,7 +140,7 @@ copies
 MAPPED = "{line.split(maxsplit=5)[5].strip() for line in open('/proc/self/maps') if '/index.' in line}"
 # A descriptor of a copy that was dropped long ago, asked by a program that was started since.
 CHILD = "import os, sys; print(os.fstat(int(sys.argv[1])).st_ino)"
-# More than a door has places for mappings, of indices with room for as few files as there can be.
+# More than a preload library has places for mappings, of indices with room for as few files as there can be.
 GENERATIONS = 10
 INDEX_SPARE = 1024
 

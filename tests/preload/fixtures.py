@@ -1,31 +1,31 @@
-"""Doors, for the modules that name this one in `pytest_plugins`."""
+"""Covered sources, for the modules that name this one in `pytest_plugins`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.preload.door import Door, make_doors
+from tests.preload.covered import CoveredSource, make_covered_sources
 
 
 @pytest.fixture(scope="session")
-def door() -> Iterator[Door]:
+def covered() -> Iterator[CoveredSource]:
     """A source that no test changes, with its copies."""
-    with make_doors(1) as (made,):
+    with make_covered_sources(1) as (made,):
         made.warm()
         yield made
 
 
 @pytest.fixture(scope="session")
-def own_doors(request: pytest.FixtureRequest) -> Iterator[list[Door]]:
+def own_covered_sources(request: pytest.FixtureRequest) -> Iterator[list[CoveredSource]]:
     """One for each test that asks for its own, all made at once: their files must be two seconds old."""
-    with make_doors(sum("own_door" in getattr(item, "fixturenames", []) for item in request.session.items)) as made:
+    with make_covered_sources(sum("own_covered" in getattr(item, "fixturenames", []) for item in request.session.items)) as made:
         yield made
 
 
 @pytest.fixture
-def own_door(own_doors: list[Door]) -> Iterator[Door]:
+def own_covered(own_covered_sources: list[CoveredSource]) -> Iterator[CoveredSource]:
     """A source that one test may change, with its copies."""
-    made = own_doors.pop()
+    made = own_covered_sources.pop()
     made.warm()
     yield made
     made.place.remove()

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests import support
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
@@ -41,18 +41,18 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_reaches_the_source_and_not_the_copy(own_door: Door, change: str) -> None:
-    own_door.python(SCRIPT.replace("{change}", change.replace("; ", "\n")))
+def test_a_change_reaches_the_source_and_not_the_copy(own_covered: CoveredSource, change: str) -> None:
+    own_covered.python(SCRIPT.replace("{change}", change.replace("; ", "\n")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("call", ["os.fchown(fd, 12, 34)", "assert libc.fchownat(fd, b'', 12, 34, 0x1000) == 0", "os.chown('f1', 12, 34)"])
-def test_the_owner_is_the_sources(own_door: Door, call: str) -> None:
-    own_door.python(SCRIPT.replace("{change}", f"{call}\nassert (os.stat('f1').st_uid, os.stat('f1').st_gid) == (12, 34)"))
+def test_the_owner_is_the_sources(own_covered: CoveredSource, call: str) -> None:
+    own_covered.python(SCRIPT.replace("{change}", f"{call}\nassert (os.stat('f1').st_uid, os.stat('f1').st_gid) == (12, 34)"))
 
 
-def test_extended_attributes_are_the_sources(own_door: Door) -> None:
-    name = own_door.source / "f1"
+def test_extended_attributes_are_the_sources(own_covered: CoveredSource) -> None:
+    name = own_covered.source / "f1"
     try:
         os.setxattr(name, "user.colour", b"red")
     except OSError:
@@ -70,10 +70,10 @@ except OSError as error:
     assert error.errno == 61
 """
     support.settle(name)
-    own_door.python(SCRIPT.replace("{change}", script), freshness="on_open")
+    own_covered.python(SCRIPT.replace("{change}", script), freshness="on_open")
 
 
-def test_a_source_that_is_gone_is_stale(own_door: Door) -> None:
+def test_a_source_that_is_gone_is_stale(own_covered: CoveredSource) -> None:
     script = """
 fd = copy("f1")
 os.unlink("f1")
@@ -83,7 +83,7 @@ try:
 except OSError as error:
     assert error.errno == 116, error
 """
-    own_door.python(script)
+    own_covered.python(script)
 
 
 # How cp is told, and what its open counts as: -a does not follow links, and no copy answers an open that does not.
@@ -92,17 +92,17 @@ COPYING = {"-a": {"pass_flags": 1, "source_opens": 0, "hits": 0}, "--preserve=al
 
 @pytest.mark.skipif(not shutil.which("setfattr"), reason="no setfattr here")
 @pytest.mark.parametrize("option", COPYING)
-def test_cp_keeps_extended_attributes(own_door: Door, option: str) -> None:
+def test_cp_keeps_extended_attributes(own_covered: CoveredSource, option: str) -> None:
     try:
-        os.setxattr(own_door.source / "f1", "user.colour", b"red")
+        os.setxattr(own_covered.source / "f1", "user.colour", b"red")
     except OSError:
         pytest.skip("no extended attributes here")
-    support.settle(own_door.source / "f1")
+    support.settle(own_covered.source / "f1")
     # Setting the attribute has changed the file: it is copied once more.
-    own_door.python("os.close(copy('f1'))", freshness="on_open", keep="yes")
-    plain, copied = own_door.place.root / "plain", own_door.place.root / "copied"
-    subprocess.run(["cp", option, own_door.source / "f1", plain], check=True)
-    ran = own_door.run("cp", option, "f1", copied, check=True, freshness="on_open")
+    own_covered.python("os.close(copy('f1'))", freshness="on_open", keep="yes")
+    plain, copied = own_covered.place.root / "plain", own_covered.place.root / "copied"
+    subprocess.run(["cp", option, own_covered.source / "f1", plain], check=True)
+    ran = own_covered.run("cp", option, "f1", copied, check=True, freshness="on_open")
     assert ran.counters["processes"] == 1, "cp is covered"
     assert {name: (ran.counters | {"hits": ran.hits})[name] for name in COPYING[option]} == COPYING[option]
     for path in (plain, copied):

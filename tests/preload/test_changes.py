@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
@@ -47,9 +47,9 @@ WRITES = {
 
 
 @pytest.mark.parametrize("change", WRITES.values(), ids=WRITES)
-def test_a_write_is_seen_at_once(own_door: Door, change: str) -> None:
+def test_a_write_is_seen_at_once(own_covered: CoveredSource, change: str) -> None:
     script = SCRIPT.replace("{change}", change + "\nfd = os.open('f1', os.O_RDONLY)\nassert not is_copy(fd) and text('f1') != 'file 1\\n'")
-    assert own_door.python(script).counters["tombstones"] >= 1
+    assert own_covered.python(script).counters["tombstones"] >= 1
 
 
 REMOVALS = {
@@ -62,13 +62,13 @@ REMOVALS = {
 
 
 @pytest.mark.parametrize("change", REMOVALS.values(), ids=REMOVALS)
-def test_a_name_that_is_gone_is_gone(own_door: Door, change: str) -> None:
+def test_a_name_that_is_gone_is_gone(own_covered: CoveredSource, change: str) -> None:
     script = SCRIPT.replace(
         "{change}",
         change + "\nassert not os.path.exists('f1')\ntry:\n    open('f1')\n    sys.exit('still there')\n"
         "except FileNotFoundError:\n    pass",
     )
-    own_door.python(script)
+    own_covered.python(script)
 
 
 ELSEWHERE = {
@@ -83,7 +83,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_names_that_lead_elsewhere(own_door: Door, change: str) -> None:
+def test_names_that_lead_elsewhere(own_covered: CoveredSource, change: str) -> None:
     script = """
 names = ["f1", "f2", "link", "way/file", "deep/file"]
 def texts():
@@ -99,7 +99,7 @@ time.sleep(0.3)
 {change}
 real = []
 for name in names:
-    # What the kernel says, past every door: a flag that makes no difference to a file that is not a link passes.
+    # What the kernel says, past every preload library: a flag that makes no difference to a file that is not a link passes.
     try:
         fd = os.open(os.path.realpath(name), os.O_RDONLY | os.O_NOFOLLOW)
         real.append(os.read(fd, 99).decode())
@@ -113,10 +113,10 @@ for name, want in zip(names, real):
         got = None
     assert got == want, (name, got, want)
 """.replace("{change}", change.replace("; ", "\n"))
-    own_door.python(script)
+    own_covered.python(script)
 
 
-def test_a_copy_is_never_written_to(own_door: Door) -> None:
+def test_a_copy_is_never_written_to(own_covered: CoveredSource) -> None:
     """Its descriptor, opened again by name, is the source's."""
     script = """
 names = iter(f"f{number}" for number in range(1, 20))
@@ -148,4 +148,4 @@ except OSError as error:
     assert error.errno == 116, error
 assert open("f22").read() == "file 23\\n"
 """
-    own_door.python(script)
+    own_covered.python(script)

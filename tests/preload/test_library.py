@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 from tests.support import Word
 
 pytest_plugins = ["tests.preload.fixtures"]
@@ -70,25 +70,25 @@ def test_it_is_small(library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind here")
-def test_starting_a_program_costs_few_instructions(door: Door) -> None:
-    program = door.compile("nothing")
+def test_starting_a_program_costs_few_instructions(covered: CoveredSource) -> None:
+    program = covered.compile("nothing")
     measure = 'valgrind --tool=callgrind --callgrind-out-file=/dev/null "$0" 2>&1 >/dev/null | sed -n "s/.*Collected : //p"'
 
     def instructions(switch: str) -> int:
-        return int(door.run("sh", "-c", f"{switch} {measure}", program, check=True).out)
+        return int(covered.run("sh", "-c", f"{switch} {measure}", program, check=True).out)
 
     with_us, without = instructions(""), instructions("LD_PRELOAD=")
     print(f"{with_us - without} instructions")
     assert 0 < with_us - without <= START_INSTRUCTIONS_MAX
 
 
-def test_opening_costs_little(door: Door) -> None:
-    program = door.compile("rate")
+def test_opening_costs_little(covered: CoveredSource) -> None:
+    program = covered.compile("rate")
 
-    copy = door.python("print(os.readlink(f'/proc/self/fd/{copy(\"f1\")}'))").out.decode().strip()
+    copy = covered.python("print(os.readlink(f'/proc/self/fd/{copy(\"f1\")}'))").out.decode().strip()
     cases: dict[str, tuple[Word, str]] = {
         "direct": (copy, "LD_PRELOAD="),
-        "hit": (door.source / "f1", ""),
+        "hit": (covered.source / "f1", ""),
         "relative": ("f1", ""),
         "foreign": ("/etc/hostname", ""),
         "foreign without": ("/etc/hostname", "LD_PRELOAD="),
@@ -96,7 +96,7 @@ def test_opening_costs_little(door: Door) -> None:
     least = dict.fromkeys(cases, float("inf"))
     for _ in range(ATTEMPTS):
         for case, (path, switch) in cases.items():
-            out = door.run("sh", "-c", f'{switch} "$0" "$1"', program, path, check=True).out
+            out = covered.run("sh", "-c", f'{switch} "$0" "$1"', program, path, check=True).out
             least[case] = min(least[case], *map(float, out.split()))
         slower = max(1.0, least["direct"] / OPEN_US)
         more = {

@@ -3,13 +3,13 @@
 What listings say, and when: semantics/test_p03_listings.py.
 """
 
-from tests.preload.door import Door
+from tests.preload.covered import CoveredSource
 
 pytest_plugins = ["tests.preload.fixtures"]
 
 
-def test_streams_give_what_the_source_gives(door: Door) -> None:
-    ran = door.program("streams", "reads")
+def test_streams_give_what_the_source_gives(covered: CoveredSource) -> None:
+    ran = covered.program("streams", "reads")
     counted = ran.counters
     assert counted["listings_saved"] > 300
     kinds = ("saved", "unknown", "stale", "tombstoned", "passed")
@@ -19,6 +19,6 @@ def test_streams_give_what_the_source_gives(door: Door) -> None:
     assert counted["listings_dropped"] == 0
 
 
-def test_streams_show_what_the_program_changes(own_door: Door) -> None:
-    ran = own_door.program("streams", "changes")
+def test_streams_show_what_the_program_changes(own_covered: CoveredSource) -> None:
+    ran = own_covered.program("streams", "changes")
     assert ran.counters["listings_tombstoned"] > 10

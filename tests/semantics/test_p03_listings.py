@@ -238,7 +238,7 @@ def test_p03_on_open_the_source_lists(place: Place) -> None:
     assert ran.record["agent"]["listings_handed_over"] == 0
 
 
-# What changes `d`, or the way to it, through a door.
+# What changes `d`, or the way to it, through a preload library.
 THROUGH_A_DOOR = {
     "a new file": "open(d + '/new', 'w').close()",
     "a new file, by a foreign name": "open(foreign + '/new', 'w').close()",

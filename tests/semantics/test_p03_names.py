@@ -131,7 +131,7 @@ def test_p03_a_change_from_outside_shows_as_the_run_says(place: Place, freshness
     assert saved(worker) == (0 if is_seen else 1)
 
 
-# What changes `a`, or the way to `d/x`, through a door.
+# What changes `a`, or the way to `d/x`, through a preload library.
 THROUGH_A_DOOR = {
     "write": "Path(a).write_bytes(b'new')",
     "a write that goes on": "f = open(a, 'r+b', buffering=0); f.write(b'new')",

@@ -1,6 +1,6 @@
 """P3: a renamed directory takes its own names along and no others.
 
-What was changed through a door serves no later run.
+What was changed through a preload library serves no later run.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""P3: changes are seen within the time that was stated; those made through a door, at once."""
+"""P3: changes are seen within the time that was stated; those made through a preload library, at once."""
 
 import os
 import time

@@ -1,6 +1,6 @@
 """P10: safe in forked children, after exec and in signal handlers.
 
-What a door can't cover runs as it would, and is counted.
+What a preload library can't cover runs as it would, and is counted.
 
 The stress of these is in tests/preload; here is what a user sees.
 """

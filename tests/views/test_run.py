@@ -37,7 +37,10 @@ def test_a_program_sees_whole_files(views: Views) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for mounts of its own")
 def test_without_anything_to_serve_the_program_runs_too(views: Views) -> None:
-    """No source that is shared, so no door and no agent: the view is there all the same, and stays as it is."""
+    """No source that is shared, so no preload library and no agent.
+
+    The view is there all the same, and stays as it is.
+    """
     views.put({"a": b"1"})
     views.desk.prefix = apart()
     words = ["run", "--view", f"{views.address}=view", "--", "sh", "-c", "echo $(cat view/a); exit 7"]

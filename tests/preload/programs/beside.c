@@ -1,6 +1,6 @@
 // Reads by several ways beside whatever else is preloaded, in a child too: each answer is a copy's, and each byte
 // right.
-#include "door.h"
+#include "covered.h"
 
 static void reads(void)
 {

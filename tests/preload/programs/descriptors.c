@@ -1,5 +1,5 @@
-// Descriptors closed, replaced and left behind the door's back: it keeps none, so nothing can be lost.
-#include "door.h"
+// Descriptors closed, replaced and left behind the preload library's back: it keeps none, so nothing can be lost.
+#include "covered.h"
 #include <setjmp.h>
 
 static sigjmp_buf back;
@@ -37,7 +37,8 @@ int main(void)
     CHECK(fstat(other, &one) == 0 && stat("f2", &two) == 0 && one.st_ino == two.st_ino && one.st_dev == two.st_dev);
     CHECK(syscall(SYS_close_range, 3, ~0U, 0) == 0);
 
-    // Out of the middle of whatever the door is doing; the program itself may leave a descriptor so, but not many.
+    // Out of the middle of whatever the preload library is doing; the program itself may leave a descriptor so, but not
+    // many.
     signal(SIGALRM, jump);
     for (volatile int i = 0; i < 300; i++) {
         if (sigsetjmp(back, 1) == 0) {

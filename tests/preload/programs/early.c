@@ -1,6 +1,6 @@
-// A library that opens and asks when it is loaded and when it is unloaded, before the door's own constructor and after
-// everything else.
-#include "door.h"
+// A library that opens and asks when it is loaded and when it is unloaded, before the preload library's own constructor
+// and after everything else.
+#include "covered.h"
 
 static int reads(const char *path, const char *text)
 {

@@ -1,5 +1,5 @@
 // Four threads open while the main one makes children by fork, vfork and posix_spawn, each of which opens too.
-#include "door.h"
+#include "covered.h"
 #include <spawn.h>
 
 extern char **environ;

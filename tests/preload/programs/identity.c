@@ -1,6 +1,6 @@
 // Every way to ask a descriptor or a name what it is says what the source says; the program prints how many questions
 // about names a copy can answer.
-#include "door.h"
+#include "covered.h"
 #include <sys/sysmacros.h>
 
 int __xstat(int version, const char *path, struct stat *out);

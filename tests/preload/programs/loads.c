@@ -1,5 +1,5 @@
 // Loads a library that opens from its constructor, and unloads it.
-#include "door.h"
+#include "covered.h"
 #include <dlfcn.h>
 
 int main(int count, char **words)

@@ -1,12 +1,12 @@
-// In another root, or another mount namespace, paths mean something else: the door passes.
-#include "door.h"
+// In another root, or another mount namespace, paths mean something else: the preload library passes.
+#include "covered.h"
 #include <sched.h>
 #include <sys/mount.h>
 
 int main(int count, char **words)
 {
     CHECK(count == 2);
-    const char *source = getenv("DOOR_SOURCE");
+    const char *source = getenv("COVERED_SOURCE");
     char path[1000];
     snprintf(path, sizeof path, "%s/f1", source);
     int before = open_copy(path);

@@ -1,6 +1,6 @@
 // Comes between the program and open by changing the program's own table of addresses, as GOTCHA does, and not by its
 // name.
-#include "door.h"
+#include "covered.h"
 #include <dlfcn.h>
 #include <link.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-// Reads files by their names: for programs that no door comes into.
+// Reads files by their names: for programs that no preload library comes into.
 #include <stdio.h>
 
 int main(int count, char **names)

@@ -1,6 +1,6 @@
 // A handler opens and asks every 100 microseconds, on a small stack, while the program opens, writes and looks at
 // descriptors itself.
-#include "door.h"
+#include "covered.h"
 
 static volatile int handled;
 
@@ -10,7 +10,7 @@ static void handler(int number)
     (void)number;
     char path[1000];
     // Absolute: where the current directory has to be asked for, opening takes 4 KiB more.
-    snprintf(path, sizeof path, "%s/f3", getenv("DOOR_SOURCE"));
+    snprintf(path, sizeof path, "%s/f3", getenv("COVERED_SOURCE"));
     int fd = open(path, O_RDONLY);
     struct stat status;
     CHECK(fd >= 0 && fstat(fd, &status) == 0 && status.st_size == 7);

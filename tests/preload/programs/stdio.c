@@ -1,5 +1,5 @@
 // Streams that only read.
-#include "door.h"
+#include "covered.h"
 
 static void reads(FILE *file, const char *text)
 {
@@ -21,7 +21,7 @@ int main(void)
         reads(file, "file 1\n");
         CHECK(fclose(file) == 0);
     }
-    snprintf(path, sizeof path, "%s/f2", getenv("DOOR_SOURCE"));
+    snprintf(path, sizeof path, "%s/f2", getenv("COVERED_SOURCE"));
     FILE *file = fopen64(path, "r");
     CHECK(file && is_copy(fileno(file)));
     reads(file, "file 2\n");

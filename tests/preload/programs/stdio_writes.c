@@ -1,5 +1,5 @@
 // Streams that write, one of them a stream that was reading a copy.
-#include "door.h"
+#include "covered.h"
 
 int main(void)
 {

@@ -1,5 +1,5 @@
 // Directory streams over listings of the node: they give what the source gives, to threads and to children too.
-#include "door.h"
+#include "covered.h"
 #include <dirent.h>
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -105,7 +105,7 @@ static void reads(void)
     dir = open_listing(".");
     reads_all(dir, 0);
     CHECK(closedir(dir) == 0);
-    const char *spelled[] = {"./", "./.", ".//", getenv("DOOR_SOURCE")};
+    const char *spelled[] = {"./", "./.", ".//", getenv("COVERED_SOURCE")};
     for (int i = 0; i < 4; i++) {
         dir = open_listing(spelled[i]);
         reads_all(dir, 0);
@@ -161,7 +161,7 @@ static void descriptors(void)
     dir = open_listing("deep");
     CHECK(chdir("/") == 0);
     CHECK(fstatat(dirfd(dir), "file", &inside, 0) == 0 && inside.st_size == 5);
-    CHECK(closedir(dir) == 0 && chdir(getenv("DOOR_SOURCE")) == 0);
+    CHECK(closedir(dir) == 0 && chdir(getenv("COVERED_SOURCE")) == 0);
 }
 
 static void many(void)

@@ -1,6 +1,6 @@
 // Another library that stands before open by name, as Darshan's does: it counts what is asked for, and hands it on to
 // the next.
-#include "door.h"
+#include "covered.h"
 #include <dlfcn.h>
 #include <stdarg.h>
 

@@ -1,6 +1,6 @@
 """A source whose files all have copies, and programs that run there.
 
-What looks at the door has no need to wait for the agent.
+What looks at the preload library has no need to wait for the agent.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ FILES = 40
 # has.
 PROBE = """
 import os, sys, time
-SOURCE, TIER = os.environ["DOOR_SOURCE"], os.environ["DOOR_TIER"]
+SOURCE, TIER = os.environ["COVERED_SOURCE"], os.environ["COVERED_TIER"]
 
 def is_copy(fd):
     return os.readlink(f"/proc/self/fd/{fd}").startswith(TIER)
@@ -50,7 +50,7 @@ for name in names:
 
 
 @dataclass(frozen=True)
-class Door:
+class CoveredSource:
     """Programs under `forebay run`, with a copy of each file of the source in the tier."""
 
     place: Place
@@ -72,7 +72,7 @@ class Door:
         env: Mapping[str, str] | None = None,
     ) -> Ran:
         """Runs a program in the source to its end."""
-        own = {"DOOR_SOURCE": str(self.source), "DOOR_TIER": str(self.tier), **(env or {})}
+        own = {"COVERED_SOURCE": str(self.source), "COVERED_TIER": str(self.tier), **(env or {})}
         ran = self.place.run(*words, environment=own, cwd=self.source, check=check, freshness=freshness, keep=keep)
         assert ran.record, f"nothing ran: {ran.err!r}"
         return ran
@@ -102,15 +102,15 @@ class Door:
 
 
 @contextmanager
-def make_doors(number: int) -> Iterator[list[Door]]:
-    """Doors whose tiers are on another device than their sources; their copies are yet to be made."""
+def make_covered_sources(number: int) -> Iterator[list[CoveredSource]]:
+    """Covered sources whose tiers are on another device than their sources; their copies are yet to be made."""
     with ExitStack() as stack:
-        doors = [Door(stack.enter_context(support.place())) for _ in range(number)]
-        for door in doors:
-            grow(door.place)
-        if doors:
-            support.settle(doors[-1].source)
-        yield doors
+        sources = [CoveredSource(stack.enter_context(support.place())) for _ in range(number)]
+        for covered in sources:
+            grow(covered.place)
+        if sources:
+            support.settle(sources[-1].source)
+        yield sources
 
 
 def grow(place: Place) -> None:

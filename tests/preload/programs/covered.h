@@ -27,7 +27,7 @@
 static inline int is_copy(int fd)
 {
     char name[64], target[4096];
-    const char *tier = getenv("DOOR_TIER");
+    const char *tier = getenv("COVERED_TIER");
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(name, target, sizeof target - 1);
     if (length < 0) return 0;
