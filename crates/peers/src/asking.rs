@@ -206,6 +206,11 @@ impl Asking {
                         (number, answer, spare)
                     });
                 }
+                Step::Later(at_s) => {
+                    tokio::time::sleep(Duration::from_secs_f64((at_s - self.now_s()).max(0.0))).await;
+                    step = machine.again(self.now_s(), is_suspected);
+                    continue;
+                }
                 Step::Wait => {}
             }
             let ended = match patience.take() {
@@ -234,7 +239,7 @@ impl Asking {
                 }
                 return Some(number);
             }
-            step = machine.answered(&answer, self.now_s(), is_suspected);
+            step = machine.answered(number, &answer, self.now_s(), is_suspected);
         }
     }
 

@@ -24,6 +24,7 @@ pub mod wire;
 mod asking;
 mod connection;
 mod gate;
+mod served;
 
 pub use blob::{Blob, Found, Holder, Reply, Request};
 pub use identity::Secret;

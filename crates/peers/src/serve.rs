@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::BTreeMap,
     convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
@@ -19,6 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use forebay_policy::peers::{Admission, admit};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Request as HttpRequest, Response, StatusCode,
@@ -47,16 +48,13 @@ use crate::{
     },
     members::Members,
     pull::PeersError,
+    served::LastServed,
     wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header},
 };
 
 /// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in
 /// it.
 const WHOLE_BYTES: u64 = 256 << 10;
-/// Objects of which it is remembered who was served.
-const SERVED_MAX: usize = 4096;
-/// Nodes that are remembered for an object.
-const SERVED_NODES: usize = 4;
 
 /// Counts of a server, from its beginning on.
 #[derive(Debug, Default)]
@@ -117,6 +115,7 @@ impl Server {
                 holder,
                 served,
                 gate: Gate::new(ANSWERS_MAX, WAITING_MAX),
+                sending: Rc::default(),
                 connections: RefCell::default(),
                 last_served: RefCell::default(),
             });
@@ -171,6 +170,8 @@ struct Serving {
     holder: Arc<dyn Holder>,
     served: Arc<Served>,
     gate: Gate,
+    /// Long ranges that are being sent.
+    sending: Rc<Cell<usize>>,
     connections: RefCell<BTreeMap<u64, Connected>>,
     last_served: RefCell<LastServed>,
 }
@@ -282,12 +283,17 @@ impl Serving {
             return refusal(StatusCode::CONFLICT);
         }
         let deadline = Instant::now() + common.within;
+        if let Asked::One(head) = &asked
+            && let Some(busy) = self.redirect(head, node)
+        {
+            return busy;
+        }
         let Some(pass) = self.gate.enter(node, common.turn, common.within).await else {
             self.served.busy.fetch_add(1, Relaxed);
             let mut busy = refusal(StatusCode::TOO_MANY_REQUESTS);
             if let Asked::One(head) = &asked {
                 busy.headers_mut()
-                    .insert(ASK, holders_header(&self.last_served.borrow().of(head.id, node)));
+                    .insert(ASK, holders_header(&self.last_served.borrow().of(head.id, head.range.start, node)));
             }
             return busy;
         };
@@ -295,6 +301,22 @@ impl Serving {
             Asked::One(head) => self.answer_one(node, head, deadline, pass).await,
             Asked::Many(common) => self.answer_many(node, common, request.into_body(), deadline, pass).await,
         }
+    }
+
+    /// Returns an answer that sends the asker to other nodes, if this one has given them the same piece and is
+    /// sending enough.
+    fn redirect(&self, head: &Head, node: u16) -> Option<Response<Sent>> {
+        if head.range.end - head.range.start <= WHOLE_BYTES {
+            return None;
+        }
+        let holders = self.last_served.borrow().of(head.id, head.range.start, node);
+        if admit(self.sending.get(), !holders.is_empty()) == Admission::Serve {
+            return None;
+        }
+        self.served.busy.fetch_add(1, Relaxed);
+        let mut busy = refusal(StatusCode::TOO_MANY_REQUESTS);
+        busy.headers_mut().insert(ASK, holders_header(&holders));
+        Some(busy)
     }
 
     /// Asks the holder, for as long as the asker waits.
@@ -318,7 +340,7 @@ impl Serving {
         let Head { id, range, common } = head;
         let blob = match self.find(node, id, range.clone(), common.turn, deadline).await {
             Found::Blob(blob) => blob,
-            other => return self.not_found(&other, id, node),
+            other => return self.not_found(&other, (id, range.start), node),
         };
         if range.end > blob.length() {
             self.served.bad.fetch_add(1, Relaxed);
@@ -329,19 +351,22 @@ impl Serving {
         let (digest, sent) = if bytes <= WHOLE_BYTES {
             let read = read(&blob, range.start, usize::try_from(bytes).unwrap_or_default()).await;
             let Ok(read) = read else {
-                return self.not_found(&Found::Absent, id, node);
+                return self.not_found(&Found::Absent, (id, range.start), node);
             };
             if !blob.is_valid(&range) {
-                return self.not_found(&Found::Gone, id, node);
+                return self.not_found(&Found::Gone, (id, range.start), node);
             }
             let digest = blob.digest(&range).unwrap_or_else(|| XxHash3_128::oneshot(&read));
             (Some(digest), Sent::Whole(Full::new(read.into()), Some(pass)))
         } else {
-            (blob.digest(&range), Sent::Pieces(Pieces::new(blob, range.clone(), pass)))
+            (
+                blob.digest(&range),
+                Sent::Pieces(Pieces::new(blob, range.clone(), pass, &self.sending)),
+            )
         };
         self.served.ranges.fetch_add(1, Relaxed);
         self.served.bytes.fetch_add(bytes, Relaxed);
-        self.last_served.borrow_mut().note(id, node);
+        self.last_served.borrow_mut().note(id, range.start, node);
         let mut response = Response::new(sent);
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
         response.headers_mut().insert(CONTENT_RANGE, content_range(&range, length));
@@ -351,7 +376,7 @@ impl Serving {
         response
     }
 
-    fn not_found(&self, found: &Found, id: BlobId, node: u16) -> Response<Sent> {
+    fn not_found(&self, found: &Found, (id, offset): (BlobId, u64), node: u16) -> Response<Sent> {
         let (status, counter) = match found {
             Found::Busy => (StatusCode::TOO_MANY_REQUESTS, &self.served.busy),
             Found::Gone => (StatusCode::GONE, &self.served.absent),
@@ -362,7 +387,7 @@ impl Serving {
         if matches!(found, Found::Busy) {
             response
                 .headers_mut()
-                .insert(ASK, holders_header(&self.last_served.borrow().of(id, node)));
+                .insert(ASK, holders_header(&self.last_served.borrow().of(id, offset, node)));
         }
         response
     }
@@ -471,15 +496,24 @@ struct Pieces {
     left: Range<u64>,
     reading: Option<Task<io::Result<Vec<u8>>>>,
     _pass: Pass,
+    sending: Rc<Cell<usize>>,
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.sending.set(self.sending.get() - 1);
+    }
 }
 
 impl Pieces {
-    const fn new(blob: Arc<dyn Blob>, left: Range<u64>, pass: Pass) -> Self {
+    fn new(blob: Arc<dyn Blob>, left: Range<u64>, pass: Pass, sending: &Rc<Cell<usize>>) -> Self {
+        sending.set(sending.get() + 1);
         Self {
             blob,
             left,
             reading: None,
             _pass: pass,
+            sending: Rc::clone(sending),
         }
     }
 
@@ -539,35 +573,5 @@ impl Body for Sent {
             Self::Whole(whole, _) => whole.size_hint(),
             Self::Pieces(pieces) => SizeHint::with_exact(pieces.left.end - pieces.left.start),
         }
-    }
-}
-
-/// The nodes that were served each object last.
-#[derive(Debug, Default)]
-struct LastServed {
-    of: HashMap<BlobId, VecDeque<u16>>,
-    order: VecDeque<BlobId>,
-}
-
-impl LastServed {
-    fn note(&mut self, id: BlobId, node: u16) {
-        let nodes = self.of.entry(id).or_insert_with(|| {
-            self.order.push_back(id);
-            VecDeque::new()
-        });
-        nodes.retain(|served| *served != node);
-        nodes.push_front(node);
-        nodes.truncate(SERVED_NODES);
-        if self.order.len() > SERVED_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.of.remove(&oldest);
-        }
-    }
-
-    /// Returns the nodes that were served an object last, but for the one that asks.
-    fn of(&self, id: BlobId, asker: u16) -> Vec<u16> {
-        let nodes = self.of.get(&id).into_iter().flatten();
-        nodes.copied().filter(|node| *node != asker).collect()
     }
 }

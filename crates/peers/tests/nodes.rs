@@ -22,6 +22,8 @@ use forebay_peers::{
 };
 
 const SECRET: [u8; 32] = [7; 32];
+/// Length of a piece of the hot object, each read of which takes a while, so that requests meet.
+const PIECE: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -39,6 +41,9 @@ impl Blob for Bytes {
 
     fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        if self.content.len() == PIECE {
+            thread::sleep(Duration::from_millis(3));
+        }
         let part = self.content.get(offset..offset + room.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
         room.copy_from_slice(part);
         Ok(())
@@ -386,4 +391,39 @@ fn whoever_is_dropped_leaves_nothing_waiting() {
     drop(peers);
     assert_eq!(receiver.recv_timeout(LONG), Ok(None));
     drop(server);
+}
+
+/// A node that has a piece, once it was given one, serves it on.
+#[test]
+fn a_hot_object_leaves_its_owner_less_than_once_a_node() {
+    const PIECES: usize = 24;
+    let nodes = nodes(4);
+    let all = bytes(PIECE * PIECES);
+    let names: Vec<String> = (0..PIECES).map(|piece| format!("piece {piece}")).collect();
+    let content = |piece: usize| all[piece * PIECE..(piece + 1) * PIECE].to_vec();
+    for (piece, name) in names.iter().enumerate() {
+        nodes[0].store.put(name, content(piece), true);
+    }
+    thread::scope(|scope| {
+        for (number, node) in nodes.iter().enumerate().skip(1) {
+            for worker in 0..4 {
+                let (names, content) = (&names, &content);
+                scope.spawn(move || {
+                    for turn in (worker..PIECES).step_by(4) {
+                        let piece = (turn * 7 + number * 5) % PIECES;
+                        let id = BlobId::of(Kind::Samples, names[piece].as_bytes(), b"1");
+                        let (bytes, from) = fetch(&node.peers, id, 0..PIECE, &[0]);
+                        assert!(from.is_none() || bytes == content(piece));
+                        node.store.put(&names[piece], content(piece), true);
+                    }
+                });
+            }
+        }
+    });
+    let served = |node: &Node| node.server.as_ref().unwrap().served().ranges.load(Relaxed);
+    let by_owner = served(&nodes[0]);
+    let by_others: u64 = nodes.iter().skip(1).map(served).sum();
+    let by_source: u64 = nodes.iter().map(|node| node.peers.left_to_source()).sum();
+    assert_eq!(by_owner + by_others + by_source, 3 * PIECES as u64);
+    assert!(by_others > 0, "the owner sent all: {by_owner}");
 }

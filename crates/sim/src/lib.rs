@@ -31,6 +31,7 @@ mod reading;
 pub mod scenario;
 mod sizes;
 mod source;
+pub mod swarm;
 mod tally;
 mod world;
 

@@ -21,31 +21,45 @@ pub enum Answer {
 }
 
 /// Next step of a fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// Ask this node.
     Ask(u16),
-    /// Wait for what was asked.
+    /// Wait for the answers of the nodes that were asked.
     Wait,
+    /// All nodes that may have the range are busy: call [`Fetch::again`] at this time, in seconds.
+    Later(f64),
     /// The range is here.
     Done,
     /// No node is left to ask in time: read the source.
     Source,
 }
 
-/// Nodes that are asked for one range at most, so that a range that nobody has costs little.
+/// Nodes that are asked for one range at most without an answer of theirs, so that a range that nobody has costs
+/// little.
 const ASKED_MAX: usize = 4;
 /// Nodes that are asked at the same moment at most: one, and one more that may be faster.
 const AT_ONCE_MAX: usize = 2;
+/// First pause before busy nodes are asked again, in seconds; it doubles up to [`PAUSE_MAX_S`].
+const PAUSE_FIRST_S: f64 = 0.01;
+/// Longest pause before busy nodes are asked again, in seconds.
+const PAUSE_MAX_S: f64 = 0.1;
 
 /// A range that is wanted.
 ///
-/// A node that did not answer is not taken for one that lacks the range: it is only asked no more *for this range*.
+/// A node that did not answer is not taken for one that lacks the range: it is only asked no more *for this range*. A
+/// busy node is asked again.
 #[derive(Clone, Debug)]
 pub struct Fetch {
     /// Nodes still to be asked, the best last.
     left: Vec<u16>,
+    /// Nodes that are asked no more.
     asked: Vec<u16>,
+    /// Nodes that were busy.
+    busy: Vec<u16>,
+    pause_s: f64,
+    /// Requests that got no range, and no word that the node is busy.
+    failed: usize,
     under_way: usize,
     deadline_s: f64,
     done: bool,
@@ -58,6 +72,9 @@ impl Fetch {
         let mut fetch = Self {
             left: Vec::new(),
             asked: Vec::new(),
+            busy: Vec::new(),
+            pause_s: PAUSE_FIRST_S,
+            failed: 0,
             under_way: 0,
             deadline_s,
             done: false,
@@ -69,7 +86,7 @@ impl Fetch {
     fn prefer(&mut self, holders: &[u16]) {
         for holder in holders.iter().rev() {
             self.left.retain(|left| left != holder);
-            if !self.asked.contains(holder) {
+            if !self.asked.contains(holder) && !self.busy.contains(holder) {
                 self.left.push(*holder);
             }
         }
@@ -80,14 +97,26 @@ impl Fetch {
         self.next(now_s, is_suspected)
     }
 
-    /// Returns what follows from an answer.
-    pub fn answered(&mut self, answer: &Answer, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    /// Returns the step that follows from the answer of a node.
+    pub fn answered(&mut self, node: u16, answer: &Answer, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
         self.under_way = self.under_way.saturating_sub(1);
         match answer {
             Answer::Whole => self.done = true,
-            Answer::Busy { holders } => self.prefer(holders),
-            Answer::Absent | Answer::Gone | Answer::Failed | Answer::Corrupt => {}
+            Answer::Busy { holders } => {
+                self.asked.retain(|asked| *asked != node);
+                self.busy.push(node);
+                self.prefer(holders);
+            }
+            Answer::Absent | Answer::Gone | Answer::Failed | Answer::Corrupt => self.failed += 1,
         }
+        self.next(now_s, is_suspected)
+    }
+
+    /// Returns the step after a pause that [`Step::Later`] asked for.
+    pub fn again(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+        // The node that was busy first is the best one.
+        let busy = std::mem::take(&mut self.busy);
+        self.prefer(&busy);
         self.next(now_s, is_suspected)
     }
 
@@ -106,11 +135,19 @@ impl Fetch {
         if self.under_way > 0 {
             return Step::Wait;
         }
-        self.ask(now_s, is_suspected).unwrap_or(Step::Source)
+        if let Some(step) = self.ask(now_s, is_suspected) {
+            return step;
+        }
+        let at_s = now_s + self.pause_s;
+        if self.busy.is_empty() || self.failed >= ASKED_MAX || at_s >= self.deadline_s {
+            return Step::Source;
+        }
+        self.pause_s = (self.pause_s * 2.0).min(PAUSE_MAX_S);
+        Step::Later(at_s)
     }
 
     fn ask(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Option<Step> {
-        if now_s >= self.deadline_s || self.asked.len() >= ASKED_MAX {
+        if now_s >= self.deadline_s || self.failed + self.under_way >= ASKED_MAX {
             return None;
         }
         while let Some(node) = self.left.pop() {
@@ -138,17 +175,30 @@ mod tests {
     fn holders_are_asked_in_their_order_and_then_the_source() {
         let mut fetch = Fetch::new(&[3, 1], 10.0);
         assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(&Answer::Failed, 1.0, nobody), Step::Ask(1));
-        assert_eq!(fetch.answered(&Answer::Absent, 2.0, nobody), Step::Source);
+        assert_eq!(fetch.answered(3, &Answer::Failed, 1.0, nobody), Step::Ask(1));
+        assert_eq!(fetch.answered(1, &Answer::Absent, 2.0, nobody), Step::Source);
     }
 
     #[test]
-    fn a_busy_node_names_others_and_nobody_is_asked_twice() {
-        let mut fetch = Fetch::new(&[3, 1], 10.0);
+    fn a_busy_node_names_others_and_is_asked_again_after_a_pause() {
+        let mut fetch = Fetch::new(&[3], 10.0);
         assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        let busy = Answer::Busy { holders: vec![7, 3] };
-        assert_eq!(fetch.answered(&busy, 0.1, nobody), Step::Ask(7));
-        assert_eq!(fetch.answered(&Answer::Whole, 0.2, nobody), Step::Done);
+        let busy = |holders| Answer::Busy { holders };
+        assert_eq!(fetch.answered(3, &busy(vec![7, 3]), 0.1, nobody), Step::Ask(7));
+        let later = |step, pause_s: f64| matches!(step, Step::Later(at_s) if (at_s - pause_s).abs() < 1e-9);
+        assert!(later(fetch.answered(7, &busy(vec![]), 0.2, nobody), 0.21));
+        assert_eq!(fetch.again(0.21, nobody), Step::Ask(3));
+        assert_eq!(fetch.answered(3, &busy(vec![]), 0.3, nobody), Step::Ask(7));
+        assert!(later(fetch.answered(7, &busy(vec![]), 0.4, nobody), 0.42), "twice as long");
+        assert_eq!(fetch.again(0.42, nobody), Step::Ask(3));
+        assert_eq!(fetch.answered(3, &Answer::Whole, 0.5, nobody), Step::Done);
+    }
+
+    #[test]
+    fn a_pause_does_not_reach_beyond_the_deadline() {
+        let mut fetch = Fetch::new(&[3], 0.1);
+        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
+        assert_eq!(fetch.answered(3, &Answer::Busy { holders: vec![] }, 0.096, nobody), Step::Source);
     }
 
     #[test]
@@ -165,18 +215,18 @@ mod tests {
         assert_eq!(fetch.hedge(0.5, nobody), Step::Ask(1));
         assert_eq!(fetch.hedge(0.6, nobody), Step::Wait);
         assert_eq!(
-            fetch.answered(&Answer::Failed, 0.7, nobody),
+            fetch.answered(3, &Answer::Failed, 0.7, nobody),
             Step::Wait,
             "the other may still answer"
         );
-        assert_eq!(fetch.answered(&Answer::Whole, 0.8, nobody), Step::Done);
+        assert_eq!(fetch.answered(1, &Answer::Whole, 0.8, nobody), Step::Done);
     }
 
     #[test]
     fn after_the_deadline_it_is_the_source() {
         let mut fetch = Fetch::new(&[3, 1], 10.0);
         assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(&Answer::Failed, 10.0, nobody), Step::Source);
+        assert_eq!(fetch.answered(3, &Answer::Failed, 10.0, nobody), Step::Source);
     }
 
     fn answers() -> impl Strategy<Value = Answer> {
@@ -191,42 +241,44 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is answered in whatever order: it ends with the range or the source, within four requests, no
-        /// node is asked twice, no suspected one at all, and no more than two at a time.
+        /// Whatever is answered in whatever order: it ends with the range or the source before the deadline, no node
+        /// that failed is asked again, no suspected one at all, and no more than two at a time.
         #[test]
         fn it_comes_to_an_end(
             holders in prop::collection::vec(0u16..9, 0..9),
-            events in prop::collection::vec((answers(), any::<bool>()), 0..40),
+            events in prop::collection::vec((answers(), any::<bool>()), 0..60),
             suspected in prop::collection::hash_set(0u16..9, 0..4),
         ) {
             let is_suspected = |node| suspected.contains(&node);
-            let mut fetch = Fetch::new(&holders, 100.0);
-            let mut asked = Vec::new();
-            let mut under_way = 0;
-            let mut step = fetch.begin(0.0, is_suspected);
-            for (now_s, (answer, hedged)) in (1u32..).zip(events) {
+            let mut fetch = Fetch::new(&holders, 3.0);
+            let (mut failed, mut under_way) = (Vec::new(), Vec::new());
+            let mut now_s = 0.0;
+            let mut step = fetch.begin(now_s, is_suspected);
+            for (answer, hedged) in events {
                 if let Step::Ask(node) = step {
-                    prop_assert!(!asked.contains(&node) && !is_suspected(node));
-                    asked.push(node);
-                    under_way += 1;
+                    prop_assert!(!failed.contains(&node) && !under_way.contains(&node) && !is_suspected(node));
+                    under_way.push(node);
                 }
-                prop_assert!(asked.len() <= ASKED_MAX && under_way <= AT_ONCE_MAX);
-                if matches!(step, Step::Done | Step::Source) {
-                    break;
-                }
-                let now_s = f64::from(now_s);
-                step = if hedged && under_way > 0 {
-                    fetch.hedge(now_s, is_suspected)
-                } else if under_way > 0 {
-                    under_way -= 1;
-                    fetch.answered(&answer, now_s, is_suspected)
-                } else {
-                    Step::Source
+                prop_assert!(under_way.len() <= AT_ONCE_MAX && failed.len() <= ASKED_MAX && now_s < 3.0);
+                now_s += 0.01;
+                step = match step {
+                    Step::Done | Step::Source => break,
+                    Step::Later(at_s) => {
+                        prop_assert!(under_way.is_empty() && at_s > now_s - 0.01 && at_s < 3.0);
+                        now_s = at_s;
+                        fetch.again(now_s, is_suspected)
+                    }
+                    Step::Ask(_) | Step::Wait if hedged => fetch.hedge(now_s, is_suspected),
+                    Step::Ask(_) | Step::Wait => {
+                        let node = under_way.remove(0);
+                        if !matches!(answer, Answer::Busy { .. } | Answer::Whole) {
+                            failed.push(node);
+                        }
+                        fetch.answered(node, &answer, now_s, is_suspected)
+                    }
                 };
             }
-            if under_way == 0 {
-                prop_assert!(!matches!(step, Step::Wait), "nothing would ever come");
-            }
+            prop_assert!(!matches!(step, Step::Wait) || !under_way.is_empty(), "nothing would ever come");
         }
     }
 }

@@ -8,10 +8,12 @@
 //!
 //! Not allowed here: names, addresses, sockets, bytes.
 
+pub mod admission;
 pub mod fetch;
 pub mod health;
 pub mod owners;
 
+pub use admission::{Admission, admit};
 pub use fetch::{Answer, Fetch, Step};
 pub use health::{Health, HedgeBudget};
 pub use owners::Owners;
