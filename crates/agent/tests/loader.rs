@@ -1,4 +1,5 @@
-//! The loader agent in a thread, its ranks in others: samples come as they lie in their files, once from the source and then from memory or disk.
+//! The loader agent in a thread, its ranks in others: samples arrive with the contents of their files, once from the
+//! source and then from memory or disk.
 
 use std::{
     fs,
@@ -14,7 +15,7 @@ use std::{
 use forebay_agent::{
     host::error::AgentError,
     samples::{
-        Figures, LoaderConfig, Told,
+        Figures, LoaderConfig, SampleStatus,
         client::{Rank, Registering},
         protocol::Variables,
         serve,
@@ -26,10 +27,10 @@ use forebay_agent::{
 const SAMPLES: u32 = 64;
 const BATCH: usize = 4;
 const WAIT: Duration = Duration::from_secs(60);
-/// The agent's own limit, and as much as its clock of whole seconds may miss.
+/// The agent's own limit, plus the error of its clock of whole seconds.
 const SETTLED: Duration = Duration::from_secs(4);
 
-/// A node: files, and an agent that serves as long as somebody is connected.
+/// A node: files, and an agent that runs as long as a client is connected.
 struct Node {
     root: tempfile::TempDir,
     paths: Vec<PathBuf>,
@@ -55,7 +56,8 @@ impl Node {
         self.root.path().join("loaders")
     }
 
-    /// Waits until the files were changed so long ago that their times tell the next change (fault F5): before that nothing of them is left to others.
+    /// Waits until the times of the files are sure to show the next change (fault F5): before that no copy is left to
+    /// other jobs.
     fn settle(&self) {
         let is_recent = |path: &PathBuf| {
             let changed = fs::metadata(path).and_then(|metadata| metadata.modified()).expect("it is there");
@@ -75,7 +77,7 @@ impl Node {
     }
 
     fn settings(&self, loader: &str, local_rank: u32, local_ranks: u32, seed: u64, memory_bytes: u64) -> String {
-        // Named after the policy that it tests, where it does.
+        // Loaders that test a policy are named after it.
         let policy = loader.strip_prefix("by ").unwrap_or("forebay");
         let cache = self.root.path().join("cache");
         serde_json::json!({
@@ -115,7 +117,7 @@ fn registered(registering: Registering) -> Rank {
     }
 }
 
-/// One epoch of a rank, some steps ahead; all of it is there, and right.
+/// Runs one epoch of a rank, some steps ahead, and checks all samples.
 fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
     let steps: Vec<&[u32]> = samples.chunks(BATCH).collect();
     let number = rank.begin_epoch(number);
@@ -128,7 +130,7 @@ fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
         rank.begin_step(number, iteration as u32);
         for (turn, &sample) in (turns[iteration]..).zip(*step) {
             match rank.wait(turn, WAIT) {
-                Told::Ready { offset, length } => {
+                SampleStatus::Ready { offset, length } => {
                     let found = rank.arena().bytes(offset, u64::from(length)).expect("it lies in the arena");
                     assert_eq!(found, content(sample), "sample {sample}");
                 }
@@ -139,7 +141,7 @@ fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
     }
 }
 
-/// A worker sees what its rank was answered, and the rank when the worker is done.
+/// A worker sees the answers to its rank, and the rank sees when the worker is done.
 fn work(rank: &Rank) {
     let seat = rank.seat().expect("its files are there");
     let moved = Seat {
@@ -153,7 +155,7 @@ fn work(rank: &Rank) {
     let number = rank.begin_epoch(0);
     let first = rank.ask(&[1, 2, 3], number, 0).expect("there is room on the board");
     for (turn, sample) in (first..).zip(1..=3) {
-        let Told::Ready { offset, length } = worker.wait(turn, WAIT) else {
+        let SampleStatus::Ready { offset, length } = worker.wait(turn, WAIT) else {
             panic!("sample {sample}: {:?}", worker.lost());
         };
         assert_eq!(worker.arena().bytes(offset, u64::from(length)), Some(&*content(sample)));
@@ -182,7 +184,7 @@ fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
     }
     let (figures, of_rank) = ranks[1].figures().expect("the agent is there");
     assert!(of_rank.reads > 0 && of_rank.reads <= figures.from_source + figures.from_disk);
-    // One that goes is told of.
+    // The other rank is told of one that leaves.
     drop(ranks.remove(0));
     let begun = Instant::now();
     while ranks[0].gone() != [0] {
@@ -196,7 +198,7 @@ fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
 fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() {
     let node = Node::new();
     let agent = node.serve();
-    // However long it takes from one job to the next, the agent stays: somebody waits for another rank.
+    // The agent stays until the next job, however late, since a rank waits for another one.
     let waiting = node.register(&node.settings("waiting", 0, 2, 0, 0), true);
     let figures = train(&node, "memory", 1 << 20);
     assert_eq!(figures.from_source, u64::from(SAMPLES), "{figures:?}");

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use forebay_agent::samples::{Told, client, protocol::Variables, table::Table, worker};
+use forebay_agent::samples::{SampleStatus, client, protocol::Variables, table::Table, worker};
 use pyo3::{
     exceptions::{PyException, PyOSError, PyValueError},
     ffi,
@@ -266,14 +266,14 @@ impl LoaderWorker {
     /// sample in bytes; `None` while nothing has come; an offset below 0 where the worker is to read the source itself.
     fn wait(&self, py: Python<'_>, number: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
         let mut told = self.0.look(number);
-        if told == Told::Pending && wait_s > 0.0 {
+        if told == SampleStatus::Pending && wait_s > 0.0 {
             let wait = duration(wait_s)?;
             told = py.detach(|| self.0.wait(number, wait));
         }
         Ok(match told {
-            Told::Pending => None,
-            Told::Ready { offset, length } => Some((offset as i64, length as usize)),
-            Told::ReadYourself => Some((-1, 0)),
+            SampleStatus::Pending => None,
+            SampleStatus::Ready { offset, length } => Some((offset as i64, length as usize)),
+            SampleStatus::ReadYourself => Some((-1, 0)),
         })
     }
 

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use forebay_agent::samples::{Told, client};
+use forebay_agent::samples::{SampleStatus, client};
 use pyo3::{exceptions::PyIndexError, ffi, prelude::*, types::PyMemoryView};
 
 use crate::{
@@ -222,7 +222,7 @@ impl LoaderBatch {
     #[getter]
     fn is_answered(&self) -> bool {
         let last = self.0.state().numbers.last().copied().flatten();
-        last.is_some_and(|number| self.0.rank.rank.look(number) != Told::Pending)
+        last.is_some_and(|number| self.0.rank.rank.look(number) != SampleStatus::Pending)
     }
 
     /// Leaves a sample to the rank, unless its request was passed on already.
@@ -248,7 +248,7 @@ impl LoaderBatch {
         for place in start..stop {
             let answer = state.numbers[place].and_then(|_| told.next());
             found.push(match answer {
-                Some(Told::Ready { offset, length }) if !state.is_released => {
+                Some(SampleStatus::Ready { offset, length }) if !state.is_released => {
                     state.views[place] += 1;
                     state.viewed += 1;
                     batch.rank.references.fetch_add(1, Relaxed);
@@ -271,11 +271,11 @@ impl LoaderBatch {
     fn wait(&self, py: Python<'_>, place: usize, wait_s: f64) -> PyResult<bool> {
         let Some(number) = self.0.number(place)? else { return Ok(true) };
         let rank = &self.0.rank.rank;
-        if rank.look(number) != Told::Pending {
+        if rank.look(number) != SampleStatus::Pending {
             return Ok(true);
         }
         let wait = duration(wait_s)?;
-        Ok(py.detach(|| rank.wait(number, wait)) != Told::Pending)
+        Ok(py.detach(|| rank.wait(number, wait)) != SampleStatus::Pending)
     }
 
     /// Blocks until it is known what has become of all samples that were passed on, at most `wait_s` seconds in all.

@@ -1,10 +1,10 @@
-//! What it costs to decide: epochs of 14.2 million samples (ImageNet-22K) on 8 nodes of 8 GPUs, as fast as decisions can be made. `bench/plan.py`
-//! asks it.
+//! Cost of decisions: epochs of 14.2 million samples (ImageNet-22K) on 8 nodes of 8 GPUs, as fast as decisions can be
+//! made. `bench/plan.py` runs it.
 //!
 //!     cargo run --release -p forebay-sim --example decisions -- POLICY [SAMPLES]
 //!
-//! prints a line of JSON: the CPU seconds of each epoch; what of that making an order and going through it takes where nothing is decided; and the
-//! memory that the process took at most, orders left out.
+//! It prints a line of JSON: the CPU seconds of each epoch; the part of them that computing an order and going through
+//! it takes without decisions; and the highest memory of the process, without the orders.
 
 use std::io::Write;
 use std::{env, fs, io};
@@ -22,7 +22,7 @@ const SAMPLES: u32 = 14_197_103;
 const MEAN_BYTES: u32 = 92_000;
 const MEMORY_SHARE: f64 = 0.246;
 const WINDOW: Iteration = 4;
-/// The cold one, one that swaps what the cold one left, and one that is as all after it.
+/// The cold epoch, one that swaps samples left by the cold one, and one like all after it.
 const EPOCHS: u32 = 3;
 
 fn main() -> io::Result<()> {
@@ -38,7 +38,7 @@ fn main() -> io::Result<()> {
     let scenario = scenario(policy, samples);
     let order = scenario.order().map_err(io::Error::other)?;
 
-    // Sizes that differ, without a table of them: a multiplication spreads them over a factor of four.
+    // Sizes differ without a table of them: a multiplication spreads them over a factor of four.
     let bytes_of = |sample: Sample| MEAN_BYTES * 2 / 5 + sample.wrapping_mul(2_654_435_761) % (MEAN_BYTES * 6 / 5);
     let mut policy = scenario.residency(&order);
     let orders = u64::from(policy.horizon().max(2)) * 4 * u64::from(samples);
@@ -152,7 +152,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
     }
 }
 
-/// CPU seconds of this process so far, however busy the machine is.
+/// CPU seconds of this process so far, independent of the load of the machine.
 fn cpu_s() -> io::Result<f64> {
     let nanoseconds = fs::read_to_string("/proc/self/schedstat")?;
     let nanoseconds = nanoseconds.split(' ').next().and_then(|count| count.parse::<f64>().ok());
@@ -161,7 +161,7 @@ fn cpu_s() -> io::Result<f64> {
         .ok_or_else(|| io::Error::other("/proc/self/schedstat holds no number"))
 }
 
-/// The most memory that this process held.
+/// Highest memory of this process in bytes.
 fn memory_bytes() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

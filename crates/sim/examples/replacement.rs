@@ -1,5 +1,6 @@
-//! Which policy is right when a tier is full: `fill_first` or `lru`. Whole files in directories on one node with one tier; the decisions are
-//! those of the agent (`policy::fill_first`, `policy::eviction`), and so is what it knows: when a directory was used last.
+//! Comparison of `fill_first` and `lru` for a full tier. Whole files in directories on one node with one tier; the
+//! decisions are those of the agent (`policy::fill_first`, `policy::eviction`), and so is its knowledge: the time of
+//! the last use of each directory.
 //!
 //! `cargo run --release -p forebay-sim --example replacement` prints the table of docs/benchmarks.md.
 
@@ -10,14 +11,14 @@ use std::collections::BTreeMap;
 use forebay_policy::eviction::{Candidate, Want, choose};
 use forebay_policy::{Action, CopyId, Event, FillFirst, TierIndex, TierSpec, step};
 
-/// The tier holds so many files; all are of one size.
+/// Files that the tier holds; all are of one size.
 const TIER_FILES: u64 = 10_000;
 const FILE_BYTES: u64 = 100_000;
 const FILES_A_DIRECTORY: u32 = 100;
-/// Reading them all once takes so long, in seconds, whatever their number.
+/// Seconds that reading all files once takes, for any number of files.
 const EPOCH_S: u64 = 1_800;
-/// As in the agent: the default of `lru`, one in how many bytes of a tier is freed at once, of how many copies at most, and the pause after there
-/// was nothing to free.
+/// Settings of the agent: the default of `lru`, the part of a tier's bytes and the number of copies that are freed in
+/// one go, and the pause after there was nothing to free.
 const IDLE_S: u32 = 600;
 const FREED_PART: u64 = 64;
 const FREED_COPIES: usize = 1024;
@@ -36,9 +37,9 @@ enum Policy {
 struct Node {
     policy: Policy,
     placement: FillFirst,
-    /// By file.
+    /// Copies by file.
     copies: BTreeMap<u32, Candidate>,
-    /// By directory, in seconds.
+    /// Time of the last use by directory, in seconds.
     used_at: BTreeMap<u32, u64>,
     no_victims_until_s: u64,
     next: u32,
@@ -60,7 +61,7 @@ impl Node {
         }
     }
 
-    /// Reads a file; tells whether the source was asked.
+    /// Reads a file; returns true if the source was asked.
     fn read(&mut self, file: u32, now_s: u64) -> bool {
         let directory = file / FILES_A_DIRECTORY;
         self.used_at.insert(directory, now_s);
@@ -115,7 +116,7 @@ impl Node {
     }
 }
 
-/// The share of opens that the source answered after the first epoch.
+/// Returns the share of opens that the source answered after the first epoch.
 fn from_source(policy: Policy, epochs: &[Epoch]) -> f64 {
     let mut node = Node::new(policy);
     let (mut missed, mut all) = (0, 0);
@@ -132,7 +133,7 @@ fn from_source(policy: Policy, epochs: &[Epoch]) -> f64 {
     f64::from(missed) / f64::from(all)
 }
 
-/// Fisher and Yates with a generator that is the same everywhere.
+/// Shuffles by Fisher and Yates, with a generator that is the same everywhere.
 fn shuffled(mut files: Epoch, seed: u64) -> Epoch {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for at in (1..files.len()).rev() {
@@ -144,7 +145,7 @@ fn shuffled(mut files: Epoch, seed: u64) -> Epoch {
     files
 }
 
-/// Epochs over one set of files.
+/// Returns epochs over one set of files.
 fn again(files: std::ops::Range<u32>, epochs: u64, is_shuffled: bool) -> Vec<Epoch> {
     let order = |nth| {
         if is_shuffled {

@@ -1,8 +1,9 @@
-//! Simulates scenarios: one as a JSON object a line on standard input, one answer a line on standard output. `bench/plan.py` asks it.
+//! Simulates scenarios: one as a JSON object a line on standard input, one answer a line on standard output.
+//! `bench/plan.py` runs it.
 //!
-//! The keys of a scenario are those of a plan file, such as `{"cluster": {"nodes": 8}}`; what is missing is taken from the first line of
-//! keys below. Times are seconds, sizes bytes, rates per second; a rate of `null` is no limit. The answer holds the figures of each epoch, or
-//! an `error`.
+//! The keys of a scenario are those of a plan file, such as `{"cluster": {"nodes": 8}}`; missing keys get the values of
+//! the defaults below. Times are seconds, sizes bytes, rates per second; a rate of `null` is no limit. The answer holds
+//! the figures of each epoch, or an `error`.
 
 use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
@@ -78,7 +79,7 @@ fn step(of: &Step) -> Value {
     })
 }
 
-/// Looks keys up in what was asked.
+/// Keys of a scenario as given.
 struct Keys<'a> {
     asked: &'a Value,
 }

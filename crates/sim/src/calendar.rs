@@ -1,18 +1,18 @@
-//! The calendar of events: what happens next, and when.
+//! Calendar of events: the next event, and its time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use forebay_policy::ids::Node;
 
-/// Something that will happen. A `slot` is a sample on its way (see `flight`).
+/// A future event. A `slot` is a sample on its way (see `flight`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A peer or the node's memory may begin to send.
     Send { slot: u32 },
-    /// The source's first byte is there.
+    /// The source's first byte arrives.
     FirstByte { slot: u32 },
-    /// Reads of the source may have become due to be made again.
+    /// Reads of the source may have become due for a second try.
     HedgeDue { node: Node },
     /// The last byte has left the source or the peer.
     Sent { slot: u32 },
@@ -58,12 +58,12 @@ pub(crate) struct Calendar {
 }
 
 impl Calendar {
-    /// The time of the event that was taken last.
+    /// Time of the event that was taken last.
     pub(crate) fn now_s(&self) -> f64 {
         self.now_s
     }
 
-    /// Enters an event; never in the past.
+    /// Adds an event, which can't be in the past.
     pub(crate) fn enter(&mut self, at_s: f64, event: Event) {
         debug_assert!(at_s >= self.now_s, "{event:?} at {at_s}, before {}", self.now_s);
         self.entered += 1;

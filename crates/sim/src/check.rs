@@ -1,4 +1,4 @@
-//! Which scenarios can be simulated, and what follows from their fields.
+//! Validation of scenarios, and values derived from their fields.
 
 use std::fmt::Display;
 
@@ -22,12 +22,12 @@ fn refuse(key: &'static str, value: impl Display, allowed: impl Into<String>) ->
     }
 }
 
-/// At least 1.
+/// Refuses zero.
 fn some(key: &'static str, value: u64) -> Checked {
     if value == 0 { Err(refuse(key, value, "1 or more")) } else { Ok(()) }
 }
 
-/// A rate: infinite where it is no limit.
+/// Refuses a rate that is not above zero; it may be infinite, for no limit.
 fn rate(key: &'static str, value: f64) -> Checked {
     if value > 0.0 {
         Ok(())
@@ -36,7 +36,7 @@ fn rate(key: &'static str, value: f64) -> Checked {
     }
 }
 
-/// A time, or another number without a sign.
+/// Refuses a time, or another number, that is negative or not finite.
 fn finite(key: &'static str, value: f64) -> Checked {
     if value.is_finite() && value >= 0.0 {
         Ok(())
@@ -89,10 +89,10 @@ impl Scenario {
             .map_or(1.0, |(_, slowness)| *slowness)
     }
 
-    /// The order of all epochs.
+    /// Returns the order of all epochs.
     ///
     /// # Errors
-    /// Where ranks and batches leave no full step.
+    /// If ranks and batches leave no full step.
     pub fn order(&self) -> Result<order::Order, ScenarioError> {
         let permutation = match self.order {
             Order::Torch => Permutation::Torch,
@@ -131,10 +131,10 @@ impl Scenario {
         refuse("job.batch", self.batch, format!("1 to {most} (dataset.samples / ranks)"))
     }
 
-    /// Whether this can be simulated.
+    /// Validates the scenario.
     ///
     /// # Errors
-    /// The first field that cannot be.
+    /// The first invalid field.
     pub fn check(&self) -> Checked {
         self.check_cluster()?;
         self.check_dataset()?;
@@ -233,7 +233,7 @@ impl Scenario {
         some("cluster.cache", self.cache_bytes)
     }
 
-    /// The error of a job that comes to no end, since nothing more can be read into the cache.
+    /// Returns the error of a job that never ends, since nothing more can be read into the cache.
     pub(crate) fn stuck(&self, largest: u32) -> ScenarioError {
         let step_bytes = u64::from(self.batch) * u64::from(self.gpus) * u64::from(largest);
         let allowed = format!("room for a node's samples of one step ({step_bytes} bytes would do), and what the policy keeps besides");
@@ -242,12 +242,12 @@ impl Scenario {
 }
 
 impl Preprocessing {
-    /// How many times as long as alone a sample takes on one of so many threads: their number over the throughput that they reach together,
-    /// in threads.
+    /// Returns the factor by which a sample takes longer on one of `threads` than alone: their number over the
+    /// throughput that they reach together, in threads.
     pub fn slowdown(&self, threads: u32) -> f64 {
         let most = f64::from(self.saturates_at);
         let beyond = f64::from(threads.saturating_sub(self.saturates_at));
-        // Throughput never falls below that of one thread, however many crowd the memory.
+        // Throughput never falls below that of one thread, however many compete for the memory.
         let reached = (most * (1.0 - self.decline * beyond)).max(1.0);
         if threads <= self.saturates_at {
             1.0

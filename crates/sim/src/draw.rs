@@ -1,9 +1,9 @@
-//! Random numbers that are a function of a seed and of what they are for: no state, so the same read of the same step meets the same
-//! latency under every policy, and policies are compared on one and the same world.
+//! Random numbers as a function of a seed and of their purpose: no state, so the same read of the same step has the
+//! same latency under every policy, and policies are compared in the same world.
 
 use std::f64::consts::TAU;
 
-/// What numbers are drawn for. Each has a sequence of its own.
+/// Purpose of random numbers. Each has a sequence of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
     /// Sizes of samples.
@@ -25,14 +25,14 @@ impl Draw {
         }
     }
 
-    /// A number in (0, 1] for a pair of indices.
+    /// Returns a number in (0, 1] for a pair of indices.
     fn uniform(self, index: u64, nth: u64) -> f64 {
         const UNIT: f64 = 1.0 / (1_u64 << 53) as f64;
         let bits = mix(mix(self.key.wrapping_add(index)).wrapping_add(nth));
         ((bits >> 11) + 1) as f64 * UNIT
     }
 
-    /// A lognormal number with this median (Box and Muller's transform).
+    /// Returns a lognormal number with this median (Box and Muller's transform).
     pub(crate) fn lognormal(self, median: f64, sigma: f64, index: u64, nth: u64) -> f64 {
         if sigma == 0.0 {
             return median;
@@ -43,7 +43,8 @@ impl Draw {
     }
 }
 
-/// A step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection whose outputs for successive inputs pass statistical tests.
+/// A step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection whose outputs for successive inputs pass
+/// statistical tests.
 const fn mix(value: u64) -> u64 {
     let mut mixed = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

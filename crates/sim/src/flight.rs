@@ -5,14 +5,14 @@ use forebay_policy::residency::Origin;
 use forebay_policy::schedule::Class;
 use forebay_policy::schedule::hedge::ReadId;
 
-/// How far a sample has come.
+/// Progress of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// It waits for a thread to read it.
     Queued,
-    /// It is read, and nothing of it has come yet.
+    /// It is being read, and no byte has arrived yet.
     Asked,
-    /// Its bytes come.
+    /// Its bytes are arriving.
     Coming,
     /// It is in the node's memory or on its link, and then waits for a thread to preprocess it, or has one.
     Here,
@@ -33,17 +33,17 @@ pub(crate) struct Flight {
     pub(crate) stage: Stage,
     /// Events and requests that still name it, besides the one that its stage waits for.
     pub(crate) held: u8,
-    /// When its step was predicted to begin, in seconds.
+    /// Predicted start of its step when it was requested, in seconds.
     pub(crate) deadline_s: f64,
-    /// Its read of the source, while that may be made again.
+    /// Its read of the source, while that may be repeated.
     pub(crate) hedged: Option<ReadId>,
     /// Requests made to the source for it.
     pub(crate) requests: u32,
-    /// When a thread began to read it.
+    /// Time at which a thread began to read it, in seconds.
     pub(crate) began_s: f64,
 }
 
-/// All that are on their way, by slot. Slots are used again.
+/// Samples on their way, by slot. Slots are used again.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
     slots: Vec<Flight>,
@@ -64,18 +64,18 @@ impl Flights {
         &mut self.slots[slot as usize]
     }
 
-    /// Nothing is left to do for the rank.
+    /// Ends a sample: the rank needs nothing more from it.
     pub(crate) fn end(&mut self, slot: u32) {
         self.get(slot).stage = Stage::Done;
         self.free_if_unnamed(slot);
     }
 
-    /// Something that names the slot is to come.
+    /// Counts an event or request that names the slot.
     pub(crate) fn hold(&mut self, slot: u32) {
         self.get(slot).held += 1;
     }
 
-    /// It has come.
+    /// Uncounts one that has come.
     pub(crate) fn release(&mut self, slot: u32) {
         self.get(slot).held -= 1;
         self.free_if_unnamed(slot);

@@ -1,4 +1,4 @@
-//! Reads of the source that are made again: policy says which, this finds them.
+//! Repeated reads of the source: policy chooses them, this finds them.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::world::World;
 pub(crate) struct Hedging {
     hedge: Hedge,
     slots: BTreeMap<ReadId, u32>,
-    /// When it is to be asked next.
+    /// Time of its next check.
     asks_at_s: f64,
 }
 
@@ -29,7 +29,7 @@ impl Hedging {
 }
 
 impl World<'_> {
-    /// A first read of the source has begun.
+    /// Records that a first read of the source has begun.
     pub(crate) fn hedge_begun(&mut self, node: usize, slot: u32) {
         let Some(hedging) = &mut self.nodes[node].hedging else { return };
         let flight = self.flights.get(slot);
@@ -39,7 +39,7 @@ impl World<'_> {
         self.ask_again(node);
     }
 
-    /// The sample is there.
+    /// Records that the sample has arrived.
     pub(crate) fn hedge_ended(&mut self, node: usize, slot: u32) {
         let Some(read) = self.flights.get(slot).hedged.take() else { return };
         if let Some(hedging) = &mut self.nodes[node].hedging {
@@ -49,7 +49,7 @@ impl World<'_> {
         self.hedge(node);
     }
 
-    /// Makes the reads again that are due.
+    /// Repeats the reads that are due.
     pub(crate) fn hedge(&mut self, node: usize) {
         let now_s = self.calendar.now_s();
         while let Some(hedging) = &mut self.nodes[node].hedging {
@@ -58,7 +58,7 @@ impl World<'_> {
             }
             let Some(read) = hedging.hedge.due(now_s) else { break };
             let slot = hedging.slots[&read];
-            // What has begun to come is not made to come faster, but that is not known to a reader of files.
+            // A read whose bytes are arriving is not made faster, but a reader of files does not know that.
             if matches!(self.flights.get(slot).stage, Stage::Asked | Stage::Coming) {
                 self.request_from_source(slot);
             }
@@ -66,7 +66,7 @@ impl World<'_> {
         self.ask_again(node);
     }
 
-    /// Enters the time at which something may be due.
+    /// Enters the time at which a read may be due.
     fn ask_again(&mut self, node: usize) {
         let now_s = self.calendar.now_s();
         let Some(hedging) = &mut self.nodes[node].hedging else { return };

@@ -1,11 +1,11 @@
-//! What an epoch takes at best.
+//! Shortest possible time of an epoch.
 
 use forebay_policy::bounds::{Capacity, Work, epoch_s, source_bytes, source_requests};
 
 use crate::scenario::Scenario;
 use crate::sizes::Sizes;
 
-/// Seconds of the first epoch, which reads everything, and of each one after it.
+/// Seconds of the first epoch, which reads everything, and of each later epoch.
 pub(crate) fn seconds(scenario: &Scenario, sizes: &Sizes, iterations: u32) -> (f64, f64) {
     let mut bytes = sizes.all().to_vec();
     let dataset_bytes: u64 = bytes.iter().map(|&bytes| u64::from(bytes)).sum();

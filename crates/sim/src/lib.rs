@@ -1,17 +1,19 @@
-//! A simulated world (clock, disks, links, ranks) that drives the very policies and schedulers that the runtime uses. It holds no decision
-//! formula of its own: what to fetch, keep and read next is asked of `forebay_policy`.
+//! A simulated world (clock, disks, links, ranks) that drives the same policies and schedulers as the runtime. It holds
+//! no decision formula of its own: `forebay_policy` decides on fetches, residents and the order of reads.
 //!
-//! Where to start: a [`Scenario`] says what is simulated; [`simulate`] runs it; an [`Outcome`] has what was seen, by epoch.
+//! Start here: a [`Scenario`] describes a simulation; [`simulate`] runs it; an [`Outcome`] holds the results, by epoch.
 //!
 //! # The world
 //!
-//! Ranks train in step: a step begins when the batches of all ranks are ready and the step before has ended, and takes the same time
-//! everywhere. As it begins, its samples count as consumed, and the nodes ask for those that have come within the window. Each sample asked for
-//! waits for one of the node's loading threads, is read from the node's memory, a peer or the source, and is then preprocessed by one of the
-//! other threads, the nearest step first. Memories, links each way and the source carry bytes first come, first served; the source admits so
-//! many requests a second and has a lognormal latency. A hedged read's two answers are both sent: a read of a file can't be taken back.
+//! Ranks train in step: a step begins when the batches of all ranks are ready and the step before has ended, and takes
+//! the same time everywhere. As it begins, its samples count as consumed, and the nodes request those that have come
+//! within the window. Each requested sample waits for one of the node's loading threads, is read from the node's
+//! memory, a peer or the source, and is then preprocessed by one of the other threads, the nearest step first.
+//! Memories, links in each direction and the source carry bytes first come, first served. The source admits a limited
+//! number of requests a second and has a lognormal latency. A hedged read's two answers are both sent: a read of a file
+//! can't be cancelled.
 //!
-//! Nothing is random but by the seed, and the same read in the same step meets the same latency under every policy.
+//! All randomness comes from the seed, and the same read in the same step has the same latency under every policy.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +49,7 @@ use crate::world::World;
 pub use outcome::{EpochFigures, Outcome, Step};
 pub use scenario::{Dataset, Latency, Link, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source};
 
-/// How far a simulation is.
+/// Progress of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Steps that have ended, over all epochs.
@@ -56,12 +58,12 @@ pub struct Progress {
     pub of: u64,
 }
 
-/// Why there is no outcome.
+/// Reason for a missing outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The scenario cannot be.
+    /// The scenario is invalid.
     Scenario(ScenarioError),
-    /// The watcher said so.
+    /// The watcher stopped it.
     Stopped,
 }
 
@@ -85,7 +87,7 @@ impl From<ScenarioError> for Failure {
 /// Runs a scenario.
 ///
 /// # Errors
-/// As [`simulate_with`].
+/// Those of [`simulate_with`].
 pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
     scenario.check()?;
     let node = machine::node_model(scenario, sizes::Sizes::new(scenario).mean());
@@ -97,12 +99,12 @@ pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(Progress) -> ControlF
     )
 }
 
-/// Runs a scenario with a policy and schedulers of the caller's own: `make_scheduler` is called once a node. What the scenario says of
-/// them is ignored.
+/// Runs a scenario with a policy and schedulers of the caller's own: `make_scheduler` is called once a node. Those of
+/// the scenario are ignored. `watch` is called at the end of each step.
 ///
 /// # Errors
-/// [`Failure::Scenario`] where the scenario cannot be, or the policy finds no room for the step that comes next; [`Failure::Stopped`] where
-/// `watch` breaks. It is called at the end of each step.
+/// [`Failure::Scenario`] if the scenario is invalid, or the policy finds no room for the next step;
+/// [`Failure::Stopped`] if `watch` breaks.
 pub fn simulate_with(
     scenario: &Scenario,
     residency: Box<dyn Residency>,

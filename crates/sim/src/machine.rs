@@ -1,4 +1,4 @@
-//! The simulated machine as `forebay profile` would measure it: what schedulers and predictions go by.
+//! The simulated machine as `forebay profile` would measure it, for schedulers and predictions.
 
 use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
 use forebay_policy::residency::Origin;
@@ -7,10 +7,10 @@ use forebay_policy::schedule::lobster::{NodeModel, TAU};
 use crate::node::origin_index;
 use crate::scenario::Scenario;
 
-/// In place of an infinite rate, and of no time at all: as a measurement would have it.
+/// Stands for an infinite rate, and a time of zero, in measurements.
 const BYTES_PER_S_MAX: f64 = 1e15;
 const SECONDS_MIN: f64 = 1e-9;
-/// Sample sizes that preprocessing is measured with, over the mean one.
+/// Sample sizes at which preprocessing is measured, relative to the mean.
 const SIZES: [f64; 3] = [0.5, 1.0, 2.0];
 
 /// The models of a node; `mean_bytes` of a sample.
@@ -24,7 +24,7 @@ pub(crate) fn node_model(scenario: &Scenario, mean_bytes: f64) -> NodeModel {
     }
 }
 
-/// Throughput by threads: each reads a sample after the other, until something shared is full.
+/// Returns throughput by threads: each reads one sample after the other, until a shared resource is full.
 fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
     let measure = |latency_s: f64, stream_bytes_per_s: f64, shared_bytes_per_s: f64| {
         let alone = mean_bytes / (latency_s + mean_bytes / stream_bytes_per_s).max(SECONDS_MIN);
@@ -58,7 +58,7 @@ fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
     Portfolio::new(models).expect("there are some models")
 }
 
-/// How long reads and preprocessing are predicted to take.
+/// Predicted times of reads and preprocessing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prediction {
     read_s_a_byte: [f64; 3],
@@ -76,7 +76,7 @@ impl Prediction {
         }
     }
 
-    /// Seconds that a sample takes to be read by one of the threads and preprocessed by another.
+    /// Seconds that one thread takes to read a sample and another to preprocess it.
     pub(crate) fn seconds(&self, origin: Origin, bytes: u32) -> f64 {
         f64::from(bytes) * (self.read_s_a_byte[origin_index(origin)] + self.prepare_s_a_byte)
     }

@@ -1,4 +1,4 @@
-//! A node: its threads, its links, what waits in it.
+//! A node: its threads, its links, and its queues.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,7 +11,7 @@ use crate::hedging::Hedging;
 use crate::pipe::Pipe;
 use crate::scenario::Scenario;
 
-/// A sample that waits to be preprocessed: those of the nearest step first, then those that came first.
+/// A sample that waits to be preprocessed: those of the nearest step first, then in order of arrival.
 type Waiting = Reverse<(u64, u64, u32)>;
 
 pub(crate) struct NodeState {
@@ -25,13 +25,13 @@ pub(crate) struct NodeState {
     pub(crate) busy: Vec<u32>,
     pub(crate) reading: u32,
     pub(crate) preparing: u32,
-    /// The policy has no room until a step begins; or none for what is beyond the window.
+    /// True if the policy has no room until a step begins; likewise for samples beyond the window.
     pub(crate) full: bool,
     pub(crate) full_beyond: bool,
     pub(crate) hedging: Option<Hedging>,
-    /// Steps and slots of what was asked for beyond the window.
+    /// Steps and slots of samples requested beyond the window.
     pub(crate) fills: Vec<(u64, u32)>,
-    /// What was asked for last, as the scheduler is told.
+    /// Load of the latest requests, for the scheduler.
     pub(crate) load: StepLoad,
     here: BinaryHeap<Waiting>,
     came: u64,
@@ -63,18 +63,18 @@ impl NodeState {
         }
     }
 
-    /// The place of a rank among the node's.
+    /// Index of a rank among the node's.
     pub(crate) fn local(&self, rank: Rank) -> usize {
         (rank - self.first_rank) as usize
     }
 
-    /// A sample is to be preprocessed.
+    /// Queues a sample to be preprocessed.
     pub(crate) fn add_here(&mut self, step: u64, slot: u32) {
         self.came += 1;
         self.here.push(Reverse((step, self.came, slot)));
     }
 
-    /// The sample that is preprocessed next, if its step is before `limit`.
+    /// Takes the next sample to be preprocessed, if its step is before `limit`.
     pub(crate) fn take_here(&mut self, limit: u64) -> Option<u32> {
         let Reverse((step, _, slot)) = *self.here.peek()?;
         if step >= limit {
@@ -85,7 +85,7 @@ impl NodeState {
     }
 }
 
-/// Local, peer, source.
+/// Index of an origin: local, peer, source.
 pub(crate) fn origin_index(origin: Origin) -> usize {
     match origin {
         Origin::Local => 0,

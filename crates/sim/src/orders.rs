@@ -13,7 +13,7 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    /// Of epoch 0 and those after it, `known` in all.
+    /// Computes the orders of epoch 0 and those after it, `known` in all.
     pub(crate) fn new(order: Order, known: u32) -> Self {
         let epochs: Vec<Epoch> = (0..known).map(|number| order.epoch(number)).collect();
         Self {
@@ -34,7 +34,7 @@ impl Orders {
         &self.epochs
     }
 
-    /// The epoch under way ends.
+    /// Ends the epoch under way.
     pub(crate) fn advance(&mut self) {
         let next = self.number + self.epochs.len() as EpochNumber;
         self.number += 1;
@@ -42,13 +42,13 @@ impl Orders {
         self.epochs.push(self.order.epoch(next));
     }
 
-    /// The epoch of a step, and its iteration there.
+    /// Returns the epoch of a step, and its iteration there.
     pub(crate) fn place(&self, step: u64) -> (EpochNumber, Iteration) {
         let iterations = u64::from(self.iterations);
         ((step / iterations) as EpochNumber, (step % iterations) as Iteration)
     }
 
-    /// What a rank uses in a step; `None` in an epoch whose order is not known.
+    /// Returns the batch of a rank in a step; `None` in an epoch whose order is not known.
     pub(crate) fn batch(&self, rank: Rank, step: u64) -> Option<impl Iterator<Item = Sample> + '_> {
         let (epoch, iteration) = self.place(step);
         Some(self.epochs.get((epoch - self.number) as usize)?.batch(rank, iteration))

@@ -1,4 +1,4 @@
-//! What a simulation saw.
+//! Results of a simulation.
 
 /// One rank's step, for the breakdown of the paper's Figure 3. Seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,7 +13,7 @@ pub struct Step {
     pub preprocess_s: f64,
     /// Training.
     pub train_s: f64,
-    /// L_r = max(0, ready - end of the previous step): how long the GPU waited for its own batch.
+    /// L_r = max(0, ready - end of the previous step): time in which the GPU waited for its own batch.
     pub late_s: f64,
 }
 
@@ -22,26 +22,28 @@ pub struct Step {
 pub struct EpochFigures {
     /// Iterations.
     pub iterations: u32,
-    /// Bytes from the source, hedged ones included. All counts are of what this epoch's steps use, also where it was read before the epoch began.
+    /// Bytes from the source, hedged ones included. Samples count in the epoch that uses them, even if they were read
+    /// before it began.
     pub source_bytes: u64,
     /// Requests to the source.
     pub source_requests: u64,
-    /// Of these bytes, those of reads that were made again.
+    /// Bytes from the source by repeated reads.
     pub hedged_bytes: u64,
     /// Bytes from the memory of the node itself.
     pub local_bytes: u64,
     /// Bytes from peers.
     pub peer_bytes: u64,
-    /// Bytes that nodes gave others to keep, besides those.
+    /// Bytes that nodes handed over to others to keep, in addition.
     pub handed_bytes: u64,
     /// Samples by origin: local, peer, source.
     pub samples_by_origin: [u64; 3],
-    /// Samples that lay in the node's memory when the step before the one that uses them ended, however they got there (the paper's hit ratio).
+    /// Samples in the node's memory at the end of the step before their use, however they got there (the paper's hit
+    /// ratio).
     pub samples_ready: u64,
     /// From the end of the epoch before to the end of this one's last step.
     pub seconds: f64,
-    /// max(compute, bytes / bandwidth, requests / rate, CPU) in seconds, with the fewest bytes and requests that any policy could read in
-    /// this epoch (`forebay_policy::bounds`).
+    /// max(compute, bytes / bandwidth, requests / rate, CPU) in seconds, with the fewest bytes and requests that any
+    /// policy could read in this epoch (`forebay_policy::bounds`).
     pub ideal_seconds: f64,
     /// Seconds in which all ranks waited: the sum over iterations of min over ranks of L_r.
     pub stalled_seconds: f64,
@@ -51,7 +53,7 @@ pub struct EpochFigures {
     pub imbalanced: u32,
     /// Median of the time from the end of a step to the end of the next one in seconds.
     pub step_p50_s: f64,
-    /// Its 99th percentile.
+    /// 99th percentile of that time in seconds.
     pub step_p99_s: f64,
     /// Share of the time in which GPUs trained.
     pub gpu_use: f64,
@@ -64,11 +66,11 @@ pub struct EpochFigures {
 /// All epochs, and the breakdown of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// By epoch; the first is the cold one.
+    /// Figures by epoch; the first is the cold one.
     pub epochs: Vec<EpochFigures>,
-    /// Steps of the last epoch in eight iterations each at its start, in its middle and at its end (all, where it has fewer), of the ranks of
-    /// the first two nodes, by iteration and then rank: the paper's Figure 3.
+    /// Steps of the last epoch in eight iterations each at its start, in its middle and at its end (all, where it has
+    /// fewer), of the ranks of the first two nodes, by iteration and then rank: the paper's Figure 3.
     pub steps: Vec<Step>,
-    /// How long each step of the last epoch took in seconds, in order: the distribution of the paper's Figure 8 (c).
+    /// Duration of each step of the last epoch in seconds, in order: the distribution of the paper's Figure 8 (c).
     pub step_times_s: Vec<f32>,
 }

@@ -1,7 +1,7 @@
-//! What bytes flow through.
+//! Resources that carry bytes.
 
-/// Something that carries so many bytes a second: a link one way, a memory, the source. First come, first served, which for many reads of
-/// like size shares it as evenly as turns would.
+/// A resource that carries a number of bytes a second: a link in one direction, a memory, the source. First come, first
+/// served, which shares it among many reads of like size as evenly as alternation would.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pipe {
     seconds_a_byte: f64,
@@ -9,7 +9,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Carries nothing yet; an infinite rate takes no time.
+    /// Creates an idle pipe; an infinite rate takes no time.
     pub(crate) fn new(bytes_per_s: f64) -> Self {
         Self {
             seconds_a_byte: bytes_per_s.recip(),
@@ -17,13 +17,14 @@ impl Pipe {
         }
     }
 
-    /// All bytes wait at the entrance from `now_s` on: when the last one is through.
+    /// Carries bytes that all wait at the entrance from `now_s` on; returns the time at which the last is through.
     pub(crate) fn carry(&mut self, now_s: f64, bytes: u32) -> f64 {
         self.free_at_s = self.free_at_s.max(now_s) + f64::from(bytes) * self.seconds_a_byte;
         self.free_at_s
     }
 
-    /// The last byte comes to the entrance at `now_s`, and those before it came as fast as this pipe could take them: when it is through.
+    /// Carries bytes whose last reaches the entrance at `now_s`, and whose first came as fast as this pipe takes them;
+    /// returns the time at which the last is through.
     pub(crate) fn carry_on(&mut self, now_s: f64, bytes: u32) -> f64 {
         let took_s = f64::from(bytes) * self.seconds_a_byte;
         self.free_at_s = self.free_at_s.max(now_s - took_s) + took_s;

@@ -1,4 +1,4 @@
-//! A rank of the job: where it is in its order, and the batches that are being made for it.
+//! A rank of the job: its position in its order, and the batches being prepared for it.
 
 use std::collections::VecDeque;
 
@@ -6,19 +6,19 @@ use forebay_policy::ids::{Rank, Sample};
 
 use crate::orders::Orders;
 
-/// A batch that is being made.
+/// A batch being prepared.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Batch {
-    /// Samples of it that were asked for, and their bytes from memory, peers and the source.
+    /// Samples of it that were requested, and their bytes from memory, peers and the source.
     pub(crate) asked: u32,
     pub(crate) asked_bytes: [u64; 3],
     /// Samples of it that are in the node's memory.
     pub(crate) here: u32,
-    /// Samples of it that have not been preprocessed.
+    /// Samples of it that are not preprocessed yet.
     pub(crate) unprepared: u32,
-    /// When the first read of it began, and the last one ended.
+    /// Start of its first read, and end of its last one, in seconds.
     pub(crate) read_s: Option<(f64, f64)>,
-    /// When preprocessing of it began, and when it ended so far.
+    /// Start of its preprocessing, and its latest end, in seconds.
     pub(crate) prepared_s: Option<(f64, f64)>,
 }
 
@@ -27,7 +27,7 @@ impl Batch {
         self.unprepared == 0
     }
 
-    /// When it was ready.
+    /// Time at which it was ready, in seconds.
     pub(crate) fn ready_s(&self) -> f64 {
         self.prepared_s.or(self.read_s).map_or(0.0, |(_, end_s)| end_s)
     }
@@ -45,15 +45,15 @@ pub(crate) struct RankState {
     rank: Rank,
     /// Steps ahead that its samples are demanded.
     pub(crate) window: u64,
-    /// How many times as long as others its reads and its preprocessing take.
+    /// Factor by which its reads and its preprocessing take longer than others'.
     pub(crate) slowness: f64,
     /// Batches from the next step to begin on.
     batches: VecDeque<Batch>,
-    /// The step of the first of these.
+    /// Step of the first of these batches.
     first: u64,
-    /// Samples of the batch that is being asked for, from the next one on, last first.
+    /// Samples of the batch being requested, from the next one on, in reverse order.
     unasked: Vec<Sample>,
-    /// The place of that next one.
+    /// Index of the next sample in its batch.
     place: u32,
 }
 
@@ -70,7 +70,7 @@ impl RankState {
         }
     }
 
-    /// The step and the place in its batch of the sample that is to be asked for next.
+    /// Step of the next sample to request, and its index in the batch.
     pub(crate) fn next_place(&self) -> (u64, u32) {
         if self.unasked.is_empty() {
             (self.first + self.batches.len() as u64, 0)
@@ -79,12 +79,12 @@ impl RankState {
         }
     }
 
-    /// The step that is being asked for.
+    /// Step being requested.
     fn asking(&self) -> u64 {
         self.first + self.batches.len() as u64 - 1
     }
 
-    /// The sample that is to be asked for next and its step; `None` where the order is not known yet.
+    /// Returns the next sample to request and its step; `None` if the order is not known yet.
     pub(crate) fn next_sample(&mut self, orders: &Orders) -> Option<(u64, Sample)> {
         if self.unasked.is_empty() {
             let step = self.first + self.batches.len() as u64;
@@ -99,7 +99,7 @@ impl RankState {
         Some((self.asking(), *self.unasked.last()?))
     }
 
-    /// It has been asked for: the batch that it is of.
+    /// Records that the next sample was requested; returns its batch.
     pub(crate) fn advance(&mut self) -> &mut Batch {
         self.unasked.pop();
         self.place += 1;
@@ -111,7 +111,7 @@ impl RankState {
         &mut self.batches[(step - self.first) as usize]
     }
 
-    /// The latest batch before step `limit` of which something was asked for.
+    /// Returns the latest batch before step `limit` of which a sample was requested.
     pub(crate) fn latest_batch(&self, limit: u64) -> Option<&Batch> {
         let before = limit.saturating_sub(self.first).min(self.batches.len() as u64);
         self.batches.range(..before as usize).next_back()
@@ -122,7 +122,7 @@ impl RankState {
         self.batches.front()
     }
 
-    /// The next step begins, and takes its batch.
+    /// Begins the next step, and takes its batch.
     pub(crate) fn take_batch(&mut self) -> Batch {
         self.first += 1;
         self.batches.pop_front().unwrap_or_default()

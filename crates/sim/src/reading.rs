@@ -1,4 +1,4 @@
-//! What threads do: they read samples, over links and from the source, and preprocess them.
+//! Work of the threads: they read samples, over links and from the source, and preprocess them.
 
 use forebay_policy::ids::Node;
 use forebay_policy::residency::{Access, Origin};
@@ -9,7 +9,7 @@ use crate::rank::extend;
 use crate::world::World;
 
 impl World<'_> {
-    /// Something happens to a sample.
+    /// Processes an event of a sample.
     pub(crate) fn happen(&mut self, event: Event) {
         match event {
             Event::Send { slot } => self.send(slot),
@@ -61,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    /// Where the policy is not held to a window, or background fill is wanted, idle threads find something to read.
+    /// Lets idle threads find samples beyond the window, if the policy has no window or background fill is on.
     fn ask_beyond(&mut self, node: usize) {
         if !self.asks_beyond {
             return;
@@ -75,12 +75,12 @@ impl World<'_> {
         }
     }
 
-    /// A thread begins to read.
+    /// Begins a read by a thread.
     fn read(&mut self, node: usize, slot: u32) {
         let now_s = self.calendar.now_s();
         let flight = self.flights.get(slot);
         if flight.stage != Stage::Queued {
-            // It was asked for again as it came within the window, and has been read since.
+            // It was requested again as it came within the window, and has been read since.
             self.flights.release(slot);
             return;
         }
@@ -155,7 +155,7 @@ impl World<'_> {
         self.flights.release(slot);
     }
 
-    /// A slow rank holds the thread for longer.
+    /// Ends a read. A slow rank holds the thread for longer.
     fn received(&mut self, slot: u32) {
         let flight = self.flights.get(slot);
         let slowness = self.ranks[flight.rank as usize].slowness;
@@ -204,7 +204,7 @@ impl World<'_> {
         self.put_to_work(node);
     }
 
-    /// A thread begins to preprocess.
+    /// Begins to preprocess a sample.
     fn prepare(&mut self, node: usize, slot: u32) {
         let now_s = self.calendar.now_s();
         let flight = *self.flights.get(slot);

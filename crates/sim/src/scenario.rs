@@ -1,4 +1,4 @@
-//! What is simulated. Times are seconds, sizes bytes, rates per second.
+//! Scenarios. Times are seconds, sizes bytes, rates per second.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
 pub struct Source {
     /// Bytes a second for all nodes together.
     pub bytes_per_s: f64,
-    /// Requests a second for all nodes together; infinite where that is no limit.
+    /// Requests a second for all nodes together; infinite for no limit.
     pub requests_per_s: f64,
     /// Bytes a second of one stream.
     pub stream_bytes_per_s: f64,
@@ -26,7 +26,7 @@ pub struct Latency {
     pub sigma: f64,
 }
 
-/// What one node can send and receive.
+/// Network interface of one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Bytes a second each way.
@@ -38,50 +38,51 @@ pub struct Link {
 /// Sizes of the samples.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
-    /// All alike.
+    /// All equal, in bytes.
     Equal(u32),
     /// Lognormal with this mean in bytes and sigma of the logarithm.
     Lognormal {
         /// Bytes.
         mean: u32,
-        /// 0.5: photographs.
+        /// Sigma of the logarithm; 0.5 for photographs.
         sigma: f64,
     },
-    /// One by one, as a listing gave them.
+    /// One by one, from a listing.
     Listed(Vec<u32>),
 }
 
 /// The samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
-    /// How many.
+    /// Number of samples.
     pub samples: u32,
-    /// How large.
+    /// Their sizes.
     pub sizes: Sizes,
 }
 
-/// How epochs are permuted.
+/// Permutation of epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As torch does.
+    /// Permutation of torch.
     Torch,
-    /// By a keyed bijection.
+    /// Keyed bijection.
     Counter,
 }
 
-/// The CPU work on samples: throughput of a node by threads, saturating as in the paper's Figure 6. A sample takes time in proportion to
-/// its size.
+/// The CPU work on samples: throughput of a node by threads, saturating as in the paper's Figure 6. A sample takes time
+/// in proportion to its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preprocessing {
     /// Seconds that a sample of the mean size takes on one thread of an idle node.
     pub seconds_a_sample: f64,
     /// Threads past which the throughput of a node no longer rises (six in the paper's Figure 6).
     pub saturates_at: u32,
-    /// Share of the highest throughput that each thread past `saturates_at` costs ("slightly worse" in Figure 6); 0: none.
+    /// Share of the highest throughput that each thread past `saturates_at` costs ("slightly worse" in Figure 6); 0:
+    /// none.
     pub decline: f64,
 }
 
-/// All of it. The comment of each field begins with its key in a plan file, by which [`ScenarioError`] names it.
+/// A scenario. The comment of each field begins with its key in a plan file, by which [`ScenarioError`] names it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     /// `cluster.nodes`: machines.
@@ -90,9 +91,10 @@ pub struct Scenario {
     pub gpus: u32,
     /// `cluster.cache`: memory of a node for samples in bytes, the window included.
     pub cache_bytes: u64,
-    /// `cluster.threads`: threads of a node for loading and preprocessing together. One that waits for a read is taken.
+    /// `cluster.threads`: threads of a node for loading and preprocessing together. A thread that waits for a read is
+    /// in use.
     pub threads: u32,
-    /// `cluster.loading_threads`: of these, the ones that load where the scheduler does not choose.
+    /// `cluster.loading_threads`: those of them that load, if the scheduler does not choose.
     pub loading_threads: u32,
     /// `cluster.memory`: bytes a second that a node reads from its own memory tier (T_l), all threads together.
     pub local_bytes_per_s: f64,
@@ -114,34 +116,39 @@ pub struct Scenario {
     pub slow_ranks: Vec<(u32, f64)>,
     /// `job.seed`: of the order, the sizes and the latencies.
     pub seed: u64,
-    /// `job.order`: how epochs are permuted.
+    /// `job.order`: permutation of epochs.
     pub order: Order,
     /// `preprocessing.seconds`, `preprocessing.saturates_at`, `preprocessing.decline`: CPU work.
     pub preprocessing: Preprocessing,
     /// `loader.policy`: residency.
     pub policy: PolicyName,
-    /// `loader.horizon`: epochs after the current one that `belady` looks ahead (2 is usual; the other policies look as far as they need).
+    /// `loader.horizon`: epochs after the current one that `belady` looks ahead (2 is usual; the other policies look as
+    /// far as they need).
     pub horizon: u32,
-    /// `loader.window`: steps ahead that a rank's samples are read: one number for all, or one a rank. Unthrottled policies ignore it.
+    /// `loader.window`: steps ahead that a rank's samples are read: one number for all, or one a rank. Unthrottled
+    /// policies ignore it.
     pub window: Vec<u32>,
-    /// `loader.prepared`: steps ahead that batches are preprocessed, of those that are read (2 is usual, as torch's `prefetch_factor`).
+    /// `loader.prepared`: steps ahead that batches are preprocessed, of those that are read (2 is usual, as torch's
+    /// `prefetch_factor`).
     pub prepared: u32,
-    /// `loader.schedule`: which read comes next.
+    /// `loader.schedule`: order of reads.
     pub schedule: ScheduleName,
-    /// `loader.hedge`: share of requests and bytes that may be read again, past the 95th percentile of latency; 0: no hedging.
+    /// `loader.hedge`: share of requests and bytes that may be read again, past the 95th percentile of latency; 0: no
+    /// hedging.
     pub hedge_budget: f64,
-    /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower class.
+    /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower
+    /// class.
     pub background_fill: bool,
 }
 
-/// A scenario that cannot be: the key, its value, what is allowed.
+/// An invalid scenario: the key, its value, the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScenarioError {
     /// The key as in a plan file, such as `job.batch`.
     pub key: &'static str,
     /// Its value.
     pub value: String,
-    /// What is allowed.
+    /// Allowed values.
     pub allowed: String,
 }
 

@@ -1,4 +1,4 @@
-//! Sizes of the samples: what they are, and what of them is known by now.
+//! Sizes of the samples, and the part of them known so far.
 
 use forebay_policy::ids::Sample;
 
@@ -39,7 +39,7 @@ impl Sizes {
         self.bytes[sample as usize]
     }
 
-    /// By sample.
+    /// Sizes by sample.
     pub(crate) fn all(&self) -> &[u32] {
         &self.bytes
     }
@@ -49,17 +49,17 @@ impl Sizes {
         self.bytes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Of all samples.
+    /// Mean over all samples.
     pub(crate) fn mean(&self) -> f64 {
         self.mean
     }
 
-    /// A sample has been read: its size is known from now on.
+    /// Records that a sample has been read: its size is known from now on.
     pub(crate) fn learn(&mut self, sample: Sample) {
         self.is_known[sample as usize] = true;
     }
 
-    /// What a sample's size is taken for: the mean until it has been read.
+    /// Expected size of a sample: the mean until it has been read.
     pub(crate) fn expected(&self, sample: Sample) -> u32 {
         if self.is_known[sample as usize] {
             self.of(sample)

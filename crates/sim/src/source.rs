@@ -22,15 +22,15 @@ impl Source {
         }
     }
 
-    /// A request comes: when its first byte does, without the queue for the bandwidth. `place` and `nth` say which read it is, and so which
-    /// latency it meets.
+    /// Takes a request; returns the time of its first byte, without the queue for the bandwidth. `place` and `nth`
+    /// identify the read, and so its latency.
     pub(crate) fn request(&mut self, now_s: f64, place: u64, nth: u64) -> f64 {
         let admitted_s = self.admits_at_s.max(now_s);
         self.admits_at_s = admitted_s + self.is.requests_per_s.recip();
         admitted_s + self.draw.lognormal(self.is.latency.median_s, self.is.latency.sigma, place, nth)
     }
 
-    /// The first byte could come: when the last one does.
+    /// Sends a sample whose first byte is due; returns the time of its last byte.
     pub(crate) fn send(&mut self, now_s: f64, bytes: u32) -> f64 {
         let alone_s = now_s + f64::from(bytes) / self.is.stream_bytes_per_s;
         self.pipe.carry(now_s, bytes).max(alone_s)

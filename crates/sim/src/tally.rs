@@ -1,4 +1,4 @@
-//! Counts what happens, epoch by epoch.
+//! Counts events, epoch by epoch.
 
 use forebay_policy::residency::Origin;
 
@@ -7,7 +7,7 @@ use crate::outcome::{EpochFigures, Outcome, Step};
 use crate::rank::Batch;
 use crate::scenario::Scenario;
 
-/// Waits are looked at when they exceed this share of a training step.
+/// Share of a training step above which waits count.
 const NOTICEABLE: f64 = 0.05;
 /// Iterations at the start, in the middle and at the end of the last epoch whose steps are kept one by one.
 const KEPT: u32 = 8;
@@ -46,12 +46,12 @@ impl Tally {
         }
     }
 
-    /// The figures of an epoch; of one past the last, for which a window reads ahead, nothing is kept.
+    /// Returns the figures of an epoch; `None` for one past the last, into which a window reads ahead.
     fn figures(&mut self, epoch: u32) -> Option<&mut EpochFigures> {
         self.epochs.get_mut(epoch as usize)
     }
 
-    /// A sample is asked for.
+    /// Counts a requested sample.
     pub(crate) fn asked(&mut self, epoch: u32, origin: Origin, bytes: u32) {
         let Some(figures) = self.figures(epoch) else { return };
         figures.samples_by_origin[origin_index(origin)] += 1;
@@ -62,13 +62,13 @@ impl Tally {
         }
     }
 
-    /// A request goes to the source.
+    /// Counts a request to the source.
     pub(crate) fn requested(&mut self, epoch: u32) {
         let Some(figures) = self.figures(epoch) else { return };
         figures.source_requests += 1;
     }
 
-    /// The source sends a sample; `again`: it did so before.
+    /// Counts a sample sent by the source; `again` if it was sent before.
     pub(crate) fn sent(&mut self, epoch: u32, bytes: u32, again: bool) {
         let Some(figures) = self.figures(epoch) else { return };
         figures.source_bytes += u64::from(bytes);
@@ -77,20 +77,20 @@ impl Tally {
         }
     }
 
-    /// A node gives another a copy.
+    /// Counts a copy that a node gives another.
     pub(crate) fn handed_over(&mut self, epoch: u32, bytes: u32) {
         let Some(figures) = self.figures(epoch) else { return };
         figures.handed_bytes += u64::from(bytes);
     }
 
-    /// What a node holds.
+    /// Records the bytes that a node holds.
     pub(crate) fn held(&mut self, epoch: u32, held_bytes: u64, window_bytes: u64) {
         let Some(figures) = self.figures(epoch) else { return };
         figures.held_bytes_max = figures.held_bytes_max.max(held_bytes);
         figures.window_bytes_max = figures.window_bytes_max.max(window_bytes);
     }
 
-    /// A step begins, with the batch of each rank.
+    /// Counts a step that begins, with the batch of each rank.
     pub(crate) fn begun(&mut self, (epoch, iteration): (u32, u32), batches: &[Batch]) {
         let ended_s = self.step_ended_s;
         let late = |batch: &Batch| (batch.ready_s() - ended_s).max(0.0);
@@ -125,7 +125,7 @@ impl Tally {
         iteration < KEPT || (middle..middle + KEPT).contains(&iteration) || iteration + KEPT >= self.iterations
     }
 
-    /// A step ends; `here`: samples of the next one that are in memory, by its epoch.
+    /// Counts a step that ends; `here` are the samples of the next one in memory, by its epoch.
     pub(crate) fn ended(&mut self, (epoch, iteration): (u32, u32), now_s: f64) {
         self.step_times_s.push(now_s - self.step_ended_s);
         self.step_ended_s = now_s;
@@ -152,7 +152,7 @@ impl Tally {
         }
     }
 
-    /// All that was counted; `ideal_s` by epoch.
+    /// Returns all counts; `ideal_s` by epoch.
     pub(crate) fn outcome(mut self, ideal_s: impl Fn(u32) -> f64) -> Outcome {
         for (epoch, figures) in (0..).zip(&mut self.epochs) {
             figures.ideal_seconds = ideal_s(epoch);
@@ -170,7 +170,7 @@ fn length(span: Option<(f64, f64)>) -> f64 {
     span.map_or(0.0, |(begin_s, end_s)| end_s - begin_s)
 }
 
-/// The smallest value that this share of all does not exceed.
+/// Returns the smallest value that this share of all does not exceed.
 fn rank_of(sorted: &[f64], share: f64) -> f64 {
     let place = (share * sorted.len() as f64).ceil() as usize;
     sorted[place.max(1) - 1]

@@ -1,4 +1,4 @@
-//! The simulated world: events happen, and policy and schedulers are asked what to do.
+//! The simulated world: it processes events, and asks policy and schedulers for decisions.
 
 use std::ops::ControlFlow;
 
@@ -31,12 +31,12 @@ pub(crate) struct World<'a> {
     pub(crate) source: Source,
     pub(crate) tally: Tally,
     prediction: Prediction,
-    /// Steps that have begun, over all epochs: so also the next one to begin.
+    /// Steps begun, over all epochs: so also the number of the next one.
     pub(crate) begun: u64,
-    /// A step is under way, or was the last: when it ends.
+    /// End of the step under way, or of the last one, in seconds.
     ends_s: f64,
     is_stepping: bool,
-    /// Samples beyond the window are asked for as well.
+    /// True if samples beyond the window are requested as well.
     pub(crate) asks_beyond: bool,
     /// Ranks whose batch for the next step is ready.
     pub(crate) ready: u32,
@@ -76,7 +76,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets events happen until the last step has ended.
+    /// Processes events until the last step has ended.
     pub(crate) fn run(mut self, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
         let steps = u64::from(self.scenario.epochs) * u64::from(self.orders.iterations());
         self.ask_all();
@@ -108,7 +108,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A step begins: all nodes ask for what is now within the window.
+    /// Begins a step: all nodes request the samples that are within the window now.
     fn ask_all(&mut self) {
         for node in 0..self.nodes.len() {
             self.nodes[node].full = false;
@@ -122,7 +122,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The scheduler assigns threads for the batches that have just come within the window.
+    /// Assigns threads to the batches that have just come within the window.
     fn assign(&mut self, node: usize) {
         let state = &mut self.nodes[node];
         for (local, rank) in (state.first_rank..).take(self.scenario.gpus as usize).enumerate() {
@@ -136,7 +136,7 @@ impl<'a> World<'a> {
         state.scheduler.assign(&state.load);
     }
 
-    /// Asks for the nearest sample of the node: within the window, or beyond it. Whether one was got.
+    /// Requests the nearest sample of the node, within the window or `beyond` it. Returns true if it was let in.
     pub(crate) fn ask(&mut self, node: usize, beyond: bool) -> bool {
         let (first, gpus) = (self.nodes[node].first_rank, self.scenario.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
@@ -209,14 +209,14 @@ impl<'a> World<'a> {
         self.nodes[node].scheduler.push(request);
     }
 
-    /// When a step is predicted to begin: nobody is late from now on.
+    /// Returns the predicted beginning of a step: no rank is assumed to be late from now on.
     fn deadline_s(&self, step: u64) -> f64 {
         let now_s = self.calendar.now_s();
         let steps_between = (step - self.begun) as f64;
         self.ends_s.max(now_s) + steps_between * self.scenario.step_s
     }
 
-    /// What a scheduler is told of a sample.
+    /// Returns a scheduler's request for a sample.
     fn request(&mut self, slot: u32) -> Request {
         let now_s = self.calendar.now_s();
         let Flight {
@@ -242,7 +242,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Samples that were asked for beyond the window, and are within it now, are no longer background work.
+    /// Raises samples that were requested beyond the window, and are within it now, from background fill to demand.
     fn promote(&mut self, node: usize) {
         let fills = std::mem::take(&mut self.nodes[node].fills);
         for (step, slot) in fills {
@@ -250,7 +250,7 @@ impl<'a> World<'a> {
             if flight.stage != Stage::Queued {
                 self.flights.release(slot);
             } else if step < self.begun + self.ranks[flight.rank as usize].window {
-                // The request that waits as background work still names the slot.
+                // The request that waits as background fill still names the slot.
                 self.flights.get(slot).class = Class::Demand;
                 let request = self.request(slot);
                 self.nodes[node].scheduler.push(request);
@@ -266,7 +266,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Every rank takes its batch, and trains.
+    /// Begins a step: every rank takes its batch, and trains.
     fn begin_step(&mut self) {
         let step = self.begun;
         let (epoch, iteration) = self.orders.place(step);
@@ -289,7 +289,7 @@ impl<'a> World<'a> {
         self.ask_all();
     }
 
-    /// What the step takes need not be held for it any longer.
+    /// Consumes the samples of the step: they need not be held for it any longer.
     fn consume(&mut self, step: u64) {
         let (epoch, iteration) = self.orders.place(step);
         for rank in 0..self.scenario.world() {

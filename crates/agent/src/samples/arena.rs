@@ -1,4 +1,4 @@
-//! The memory that samples lie in: shared with ranks, which read it, and written to by the threads that read.
+//! The memory of a loader's samples: ranks map it for reading, and the reading threads write to it.
 
 use std::{
     io,
@@ -8,50 +8,50 @@ use std::{
 
 use forebay_policy::ranges::Ranges;
 
-use super::machine::Place;
+use super::machine::ArenaRange;
 
 use crate::host::shared::SharedFile;
 
-/// Memory is taken from the kernel in steps of this many bytes.
+/// Step in bytes in which memory is taken from the kernel.
 const BACKED_STEP_BYTES: u64 = 16 << 20;
-/// No mapping is shorter.
+/// Length of the shortest mapping in bytes.
 const BYTES_MIN: usize = 4096;
 
 /// A loader's memory.
 #[derive(Debug)]
 pub(crate) struct Arena {
     file: SharedFile,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ArenaState {
     free: Ranges,
-    /// Up to here there is memory behind it.
+    /// Length of the part with memory behind it, in bytes.
     backed: u64,
 }
 
-/// A piece of it that nobody else has; given back when dropped.
+/// A range of the arena owned by one holder; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct TakenRange {
     arena: Arc<Arena>,
-    place: Place,
+    place: ArenaRange,
 }
 
 impl Arena {
-    /// So many bytes, of which memory is taken only as they are needed.
+    /// Creates an arena of `bytes`, whose memory is taken only as it is needed.
     pub(crate) fn create(bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(io::Error::other)?.max(BYTES_MIN);
         Ok(Self {
             file: SharedFile::anonymous_for_readers("forebay-arena", length)?,
-            state: Mutex::new(State {
+            state: Mutex::new(ArenaState {
                 free: Ranges::new(bytes),
                 backed: 0,
             }),
         })
     }
 
-    /// To be sent to ranks.
+    /// Descriptor to send to ranks.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.descriptor()
     }
@@ -61,18 +61,18 @@ impl Arena {
         self.file.region().len() as u64
     }
 
-    /// Memory that it may still take from the kernel.
+    /// Bytes that it may still take from the kernel.
     pub(crate) fn unbacked_bytes(&self) -> u64 {
         self.length() - self.state().backed
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in it can be left half changed.
+    fn state(&self) -> MutexGuard<'_, ArenaState> {
+        // A panic can't leave it half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for so many bytes, if there is any, and memory behind it.
-    pub(crate) fn take(arena: &Arc<Self>, bytes: u32) -> Option<Taken> {
+    /// Takes a range of `bytes`, if there is one, with memory behind it.
+    pub(crate) fn take(arena: &Arc<Self>, bytes: u32) -> Option<TakenRange> {
         let mut state = arena.state();
         let offset = state.free.take(u64::from(bytes))?;
         let end = offset + u64::from(bytes);
@@ -84,42 +84,43 @@ impl Arena {
             }
             state.backed = backed;
         }
-        Some(Taken {
+        Some(TakenRange {
             arena: Arc::clone(arena),
-            place: Place { offset, bytes },
+            place: ArenaRange { offset, bytes },
         })
     }
 
-    /// A place is needed no more.
-    pub(crate) fn give(&self, place: Place) {
+    /// Gives a range back.
+    pub(crate) fn give(&self, place: ArenaRange) {
         self.state().free.give(place.offset, u64::from(place.bytes));
     }
 
-    /// What lies at a place that was kept ([`Taken::keep`]) and not given back.
-    pub(crate) fn bytes(&self, place: Place) -> &[u8] {
+    /// Returns the bytes of a range that was kept ([`TakenRange::keep`]) and not given back.
+    pub(crate) fn bytes(&self, place: ArenaRange) -> &[u8] {
         self.file.region().bytes(place.offset, u64::from(place.bytes)).unwrap_or_default()
     }
 }
 
-impl Taken {
-    /// Its bytes.
+impl TakenRange {
+    /// Bytes of the range.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let Place { offset, bytes } = self.place;
+        let ArenaRange { offset, bytes } = self.place;
         let base = self.arena.file.region().base();
-        // SAFETY: within the mapping, writable, and backed; no other piece overlaps it, no rank has been told of it, and only one can borrow it from here.
+        // SAFETY: within the mapping, writable, and backed; no other piece overlaps it, no rank has been told of it,
+        // and only one can borrow it from here.
         unsafe { std::slice::from_raw_parts_mut(base.add(offset as usize).as_ptr(), bytes as usize) }
     }
 
-    /// From now on the place is somebody's, until [`Arena::give`].
-    pub(crate) fn keep(mut self) -> Place {
+    /// Keeps the range after this value is gone, until [`Arena::give`].
+    pub(crate) fn keep(mut self) -> ArenaRange {
         let place = self.place;
-        // Nothing is left to be given back.
+        // Leaves nothing to give back on drop.
         self.place.bytes = 0;
         place
     }
 }
 
-impl Drop for Taken {
+impl Drop for TakenRange {
     fn drop(&mut self) {
         self.arena.give(self.place);
     }

@@ -12,8 +12,8 @@ use super::{
     protocol::{Alike, OrderName},
 };
 
-/// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples are
-/// used alike, except for those that an epoch leaves out or repeats.
+/// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples
+/// are used alike, except for those that an epoch leaves out or repeats.
 const TRAINING_EPOCHS: u32 = 8;
 
 /// Returns the order in which all ranks use samples. For a policy that does not look ahead only its number of steps
@@ -63,8 +63,9 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
     alike.schedule.build(threads, ranks, || node(alike, ranks))
 }
 
-/// Returns the node as Lobster's thread assignment sees it, before anything was measured. Decoding threads belong to the
-/// ranks, and fewer of them would gain nothing: the assignment sees them as one thread that is as fast as all of them.
+/// Returns the node as Lobster's thread assignment sees it, before anything was measured. Decoding threads belong to
+/// the ranks, and fewer of them would gain nothing: the assignment sees them as one thread that is as fast as all of
+/// them.
 fn node(alike: &Alike, ranks: u32) -> NodeModel {
     let (load, preprocessing) = Speeds::default().models(0.0);
     NodeModel {
@@ -105,7 +106,7 @@ fn can_look_ahead(alike: &Alike, cluster: Cluster) -> Result<(), String> {
 mod tests {
     use forebay_policy::residency::PolicyName;
 
-    use super::super::agreement::tests::alike;
+    use super::super::rendezvous::tests::alike;
     use super::*;
 
     fn cluster(gpus: u32) -> Cluster {

@@ -1,4 +1,4 @@
-//! The other side of the loader agent: a rank of a loader.
+//! Client of the loader agent: a rank of a loader.
 
 use std::{
     collections::BTreeSet,
@@ -17,10 +17,10 @@ use forebay_contract::{
 use rustix::process::{Pid, getpid};
 
 use super::{
-    Figures, LoaderConfig, RankFigures, Told,
-    answers::{Answers, Watch},
+    Figures, LoaderConfig, RankFigures, SampleStatus,
     doorbell::Doorbell,
     protocol::{Ask, Settings, Tell, VERSION, Variables},
+    shared_memory::{AgentWatch, Answers},
     socket_path,
     worker::Seat,
 };
@@ -35,15 +35,15 @@ use crate::{
     samples::limits::LOADER_DEAD_AFTER,
 };
 
-/// How long a rank may wait until the agent's socket takes its packet.
+/// Longest time to wait until the agent's socket takes a packet.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// Why a process that was forked reads by itself.
+/// Reason why a forked process reads by itself.
 const FORKED: &str = "this process was forked from the one that the agent serves";
 
-/// Makes the loader agent's directory, and starts it with `COMMAND agent` if none stands.
+/// Creates the loader agent's directory, and starts `COMMAND agent` if no agent runs.
 ///
 /// # Errors
-/// When the directory is refused, or no agent answers in time.
+/// If the directory is refused, or no agent answers in time.
 pub fn start(config: &LoaderConfig, command: &Path) -> Result<(), AgentError> {
     private_dir(&config.loaders_dir)?;
     let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
@@ -51,53 +51,54 @@ pub fn start(config: &LoaderConfig, command: &Path) -> Result<(), AgentError> {
     start_until(&config.loaders_dir, &settings, command, connect).map(drop)
 }
 
-/// A rank that has registered, and waits for the others of its node.
+/// A rank that has registered, and waits for the other ranks of its node.
 #[derive(Debug)]
 pub struct Registering(Connection);
 
-/// A rank of a loader, for as long as this lives. All of its threads may use it at once.
+/// A rank of a loader, for as long as this lives. All of its threads may use it concurrently.
 #[derive(Debug)]
 pub struct Rank {
-    state: Mutex<State>,
-    /// Whoever has this locked may wait for the agent; the state is locked by nobody meanwhile, but after it.
+    state: Mutex<ClientState>,
+    /// Connection to the agent. A thread may wait for the agent while it holds this lock, so no thread holds the lock
+    /// of `state` and then takes this one.
     connection: Mutex<Connection>,
     answers: Answers,
     doorbell: Doorbell,
     notes: Vec<String>,
-    /// In which alone all this is of use: what is forked shares the memory, and has a copy of locks that nobody may ever open.
+    /// Process that owns this: a forked child shares the memory, and has a copy of locks that may never be unlocked.
     owner: Pid,
 }
 
 #[derive(Debug)]
-struct State {
-    /// Turns that were asked for, and whether the use of each slot is open.
+struct ClientState {
+    /// Number of requests made, and for each slot true if its request is open.
     asked: u64,
     open: Vec<bool>,
-    /// Turns that are over but for their bytes.
+    /// Sequence numbers of requests that are over except for their bytes.
     held: BTreeSet<u64>,
     released: u64,
     passes: u32,
     steps: u64,
-    /// Why the agent is not waited for any more.
+    /// Reason why the agent was given up.
     lost: Option<String>,
     /// Ranks of this node that are gone.
     gone: Vec<u32>,
-    watch: Watch,
+    watch: AgentWatch,
 }
 
 impl Registering {
-    /// Registers a rank; `settings` as JSON. From the first rank of the node, `extents` come along ([`super::table::Table::seal`]), and where some are of objects,
-    /// the `variables` that lead to those.
+    /// Registers a rank; `settings` are JSON. The first rank of the node sends `extents` along
+    /// ([`super::table::Table::seal`]), and, if some extents are objects, the `variables` for access to them.
     ///
     /// # Errors
-    /// No loader agent stands; or the settings are none.
+    /// No loader agent runs; or the settings are invalid.
     pub fn begin(dir: &Path, settings: &str, extents: Option<BorrowedFd<'_>>, variables: Variables) -> Result<Self, AgentError> {
         let settings: Settings = serde_json::from_str(settings).map_err(|error| AgentError::Refused {
             why: format!("the loader's settings can't be: {error}"),
         })?;
         let connection = Connection::open(&socket_path(dir), SEND_MAX)?;
         if !connection.is_of_same_files() {
-            // What it opens by a path need not be what is meant here.
+            // A path that the agent opens may be another file there.
             return Err(AgentError::Protocol("it is in another mount namespace, or has another root".into()));
         }
         let ask = Ask::Register {
@@ -109,13 +110,14 @@ impl Registering {
         Ok(Self(connection))
     }
 
-    /// Waits until all ranks of the node have come, no longer than this; `None` if they have not, and the rank registers on.
+    /// Waits until all ranks of the node have come, at most for `wait`; returns the registration itself if they have
+    /// not.
     ///
     /// # Errors
-    /// [`AgentError::Refused`] where the ranks disagree, or the loader can't be: all are told the same.
+    /// [`AgentError::Refused`] if the ranks disagree, or the loader failed: all ranks are told the same reason.
     pub fn wait(self, wait: Duration) -> Result<Result<Rank, Self>, AgentError> {
         match self.0.hear::<Tell>(wait)? {
-            // Of another rank's end it is told why this one's loader can't be.
+            // The reason for the failure follows the end of another rank.
             None | Some((Tell::RankGone { .. }, _)) => Ok(Err(self)),
             Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
             Some((Tell::Registered { arena_bytes, slots, notes }, descriptors)) => {
@@ -140,7 +142,7 @@ impl Rank {
         notes: Vec<String>,
     ) -> Result<Self, AgentError> {
         let answers = Answers::new((page, Board::bytes(slots.min(SLOTS_MAX))), (arena, arena_bytes as usize))?;
-        let state = State {
+        let state = ClientState {
             asked: 0,
             open: vec![false; answers.board.slots() as usize],
             held: BTreeSet::new(),
@@ -149,7 +151,7 @@ impl Rank {
             steps: 0,
             lost: None,
             gone: Vec::new(),
-            watch: Watch::default(),
+            watch: AgentWatch::default(),
         };
         Ok(Self {
             state: Mutex::new(state),
@@ -165,28 +167,29 @@ impl Rank {
         self.owner != getpid()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in it can be left half changed.
+    fn state(&self) -> MutexGuard<'_, ClientState> {
+        // A panic can't leave it half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory in which samples lie. What is there may be looked at from [`Told::Ready`] to [`Self::release`].
+    /// The memory that holds the samples. Bytes of [`SampleStatus::Ready`] may be read until [`Self::release`].
     pub fn arena(&self) -> Region<'_> {
         self.answers.arena()
     }
 
-    /// Uses that can be under way at once: [`Self::ask`] never has room for more.
+    /// Number of requests that can be open: [`Self::ask`] never has room for more.
     pub fn slots(&self) -> u32 {
         self.answers.board.slots()
     }
 
-    /// What there is to say of the loader, for a person.
+    /// Remarks about the loader, for a person.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Asks for samples that a step will use, in the order of their use; the turn of the first. The others follow. `None`, and nothing is asked for, where there is
-    /// no room on the board: some have to be released first, and the agent to have heard of it. Nor where it is lost.
+    /// Requests the samples of a step, in the order of their use. Returns the sequence number of the first; the others
+    /// follow. `None`, with nothing requested, if the ring has no room until requests are released and the agent has
+    /// seen that, or if the agent is lost.
     pub fn ask(&self, samples: &[u32], epoch: u32, iteration: u32) -> Option<u64> {
         if self.is_forked() {
             return None;
@@ -209,45 +212,46 @@ impl Rank {
         Some(first)
     }
 
-    /// What has become of a use, without waiting. One that is not open is to be read by the rank itself.
-    pub fn look(&self, turn: u64) -> Told {
+    /// Returns the status of a request, without waiting. A request that is not open is for the rank itself to read.
+    pub fn look(&self, turn: u64) -> SampleStatus {
         if self.is_forked() {
-            return Told::ReadYourself;
+            return SampleStatus::ReadYourself;
         }
         self.look_in(&self.state(), turn)
     }
 
-    /// The same of many, at once.
-    pub fn look_all(&self, turns: impl IntoIterator<Item = u64>) -> Vec<Told> {
+    /// Returns the status of several requests.
+    pub fn look_all(&self, turns: impl IntoIterator<Item = u64>) -> Vec<SampleStatus> {
         if self.is_forked() {
-            return turns.into_iter().map(|_| Told::ReadYourself).collect();
+            return turns.into_iter().map(|_| SampleStatus::ReadYourself).collect();
         }
         let state = self.state();
         turns.into_iter().map(|turn| self.look_in(&state, turn)).collect()
     }
 
-    fn look_in(&self, state: &State, turn: u64) -> Told {
+    fn look_in(&self, state: &ClientState, turn: u64) -> SampleStatus {
         if !state.is_open(turn) {
-            return Told::ReadYourself;
+            return SampleStatus::ReadYourself;
         }
         match self.answers.look(turn) {
-            Told::Pending if state.lost.is_some() => Told::ReadYourself,
+            SampleStatus::Pending if state.lost.is_some() => SampleStatus::ReadYourself,
             told => told,
         }
     }
 
-    /// What has become of a use, waited for no longer than this. Where the agent is gone, or stands still, the rank is to read by itself from then on.
-    pub fn wait(&self, turn: u64, wait: Duration) -> Told {
+    /// Waits for the status of a request, at most for `wait`. If the agent is gone, or stands still, the rank reads by
+    /// itself from then on.
+    pub fn wait(&self, turn: u64, wait: Duration) -> SampleStatus {
         if self.is_forked() {
-            return Told::ReadYourself;
+            return SampleStatus::ReadYourself;
         }
         self.answers.wait(wait, || self.look(turn), || self.look_after_agent())
     }
 
-    /// Where worker processes of this rank find what it looks at.
+    /// Returns the address of this rank's shared memory, for its worker processes.
     ///
     /// # Errors
-    /// The files can't be asked what they are.
+    /// The files can't be inspected.
     pub fn seat(&self) -> io::Result<Seat> {
         let [board, arena] = self.answers.places()?;
         let agent = self.connection.lock().unwrap_or_else(PoisonError::into_inner).pid().unwrap_or(0);
@@ -255,17 +259,17 @@ impl Rank {
         Ok(Seat { rank, agent, board, arena })
     }
 
-    /// Whether the worker that was given this use, which is not released, is done with it.
+    /// Returns true if the worker that was given this request, which is not released, is done with it.
     pub fn is_done(&self, turn: u64) -> bool {
         self.answers.board.is_done(turn)
     }
 
-    /// Whether it is known of all these uses what has become of them, waited for no longer than this in all.
+    /// Returns true if the status of all these requests is known, after waiting at most for `wait` in all.
     pub fn wait_all(&self, mut turns: Range<u64>, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
-        // Who has waited for one finds most of the others answered, too.
+        // After a wait for one request, most others are answered too.
         while let Some(turn) = self.first_pending(turns.clone()) {
-            if self.wait(turn, deadline.saturating_duration_since(Instant::now())) == Told::Pending {
+            if self.wait(turn, deadline.saturating_duration_since(Instant::now())) == SampleStatus::Pending {
                 return false;
             }
             turns.start = turn + 1;
@@ -278,18 +282,20 @@ impl Rank {
             return None;
         }
         let state = self.state();
-        turns.find(|turn| self.look_in(&state, *turn) == Told::Pending)
+        turns.find(|turn| self.look_in(&state, *turn) == SampleStatus::Pending)
     }
 
-    /// Copies the bytes of uses, `row_bytes` of each, one after the other. Gives the places of those, counted from 0, that the rank is to read itself, for there is
-    /// nothing of them, or something of another size.
+    /// Copies the bytes of requests, `row_bytes` of each, one after the other. Returns the indices, counted from 0, of
+    /// requests without bytes or with another size: the rank has to read these itself.
     pub fn gather(&self, turns: Range<u64>, row_bytes: usize, rows: &mut [u8]) -> Vec<u32> {
         if self.is_forked() {
             return (0..).zip(turns).map(|(nth, _)| nth).collect();
         }
         let arena = self.arena();
-        let copied = |told: Told, row: &mut [u8]| {
-            let Told::Ready { offset, length } = told else { return false };
+        let copied = |told: SampleStatus, row: &mut [u8]| {
+            let SampleStatus::Ready { offset, length } = told else {
+                return false;
+            };
             let found = arena.bytes(offset, u64::from(length)).filter(|bytes| bytes.len() == row.len());
             found.is_some_and(|bytes| {
                 row.copy_from_slice(bytes);
@@ -299,7 +305,8 @@ impl Rank {
         let told = self.look_all(turns.clone());
         let rows = told.into_iter().zip(rows.chunks_exact_mut(row_bytes));
         let copied: Vec<bool> = rows.map(|(told, row)| copied(told, row)).collect();
-        // Another thread may have let some of them go meanwhile, and their memory be another's by now. What is open still was open all the time.
+        // Another thread may have released some of them meanwhile, and their memory may have a new owner. A request
+        // that is still open was open all the time.
         let state = self.state();
         let is_right = |turn: u64, is_copied: bool| is_copied && state.is_open(turn);
         (0..)
@@ -308,7 +315,7 @@ impl Rank {
             .collect()
     }
 
-    /// Whether there still is an agent that works.
+    /// Checks that the agent still works.
     fn look_after_agent(&self) {
         self.hear();
         let mut state = self.state();
@@ -318,7 +325,8 @@ impl Rank {
         }
     }
 
-    /// Hears what the agent has said beside the board. Where somebody waits for an answer of it, that one does.
+    /// Receives packets that the agent has sent besides the ring. A thread that waits for a response receives it
+    /// instead.
     fn hear(&self) {
         let connection = match self.connection.try_lock() {
             Ok(connection) => connection,
@@ -334,7 +342,8 @@ impl Rank {
         }
     }
 
-    /// A use is over, but its bytes are still looked at, perhaps for long: until [`Self::release`] they stay, and hold nothing else up.
+    /// Ends requests whose bytes are still in use, perhaps for long: the bytes stay until [`Self::release`], and delay
+    /// no other request.
     pub fn hold(&self, turns: impl IntoIterator<Item = u64>) {
         if self.is_forked() {
             return;
@@ -349,9 +358,9 @@ impl Rank {
         }
     }
 
-    /// A use is over: its bytes are looked at no more. Once for each.
+    /// Releases requests: their bytes are no longer in use. Once for each.
     pub fn release(&self, turns: impl IntoIterator<Item = u64>) {
-        // What was forked shares the board, and must not speak on it.
+        // A forked child shares the ring, and must not write to it.
         if self.is_forked() {
             return;
         }
@@ -369,7 +378,8 @@ impl Rank {
         self.ring_if(self.answers.board.set_released(state.released));
     }
 
-    /// The rank begins an epoch of its order, perhaps the same once more: what [`Self::ask`] and [`Self::begin_step`] are to call it.
+    /// Begins an epoch of the rank's order, possibly one more time. Returns the number to use in [`Self::ask`] and
+    /// [`Self::begin_step`].
     pub fn begin_epoch(&self, number: u32) -> u32 {
         if self.is_forked() {
             return number;
@@ -379,7 +389,7 @@ impl Rank {
         Use::pass(number, state.passes)
     }
 
-    /// The rank begins a step of an epoch.
+    /// Begins a step of an epoch.
     pub fn begin_step(&self, epoch: u32, iteration: u32) {
         if self.is_forked() {
             return;
@@ -389,7 +399,7 @@ impl Rank {
         self.ring_if(self.answers.board.begin_step(state.steps, epoch, iteration));
     }
 
-    /// The rank's threads together take so long to decode a sample.
+    /// Reports the time that the rank's threads together take to decode a sample.
     pub fn set_decoding(&self, took: Duration) {
         if !self.is_forked() {
             self.answers
@@ -398,7 +408,7 @@ impl Rank {
         }
     }
 
-    /// Why the rank reads by itself; `None` as long as there is an agent.
+    /// Reason why the rank reads by itself; `None` as long as there is an agent.
     pub fn lost(&self) -> Option<String> {
         if self.is_forked() {
             return Some(FORKED.into());
@@ -416,7 +426,7 @@ impl Rank {
         self.state().gone.clone()
     }
 
-    /// What was done for all ranks of the node, and for this one; `None` where there is no agent any more.
+    /// Figures of all ranks of the node, and of this one; `None` if the agent is gone.
     pub fn figures(&self) -> Option<(Figures, RankFigures)> {
         if self.is_forked() {
             return None;
@@ -427,7 +437,7 @@ impl Rank {
             match connection.hear::<Tell>(LOADER_DEAD_AFTER) {
                 Ok(Some((Tell::Figures { figures, of_rank }, _))) => return Some((figures, of_rank)),
                 Ok(Some((tell, _))) => self.state().told(tell),
-                // Its answer would be taken for that to the next question.
+                // A late response would be taken for that to the next request.
                 Ok(None) => self.state().lost = Some("the loader agent does not answer".into()),
                 Err(error) => self.state().lost = Some(is_gone(&error)),
             }
@@ -442,17 +452,17 @@ impl Rank {
     }
 }
 
-impl State {
+impl ClientState {
     fn slot(&self, turn: u64) -> usize {
         (turn & (self.open.len() as u64 - 1)) as usize
     }
 
-    /// Whether a turn is one that was asked for and not released.
+    /// Returns true if a request was made and not released.
     fn is_open(&self, turn: u64) -> bool {
         turn < self.asked && self.asked - turn <= self.open.len() as u64 && self.open[self.slot(turn)]
     }
 
-    /// What the agent has said beside the board.
+    /// Takes a packet that the agent has sent besides the ring.
     fn told(&mut self, tell: Tell) {
         match tell {
             Tell::RankGone { rank } => self.gone.push(rank),

@@ -14,29 +14,30 @@ use super::{disk_dir, protocol::DiskSetting};
 
 use crate::host::private_dir::private_dir;
 
-/// How often a disk is asked for that another thread of this process has, and the pause between.
+/// Attempts to lease a disk that another thread of this process holds, and the pause between them.
 const LEASE_ATTEMPTS_MAX: u32 = 100;
 const LEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A disk that loaders use.
 #[derive(Clone, Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedDisk {
     pub(crate) segments: Arc<Segments>,
-    /// Most bytes there, as the loader gave it that came first.
+    /// Most bytes there, as set by the loader that came first.
     pub(crate) bytes: u64,
 }
 
-/// A disk; or why it can't be used, in words for a person.
-pub(crate) type Outcome = Result<Opened, String>;
+/// A disk, or the reason why it can't be used, for a person.
+pub(crate) type DiskResult = Result<OpenedDisk, String>;
 
-/// A disk as long as a loader uses it, and its size. Locked while it is opened: who wants the same one waits, and shares it.
-type Known = Arc<Mutex<Option<(Weak<Segments>, u64)>>>;
+/// A disk while a loader uses it, and its size. Locked while it is being opened: another thread that needs it waits,
+/// and shares it.
+type SharedDisk = Arc<Mutex<Option<(Weak<Segments>, u64)>>>;
 
 /// All disks of this agent.
 pub(crate) struct Disks {
     secret: Secret,
-    /// By their directory. One that hangs keeps nobody from the others.
-    known: Mutex<BTreeMap<PathBuf, Known>>,
+    /// Disks by directory. A disk that hangs does not delay users of other disks.
+    known: Mutex<BTreeMap<PathBuf, SharedDisk>>,
 }
 
 impl Disks {
@@ -48,21 +49,21 @@ impl Disks {
     }
 
     /// Opens a disk, if no loader has it open.
-    pub(crate) fn open(&self, setting: &DiskSetting) -> Outcome {
+    pub(crate) fn open(&self, setting: &DiskSetting) -> DiskResult {
         let known = self.known(&setting.dir);
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((segments, bytes)) = &*known
             && let Some(segments) = segments.upgrade()
         {
-            return Ok(Opened { segments, bytes: *bytes });
+            return Ok(OpenedDisk { segments, bytes: *bytes });
         }
         let bytes = setting.bytes;
         let segments = Arc::new(opened(setting, &self.secret)?);
         *known = Some((Arc::downgrade(&segments), bytes));
-        Ok(Opened { segments, bytes })
+        Ok(OpenedDisk { segments, bytes })
     }
 
-    fn known(&self, dir: &Path) -> Known {
+    fn known(&self, dir: &Path) -> SharedDisk {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(dir.to_owned()).or_default())
     }
@@ -81,7 +82,7 @@ fn opened(setting: &DiskSetting, secret: &Secret) -> Result<Segments, String> {
     let mut attempts = 0;
     loop {
         match Segments::open(config.clone(), secret, uid.as_raw()) {
-            // The last thread of a loader that has just ended may be about to let it go.
+            // The last thread of a loader that has just ended may be about to release it.
             Err(StoreError::InUse { holder, .. }) if holder == Some(std::process::id()) && attempts < LEASE_ATTEMPTS_MAX => {
                 attempts += 1;
                 thread::sleep(LEASE_PAUSE);
@@ -111,7 +112,7 @@ mod tests {
         let second = disks.open(&setting(root.path(), 1 << 20)).unwrap();
         assert_eq!(second.bytes, 1 << 30);
         assert!(Arc::ptr_eq(&first.segments, &second.segments));
-        // When nobody has it any more the next one's holds.
+        // After the last user is gone, the next one's size holds.
         drop((first, second));
         assert_eq!(disks.open(&setting(root.path(), 1 << 20)).unwrap().bytes, 1 << 20);
     }

@@ -1,4 +1,4 @@
-//! What wakes the loader agent's one thread.
+//! Wakes the loader agent's one thread.
 
 use std::{
     io,
@@ -16,17 +16,17 @@ impl Doorbell {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// The one that an agent sent.
+    /// Wraps a descriptor received from an agent.
     pub(crate) fn received(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Rings. That fails only where it has been rung so often that it does not matter.
+    /// Rings. It fails only if so many rings are pending that one more makes no difference.
     pub(crate) fn ring(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Hears it, however often it was rung.
+    /// Clears all pending rings.
     pub(crate) fn hush(&self) {
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }

@@ -1,5 +1,5 @@
-//! What of a loader takes long to make: disks are opened, of which a catalogue may have millions of records, and a policy that looks ahead goes through epochs.
-//! That is done in threads of their own: the agent's one thread has other loaders to see to.
+//! Slow preparations of a loader: opening disks, whose catalogues may have millions of records, and building a policy
+//! that looks ahead over epochs. They run in threads of their own: the agent's one thread has other loaders to serve.
 
 use std::{
     os::fd::OwnedFd,
@@ -17,54 +17,54 @@ use forebay_store::Segments;
 
 use super::{
     build,
-    disks::{Disks, Opened},
+    disks::{Disks, OpenedDisk},
     doorbell::Doorbell,
-    machine::{Core, Parts},
+    machine::{Machine, MachineInput},
     protocol::{Alike, DiskSetting, Variables},
 };
 
 use crate::host::{shared::SharedFile, text};
 use crate::samples::limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS};
 
-/// Steps ahead that samples can be fetched.
+/// Most steps ahead for which samples can be fetched.
 const WINDOW_MAX: u32 = 1024;
 
-/// What the first rank of a node says of a loader's samples.
+/// Description of a loader's samples, from the first rank of a node.
 #[derive(Debug)]
-pub(crate) struct Dataset {
-    /// Where they lie.
+pub(crate) struct DatasetExtents {
+    /// Table of extents.
     pub(crate) table: OwnedFd,
-    /// What leads to the stores in which objects lie.
+    /// Environment variables for access to the stores of objects.
     pub(crate) variables: Variables,
 }
 
 /// A loader that can begin.
-pub(crate) struct Prepared {
-    pub(crate) machine: Core,
+pub(crate) struct PreparedLoader {
+    pub(crate) machine: Machine,
     /// The list of files.
     pub(crate) table: SharedFile,
     pub(crate) disks: Vec<Arc<Segments>>,
-    /// Where objects lie that are on it.
+    /// Stores of the objects in it.
     pub(crate) stores: Stores,
     /// Memory for window and residents.
     pub(crate) arena_bytes: u64,
-    /// Of the board of each rank.
+    /// Slots of each rank's request ring.
     pub(crate) slots: u32,
-    /// Threads that read and write at once at most.
+    /// Most threads that read and write concurrently.
     pub(crate) threads_max: usize,
-    /// What there is to say of it, for a person.
+    /// Remarks about it, for a person.
     pub(crate) notes: Vec<String>,
 }
 
-/// That; or why it can't be, in words for a person.
-pub(crate) type Outcome = Result<Prepared, String>;
+/// A prepared loader; or the reason why it failed, for a person.
+pub(crate) type PreparedResult = Result<PreparedLoader, String>;
 
 /// Loaders that are being prepared.
 pub(crate) struct Preparations {
     disks: Arc<Disks>,
     doorbell: Arc<Doorbell>,
-    sender: Sender<(u64, Outcome)>,
-    done: Receiver<(u64, Outcome)>,
+    sender: Sender<(u64, PreparedResult)>,
+    done: Receiver<(u64, PreparedResult)>,
 }
 
 impl Preparations {
@@ -78,11 +78,12 @@ impl Preparations {
         }
     }
 
-    /// Prepares a loader of so many ranks on this node. When that is done the doorbell rings, and [`Self::done`] gives it by this number.
-    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, dataset: Dataset) {
+    /// Prepares a loader of `local_ranks` on this node. At the end the doorbell rings, and [`Self::done`] returns it
+    /// with this number.
+    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, dataset: DatasetExtents) {
         let (disks, doorbell, sender) = (Arc::clone(&self.disks), Arc::clone(&self.doorbell), self.sender.clone());
         let work = move || {
-            // Nobody is there any more where that fails.
+            // It fails only if the agent has ended.
             let _ = sender.send((number, prepare(&alike, local_ranks, dataset, &disks)));
             doorbell.ring();
         };
@@ -92,13 +93,13 @@ impl Preparations {
         }
     }
 
-    /// One that is done, and its number.
-    pub(crate) fn done(&self) -> Option<(u64, Outcome)> {
+    /// Returns a loader that is done, and its number.
+    pub(crate) fn done(&self) -> Option<(u64, PreparedResult)> {
         self.done.try_recv().ok()
     }
 }
 
-fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -> Outcome {
+fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &Disks) -> PreparedResult {
     let order = build::order(alike)?;
     let slots = slots_of(alike)?;
     let table = SharedFile::received_sealed(dataset.table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
@@ -122,7 +123,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -
         gpus: local_ranks as u32,
         cache_bytes,
     };
-    let machine = Core::new(Parts {
+    let machine = Machine::new(MachineInput {
         residency: build::residency(alike, &order, cluster)?,
         scheduler: build::scheduler(alike, cluster.gpus),
         order,
@@ -135,25 +136,25 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: Dataset, disks: &Disks) -
         reads_max: alike.reads_max,
         hedge_budget: alike.hedge_budget,
     });
-    Ok(Prepared {
+    Ok(PreparedLoader {
         machine,
         table,
         disks: segments,
         stores: Stores::new(dataset.variables.0),
         arena_bytes,
         slots,
-        // Reads, those that are made again, and writes.
+        // Reads, repeated reads, and writes.
         threads_max: 2 * alike.reads_max as usize + 2,
         notes,
     })
 }
 
-/// The disks that can be used, memory and these as tiers, and what there is to say of them.
+/// Returns the usable disks, memory and these as tiers, and remarks about them.
 fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<TierSpec>, Vec<String>) {
     let (mut all, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
     for setting in &alike.disks {
         match disks.open(setting) {
-            Ok(Opened { segments, bytes }) => {
+            Ok(OpenedDisk { segments, bytes }) => {
                 if bytes != setting.bytes {
                     notes.push(other_size(setting, bytes));
                 }

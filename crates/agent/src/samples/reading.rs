@@ -1,7 +1,8 @@
-//! The threads of a loader that read samples into the arena, and write those that stay to disks. What is done is decided elsewhere.
+//! Threads of a loader that read samples into the arena, and write residents to disks. The machine decides what they
+//! do.
 //!
-//! Threads begin as they are needed. One that waits for a source that hangs holds nobody up but who waits for that sample, and ends when the source answers; a store
-//! is not tried again then.
+//! Threads begin as they are needed. One that waits for a source that hangs delays only requests for that sample, and
+//! ends when the source answers; a store is not tried again then.
 
 mod source;
 
@@ -16,67 +17,67 @@ use forebay_contract::Extents;
 use forebay_objects::Stores;
 use forebay_store::{ExtentKey, Segments, Version};
 
-use self::source::{Opened, Unreadable};
+use self::source::{OpenedExtent, Unreadable};
 use super::{
-    arena::{Arena, Taken},
+    arena::{Arena, TakenRange},
     doorbell::Doorbell,
-    machine::{Disk, Event, Outcome, Place, ReadFrom, WriteError},
+    machine::{ArenaRange, DiskIndex, MachineEvent, ReadFrom, ReadOutcome, WriteError},
 };
 
 use crate::host::shared::SharedFile;
 
-/// What a thread is to do.
+/// ReaderJob of a thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Job {
+pub(crate) enum ReaderJob {
     /// Read a sample.
     Read { flight: u32, sample: u32, from: ReadFrom },
-    /// Write one.
+    /// Write a sample.
     Write {
         sample: u32,
-        disk: Disk,
-        place: Place,
+        disk: DiskIndex,
+        place: ArenaRange,
         version: Version,
     },
 }
 
-/// What threads work with.
+/// Resources of the threads.
 #[derive(Debug)]
 pub(crate) struct Tools {
-    /// In which the table of extents lies.
+    /// File of the table of extents.
     pub(crate) table: SharedFile,
     pub(crate) arena: Arc<Arena>,
     pub(crate) disks: Vec<Arc<Segments>>,
-    /// Whose objects are among the extents.
+    /// Stores of the objects among the extents.
     pub(crate) stores: Stores,
-    /// Rung when something is done.
+    /// Doorbell to ring when a job is done.
     pub(crate) doorbell: Arc<Doorbell>,
-    /// What was changed longer ago than this has times that tell the next change.
+    /// Age of a change from which a file's times are sure to show the next change.
     pub(crate) settled_after: Duration,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ReaderShared {
     tools: Tools,
-    state: Mutex<State>,
+    state: Mutex<ReaderState>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    reads: VecDeque<Job>,
-    /// Only when nothing is to be read.
-    writes: VecDeque<Job>,
-    /// With the job of each.
-    done: Vec<(Job, Event)>,
+struct ReaderState {
+    reads: VecDeque<ReaderJob>,
+    /// Writes, done only if nothing is to be read.
+    writes: VecDeque<ReaderJob>,
+    /// Finished jobs with their events.
+    done: Vec<(ReaderJob, MachineEvent)>,
     threads: usize,
     idle: usize,
     is_closed: bool,
 }
 
-/// The threads of a loader. They end when this is dropped, but for those that wait for a source.
+/// The threads of a loader. They end when this is dropped, except for those that wait for a source.
 #[derive(Debug)]
 pub(crate) struct Readers {
-    shared: Arc<Shared>,
+    shared: Arc<ReaderShared>,
     threads_max: usize,
 }
 
@@ -99,7 +100,7 @@ impl Drop for Readers {
 impl Readers {
     pub(crate) fn new(tools: Tools, threads_max: usize) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ReaderShared {
                 tools,
                 state: Mutex::default(),
                 wake: Condvar::new(),
@@ -112,12 +113,12 @@ impl Readers {
         &self.shared.tools
     }
 
-    /// Has a thread do this.
-    pub(crate) fn submit(&self, job: Job) {
+    /// Queues a job for a thread.
+    pub(crate) fn submit(&self, job: ReaderJob) {
         let mut state = self.shared.state();
         match job {
-            Job::Read { .. } => state.reads.push_back(job),
-            Job::Write { .. } => state.writes.push_back(job),
+            ReaderJob::Read { .. } => state.reads.push_back(job),
+            ReaderJob::Write { .. } => state.writes.push_back(job),
         }
         let waiting = state.reads.len() + state.writes.len();
         let is_new_needed = waiting > state.idle && state.threads < self.threads_max;
@@ -134,28 +135,28 @@ impl Readers {
         self.shared.wake.notify_one();
     }
 
-    /// Without any thread nothing would ever be read: ranks are to do it themselves.
+    /// Refuses all reads if there is no thread at all: ranks have to read themselves.
     fn give_up_if_alone(&self) {
         let mut state = self.shared.state();
         if state.threads > 0 {
             return;
         }
-        let jobs: Vec<Job> = state.reads.drain(..).collect();
-        let writes: Vec<Job> = state.writes.drain(..).collect();
+        let jobs: Vec<ReaderJob> = state.reads.drain(..).collect();
+        let writes: Vec<ReaderJob> = state.writes.drain(..).collect();
         let failed = jobs.into_iter().chain(writes).map(|job| (job, job.failed()));
         state.done.extend(failed);
         drop(state);
         self.shared.tools.doorbell.ring();
     }
 
-    /// What was done since the last look.
-    pub(crate) fn done(&self) -> Vec<Event> {
+    /// Returns the events since the last call.
+    pub(crate) fn done(&self) -> Vec<MachineEvent> {
         let done = std::mem::take(&mut self.shared.state().done);
         done.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// Samples on disks are this loader's no more: of millions a thread of its own says so.
-    pub(crate) fn let_go(&self, residents: Vec<(u32, Disk)>) {
+    /// Gives up claims to samples on disks, in a thread of its own: there may be millions.
+    pub(crate) fn let_go(&self, residents: Vec<(u32, DiskIndex)>) {
         if residents.is_empty() {
             return;
         }
@@ -165,20 +166,20 @@ impl Readers {
                 shared.tools.release(sample, disk);
             }
         };
-        // Without one they keep their room as long as another loader has the disk.
+        // Without a thread they keep their room as long as another loader uses the disk.
         let _ = thread::Builder::new().name("loader-end".into()).spawn(work);
     }
 }
 
-impl Job {
-    /// The event that it has failed.
-    fn failed(self) -> Event {
+impl ReaderJob {
+    /// Returns the event of a failure.
+    fn failed(self) -> MachineEvent {
         match self {
-            Self::Read { flight, .. } => Event::Read {
+            Self::Read { flight, .. } => MachineEvent::Read {
                 flight,
-                outcome: Outcome::Failed,
+                outcome: ReadOutcome::Failed,
             },
-            Self::Write { sample, disk, .. } => Event::Written {
+            Self::Write { sample, disk, .. } => MachineEvent::Written {
                 sample,
                 disk,
                 result: Err(WriteError::Fault),
@@ -187,16 +188,16 @@ impl Job {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in it can be left half changed.
+impl ReaderShared {
+    fn state(&self) -> MutexGuard<'_, ReaderState> {
+        // A panic can't leave it half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// Runs a thread.
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            // Should one of them ever panic, nobody is to wait for it: the event is told in any case.
+            // If a job panics, no rank may wait for it: its event is reported in any case.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.tools.carry_out(job)));
             let event = done.unwrap_or_else(|_| job.failed());
             let mut state = self.state();
@@ -210,7 +211,7 @@ impl Shared {
         }
     }
 
-    fn next_job(&self) -> Option<Job> {
+    fn next_job(&self) -> Option<ReaderJob> {
         let mut state = self.state();
         loop {
             if state.is_closed {
@@ -230,23 +231,23 @@ impl Shared {
 }
 
 impl Tools {
-    fn carry_out(&self, job: Job) -> Event {
+    fn carry_out(&self, job: ReaderJob) -> MachineEvent {
         match job {
-            Job::Read { flight, sample, from } => {
+            ReaderJob::Read { flight, sample, from } => {
                 let outcome = match from {
                     ReadFrom::Source => self.read_source(sample),
                     ReadFrom::Disk { disk, version, bytes } => self.read_disk(sample, disk, version, bytes),
                 };
-                Event::Read { flight, outcome }
+                MachineEvent::Read { flight, outcome }
             }
-            Job::Write {
+            ReaderJob::Write {
                 sample,
                 disk,
                 place,
                 version,
             } => {
                 let result = self.write(sample, disk, place, version);
-                Event::Written { sample, disk, result }
+                MachineEvent::Written { sample, disk, result }
             }
         }
     }
@@ -256,21 +257,21 @@ impl Tools {
         Some(ExtentKey::new(extent.path, extent.offset, extent.length))
     }
 
-    /// A sample on a disk is this loader's no more.
-    pub(crate) fn release(&self, sample: u32, disk: Disk) {
+    /// Gives up the claim to a sample on a disk.
+    pub(crate) fn release(&self, sample: u32, disk: DiskIndex) {
         if let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) {
             disk.release(key);
         }
     }
 
-    /// Nobody will hear that a job is done: what it has claimed on a disk is let go.
-    fn undo_claim(&self, job: Job, event: Event) {
+    /// Undoes the claim of a job whose end nobody will see.
+    fn undo_claim(&self, job: ReaderJob, event: MachineEvent) {
         let claimed = match (job, event) {
-            (Job::Write { sample, disk, .. }, Event::Written { result: Ok(()), .. }) => Some((sample, disk)),
+            (ReaderJob::Write { sample, disk, .. }, MachineEvent::Written { result: Ok(()), .. }) => Some((sample, disk)),
             (
-                Job::Read { sample, .. },
-                Event::Read {
-                    outcome: Outcome::Whole { left_on, .. },
+                ReaderJob::Read { sample, .. },
+                MachineEvent::Read {
+                    outcome: ReadOutcome::Whole { left_on, .. },
                     ..
                 },
             ) => left_on.map(|disk| (sample, disk)),
@@ -281,44 +282,44 @@ impl Tools {
         }
     }
 
-    fn read_disk(&self, sample: u32, disk: Disk, version: Version, bytes: u32) -> Outcome {
+    fn read_disk(&self, sample: u32, disk: DiskIndex, version: Version, bytes: u32) -> ReadOutcome {
         let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) else {
-            return Outcome::Gone;
+            return ReadOutcome::Gone;
         };
         let Some(mut taken) = Arena::take(&self.arena, bytes) else {
-            return Outcome::NoRoom { bytes };
+            return ReadOutcome::NoRoom { bytes };
         };
-        // What can't be read there is read at the source.
+        // A read that fails here is made at the source.
         match disk.read(key, version, taken.bytes_mut()) {
             Ok(true) => whole(taken, version, None),
-            Ok(false) => Outcome::Gone,
+            Ok(false) => ReadOutcome::Gone,
             Err(_) => {
-                // Where this fails, too, it is still there for nobody: its record is written with the next one.
+                // If this fails, too, no loader finds it anyway: its record is written with the next one.
                 let _ = disk.forget(key);
-                Outcome::DiskFault
+                ReadOutcome::DiskFault
             }
         }
     }
 
-    /// Any error is the rank's to see, when it reads itself.
-    fn read_source(&self, sample: u32) -> Outcome {
-        self.try_source(sample).unwrap_or(Outcome::Failed)
+    /// Reads a sample from its source. The rank sees the error when it reads by itself.
+    fn read_source(&self, sample: u32) -> ReadOutcome {
+        self.try_source(sample).unwrap_or(ReadOutcome::Failed)
     }
 
-    fn try_source(&self, sample: u32) -> Result<Outcome, Unreadable> {
+    fn try_source(&self, sample: u32) -> Result<ReadOutcome, Unreadable> {
         let table = Extents::open(self.table.region()).ok_or(Unreadable)?;
         let extent = table.locate(u64::from(sample)).ok_or(Unreadable)?;
         let key = ExtentKey::new(extent.path, extent.offset, extent.length);
         if let Some(outcome) = source::meant(&extent).and_then(|version| self.left(key, version)) {
             return Ok(outcome);
         }
-        let opened = Opened::of(&extent, &self.stores)?;
+        let opened = OpenedExtent::of(&extent, &self.stores)?;
         let bytes = u32::try_from(opened.bytes())
             .ok()
             .filter(|bytes| *bytes < u32::MAX)
             .ok_or(Unreadable)?;
         let Some(mut taken) = Arena::take(&self.arena, bytes) else {
-            return Ok(Outcome::NoRoom { bytes });
+            return Ok(ReadOutcome::NoRoom { bytes });
         };
         let version = opened.version(self.settled_after);
         if let Some(disk) = self.claimed(key, version, taken.bytes_mut()) {
@@ -328,19 +329,19 @@ impl Tools {
         Ok(whole(taken, version, None))
     }
 
-    /// An extent in this version, where an earlier job has left it on a disk.
-    fn left(&self, key: ExtentKey, version: Version) -> Option<Outcome> {
+    /// Reads an extent in this version from a disk on which an earlier job has left it.
+    fn left(&self, key: ExtentKey, version: Version) -> Option<ReadOutcome> {
         let found = self.disks.iter().filter_map(|disk| disk.find(key));
         let bytes = found.filter(|found| found.version == version).map(|found| found.bytes).next()?;
         let Some(mut taken) = Arena::take(&self.arena, bytes) else {
-            return Some(Outcome::NoRoom { bytes });
+            return Some(ReadOutcome::NoRoom { bytes });
         };
         let disk = self.claimed(key, version, taken.bytes_mut())?;
         Some(whole(taken, version, Some(disk)))
     }
 
     /// Claims an extent in this version on a disk that has it, and reads it there.
-    fn claimed(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Option<Disk> {
+    fn claimed(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Option<DiskIndex> {
         for (number, disk) in self.disks.iter().enumerate() {
             if !disk.claim(key, version) {
                 continue;
@@ -353,7 +354,7 @@ impl Tools {
         None
     }
 
-    fn write(&self, sample: u32, disk: Disk, place: Place, version: Version) -> Result<(), WriteError> {
+    fn write(&self, sample: u32, disk: DiskIndex, place: ArenaRange, version: Version) -> Result<(), WriteError> {
         let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) else {
             return Err(WriteError::Fault);
         };
@@ -362,8 +363,8 @@ impl Tools {
     }
 }
 
-fn whole(taken: Taken, version: Version, left_on: Option<Disk>) -> Outcome {
-    Outcome::Whole {
+fn whole(taken: TakenRange, version: Version, left_on: Option<DiskIndex>) -> ReadOutcome {
+    ReadOutcome::Whole {
         place: taken.keep(),
         version,
         left_on,

@@ -1,4 +1,4 @@
-//! A loader that has begun: its machine, its memory, its threads and the boards of its ranks.
+//! A running loader: its machine, its memory, its threads and the request rings of its ranks.
 
 use std::{os::fd::BorrowedFd, sync::Arc};
 
@@ -9,44 +9,44 @@ use super::{
     Figures, RankFigures,
     arena::Arena,
     doorbell::Doorbell,
-    machine::{Action, Core, Event, Step},
-    prepare::Prepared,
-    reading::{Job, Readers, Tools},
+    machine::{Machine, MachineAction, MachineEvent, RankStep},
+    prepare::PreparedLoader,
+    reading::{ReaderJob, Readers, Tools},
 };
 
 use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile, text};
 
-/// A rank's board, and how far it was read.
+/// A rank's request ring, and the position up to which it was read.
 #[derive(Debug)]
 struct RankBoard {
-    // Before the page, in whose memory it lies.
+    // Declared before the page, whose memory it borrows.
     board: Board<'static>,
     page: SharedFile,
     hearing: Hearing,
     is_gone: bool,
 }
 
-/// A loader that has begun.
-pub(crate) struct Run {
-    machine: Core,
+/// A running loader.
+pub(crate) struct RunningLoader {
+    machine: Machine,
     boards: Vec<RankBoard>,
     readers: Readers,
     slots: u32,
-    actions: Vec<Action>,
+    actions: Vec<MachineAction>,
 }
 
-impl Run {
-    /// Begins a loader, beside others to which so many bytes of memory were promised that they have not taken yet; what there is to say of it.
+impl RunningLoader {
+    /// Begins a loader, beside others that may still take `promised_bytes` of memory. Returns it with remarks.
     ///
     /// # Errors
-    /// Why it can't be, in words for a person.
+    /// Message for a person.
     pub(crate) fn begin(
-        prepared: Prepared,
+        prepared: PreparedLoader,
         local_ranks: usize,
         doorbell: &Arc<Doorbell>,
         promised_bytes: u64,
     ) -> Result<(Self, Vec<String>), String> {
-        let Prepared {
+        let PreparedLoader {
             machine,
             table,
             disks,
@@ -79,7 +79,7 @@ impl Run {
         Ok((run, notes))
     }
 
-    /// What a rank is sent: arena, its board.
+    /// Descriptors for a rank: the arena, and its request ring.
     pub(crate) fn descriptors(&self, local_rank: usize) -> [BorrowedFd<'_>; 2] {
         [self.readers.tools().arena.descriptor(), self.boards[local_rank].page.descriptor()]
     }
@@ -88,7 +88,7 @@ impl Run {
         self.readers.tools().arena.length()
     }
 
-    /// Memory that it may still take.
+    /// Bytes of memory that it may still take.
     pub(crate) fn promised_bytes(&self) -> u64 {
         self.readers.tools().arena.unbacked_bytes()
     }
@@ -105,23 +105,24 @@ impl Run {
         self.machine.rank_figures(local_rank)
     }
 
-    /// A rank is gone.
+    /// Removes a rank.
     pub(crate) fn gone(&mut self, local_rank: usize, now_s: f64) {
         self.boards[local_rank].is_gone = true;
-        self.machine.take(Event::Gone { rank: local_rank }, now_s, &mut self.actions);
+        self.machine.take(MachineEvent::Gone { rank: local_rank }, now_s, &mut self.actions);
     }
 
-    /// Ranks are to ring from now on, or need not.
+    /// Tells ranks that they have to ring from now on, or need not.
     pub(crate) fn set_sleeping(&self, is_sleeping: bool) {
         self.boards.iter().for_each(|rank| rank.board.set_sleeping(is_sleeping));
     }
 
-    /// Whether a rank has written something that was not read yet.
+    /// Returns true if a rank has written something that was not read yet.
     pub(crate) fn has_news(&self) -> bool {
         self.boards.iter().any(RankBoard::has_news)
     }
 
-    /// Takes what has come from ranks and threads, and does what follows. Gives when to come again, if nothing comes before.
+    /// Takes requests of ranks and events of threads, and carries out the actions. Returns the time at which to call
+    /// again, if nothing comes before.
     pub(crate) fn turn(&mut self, now_s: f64) -> Option<f64> {
         let mut events = self.readers.done();
         for (rank, board) in self.boards.iter_mut().enumerate() {
@@ -141,21 +142,21 @@ impl Run {
         let mut answered = vec![false; self.boards.len()];
         for action in self.actions.drain(..) {
             match action {
-                Action::Read { flight, sample, from } => self.readers.submit(Job::Read { flight, sample, from }),
-                Action::Write {
+                MachineAction::Read { flight, sample, from } => self.readers.submit(ReaderJob::Read { flight, sample, from }),
+                MachineAction::Write {
                     sample,
                     disk,
                     place,
                     version,
-                } => self.readers.submit(Job::Write {
+                } => self.readers.submit(ReaderJob::Write {
                     sample,
                     disk,
                     place,
                     version,
                 }),
-                Action::Free { place } => self.readers.tools().arena.give(place),
-                Action::Release { sample, disk } => self.readers.tools().release(sample, disk),
-                Action::Answer { rank, turn, answer } => {
+                MachineAction::Free { place } => self.readers.tools().arena.give(place),
+                MachineAction::Release { sample, disk } => self.readers.tools().release(sample, disk),
+                MachineAction::Answer { rank, turn, answer } => {
                     self.boards[rank].board.set_answer(turn, answer);
                     answered[rank] = true;
                 }
@@ -169,9 +170,9 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for RunningLoader {
     fn drop(&mut self) {
-        // What lies on disks stays there, for the next job.
+        // Copies on disks stay there, for the next job.
         self.readers.let_go(self.machine.on_disks());
     }
 }
@@ -194,37 +195,37 @@ impl RankBoard {
         !self.is_gone && self.hearing.has_news(&self.board)
     }
 
-    /// What the rank has written since the last look. A rank that writes what can't be is none any more.
-    fn collect(&mut self, rank: usize, events: &mut Vec<Event>) {
+    /// Collects the requests of a rank since the last call. A rank that writes invalid ones is removed.
+    fn collect(&mut self, rank: usize, events: &mut Vec<MachineEvent>) {
         if self.is_gone {
             return;
         }
         let asked = self.board.asked();
         let Some(news) = self.hearing.look(&self.board, asked) else {
             self.is_gone = true;
-            events.push(Event::Gone { rank });
+            events.push(MachineEvent::Gone { rank });
             return;
         };
-        // First what was asked for: some of it may be over already.
-        events.extend(news.asked.map(|turn| Event::Asked {
+        // Requests first: some of them may be released already.
+        events.extend(news.asked.map(|turn| MachineEvent::Asked {
             rank,
             wanted: self.board.wanted(turn),
         }));
-        events.extend(news.released.map(|nth| Event::Released {
+        events.extend(news.released.map(|nth| MachineEvent::Released {
             rank,
             turn: self.board.released_turn(nth),
         }));
         if let Some((steps, epoch, iteration)) = news.step {
             let ns = self.board.decoding_ns();
-            events.push(Event::Decodes { rank, ns });
-            let step = Step { steps, epoch, iteration };
-            events.push(Event::Stepped { rank, step });
+            events.push(MachineEvent::Decodes { rank, ns });
+            let step = RankStep { steps, epoch, iteration };
+            events.push(MachineEvent::Stepped { rank, step });
         }
         self.hearing.heard(&self.board);
     }
 }
 
-/// Whether there is so much memory now beside what others will take: the kernel ends processes where there is not.
+/// Checks that there is enough memory beside the promised bytes: the kernel would kill processes otherwise.
 fn fits(arena_bytes: u64, promised_bytes: u64) -> Result<(), String> {
     let found = Gauge::find().look();
     let free_bytes = found.memory.free_bytes.saturating_sub(promised_bytes);

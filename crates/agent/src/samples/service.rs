@@ -18,12 +18,12 @@ use rustix::{
 
 use super::{
     LoaderConfig,
-    agreement::{Agreement, Effect, Peer},
     disks::Disks,
     doorbell::Doorbell,
-    prepare::{Dataset, Outcome, Preparations, Prepared},
+    prepare::{DatasetExtents, Preparations, PreparedLoader, PreparedResult},
     protocol::{Ask, Tell, VERSION},
-    run::Run,
+    rendezvous::{ConnectionId, Rendezvous, RendezvousAction},
+    run::RunningLoader,
     socket_path,
 };
 
@@ -48,7 +48,7 @@ const OTHER_VERSION: &str = "the loader agent is of another version of Forebay: 
 #[derive(Debug)]
 struct Connected {
     socket: OwnedFd,
-    dataset: Option<Dataset>,
+    dataset: Option<DatasetExtents>,
 }
 
 /// Runs the loader agent until nobody has been connected for a while.
@@ -77,10 +77,10 @@ struct Service<'a> {
     listener: OwnedFd,
     admission: Admission,
     doorbell: Arc<Doorbell>,
-    peers: BTreeMap<Peer, Connected>,
-    next_peer: Peer,
-    agreement: Agreement,
-    runs: BTreeMap<String, Run>,
+    peers: BTreeMap<ConnectionId, Connected>,
+    next_peer: ConnectionId,
+    agreement: Rendezvous,
+    runs: BTreeMap<String, RunningLoader>,
     preparations: Preparations,
     /// Loaders that are being prepared, by a number that none has had before.
     beginning: BTreeMap<u64, String>,
@@ -108,7 +108,7 @@ impl<'a> Service<'a> {
             doorbell,
             peers: BTreeMap::new(),
             next_peer: 0,
-            agreement: Agreement::default(),
+            agreement: Rendezvous::default(),
             runs: BTreeMap::new(),
             beginning: BTreeMap::new(),
             next_beginning: 0,
@@ -148,11 +148,11 @@ impl<'a> Service<'a> {
     }
 
     /// Sleeps until something comes, or the time has come; the connections on which something has.
-    fn wait(&self, next_s: Option<f64>) -> Result<Vec<Peer>, AgentError> {
+    fn wait(&self, next_s: Option<f64>) -> Result<Vec<ConnectionId>, AgentError> {
         let now = Instant::now();
         self.runs.values().for_each(|run| run.set_sleeping(true));
         // After that ranks ring; what they wrote before is seen here.
-        let pause = if self.runs.values().any(Run::has_news) {
+        let pause = if self.runs.values().any(RunningLoader::has_news) {
             Duration::ZERO
         } else {
             let left_s = next_s.map_or(f64::INFINITY, |next_s| (next_s - self.now_s()).max(0.0));
@@ -180,13 +180,13 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn hear(&mut self, peer: Peer) {
+    fn hear(&mut self, peer: ConnectionId) {
         let Some(connected) = self.peers.get_mut(&peer) else { return };
         let effects = match packet::receive::<Ask>(&connected.socket) {
             Ok(Some((Ask::Register { version, .. }, _))) if version != VERSION => refusal(peer, OTHER_VERSION),
             Ok(Some((Ask::Register { settings, variables, .. }, descriptors))) => {
                 let table = descriptors.into_iter().next();
-                connected.dataset = table.map(|table| Dataset { table, variables });
+                connected.dataset = table.map(|table| DatasetExtents { table, variables });
                 let now_s = self.now_s();
                 self.agreement.register(peer, &settings, now_s)
             }
@@ -194,7 +194,7 @@ impl<'a> Service<'a> {
                 let role = self.agreement.role_of(peer);
                 let run = role.and_then(|(loader, local_rank)| Some((self.runs.get(loader)?, local_rank)));
                 match run {
-                    Some((run, local_rank)) => vec![Effect::Tell {
+                    Some((run, local_rank)) => vec![RendezvousAction::Tell {
                         to: peer,
                         tell: Tell::Figures {
                             figures: run.figures(),
@@ -214,20 +214,20 @@ impl<'a> Service<'a> {
         self.carry_out(effects);
     }
 
-    fn part(&mut self, peer: Peer) {
+    fn part(&mut self, peer: ConnectionId) {
         self.peers.remove(&peer);
         self.admission.resume();
         let effects = self.agreement.gone(peer);
         self.carry_out(effects);
     }
 
-    fn carry_out(&mut self, effects: Vec<Effect>) {
+    fn carry_out(&mut self, effects: Vec<RendezvousAction>) {
         let mut lost = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
-                Effect::Begin { loader } => self.prepare(loader),
-                Effect::Gone { loader, local_rank } => {
+                RendezvousAction::Tell { to, tell } => lost.extend((!self.send(to, &tell, &[])).then_some(to)),
+                RendezvousAction::Begin { loader } => self.prepare(loader),
+                RendezvousAction::Gone { loader, local_rank } => {
                     let now_s = self.now_s();
                     if let Some(run) = self.runs.get_mut(&loader) {
                         run.gone(local_rank, now_s);
@@ -235,7 +235,7 @@ impl<'a> Service<'a> {
                         self.fail(&loader, "a rank of this node ended before the loader had begun");
                     }
                 }
-                Effect::End { loader } => {
+                RendezvousAction::End { loader } => {
                     self.beginning.retain(|_, beginning| *beginning != loader);
                     drop(self.runs.remove(&loader));
                 }
@@ -271,7 +271,7 @@ impl<'a> Service<'a> {
     }
 
     /// A loader can begin, or can't.
-    fn go_on_with(&mut self, loader: &str, prepared: Outcome) {
+    fn go_on_with(&mut self, loader: &str, prepared: PreparedResult) {
         match prepared.and_then(|prepared| self.begin(loader, prepared)) {
             Ok(unheard) => unheard.into_iter().for_each(|peer| self.part(peer)),
             Err(why) => self.fail(loader, &why),
@@ -279,10 +279,10 @@ impl<'a> Service<'a> {
     }
 
     /// Begins a loader and tells its ranks; those that could not be told.
-    fn begin(&mut self, loader: &str, prepared: Prepared) -> Result<Vec<Peer>, String> {
+    fn begin(&mut self, loader: &str, prepared: PreparedLoader) -> Result<Vec<ConnectionId>, String> {
         let peers = self.agreement.peers(loader);
-        let promised_bytes = self.runs.values().map(Run::promised_bytes).sum();
-        let (run, notes) = Run::begin(prepared, peers.len(), &self.doorbell, promised_bytes)?;
+        let promised_bytes = self.runs.values().map(RunningLoader::promised_bytes).sum();
+        let (run, notes) = RunningLoader::begin(prepared, peers.len(), &self.doorbell, promised_bytes)?;
         let tell = Tell::Registered {
             arena_bytes: run.arena_bytes(),
             slots: run.slots(),
@@ -299,15 +299,15 @@ impl<'a> Service<'a> {
         Ok(unheard)
     }
 
-    fn send(&self, to: Peer, tell: &Tell, descriptors: &[BorrowedFd<'_>]) -> bool {
+    fn send(&self, to: ConnectionId, tell: &Tell, descriptors: &[BorrowedFd<'_>]) -> bool {
         self.peers
             .get(&to)
             .is_some_and(|connected| packet::send(&connected.socket, tell, descriptors).is_ok())
     }
 }
 
-fn refusal(to: Peer, why: &str) -> Vec<Effect> {
-    vec![Effect::Tell {
+fn refusal(to: ConnectionId, why: &str) -> Vec<RendezvousAction> {
+    vec![RendezvousAction::Tell {
         to,
         tell: Tell::Refused { why: why.to_owned() },
     }]

@@ -1,4 +1,4 @@
-//! The table of extents as a rank makes it: sample by sample, each extent and each path once.
+//! The table of extents that a rank makes: sample by sample, each extent and each path once.
 
 use std::{
     collections::HashMap,
@@ -16,28 +16,28 @@ use rustix::{
 };
 use twox_hash::XxHash3_128;
 
-/// In the place of an extent's number where there is none.
+/// Stands for no extent.
 const NONE: u32 = u32::MAX;
 
-/// Where a sample lies: path, offset, length or up to the file's end, and mark.
-pub type Place<'a> = (&'a [u8], u64, Option<u64>, u64);
+/// Location of a sample: path, offset, length or up to the file's end, and mark.
+pub type SampleLocation<'a> = (&'a [u8], u64, Option<u64>, u64);
 
-/// Where the samples of a dataset lie.
+/// Locations of the samples of a dataset.
 pub struct Table {
     paths: Vec<u8>,
-    /// Where each path ends.
+    /// End of each path.
     ends: Vec<u64>,
-    /// The mark of each file; empty as long as none has one.
+    /// Mark of each file; empty as long as none has one.
     marks: Vec<u64>,
-    /// Files by their path, and how paths are hashed.
+    /// Files by path, and the hasher of paths.
     files: HashTable<u32>,
     hasher: RandomState,
-    /// The extent that is the whole of a file, by file.
+    /// Extent of each whole file, by file.
     whole: Vec<u32>,
-    /// The others, by file, offset and length.
+    /// Extents of parts, by file, offset and length.
     parts: HashMap<[u64; 3], u32>,
     spans: Vec<[u64; 3]>,
-    /// Boxed: it wants to be aligned as Python's memory is not.
+    /// Boxed: it needs an alignment that Python's memory does not have.
     digest: Box<XxHash3_128>,
 }
 
@@ -68,11 +68,13 @@ impl Default for Table {
 }
 
 impl Table {
-    /// The next sample lies there, `length` bytes or, with `None`, up to the file's end; in the version of the file that the mark stands for, or with 0 in the one that
-    /// is there. Gives the number of its extent: that of an earlier sample which lies at the same place, or a new one.
+    /// Adds the next sample, of `length` bytes or, with `None`, up to the file's end. Its version of the file is the
+    /// one that the mark stands for, or with 0 the present one. Returns the number of its extent: that of an earlier
+    /// sample at the same location, or a new one.
     ///
     /// # Errors
-    /// `InvalidInput` where no file or object can have such a path, samples are of two versions of one, or there are too many.
+    /// `InvalidInput` for a path that no file or object can have, samples of two versions of one file, or too many of
+    /// them.
     pub fn add(&mut self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> io::Result<u32> {
         let refused = |why: &str| {
             let shown = String::from_utf8_lossy(path.get(..80).unwrap_or(path)).into_owned();
@@ -109,11 +111,12 @@ impl Table {
         Ok(*known)
     }
 
-    /// The numbers of the extents at these places, in their order: of each, if a sample was told of that lies there, in this version of the file.
-    pub fn find_all<'a>(&self, places: impl IntoIterator<Item = Option<Place<'a>>>) -> Vec<Option<u32>> {
-        // Samples that follow each other often lie in one file.
+    /// Returns the numbers of the extents at these locations, in their order: `None` for a location without a sample in
+    /// this version of the file.
+    pub fn find_all<'a>(&self, places: impl IntoIterator<Item = Option<SampleLocation<'a>>>) -> Vec<Option<u32>> {
+        // Consecutive samples are often in one file.
         let mut last: Option<(&[u8], u64, Option<u32>)> = None;
-        let mut find = |(path, offset, length, mark): Place<'a>| {
+        let mut find = |(path, offset, length, mark): SampleLocation<'a>| {
             let file = match last {
                 Some((last_path, last_mark, file)) if last_path == path && last_mark == mark => file,
                 _ => self.find_file(path, mark),
@@ -144,7 +147,7 @@ impl Table {
         self.marks.get(file as usize).copied().unwrap_or(0)
     }
 
-    /// The number of a file; one that is new has this mark.
+    /// Returns the number of a file; a new one gets this mark.
     fn file(&mut self, path: &[u8], mark: u64) -> u32 {
         let Self {
             paths,
@@ -171,22 +174,22 @@ impl Table {
         new
     }
 
-    /// Whether some of the files are objects of stores.
+    /// Returns true if some of the files are objects of stores.
     pub fn has_objects(&self) -> bool {
         (0..self.ends.len() as u32).any(|file| is_object(path_of(&self.paths, &self.ends, file)))
     }
 
-    /// How many extents there are.
+    /// Number of extents.
     pub fn extents(&self) -> u32 {
         self.spans.len() as u32
     }
 
-    /// Of all samples, in their order: two datasets that lie alike have the same.
+    /// Digest over all samples, in their order: equal for datasets with equal locations.
     pub fn digest(&self) -> String {
         format!("{:032x}", self.digest.finish_128())
     }
 
-    /// The table of `forebay_contract::extents`.
+    /// Encodes the table for `forebay_contract::extents`.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let is_whole = |(nth, span): (u64, &[u64; 3])| *span == [nth, 0, TO_THE_END];
         let are_files = (0..).zip(&self.spans).all(is_whole) && self.spans.len() == self.ends.len();
@@ -203,10 +206,10 @@ impl Table {
         bytes
     }
 
-    /// The table in memory that nobody can change any more, to be sent.
+    /// Writes the table to sealed memory, to be sent.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for it.
     pub fn seal(&self) -> io::Result<OwnedFd> {
         let bytes = self.encode();
         let file = memfd_create("forebay-extents", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -223,7 +226,7 @@ impl Table {
     }
 }
 
-/// Whether a path is of an object of a store.
+/// Returns true if a path names an object of a store.
 pub(crate) fn is_object(path: &[u8]) -> bool {
     Scheme::of(path).is_some()
 }

@@ -1,11 +1,13 @@
-//! A worker process of a rank: sees what the agent answers the rank, in the rank's memory, and tells the rank when it is done.
+//! A worker process of a rank: reads the agent's answers to the rank in the rank's memory, and tells the rank when it
+//! is done.
 //!
-//! It asks for nothing itself and holds nothing: what it looks at are uses of the rank's, which the rank does not release before the worker is done with them, or has
-//! ended. So the agent knows of ranks only, and a worker that dies leaves nothing behind that anybody would have to find out. (One that dies while it waits is counted
-//! on among those that wait: the agent then makes a system call too many with its answers.)
+//! It requests nothing itself and holds nothing. It reads samples of the rank's requests, which the rank does not
+//! release before the worker is done with them, or has ended. So the agent knows ranks only, and a worker that dies
+//! leaves nothing behind. (One that dies while it waits still counts as waiting: the agent then makes an unneeded
+//! system call with its answers.)
 //!
-//! It comes to the memory by the rank's descriptors in `/proc`: the same way for a process that was forked, spawned, or has lived since before the rank came to this
-//! agent.
+//! It opens the memory by the rank's descriptors in `/proc`. That works alike for a process that was forked, spawned,
+//! or started before the rank registered.
 
 use std::{
     os::fd::OwnedFd,
@@ -20,43 +22,44 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 
-use super::answers::{Answers, Told, Watch};
+use super::shared_memory::{AgentWatch, Answers, SampleStatus};
 
 use crate::host::{clock::timespec, error::AgentError};
 
-/// Where a rank's workers find what it looks at.
+/// Address of a rank's shared memory, for its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
-    /// The rank's process.
+    /// Process number of the rank.
     pub rank: i32,
-    /// The agent's; 0 where that is not known.
+    /// Process number of the agent; 0 if unknown.
     pub agent: i32,
-    /// The rank's descriptor of its board, and the number of that file: the descriptor may be another file's by now.
+    /// The rank's descriptor of its request ring, and the number of that file, by which a reused descriptor is
+    /// detected.
     pub board: (i32, u64),
-    /// The same of the arena.
+    /// The rank's descriptor of the arena, and the number of that file.
     pub arena: (i32, u64),
 }
 
-/// A worker of a rank. All of its threads may use it at once.
+/// A worker of a rank. All of its threads may use it concurrently.
 #[derive(Debug)]
 pub struct Worker {
     answers: Answers,
-    /// Of the agent; `None` where the kernel has no such thing, or does not show the agent to this process.
+    /// Process descriptor of the agent; `None` if the kernel has none, or hides the agent from this process.
     agent: Option<OwnedFd>,
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WorkerState {
     lost: Option<String>,
-    watch: Watch,
+    watch: AgentWatch,
 }
 
 impl Worker {
-    /// Takes a seat of the rank's.
+    /// Opens the memory at a rank's address.
     ///
     /// # Errors
-    /// What lies there can't be reached, or is no more what is meant.
+    /// It can't be opened, or is no longer the rank's.
     pub fn new(seat: &Seat) -> Result<Self, AgentError> {
         let board = file_of(seat.rank, seat.board, OFlags::RDWR)?;
         let arena = file_of(seat.rank, seat.arena, OFlags::RDONLY)?;
@@ -67,36 +70,37 @@ impl Worker {
         })
     }
 
-    /// The memory in which samples lie.
+    /// The memory that holds the samples.
     pub fn arena(&self) -> Region<'_> {
         self.answers.arena()
     }
 
-    /// What has become of a use that the rank has given, without waiting.
-    pub fn look(&self, turn: u64) -> Told {
+    /// Returns the status of a request that the rank has passed on, without waiting.
+    pub fn look(&self, turn: u64) -> SampleStatus {
         match self.answers.look(turn) {
-            Told::Pending if self.lost().is_some() => Told::ReadYourself,
+            SampleStatus::Pending if self.lost().is_some() => SampleStatus::ReadYourself,
             told => told,
         }
     }
 
-    /// What has become of a use, waited for no longer than this. Where the agent is gone, or stands still, the worker is to read by itself from then on.
-    pub fn wait(&self, turn: u64, wait: Duration) -> Told {
+    /// Waits for the status of a request, at most for `wait`. If the agent is gone, or stands still, the worker reads
+    /// by itself from then on.
+    pub fn wait(&self, turn: u64, wait: Duration) -> SampleStatus {
         self.answers.wait(wait, || self.look(turn), || self.look_after_agent())
     }
 
-    /// The bytes of what was given together with this use are looked at no more.
+    /// Marks the bytes of all samples that were passed on with this request as no longer in use.
     pub fn done(&self, turn: u64) {
         self.answers.board.set_done(turn);
     }
 
-    /// Why the worker reads by itself; `None` as long as there is an agent, by all that it knows.
+    /// Reason why the worker reads by itself; `None` as long as the agent seems to run.
     pub fn lost(&self) -> Option<String> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).lost.clone()
     }
 
     fn look_after_agent(&self) {
-        // A process that has ended can be read of.
+        // The descriptor of a process that has ended becomes readable.
         let has_ended = |agent: &OwnedFd| {
             let mut polled = [PollFd::new(agent, PollFlags::IN)];
             poll(&mut polled, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)
@@ -114,7 +118,7 @@ impl Worker {
     }
 }
 
-/// A file that another process of this user has open, and its length in bytes.
+/// Opens a file that another process of this user has open; returns it with its length in bytes.
 fn file_of(process: i32, (descriptor, number): (i32, u64), access: OFlags) -> Result<(OwnedFd, usize), AgentError> {
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = open(&path, access | OFlags::CLOEXEC, Mode::empty())

@@ -1,4 +1,4 @@
-//! How long epochs take where one thing alone takes time.
+//! Durations of epochs in which only one resource takes time.
 
 use forebay_sim::{Latency, Scenario, Sizes};
 
@@ -13,7 +13,7 @@ fn about(found: f64, expected: f64, share: f64) {
     assert!((found / expected - 1.0).abs() <= share, "{found}, not {expected}");
 }
 
-/// Each epoch after the first takes this long, to `share`.
+/// Checks that each epoch after the first takes this long, to `share`.
 fn epochs_take(scenario: &Scenario, expected_s: f64, share: f64) {
     for figures in &run(scenario).epochs[1..] {
         about(figures.seconds, expected_s, share);
@@ -35,7 +35,7 @@ fn the_first_fill_comes_on_top() {
     latent.source.latency.median_s = 0.03;
     latent.preprocessing.seconds_a_sample = 0.002;
     let epochs = run(&latent).epochs;
-    // Ten samples of each of two ranks are read at once, and preprocessed at once by 64 threads.
+    // Ten samples of each of two ranks are read concurrently, and preprocessed concurrently by 64 threads.
     about(epochs[0].seconds, ITERATIONS * STEP_S + 0.032, 1e-9);
     about(epochs[1].seconds, ITERATIONS * STEP_S, 1e-9);
     about(epochs[0].stalled_seconds, 0.032, 1e-9);
@@ -108,7 +108,8 @@ fn memory_takes_the_bytes_that_are_read_from_it() {
 
 #[test]
 fn preprocessing_gains_nothing_past_the_threads_where_it_saturates() {
-    // 20 samples a node and step of 20 ms each: four threads just keep up, and so do sixty-four that are no faster together.
+    // 20 samples a node and step of 20 ms each: four threads just keep up, and so do sixty-four that are no faster
+    // together.
     for (threads, saturates_at, decline, factor) in [
         (4, 64, 0.0, 1.0),
         (2, 64, 0.0, 2.0),

@@ -1,4 +1,4 @@
-//! What is counted.
+//! Counts of a simulation.
 
 use forebay_sim::{Latency, Sizes};
 use proptest::prelude::*;
@@ -79,8 +79,8 @@ fn figures_of_epochs_add_up() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// Whatever takes time, every byte that is used was sent once by somebody, the same seed gives the same outcome, and nothing is faster than
-    /// what takes longest alone.
+    /// For any resource that takes time, every byte that is used was sent once, the same seed gives the same outcome,
+    /// and nothing is faster than its slowest resource alone.
     #[test]
     fn nothing_is_lost_and_nothing_is_random(
         shape in (1_u16..4, 1_u32..4, 1_u32..20, 200_u32..600),

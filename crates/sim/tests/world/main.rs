@@ -1,4 +1,4 @@
-//! The simulated world against closed forms, with policies that leave nothing to chance.
+//! The simulated world against closed forms, with policies without randomness.
 
 mod closed_forms;
 mod counts;

@@ -1,4 +1,4 @@
-//! The policies and schedulers of the house in the simulated world: limits that hold for all, and closed forms.
+//! The policies and schedulers in the simulated world: limits that hold for all, and closed forms.
 
 use std::ops::ControlFlow;
 
@@ -15,7 +15,8 @@ fn run(scenario: &Scenario) -> Outcome {
     simulate(scenario, &mut |_| ControlFlow::Continue(())).expect("it can be")
 }
 
-/// One node of four GPUs whose memory holds `share` of 20,000 samples in 500 steps, and a source at `rho` of the demand.
+/// One node of four GPUs whose memory holds `share` of 20,000 samples in 500 steps, and a source at `rho` of the
+/// demand.
 fn one_node(policy: PolicyName, share: f64, rho: f64) -> Scenario {
     let mut one = scenario();
     one.nodes = 1;
@@ -88,8 +89,8 @@ fn background_fill_reads_ahead_of_the_window() {
 proptest! {
     #![proptest_config(cases(96))]
 
-    /// Whoever decides: the source sends no fewer bytes than the bound, no memory is exceeded where a few steps fit it, each use is served once, and
-    /// the same seed gives the same outcome.
+    /// With any policy, the source sends no fewer bytes than the bound, no memory is exceeded if a few steps fit it,
+    /// each use is served once, and the same seed gives the same outcome.
     #[test]
     fn limits_hold_for_every_policy_and_schedule(
         policy in select(PolicyName::ALL.to_vec()),
@@ -133,8 +134,8 @@ proptest! {
         }
         let step_bytes = u64::from(any.gpus * any.batch) * 20_000;
         if any.cache_bytes > 4 * step_bytes {
-            // What was let in before its size was known may still be there in the second epoch; and what is read beyond a window counts in the epoch
-            // that uses it, which may be the one after the next.
+            // A sample let in before its size was known may still be there in the second epoch. A read beyond a window
+            // counts in the epoch that uses it, which may be the one after the next.
             let reads_beyond = any.background_fill || any.policy == PolicyName::LobsterAsWritten;
             let first = if reads_beyond { 3 } else { 2 };
             for figures in &outcome.epochs[first..] {

@@ -1,4 +1,4 @@
-//! Scenarios that cannot be, and simulations that are stopped.
+//! Invalid scenarios, and simulations that are stopped.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;

@@ -51,7 +51,7 @@ impl Residency for Nothing {
     }
 }
 
-/// Node 0 keeps everything that any node has read; there is room for so many bytes of the others.
+/// Node 0 keeps every sample that any node has read; there is room for this number of bytes of the others.
 pub(crate) struct Everything {
     kept: Vec<bool>,
     room: u64,
@@ -145,7 +145,7 @@ impl Scheduler for Queue {
     }
 }
 
-/// So many cases, the same ones in each run.
+/// Returns the configuration for `cases` cases, the same in each run.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -200,7 +200,7 @@ pub(crate) fn scenario() -> Scenario {
     }
 }
 
-/// Runs it with nothing kept, and a queue a node.
+/// Runs the scenario with nothing kept, and a queue a node.
 pub(crate) fn run(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
         Box::new(Queue {
@@ -211,7 +211,7 @@ pub(crate) fn run(scenario: &Scenario) -> Outcome {
     simulate_with(scenario, Box::new(Nothing), &mut queues, &mut |_| ControlFlow::Continue(())).expect("it can be")
 }
 
-/// Runs it with everything kept by node 0, and a queue a node.
+/// Runs the scenario with everything kept by node 0, and a queue a node.
 pub(crate) fn run_keeping(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
         Box::new(Queue {

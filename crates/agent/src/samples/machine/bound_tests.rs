@@ -1,4 +1,5 @@
-//! What the loader reads of the source against what no policy can avoid: the figures that the simulator tells beforehand.
+//! Bytes that the loader reads from the source, against the lower bound for any policy: the figures that the simulator
+//! predicts.
 
 use forebay_contract::Identity;
 use forebay_policy::TierSpec;
@@ -11,7 +12,7 @@ use forebay_policy::schedule::EarliestDeadline;
 use super::*;
 
 const SAMPLES: u32 = 6000;
-/// Of a sample, in the mean. Sizes differ, or no policy would exchange one sample for another.
+/// Mean bytes of a sample. Sizes differ, or no policy would exchange one sample for another.
 const BYTES: u32 = 100;
 const BATCH: u32 = 10;
 const WINDOW: u32 = 4;
@@ -38,7 +39,7 @@ fn order() -> Order {
     }
 }
 
-/// All that one rank uses, in its order.
+/// Returns all requests of one rank, in its order.
 fn uses() -> Vec<Use> {
     let of_epoch = |epoch| {
         let samples = order().epoch(epoch);
@@ -51,9 +52,9 @@ fn uses() -> Vec<Use> {
     (0..EPOCHS).flat_map(of_epoch).collect()
 }
 
-/// A loader whose reads end at once.
+/// A loader whose reads end immediately.
 struct Reads {
-    core: Core,
+    core: Machine,
     now_s: f64,
     /// Bytes of the arena that were ever taken.
     taken: u64,
@@ -65,7 +66,7 @@ impl Reads {
             quota_bytes: memory_bytes,
             quota_inodes: u64::MAX,
         };
-        let core = Core::new(Parts {
+        let core = Machine::new(MachineInput {
             residency,
             scheduler: Box::new(EarliestDeadline::new(8)),
             order: order(),
@@ -85,8 +86,8 @@ impl Reads {
         }
     }
 
-    /// What comes of these events, and of what follows from them; bytes that were read.
-    fn happen(&mut self, mut events: Vec<Event>) -> u64 {
+    /// Processes these events, and all that follow from them; returns the bytes that were read.
+    fn happen(&mut self, mut events: Vec<MachineEvent>) -> u64 {
         let before = self.taken;
         while !events.is_empty() {
             self.now_s += 0.001;
@@ -100,32 +101,32 @@ impl Reads {
         self.taken - before
     }
 
-    fn carry_out(&mut self, action: Action) -> Option<Event> {
+    fn carry_out(&mut self, action: MachineAction) -> Option<MachineEvent> {
         match action {
-            Action::Read { flight, sample, .. } => {
+            MachineAction::Read { flight, sample, .. } => {
                 let bytes = bytes_of(sample);
                 self.taken += u64::from(bytes);
-                let outcome = Outcome::Whole {
-                    place: Place { offset: self.taken, bytes },
+                let outcome = ReadOutcome::Whole {
+                    place: ArenaRange { offset: self.taken, bytes },
                     version: Version::of(&Identity {
                         ino: u64::from(sample),
                         ..Identity::default()
                     }),
                     left_on: None,
                 };
-                Some(Event::Read { flight, outcome })
+                Some(MachineEvent::Read { flight, outcome })
             }
-            Action::Answer { answer, .. } => {
+            MachineAction::Answer { answer, .. } => {
                 assert!(matches!(answer, Answer::Ready { .. }), "there is room for the window");
                 None
             }
-            Action::Free { .. } => None,
-            Action::Write { .. } | Action::Release { .. } => panic!("there is no disk"),
+            MachineAction::Free { .. } => None,
+            MachineAction::Write { .. } | MachineAction::Release { .. } => panic!("there is no disk"),
         }
     }
 }
 
-/// Bytes from the source in each epoch, where all that is asked for is there at once.
+/// Returns the bytes from the source in each epoch, if each requested sample arrives immediately.
 fn read_by_epoch(residency: Box<dyn Residency>, memory_bytes: u64) -> Vec<u64> {
     let mut reads = Reads::new(residency, memory_bytes);
     let uses = uses();
@@ -133,11 +134,11 @@ fn read_by_epoch(residency: Box<dyn Residency>, memory_bytes: u64) -> Vec<u64> {
     let mut asked = 0;
     for first in (0..uses.len()).step_by(BATCH as usize) {
         let end = uses.len().min(first + (WINDOW * BATCH) as usize);
-        let events = uses[asked..end].iter().map(|&wanted| Event::Asked { rank: 0, wanted });
+        let events = uses[asked..end].iter().map(|&wanted| MachineEvent::Asked { rank: 0, wanted });
         let mut read_now = reads.happen(events.collect());
         asked = end;
         let turns = first..first + BATCH as usize;
-        let over = turns.map(|turn| Event::Released {
+        let over = turns.map(|turn| MachineEvent::Released {
             rank: 0,
             turn: turn as u32,
         });
@@ -162,12 +163,13 @@ fn a_warm_epoch_reads_what_can_not_be_avoided_and_the_window() {
         for policy in policies {
             let name = policy.name();
             let read = read_by_epoch(policy, memory_bytes);
-            // What is read for the next epoch before this one ends counts here.
+            // Reads for the next epoch that happen before this one ends count here.
             assert!(read[0] >= all - WINDOW_BYTES, "{name}: {read:?}");
             for warm in &read[1..] {
                 assert!(*warm as f64 <= most, "{name}, {percent} %: {read:?}, at most {most}");
             }
-            // What the policy gave up for something else is gone by the end of the epoch: if it went shortly before its use only, more would be read.
+            // A sample that the policy gave up for another is gone by the end of the epoch: if it went only shortly
+            // before its use, more would be read.
             let (warm, unavoidable) = (read[1..].iter().sum::<u64>(), (all - memory_bytes) * u64::from(EPOCHS - 1));
             assert!(
                 warm as f64 <= 1.005 * unavoidable as f64,

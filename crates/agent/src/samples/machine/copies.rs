@@ -1,10 +1,10 @@
-//! Samples that are there: in memory, on a disk, or both; and what is kept where.
+//! Samples that are in memory, on a disk, or both, and the placement of residents.
 
 use forebay_policy::fill_first::{self as placement, Action as Placed, CopyId, TierIndex};
 use forebay_policy::ids::Sample;
 use forebay_store::Version;
 
-use super::{Action, Actions, Core, Disk, HERE, Place, Way, WriteError};
+use super::{Actions, ArenaRange, DiskIndex, DiskOperation, HERE, Machine, MachineAction, WriteError};
 
 use crate::samples::limits::{LOADER_DISK_FAULTS_MAX, LOADER_SWEEP_LOOKS, LOADER_SWEEP_PAUSE, LOADER_WRITES_PART};
 
@@ -14,28 +14,28 @@ pub(super) const MEMORY: TierIndex = TierIndex(0);
 const UNKNOWN: u32 = u32::MAX;
 const NOWHERE: u32 = u32::MAX;
 
-/// What is known of a sample.
+/// Size and copy of a sample.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Its size, as the policy was told it first.
+    /// Size in bytes, as the policy was told it first.
     bytes: u32,
-    /// Its copy.
+    /// Slot of its copy.
     slot: u32,
 }
 
-/// A sample of which something is there, or on its way.
+/// A sample with bytes somewhere, or on their way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
-    /// Its bytes in the arena, and the version of the file that they are of.
-    pub(super) memory: Option<(Place, Version)>,
-    /// Where it is resident, with how many bytes and in which version.
+    /// Range in the arena, and the version of the file that its bytes are of.
+    pub(super) memory: Option<(ArenaRange, Version)>,
+    /// Tier in which it is resident, with the number of bytes and the version.
     pub(super) resident: Option<(TierIndex, u32, Version)>,
-    /// Uses that have its bytes in the arena.
+    /// Requests that hold its bytes in the arena.
     lent: u32,
-    /// It is being read.
+    /// Its read under way.
     pub(super) flight: Option<u32>,
-    /// It is being written to this disk, as this copy of the placement's.
-    writing: Option<(Disk, CopyId)>,
+    /// The disk to which it is being written, and the number of the copy in the placement.
+    writing: Option<(DiskIndex, CopyId)>,
 }
 
 const NOTHING: Copy = Copy {
@@ -46,18 +46,18 @@ const NOTHING: Copy = Copy {
     writing: None,
 };
 
-/// All of them. Eight bytes a sample, and more for those that are there.
+/// SampleCopies of all samples. Eight bytes a sample, and more for those with a copy.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct SampleCopies {
     known: Vec<Known>,
     slots: Vec<Copy>,
     free: Vec<u32>,
-    /// Of the samples whose size is known: how many, and their bytes.
+    /// Number of the samples of known size, and their bytes.
     count: u64,
     bytes: u64,
 }
 
-impl Copies {
+impl SampleCopies {
     pub(super) fn new(samples: u32) -> Self {
         let none = Known {
             bytes: UNKNOWN,
@@ -76,10 +76,10 @@ impl Copies {
         self.slots.get(self.known[sample as usize].slot as usize).copied()
     }
 
-    /// What is known of these samples is read: see [`Core::glance`].
+    /// Touches the entries of these samples: see [`Machine::glance`].
     pub(super) fn expect(&self, samples: impl Iterator<Item = Sample> + Clone) {
         let slots = samples.map(|sample| self.known[sample as usize].slot);
-        // First where all of them are, then what is there.
+        // All slots first, and then the copies in them.
         let seen = slots.clone().fold(0, |seen, slot| seen ^ slot);
         let lent = slots
             .filter_map(|slot| self.slots.get(slot as usize))
@@ -87,7 +87,7 @@ impl Copies {
         std::hint::black_box(lent);
     }
 
-    /// The copy of a sample, to be changed; an empty one where there is none.
+    /// Returns the copy of a sample, to be changed; an empty one if there was none.
     pub(super) fn of(&mut self, sample: Sample) -> &mut Copy {
         let known = &mut self.known[sample as usize];
         if known.slot == NOWHERE {
@@ -99,7 +99,7 @@ impl Copies {
         &mut self.slots[known.slot as usize]
     }
 
-    /// Forgets a copy of which nothing is there and nothing under way.
+    /// Forgets a copy without bytes and without anything under way.
     fn forget_if_empty(&mut self, sample: Sample) {
         let known = &mut self.known[sample as usize];
         let Some(copy) = self.slots.get_mut(known.slot as usize) else {
@@ -114,7 +114,7 @@ impl Copies {
         }
     }
 
-    /// A sample was seen to have this size; what the policy is to be told, for which a sample has one size and keeps it.
+    /// Records a sample's size. Returns the size to tell the policy, to which a sample has one size for ever.
     pub(super) fn learn(&mut self, sample: Sample, bytes: u32) -> u32 {
         let known = &mut self.known[sample as usize];
         if known.bytes == UNKNOWN {
@@ -125,12 +125,12 @@ impl Copies {
         known.bytes
     }
 
-    /// Whether the size of any sample is known.
+    /// Returns true if the size of any sample is known.
     pub(super) const fn knows_sizes(&self) -> bool {
         self.count > 0
     }
 
-    /// Its size; for one that was never read the mean of the others.
+    /// Size of a sample; the mean of the others if it was never read.
     pub(super) fn expected_bytes(&self, sample: Sample) -> u32 {
         match self.known[sample as usize].bytes {
             UNKNOWN => self.bytes.checked_div(self.count).unwrap_or(0) as u32,
@@ -138,26 +138,26 @@ impl Copies {
         }
     }
 
-    /// A use gets the bytes that are in the arena.
+    /// Lends the bytes in the arena to a request.
     pub(super) fn lend(&mut self, sample: Sample) {
         self.of(sample).lent += 1;
     }
 
-    /// Uses that have bytes which are in the arena.
+    /// Number of requests that hold bytes in the arena.
     #[cfg(test)]
     pub(super) fn lent(&self) -> u32 {
         self.slots.iter().map(|copy| copy.lent).sum()
     }
 
-    /// A use has let them go.
+    /// Takes the bytes back from a request.
     pub(super) fn give_back(&mut self, sample: Sample) {
         let copy = self.of(sample);
         copy.lent = copy.lent.saturating_sub(1);
     }
 }
 
-impl Core {
-    /// Something about a sample has changed: its bytes stay where they are needed, and nowhere else.
+impl Machine {
+    /// Settles a sample after a change: its bytes stay where they are needed, and nowhere else.
     pub(super) fn settle(&mut self, sample: Sample, now_s: f64, actions: &mut Actions) {
         let Some(copy) = self.copies.get(sample) else { return };
         if copy.lent > 0 || copy.flight.is_some() || copy.writing.is_some() {
@@ -174,7 +174,7 @@ impl Core {
         self.copies.forget_if_empty(sample);
     }
 
-    /// Finds a place for a sample that the policy keeps and that is in the arena.
+    /// Places a sample that the policy keeps and that is in the arena.
     fn keep(&mut self, sample: Sample, now_s: f64, actions: &mut Actions) {
         let Some((place, version)) = self.copies.of(sample).memory else {
             return;
@@ -193,7 +193,7 @@ impl Core {
                 let disk = tier.0 - 1;
                 self.writing_bytes += u64::from(place.bytes);
                 self.copies.of(sample).writing = Some((disk, copy));
-                actions.push(Action::Write {
+                actions.push(MachineAction::Write {
                     sample,
                     disk,
                     place,
@@ -201,7 +201,7 @@ impl Core {
                 });
             }
             Placed::Place { copy, .. } => {
-                // The disk does not keep up. The next use brings another chance.
+                // The disk does not keep up. The next use is another chance.
                 placement::step(&mut self.placement, placement::Event::Dropped { copy });
                 self.lose(sample, actions);
             }
@@ -228,27 +228,27 @@ impl Core {
         self.residents.push(sample);
     }
 
-    /// The policy keeps it and there is no room: its next use reads it anew.
+    /// Loses a sample that the policy keeps, for lack of room: its next use reads it again.
     fn lose(&mut self, sample: Sample, actions: &mut Actions) {
         self.figures.lost += 1;
         self.free_memory(sample, actions);
     }
 
-    /// The bytes in the arena go.
+    /// Frees the bytes in the arena.
     fn free_memory(&mut self, sample: Sample, actions: &mut Actions) {
         if let Some((place, _)) = self.copies.of(sample).memory.take() {
             self.held_bytes -= u64::from(place.bytes);
-            actions.push(Action::Free { place });
+            actions.push(MachineAction::Free { place });
             self.flights.room_was_freed(place);
         }
     }
 
-    /// A resident goes.
+    /// Gives up a resident.
     fn give_up(&mut self, sample: Sample, actions: &mut Actions) {
         if let Some((tier, bytes, _)) = self.copies.of(sample).resident.take() {
             self.removed(tier, bytes);
             if tier != MEMORY {
-                actions.push(Action::Release { sample, disk: tier.0 - 1 });
+                actions.push(MachineAction::Release { sample, disk: tier.0 - 1 });
             }
         }
         self.free_memory(sample, actions);
@@ -259,15 +259,15 @@ impl Core {
         placement::step(&mut self.placement, placement::Event::Removed { tier, size });
     }
 
-    /// A resident is not where it should be; whoever reads the disk has seen to that.
+    /// Removes a resident that is not where it should be; the thread that reads the disk has cleaned up there.
     pub(super) fn is_gone(&mut self, sample: Sample) {
         if let Some((tier, bytes, _)) = self.copies.of(sample).resident.take() {
             self.removed(tier, bytes);
         }
     }
 
-    /// An earlier job had left the sample on a disk: now it is this one's.
-    pub(super) fn adopt(&mut self, sample: Sample, disk: Disk, bytes: u32, version: Version, actions: &mut Actions) {
+    /// Recovers a sample that an earlier job left on a disk: it is this job's now.
+    pub(super) fn adopt(&mut self, sample: Sample, disk: DiskIndex, bytes: u32, version: Version, actions: &mut Actions) {
         let tier = TierIndex(disk + 1);
         let adopt = placement::Event::Adopt {
             copy: self.next_copy(),
@@ -277,20 +277,20 @@ impl Core {
         if matches!(placement::step(&mut self.placement, adopt), Placed::Place { .. }) {
             self.reside(sample, tier, bytes, version);
         } else {
-            actions.push(Action::Release { sample, disk });
+            actions.push(MachineAction::Release { sample, disk });
         }
     }
 
-    /// What the policy has given up goes at once. Were it found when room is needed only, others would be refused till then, and in the next epoch it
-    /// would go shortly before its use.
+    /// Frees the copies that the policy has just given up. If they were found only when room is needed, other copies
+    /// would be refused until then, and in the next epoch they would go shortly before their use.
     pub(super) fn free_given_up(&mut self, now_s: f64, actions: &mut Actions) {
         while let Some((_, sample)) = self.residency.given_up() {
             self.settle(sample, now_s, actions);
         }
     }
 
-    /// Gives up residents that the policy does not hold any more, until so many bytes are free. Of many at once it does not say which these are:
-    /// residents are gone through in turn. Whether that went.
+    /// Gives up residents that the policy does not hold any more, until `bytes` are free. The policy does not list all
+    /// of them, so residents are searched in cyclic order. Returns true if room was made.
     fn sweep(&mut self, bytes: u64, actions: &mut Actions) -> bool {
         if self.sweep_pause > 0 {
             self.sweep_pause -= 1;
@@ -300,7 +300,7 @@ impl Core {
         for _ in 0..LOADER_SWEEP_LOOKS {
             let Some(sample) = self.residents.pop() else { break };
             let Some(copy) = self.copies.get(sample) else { continue };
-            // One that was given up meanwhile.
+            // It was given up meanwhile.
             let Some((_, resident_bytes, _)) = copy.resident else { continue };
             let is_busy = copy.lent > 0 || copy.flight.is_some() || copy.writing.is_some();
             if is_busy || self.residency.holds(HERE, sample) {
@@ -318,8 +318,8 @@ impl Core {
         freed > 0
     }
 
-    /// A sample was written to a disk, or not.
-    pub(super) fn written(&mut self, sample: Sample, disk: Disk, result: Result<(), WriteError>, now_s: f64, actions: &mut Actions) {
+    /// Takes the result of a write to a disk.
+    pub(super) fn written(&mut self, sample: Sample, disk: DiskIndex, result: Result<(), WriteError>, now_s: f64, actions: &mut Actions) {
         let copy = self.copies.of(sample);
         let (Some((_, id)), Some((place, version))) = (copy.writing.take(), copy.memory) else {
             return;
@@ -327,7 +327,7 @@ impl Core {
         self.writing_bytes -= u64::from(place.bytes);
         let tier = TierIndex(disk + 1);
         if result.is_ok() {
-            self.disk_faults.remove(&(disk, Way::Write));
+            self.disk_faults.remove(&(disk, DiskOperation::Write));
             placement::step(&mut self.placement, placement::Event::Published { copy: id });
             self.reside(sample, tier, place.bytes, version);
             self.settle(sample, now_s, actions);
@@ -342,9 +342,9 @@ impl Core {
             };
             placement::step(&mut self.placement, full);
         } else {
-            self.disk_failed(disk, Way::Write);
+            self.disk_failed(disk, DiskOperation::Write);
         }
-        // Not offered again at once, or a disk that fails would be tried for ever.
+        // It is not offered again immediately, or a failing disk would be tried for ever.
         let is_needed = self.copies.get(sample).is_some_and(|copy| copy.lent > 0 || copy.flight.is_some());
         if !is_needed {
             self.lose(sample, actions);
@@ -352,8 +352,8 @@ impl Core {
         }
     }
 
-    /// Something is wrong with a disk. After some faults in a row nothing is written to it any more (fault F2).
-    pub(super) fn disk_failed(&mut self, disk: Disk, way: Way) {
+    /// Counts a fault of a disk. After some faults in a row it is not written to any more (fault F2).
+    pub(super) fn disk_failed(&mut self, disk: DiskIndex, way: DiskOperation) {
         let faults = self.disk_faults.entry((disk, way)).or_default();
         *faults += 1;
         if *faults >= LOADER_DISK_FAULTS_MAX {
@@ -362,8 +362,8 @@ impl Core {
         }
     }
 
-    /// All that lies on disks for this loader, to be let go when it ends.
-    pub(crate) fn on_disks(&self) -> Vec<(Sample, Disk)> {
+    /// Returns all samples that this loader has on disks, to be released when it ends.
+    pub(crate) fn on_disks(&self) -> Vec<(Sample, DiskIndex)> {
         let on_disk = |sample: Sample| {
             let (tier, ..) = self.copies.get(sample)?.resident?;
             (tier != MEMORY).then(|| (sample, tier.0 - 1))

@@ -1,40 +1,40 @@
-//! What was done, to be told: counts from a loader's beginning on.
+//! Figures for reports: counts from a loader's beginning on.
 
 use serde::{Deserialize, Serialize};
 
-/// What was done so far.
+/// Figures of a loader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Uses that found their sample in memory.
+    /// Requests that found their sample in memory.
     pub from_memory: u64,
     /// Samples read from disks, and their bytes.
     pub from_disk: u64,
     /// Bytes of these.
     pub disk_bytes: u64,
-    /// Of these, samples that an earlier job had left there.
+    /// Samples among these that an earlier job had left there.
     pub left_by_others: u64,
     /// Samples read from the source.
     pub from_source: u64,
-    /// Bytes of these, those that were read in vain included.
+    /// Bytes of these, wasted reads included.
     pub source_bytes: u64,
-    /// Reads that were made again, since they took long.
+    /// Reads that were made again, since they were slow.
     pub hedged: u64,
-    /// Uses that ranks were told to read themselves: there was no room for them,
+    /// Requests that ranks had to read themselves, for lack of room.
     pub refused_no_room: u64,
-    /// or they could not be read,
+    /// Requests that ranks had to read themselves, since the read failed.
     pub refused_failed: u64,
-    /// or there is no such sample.
+    /// Requests that ranks had to read themselves, since there is no such sample.
     pub refused_unknown: u64,
     /// Samples that the policy keeps and for which there was no room.
     pub lost: u64,
-    /// Reads that are made at once now.
+    /// Limit of concurrent reads at present.
     pub reads_at_once: u64,
-    /// Others that take so long that they hang, by all appearances.
+    /// Reads that seem to hang, beside these.
     pub hung: u64,
 }
 
 impl Figures {
-    /// All of them, with their names.
+    /// All figures, with their names.
     pub const fn named(&self) -> [(&'static str, u64); 13] {
         [
             ("from_memory", self.from_memory),
@@ -54,21 +54,21 @@ impl Figures {
     }
 }
 
-/// What was done for one rank so far.
+/// Figures of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankFigures {
-    /// Reads that were made for it. One that other ranks wait for, too, counts for the first that has asked.
+    /// Reads for this rank. A read that other ranks wait for, too, counts for the first that has asked.
     pub reads: u64,
-    /// For how long these waited for a thread, in microseconds, all together.
+    /// Time that these reads waited for a thread, in microseconds, all together.
     pub queued_us: u64,
-    /// For how long threads were at work for it, likewise.
+    /// Time that threads were at work for it, in microseconds, all together.
     pub reading_us: u64,
-    /// Most threads that were at work for it at once.
+    /// Most threads that were at work for it concurrently.
     pub threads_most: u64,
 }
 
 impl RankFigures {
-    /// All of them, with their names.
+    /// All figures, with their names.
     pub const fn named(&self) -> [(&'static str, u64); 4] {
         [
             ("rank_reads", self.reads),
@@ -78,18 +78,18 @@ impl RankFigures {
         ]
     }
 
-    /// A thread begins to read for it, and is one of so many.
+    /// Counts a read that begins, as one of `threads` at work for this rank.
     pub(super) fn begun(&mut self, threads: u32) {
         self.threads_most = self.threads_most.max(u64::from(threads));
     }
 
-    /// That was the first time for what had waited so long.
+    /// Counts the first wait of a read for a thread.
     pub(super) fn waited(&mut self, seconds: f64) {
         self.reads += 1;
         self.queued_us += microseconds(seconds);
     }
 
-    /// A thread has ended after so long.
+    /// Counts a read that has ended.
     pub(super) fn ended(&mut self, seconds: f64) {
         self.reading_us += microseconds(seconds);
     }

@@ -1,4 +1,4 @@
-//! Samples that are being read: who waits for each, and how often it was tried.
+//! Samples that are being read: the requests that wait for each, and the tries.
 
 use forebay_contract::board::Answer;
 use forebay_policy::ids::Sample;
@@ -7,65 +7,65 @@ use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Class, Request};
 use forebay_store::Version;
 
-use super::ranks::Stage;
-use super::{Action, Actions, Core, Disk, Outcome, Place, ReadFrom, Step, Way, answer, origin_of};
+use super::ranks::RequestStage;
+use super::{Actions, ArenaRange, DiskIndex, DiskOperation, Machine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer, origin_of};
 
-/// How far a read is.
+/// Progress of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ReadState {
     /// It waits for a thread.
     Queued,
-    /// It is read, by one thread or more.
+    /// One thread or more read it.
     Reading,
     /// It waits for room in the arena.
     Starved,
-    /// Nobody waits for it any more. Threads may still be reading.
+    /// No request waits for it any more. Threads may still be reading.
     Done,
 }
 
 /// A sample that is being read.
 #[derive(Debug)]
-struct Flight {
+struct SampleRead {
     sample: Sample,
     from: ReadFrom,
-    state: State,
-    /// Rank and turn of the uses that wait for it; the first is whose thread reads.
+    state: ReadState,
+    /// RankRequests and sequence number of the requests that wait for it; the first one's rank is charged for the thread.
     waiting: Vec<(usize, u64)>,
     rank: usize,
     deadline_s: f64,
     class: Class,
-    /// Its size, as it was expected.
+    /// Expected size in bytes.
     bytes: u32,
-    /// Requests for it that the scheduler has: one more where it was made anew in a higher class.
+    /// Entries that the scheduler has for it: a second one if it was queued again in a higher class.
     requests: u32,
-    /// Threads at work, and how many there were.
+    /// Threads at work.
     under_way: u32,
-    /// Of those at work, the ones that were set aside as hanging.
+    /// Threads at work that were set aside as hanging.
     hung: u32,
     tries: u32,
-    /// When it was last queued, when it was begun first, and when last.
+    /// Times in seconds at which it was queued last, begun first, and begun last.
     queued_s: f64,
     began_s: f64,
     tried_s: f64,
     hedged: Option<ReadId>,
-    /// What of the arena had been freed in all when it was last tried.
+    /// The arena's total of freed bytes when it was last tried.
     freed_bytes: u64,
 }
 
-/// All that are being read, by slot. Slots are used again.
+/// Reads by slot. Slots are used again.
 #[derive(Debug, Default)]
-pub(super) struct Flights {
-    slots: Vec<Option<Flight>>,
+pub(super) struct SampleReads {
+    slots: Vec<Option<SampleRead>>,
     free: Vec<u32>,
     starved: Vec<u32>,
     /// Bytes of the arena that were freed in all.
     freed_bytes: u64,
-    /// Bytes that samples will have which are not there yet.
+    /// Expected bytes of samples that are being read.
     coming_bytes: u64,
 }
 
-impl Flights {
-    fn add(&mut self, flight: Flight) -> u32 {
+impl SampleReads {
+    fn add(&mut self, flight: SampleRead) -> u32 {
         self.coming_bytes += u64::from(flight.bytes);
         if let Some(number) = self.free.pop() {
             self.slots[number as usize] = Some(flight);
@@ -75,46 +75,46 @@ impl Flights {
         self.slots.len() as u32 - 1
     }
 
-    fn get(&mut self, number: u32) -> Option<&mut Flight> {
+    fn get(&mut self, number: u32) -> Option<&mut SampleRead> {
         self.slots.get_mut(number as usize)?.as_mut()
     }
 
     fn free_if_over(&mut self, number: u32) {
         let is_over = self
             .get(number)
-            .is_some_and(|flight| flight.state == State::Done && flight.under_way == 0 && flight.requests == 0);
+            .is_some_and(|flight| flight.state == ReadState::Done && flight.under_way == 0 && flight.requests == 0);
         if is_over {
             self.slots[number as usize] = None;
             self.free.push(number);
         }
     }
 
-    /// Nobody waits for it any more; who did.
+    /// Ends a read, and returns the requests that waited for it.
     fn end(&mut self, number: u32) -> Vec<(usize, u64)> {
         let Some(flight) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
             return Vec::new();
         };
-        flight.state = State::Done;
+        flight.state = ReadState::Done;
         self.coming_bytes -= u64::from(flight.bytes);
         std::mem::take(&mut flight.waiting)
     }
 
-    /// The scheduler gives a request back. Whether a thread is to read.
+    /// Takes an entry back from the scheduler. Returns true if a thread is to read.
     fn picked(&mut self, number: u32) -> bool {
         let Some(flight) = self.get(number) else { return false };
         flight.requests -= 1;
-        let is_wanted = flight.state == State::Queued;
+        let is_wanted = flight.state == ReadState::Queued;
         self.free_if_over(number);
         is_wanted
     }
 
-    /// Who waits for a sample that is to be read when nothing else is, and waits for a thread; `None` if it is none such.
+    /// Returns the requests that wait for a background fill which waits for a thread; `None` for any other read.
     pub(super) fn waiting_for_fill(&mut self, number: u32) -> Option<&[(usize, u64)]> {
         let flight = self.get(number)?;
-        (flight.class == Class::Fill && flight.state == State::Queued).then_some(flight.waiting.as_slice())
+        (flight.class == Class::Fill && flight.state == ReadState::Queued).then_some(flight.waiting.as_slice())
     }
 
-    /// Sets aside what has been read since before a time, the last try too, as long as `room` has place for it; of which rank each was.
+    /// Sets aside the reads whose last try began before `before_s`, at most `room`. Returns the rank of each.
     pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
         let mut ranks = Vec::new();
         for flight in self.slots.iter_mut().flatten() {
@@ -127,18 +127,18 @@ impl Flights {
         ranks
     }
 
-    /// Bytes that samples will have which are not there yet.
+    /// Expected bytes of samples that are being read.
     pub(super) const fn coming_bytes(&self) -> u64 {
         self.coming_bytes
     }
 
-    pub(super) fn room_was_freed(&mut self, place: Place) {
+    pub(super) fn room_was_freed(&mut self, place: ArenaRange) {
         self.freed_bytes += u64::from(place.bytes);
     }
 }
 
-impl Core {
-    /// The policy has let a use in: its bytes are there, or are to be read.
+impl Machine {
+    /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
     pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) {
         let access = self.access(rank, turn);
         let sample = access.sample;
@@ -163,10 +163,10 @@ impl Core {
             _ => ReadFrom::Source,
         };
         let step = self.ranks[rank].used(turn).step;
-        let number = self.flights.add(Flight {
+        let number = self.flights.add(SampleRead {
             sample,
             from,
-            state: State::Queued,
+            state: ReadState::Queued,
             waiting: vec![(rank, turn)],
             rank,
             deadline_s: self.ranks[rank].deadline_s(step, now_s),
@@ -189,7 +189,7 @@ impl Core {
         }
     }
 
-    /// What was to be read when nothing else is will be needed soon, for this step of this rank.
+    /// Raises a background fill to demand, for this step of this rank.
     pub(super) fn hurry(&mut self, number: u32, rank: usize, step: u64, now_s: f64) {
         if let Some(flight) = self.flights.get(number) {
             flight.class = Class::Demand;
@@ -198,9 +198,9 @@ impl Core {
         self.queue(number, step, now_s);
     }
 
-    fn hand_over(&mut self, rank: usize, turn: u64, sample: Sample, place: Place, actions: &mut Actions) {
+    fn hand_over(&mut self, rank: usize, turn: u64, sample: Sample, place: ArenaRange, actions: &mut Actions) {
         self.copies.lend(sample);
-        self.ranks[rank].set_stage(turn, Stage::Ready);
+        self.ranks[rank].set_stage(turn, RequestStage::Ready);
         let ready = Answer::Ready {
             offset: place.offset,
             length: place.bytes,
@@ -208,10 +208,10 @@ impl Core {
         actions.push(answer(rank, turn, ready));
     }
 
-    /// A flight joins the scheduler's queue.
+    /// Adds a read to the scheduler's queue.
     fn queue(&mut self, number: u32, step: u64, now_s: f64) {
         let Some(flight) = self.flights.get(number) else { return };
-        flight.state = State::Queued;
+        flight.state = ReadState::Queued;
         flight.requests += 1;
         flight.queued_s = now_s;
         let bytes = self.copies.expected_bytes(flight.sample);
@@ -231,27 +231,27 @@ impl Core {
         self.scheduler.push(request);
     }
 
-    /// How many reads may be under way.
+    /// Most reads that may be under way.
     pub(super) fn reads_limit(&self) -> u32 {
         self.scheduler.loading_threads().min(self.concurrency.limit())
     }
 
-    /// Free threads take what is due first.
+    /// Lets free threads take the most urgent reads.
     pub(super) fn dispatch(&mut self, now_s: f64, actions: &mut Actions) {
         while self.reading < self.reads_limit() {
             let Some(request) = self.scheduler.pick(&self.busy) else { return };
-            // What was asked for once more may have been read since.
+            // An entry that was queued again may have been read since.
             if self.flights.picked(request.ticket) {
                 self.read(request.ticket, now_s, actions);
             }
         }
     }
 
-    /// A thread begins to read.
+    /// Begins a try of a read.
     fn read(&mut self, number: u32, now_s: f64, actions: &mut Actions) {
         let freed_bytes = self.flights.freed_bytes;
         let Some(flight) = self.flights.get(number) else { return };
-        flight.state = State::Reading;
+        flight.state = ReadState::Reading;
         flight.freed_bytes = freed_bytes;
         flight.under_way += 1;
         flight.tries += 1;
@@ -270,14 +270,14 @@ impl Core {
         self.reading += 1;
         self.busy[rank] += 1;
         self.rank_figures[rank].begun(self.busy[rank]);
-        actions.push(Action::Read {
+        actions.push(MachineAction::Read {
             flight: number,
             sample,
             from,
         });
     }
 
-    /// Reads of the source that take long are made again.
+    /// Repeats slow reads of the source.
     pub(super) fn hedge(&mut self, now_s: f64, actions: &mut Actions) {
         while let Some(read) = self.hedge.as_mut().and_then(|hedge| hedge.due(now_s)) {
             if let Some(&number) = self.hedged.get(&read) {
@@ -287,15 +287,15 @@ impl Core {
         }
     }
 
-    /// A thread has done with a read.
-    pub(super) fn read_ended(&mut self, number: u32, outcome: Outcome, now_s: f64, actions: &mut Actions) {
+    /// Takes the result of a try of a read.
+    pub(super) fn read_ended(&mut self, number: u32, outcome: ReadOutcome, now_s: f64, actions: &mut Actions) {
         let Some(flight) = self.flights.get(number).filter(|flight| flight.under_way > 0) else {
             return;
         };
         flight.under_way -= 1;
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
         self.rank_figures[rank].ended(now_s - flight.tried_s);
-        let is_done = flight.state == State::Done;
+        let is_done = flight.state == ReadState::Done;
         let is_last = flight.under_way == 0;
         if flight.hung > 0 {
             flight.hung -= 1;
@@ -305,33 +305,33 @@ impl Core {
             self.busy[rank] -= 1;
         }
         match outcome {
-            Outcome::Whole { place, version, left_on } => {
+            ReadOutcome::Whole { place, version, left_on } => {
                 self.count(from, place, left_on);
                 if let ReadFrom::Disk { disk, .. } = from {
-                    self.disk_faults.remove(&(disk, Way::Read));
+                    self.disk_faults.remove(&(disk, DiskOperation::Read));
                 }
                 if is_done {
-                    // Another try was faster. What an earlier job had left is claimed twice then.
-                    actions.push(Action::Free { place });
-                    actions.extend(left_on.map(|disk| Action::Release { sample, disk }));
+                    // Another try was faster. A sample that an earlier job had left is claimed twice then.
+                    actions.push(MachineAction::Free { place });
+                    actions.extend(left_on.map(|disk| MachineAction::Release { sample, disk }));
                     self.flights.room_was_freed(place);
                 } else {
                     self.complete(number, place, version, left_on, now_s, actions);
                 }
             }
-            Outcome::NoRoom { bytes } => {
+            ReadOutcome::NoRoom { bytes } => {
                 self.copies.learn(sample, bytes);
                 if !is_done && is_last {
                     self.abandon_hedge(number);
                     if let Some(flight) = self.flights.get(number) {
-                        flight.state = State::Starved;
+                        flight.state = ReadState::Starved;
                     }
                     self.flights.starved.push(number);
                 }
             }
-            Outcome::Gone | Outcome::DiskFault if !is_done => {
-                if let (Outcome::DiskFault, ReadFrom::Disk { disk, .. }) = (outcome, from) {
-                    self.disk_failed(disk, Way::Read);
+            ReadOutcome::Gone | ReadOutcome::DiskFault if !is_done => {
+                if let (ReadOutcome::DiskFault, ReadFrom::Disk { disk, .. }) = (outcome, from) {
+                    self.disk_failed(disk, DiskOperation::Read);
                 }
                 self.is_gone(sample);
                 if let Some(flight) = self.flights.get(number) {
@@ -340,16 +340,16 @@ impl Core {
                     self.queue(number, step, now_s);
                 }
             }
-            Outcome::Failed if !is_done && is_last => {
+            ReadOutcome::Failed if !is_done && is_last => {
                 let refused = self.refuse(number, now_s, actions);
                 self.figures.refused_failed += refused;
             }
-            Outcome::Gone | Outcome::DiskFault | Outcome::Failed => {}
+            ReadOutcome::Gone | ReadOutcome::DiskFault | ReadOutcome::Failed => {}
         }
         self.flights.free_if_over(number);
     }
 
-    fn count(&mut self, from: ReadFrom, place: Place, left_on: Option<Disk>) {
+    fn count(&mut self, from: ReadFrom, place: ArenaRange, left_on: Option<DiskIndex>) {
         let bytes = u64::from(place.bytes);
         if from == ReadFrom::Source && left_on.is_none() {
             self.figures.from_source += 1;
@@ -361,8 +361,16 @@ impl Core {
         }
     }
 
-    /// The first answer of a read: who waits for it has it.
-    fn complete(&mut self, number: u32, place: Place, version: Version, left_on: Option<Disk>, now_s: f64, actions: &mut Actions) {
+    /// Completes a read with its first answer: all requests that wait for it get the bytes.
+    fn complete(
+        &mut self,
+        number: u32,
+        place: ArenaRange,
+        version: Version,
+        left_on: Option<DiskIndex>,
+        now_s: f64,
+        actions: &mut Actions,
+    ) {
         let Some(flight) = self.flights.get(number) else { return };
         let (sample, from, tries, began_s) = (flight.sample, flight.from, flight.tries, flight.began_s);
         let hedged = flight.hedged.take();
@@ -380,7 +388,7 @@ impl Core {
             let origin = if is_of_source { Origin::Source } else { Origin::Local };
             let took_s = now_s - began_s;
             self.recent[recent_of(origin)].observe(u64::from(place.bytes), took_s);
-            // This one among them.
+            // Including this one.
             self.speeds.observe(origin, self.reading + 1, u64::from(place.bytes), took_s);
         }
         if is_of_source {
@@ -393,12 +401,12 @@ impl Core {
         if let Some(disk) = left_on {
             self.adopt(sample, disk, place.bytes, version, actions);
         }
-        // As long as it counts as being read, nothing of it is given up between one use and the next.
+        // While it counts as being read, none of it is given up between one request and the next.
         for (rank, turn) in waiting {
             let access = self.access(rank, turn);
             self.residency.arrived(access, bytes);
-            if self.ranks[rank].used(turn).stage == Stage::Dropped {
-                self.ranks[rank].set_stage(turn, Stage::Over);
+            if self.ranks[rank].used(turn).stage == RequestStage::Dropped {
+                self.ranks[rank].set_stage(turn, RequestStage::Over);
                 self.consume(access, now_s, actions);
             } else {
                 self.hand_over(rank, turn, sample, place, actions);
@@ -408,23 +416,23 @@ impl Core {
         self.settle(sample, now_s, actions);
     }
 
-    /// Nobody gets this sample from us: who waits for it reads it itself. How many these are.
+    /// Refuses a sample: ranks that wait for it read it themselves. Returns the number of their requests.
     fn refuse(&mut self, number: u32, now_s: f64, actions: &mut Actions) -> u64 {
         self.abandon_hedge(number);
         let Some(flight) = self.flights.get(number) else { return 0 };
         let sample = flight.sample;
         let waiting = self.flights.end(number);
-        // A sample of unknown size is none for the policy, and it may be read well the next time: it counts as one like others.
+        // The policy needs a size, and the sample may be readable the next time: it counts with the expected size.
         let expected_bytes = self.copies.expected_bytes(sample);
         let bytes = self.copies.learn(sample, expected_bytes);
         let mut refused = 0;
         for (rank, turn) in waiting {
             let access = self.access(rank, turn);
             self.residency.arrived(access, bytes);
-            if self.ranks[rank].used(turn).stage == Stage::Dropped {
-                self.ranks[rank].set_stage(turn, Stage::Over);
+            if self.ranks[rank].used(turn).stage == RequestStage::Dropped {
+                self.ranks[rank].set_stage(turn, RequestStage::Over);
             } else {
-                self.ranks[rank].set_stage(turn, Stage::Refused);
+                self.ranks[rank].set_stage(turn, RequestStage::Refused);
                 actions.push(answer(rank, turn, Answer::Refused));
                 refused += 1;
             }
@@ -443,8 +451,8 @@ impl Core {
         }
     }
 
-    /// Samples for which the arena had no room are tried again when as much was freed; of those that a rank needs now, whatever was. Where nothing was, the
-    /// rank reads it itself.
+    /// Retries samples for which the arena had no room. A sample that a rank needs now is retried once anything was
+    /// freed, or else refused, so that the rank reads it itself; any other sample once its size was freed.
     pub(super) fn feed_starved(&mut self, now_s: f64, actions: &mut Actions) {
         for number in std::mem::take(&mut self.flights.starved) {
             let all_freed_bytes = self.flights.freed_bytes;
@@ -467,7 +475,7 @@ impl Core {
         }
     }
 
-    /// A rank has done with a use.
+    /// Releases a request of a rank.
     pub(super) fn released(&mut self, rank: usize, low: u32, now_s: f64, actions: &mut Actions) {
         if let Some(turn) = self.ranks[rank].turn(low) {
             self.let_go(rank, turn, now_s, actions);
@@ -476,16 +484,16 @@ impl Core {
         }
     }
 
-    /// A rank begins a step: see [`super::ranks::Rank::overtake`].
-    pub(super) fn stepped(&mut self, rank: usize, step: Step, now_s: f64, actions: &mut Actions) {
+    /// Begins a step of a rank: see [`super::ranks::RankRequests::overtake`].
+    pub(super) fn stepped(&mut self, rank: usize, step: RankStep, now_s: f64, actions: &mut Actions) {
         self.ranks[rank].stepped(step.steps, now_s);
-        // As uses are counted.
+        // Clamped as in requests.
         let iteration = step.iteration.min(self.iterations.saturating_sub(1));
         let overtaken = self.ranks[rank].overtake(step.epoch, iteration);
         self.glance(overtaken.iter().map(|turn| self.ranks[rank].used(*turn).sample));
         for turn in overtaken {
             let access = self.access(rank, turn);
-            self.ranks[rank].set_stage(turn, Stage::Over);
+            self.ranks[rank].set_stage(turn, RequestStage::Over);
             self.consume(access, now_s, actions);
         }
     }
@@ -497,19 +505,19 @@ impl Core {
 
     fn let_go(&mut self, rank: usize, turn: u64, now_s: f64, actions: &mut Actions) {
         match self.ranks[rank].used(turn).stage {
-            Stage::Coming => self.ranks[rank].drop_use(turn),
-            Stage::Ready => {
+            RequestStage::Coming => self.ranks[rank].drop_use(turn),
+            RequestStage::Ready => {
                 let access = self.access(rank, turn);
-                self.ranks[rank].set_stage(turn, Stage::Over);
+                self.ranks[rank].set_stage(turn, RequestStage::Over);
                 self.copies.give_back(access.sample);
                 self.consume(access, now_s, actions);
             }
-            Stage::Asked | Stage::Refused => self.ranks[rank].set_stage(turn, Stage::Over),
-            Stage::Dropped | Stage::Over => {}
+            RequestStage::Asked | RequestStage::Refused => self.ranks[rank].set_stage(turn, RequestStage::Over),
+            RequestStage::Dropped | RequestStage::Over => {}
         }
     }
 
-    /// A rank is gone: nobody waits for what it has asked for.
+    /// Removes a rank: all of its requests are released.
     pub(super) fn gone(&mut self, rank: usize, now_s: f64, actions: &mut Actions) {
         self.ranks[rank].set_gone();
         for turn in self.ranks[rank].open() {

@@ -1,11 +1,13 @@
-//! Reads that hang: they count no more among those that are made at once, so that a file system that hangs in one place holds up nobody who reads elsewhere.
+//! Reads that hang: they no longer count as concurrent reads, so that a file system that hangs in one place does not
+//! delay reads elsewhere.
 
-use super::Core;
+use super::Machine;
 
 use crate::samples::limits::{LOADER_HANGS_AFTER_S, LOADER_LOOK_FOR_HUNG_S};
 
-impl Core {
-    /// Looks now and then for reads that began long ago. There are threads for as many of them as are read at once at most.
+impl Machine {
+    /// Searches from time to time for reads that began long ago. At most as many are set aside as may be read
+    /// concurrently.
     pub(super) fn set_hung_aside(&mut self, now_s: f64) {
         if now_s - self.looked_s < LOADER_LOOK_FOR_HUNG_S {
             return;

@@ -1,24 +1,25 @@
-//! What a loader does about what happens: a plain state machine without I/O, clock or threads. Times are seconds on the driver's clock.
+//! State machine of a loader, without I/O, clock or threads. Times are seconds on the driver's clock.
 //!
-//! What is fetched, kept and read next is asked of `policy`, in the order in which the simulator asks it; this module knows what lies where, and
-//! who waits for it. An [`Event`] goes in, [`Action`]s come out; the driver carries them out in their order.
+//! `policy` decides what to fetch, keep and read next, asked in the order in which the simulator asks it. This module
+//! tracks the copies and the waiting requests. A [`MachineEvent`] goes in, [`MachineAction`]s come out; the driver carries them out
+//! in their order.
 //!
-//! - `ranks.rs`: what each rank has asked for, and how far it is.
-//! - `flights.rs`: samples that are being read; `hung.rs`: those that are for very long.
-//! - `beyond.rs`: samples that are read long before their use, for want of anything better to do.
-//! - `threads.rs`: how many threads serve which rank, where the schedule assigns them; `speeds.rs`: what was measured for that.
-//! - `copies.rs`: samples that are there: in memory, on a disk, or both; `line.rs`: in which order they are looked through.
-//! - `figures.rs`: what was done, to be told.
+//! - `ranks.rs`: requests and progress of each rank.
+//! - `flights.rs`: samples that are being read; `hung.rs`: reads that hang.
+//! - `background_fill.rs`: background fill.
+//! - `threads.rs`: threads for each rank, if the schedule assigns them; `speeds.rs`: measurements for that.
+//! - `copies.rs`: samples in memory, on a disk, or both; `sample_queue.rs`: the order in which they are searched.
+//! - `figures.rs`: figures for reports.
 
-mod beyond;
+mod background_fill;
 #[cfg(test)]
 mod bound_tests;
 mod copies;
 mod figures;
 mod flights;
 mod hung;
-mod line;
 mod ranks;
+mod sample_queue;
 mod speeds;
 #[cfg(test)]
 mod tests;
@@ -36,186 +37,188 @@ use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Class, Concurrency, Hedge, Scheduler};
 use forebay_store::Version;
 
-use copies::{Copies, MEMORY};
+use copies::{MEMORY, SampleCopies};
 pub use figures::{Figures, RankFigures};
-use flights::Flights;
-use line::Line;
-use ranks::{Rank, Stage};
+use flights::SampleReads;
+use ranks::{RankRequests, RequestStage};
+use sample_queue::SampleQueue;
 pub(crate) use speeds::Speeds;
 
-/// The node: each loader agent decides for its own.
+/// Number of this node: each loader agent decides for its own node.
 const HERE: u16 = 0;
 
-/// Bytes in the arena.
+/// A range in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ArenaRange {
     pub(crate) offset: u64,
     pub(crate) bytes: u32,
 }
 
 /// A disk by its place in the loader's settings.
-pub(crate) type Disk = usize;
+pub(crate) type DiskIndex = usize;
 
-/// What a disk is asked to do.
+/// Kind of operation on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum DiskOperation {
     Read,
     Write,
 }
 
-/// From where a sample is read.
+/// Place from which a sample is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadFrom {
-    /// Its file; or a disk on which an earlier job left it.
+    /// Its source; or a disk on which an earlier job left it.
     Source,
-    /// This disk, where this version of it lies.
-    Disk { disk: Disk, version: Version, bytes: u32 },
+    /// A disk that has this version of it.
+    Disk { disk: DiskIndex, version: Version, bytes: u32 },
 }
 
-/// How a read ended.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Its bytes lie there.
+pub(crate) enum ReadOutcome {
+    /// Its bytes are in this range.
     Whole {
-        place: Place,
+        place: ArenaRange,
         version: Version,
-        /// It was not the source that was read: an earlier job had left it on this disk. It is claimed now.
-        left_on: Option<Disk>,
+        /// The disk on which an earlier job had left it, if it was read there. It is claimed now.
+        left_on: Option<DiskIndex>,
     },
-    /// The arena has no room for so many bytes.
+    /// The arena has no room for `bytes`.
     NoRoom { bytes: u32 },
-    /// It does not lie on that disk any more, or not as it was.
+    /// The disk does not have it any more, or not in this version.
     Gone,
-    /// It can't be read there, or is not what was written: it lies there no more.
+    /// The disk can't read it, or its bytes are not those written: it is removed there.
     DiskFault,
-    /// The source can't be read, or not as it should be.
+    /// The source can't be read, or does not match.
     Failed,
 }
 
-/// A step of a rank: which it is, and how many there have been in all.
+/// A step of a rank, and the number of steps in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct RankStep {
     pub(crate) steps: u64,
     pub(crate) epoch: u32,
     pub(crate) iteration: u32,
 }
 
-/// What happens.
+/// Events for the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A rank asks for its next use.
+pub(crate) enum MachineEvent {
+    /// A rank makes its next request.
     Asked { rank: usize, wanted: Use },
-    /// A rank has done with a use, named by the low half of its turn.
+    /// A rank has released a request, named by the low half of its sequence number.
     Released { rank: usize, turn: u32 },
     /// A rank has begun a step.
-    Stepped { rank: usize, step: Step },
-    /// A rank's threads together take so many nanoseconds to decode a sample; 0: that is not known.
+    Stepped { rank: usize, step: RankStep },
+    /// Nanoseconds that a rank's threads together take to decode a sample; 0 if unknown.
     Decodes { rank: usize, ns: u64 },
     /// A rank is gone.
     Gone { rank: usize },
     /// A read has ended.
-    Read { flight: u32, outcome: Outcome },
-    /// A sample was written to a disk, or not.
+    Read { flight: u32, outcome: ReadOutcome },
+    /// The result of a write to a disk.
     Written {
         sample: Sample,
-        disk: Disk,
+        disk: DiskIndex,
         result: Result<(), WriteError>,
     },
 }
 
-/// Why a sample could not be written.
+/// Reason why a sample could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteError {
     /// There is no room.
     Full,
-    /// Something is wrong with the disk.
+    /// The disk has failed.
     Fault,
 }
 
-/// What is to be done.
+/// Actions for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Read a sample; the answer is [`Event::Read`].
+pub(crate) enum MachineAction {
+    /// Read a sample; the answer is [`MachineEvent::Read`].
     Read { flight: u32, sample: Sample, from: ReadFrom },
-    /// Write a sample to a disk, from where it lies in the arena; the answer is [`Event::Written`].
+    /// Write a sample to a disk, from its range in the arena; the answer is [`MachineEvent::Written`].
     Write {
         sample: Sample,
-        disk: Disk,
-        place: Place,
+        disk: DiskIndex,
+        place: ArenaRange,
         version: Version,
     },
-    /// The bytes in the arena are needed no more.
-    Free { place: Place },
-    /// A sample on a disk is this loader's no more.
-    Release { sample: Sample, disk: Disk },
-    /// Answer a use.
+    /// Free this range of the arena.
+    Free { place: ArenaRange },
+    /// Give up a claim to a sample on a disk.
+    Release { sample: Sample, disk: DiskIndex },
+    /// Answer a request.
     Answer { rank: usize, turn: u64, answer: Answer },
 }
 
-/// What a loader is made of.
-pub(crate) struct Parts {
+/// Inputs of a machine.
+pub(crate) struct MachineInput {
     pub(crate) residency: Box<dyn Residency>,
     pub(crate) scheduler: Box<dyn Scheduler>,
     pub(crate) order: order::Order,
-    /// What ranks ask for: each is what policies call a sample.
+    /// Number of extents, which ranks ask for: policies call them samples.
     pub(crate) extents: u32,
     pub(crate) ranks: usize,
     /// Memory for residents, and bytes of each disk.
     pub(crate) placement: FillFirst,
     pub(crate) arena_bytes: u64,
-    /// Steps ahead that the arena has room for beside residents, as the policy has it that bounds itself.
+    /// Steps ahead for which the arena has room beside residents, as computed by a policy that bounds itself.
     pub(crate) window: u32,
-    /// Bytes of the arena that samples beyond the window may fill; 0: none is read.
+    /// Bytes of the arena that samples beyond the window may fill; 0 for no background fill.
     pub(crate) fill_bytes: u64,
-    /// Most reads at once.
+    /// Most concurrent reads.
     pub(crate) reads_max: u32,
-    /// Share of reads that may be made again; 0: none.
+    /// Share of reads that may be made again; 0 for none.
     pub(crate) hedge_budget: f64,
 }
 
 /// A loader.
-pub(crate) struct Core {
+pub(crate) struct Machine {
     residency: Box<dyn Residency>,
     scheduler: Box<dyn Scheduler>,
     order: order::Order,
     extents: u32,
     iterations: u32,
-    ranks: Vec<Rank>,
-    /// The pass that the policy is in; none before the first use. A pass is an epoch as it comes: the same may come again.
+    ranks: Vec<RankRequests>,
+    /// Pass that the policy is in; none before the first request. A pass is one run through an epoch, which may be
+    /// repeated.
     pass: Option<EpochNumber>,
-    /// What ranks call each pass, from the present one on, as far as is known.
+    /// Epoch of each pass, from the present one on, as far as it is known.
     epochs: BTreeMap<EpochNumber, EpochNumber>,
-    copies: Copies,
-    flights: Flights,
+    copies: SampleCopies,
+    flights: SampleReads,
     placement: FillFirst,
-    /// Copies that were offered to the placement.
+    /// SampleCopies that were offered to the placement.
     offers: u64,
-    /// Samples that are resident somewhere, looked through in turn when room is needed.
-    residents: Line,
+    /// Resident samples, searched in cyclic order when room is needed.
+    residents: SampleQueue,
     sweep_pause: u32,
     writing_bytes: u64,
     arena_bytes: u64,
-    /// Bytes of the arena that samples lie in.
+    /// Bytes of the arena that hold samples.
     held_bytes: u64,
     window: u32,
     fill_bytes: u64,
-    /// Reads of samples beyond the window that may still wait for a thread.
+    /// Background fills that may still wait for a thread.
     fills: Vec<u32>,
-    /// Faults of a disk in a row, of reads and of writes apart: one that has become read-only is read well.
-    disk_faults: BTreeMap<(Disk, Way), u32>,
+    /// Faults of a disk in a row, of reads and of writes separately: a disk that has become read-only reads well.
+    disk_faults: BTreeMap<(DiskIndex, DiskOperation), u32>,
     hedge: Option<Hedge>,
     hedged: BTreeMap<ReadId, u32>,
     concurrency: Concurrency,
-    /// How long reads of a disk, and of the source, take.
+    /// Recent read times of a disk, and of the source.
     recent: [Recent; 2],
     speeds: Speeds,
-    /// Steps that the rank that is ahead had begun when threads were assigned last.
+    /// Steps begun by the foremost rank when threads were assigned last.
     assigned_at: u64,
-    /// The policy has no room until something is consumed.
+    /// True if the policy has no room until something is consumed.
     full: bool,
-    /// Nor for anything beyond the window.
+    /// True if the policy has no room beyond the window.
     full_beyond: bool,
-    /// Reads under way, in all and by rank, but for those that hang; how many these are, of how many at most, and when they were looked for last.
+    /// Reads under way except hanging ones, in all and by rank; number and limit of hanging ones, and time of the last
+    /// search for them.
     reading: u32,
     busy: Vec<u32>,
     hung: u32,
@@ -225,10 +228,10 @@ pub(crate) struct Core {
     rank_figures: Vec<RankFigures>,
 }
 
-type Actions = Vec<Action>;
+type Actions = Vec<MachineAction>;
 
-impl Core {
-    pub(crate) fn new(parts: Parts) -> Self {
+impl Machine {
+    pub(crate) fn new(parts: MachineInput) -> Self {
         let deal = parts.order.deal;
         Self {
             residency: parts.residency,
@@ -236,14 +239,14 @@ impl Core {
             order: parts.order,
             extents: parts.extents,
             iterations: deal.iterations(),
-            ranks: (0..parts.ranks).map(|_| Rank::default()).collect(),
+            ranks: (0..parts.ranks).map(|_| RankRequests::default()).collect(),
             pass: None,
             epochs: BTreeMap::new(),
-            copies: Copies::new(parts.extents),
-            flights: Flights::default(),
+            copies: SampleCopies::new(parts.extents),
+            flights: SampleReads::default(),
             placement: parts.placement,
             offers: 0,
-            residents: Line::new(parts.extents),
+            residents: SampleQueue::new(parts.extents),
             sweep_pause: 0,
             writing_bytes: 0,
             arena_bytes: parts.arena_bytes,
@@ -270,18 +273,18 @@ impl Core {
         }
     }
 
-    /// These events are taken next. It changes nothing: see [`Self::glance`].
-    pub(crate) fn expect(&self, events: &[Event]) {
-        let sample_of = |event: &Event| match *event {
-            Event::Asked { wanted, .. } => Some(wanted.sample),
-            Event::Released { rank, turn } => self.ranks[rank].sample_of(turn),
+    /// Announces the events that are taken next, so that their entries can be touched together. It changes nothing.
+    pub(crate) fn expect(&self, events: &[MachineEvent]) {
+        let sample_of = |event: &MachineEvent| match *event {
+            MachineEvent::Asked { wanted, .. } => Some(wanted.sample),
+            MachineEvent::Released { rank, turn } => self.ranks[rank].sample_of(turn),
             _ => None,
         };
         self.glance(events.iter().filter_map(sample_of));
     }
 
-    /// Reads what is known of samples that come next, of all of them at once: it does not fit the processor's caches, and memory gives many answers in the time of
-    /// one.
+    /// Touches the entries of upcoming samples together: they do not fit the processor's caches, and the cache misses
+    /// of many overlap.
     fn glance(&self, samples: impl Iterator<Item = Sample>) {
         // Before the first pass policies know nothing.
         let Some(epoch) = self.pass else { return };
@@ -296,16 +299,16 @@ impl Core {
         self.residency.expect(&accesses);
     }
 
-    /// Takes one event. After the last of several that came together, [`Self::go_on`] says what else follows.
-    pub(crate) fn take(&mut self, event: Event, now_s: f64, actions: &mut Actions) {
+    /// Takes one event. After the last event of a group, [`Self::go_on`] decides what follows.
+    pub(crate) fn take(&mut self, event: MachineEvent, now_s: f64, actions: &mut Actions) {
         match event {
-            Event::Asked { rank, wanted } => self.asked(rank, wanted, actions),
-            Event::Released { rank, turn } => self.released(rank, turn, now_s, actions),
-            Event::Stepped { rank, step } => self.stepped(rank, step, now_s, actions),
-            Event::Decodes { rank, ns } => self.ranks[rank].decodes(ns),
-            Event::Gone { rank } => self.gone(rank, now_s, actions),
-            Event::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
-            Event::Written { sample, disk, result } => self.written(sample, disk, result, now_s, actions),
+            MachineEvent::Asked { rank, wanted } => self.asked(rank, wanted, actions),
+            MachineEvent::Released { rank, turn } => self.released(rank, turn, now_s, actions),
+            MachineEvent::Stepped { rank, step } => self.stepped(rank, step, now_s, actions),
+            MachineEvent::Decodes { rank, ns } => self.ranks[rank].decodes(ns),
+            MachineEvent::Gone { rank } => self.gone(rank, now_s, actions),
+            MachineEvent::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
+            MachineEvent::Written { sample, disk, result } => self.written(sample, disk, result, now_s, actions),
         }
     }
 
@@ -322,12 +325,12 @@ impl Core {
         self.hedge(now_s, actions);
     }
 
-    /// When to come again, if nothing happens before.
+    /// Time at which to call again, if nothing happens before.
     pub(crate) fn next_s(&mut self) -> Option<f64> {
         self.hedge.as_mut().and_then(Hedge::next_s)
     }
 
-    /// What was done so far.
+    /// Figures so far.
     pub(crate) fn figures(&self) -> Figures {
         Figures {
             reads_at_once: u64::from(self.reads_limit()),
@@ -336,15 +339,15 @@ impl Core {
         }
     }
 
-    /// What was done for one of the ranks.
+    /// Figures of one rank so far.
     pub(crate) fn rank_figures(&self, rank: usize) -> RankFigures {
         self.rank_figures.get(rank).copied().unwrap_or_default()
     }
 
-    /// Whether bytes in the arena, or a read, are still needed by anybody: for tests.
+    /// Returns true if no range of the arena and no read is needed any more: for tests.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.reading + self.hung == 0 && self.ranks.iter().all(Rank::is_idle)
+        self.reading + self.hung == 0 && self.ranks.iter().all(RankRequests::is_idle)
     }
 
     fn asked(&mut self, rank: usize, wanted: Use, actions: &mut Actions) {
@@ -357,9 +360,9 @@ impl Core {
         self.epochs.entry(pass).or_insert(wanted.epoch);
     }
 
-    /// The policy is told of passes that all ranks have come to.
+    /// Tells the policy of passes that all ranks have reached.
     fn begin_passes(&mut self) {
-        let reached = self.ranks.iter().filter(|rank| !rank.is_gone()).map(Rank::pass).min();
+        let reached = self.ranks.iter().filter(|rank| !rank.is_gone()).map(RankRequests::pass).min();
         let Some(reached) = reached.filter(|_| !self.epochs.is_empty()) else {
             return;
         };
@@ -376,7 +379,7 @@ impl Core {
         }
     }
 
-    /// Fetches the nearest use that was asked for and is within the window. Whether there was one, and room for it.
+    /// Fetches the nearest request within the window. Returns true if there was one, and room for it.
     fn fetch_next(&mut self, now_s: f64, actions: &mut Actions) -> bool {
         let Some((rank, turn)) = self.nearest(false) else {
             return false;
@@ -385,12 +388,13 @@ impl Core {
         !self.full
     }
 
-    /// Asks the policy to let a use in. Whether it has room.
+    /// Asks the policy to let a request in. Returns true if it has room.
     fn let_in(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) -> bool {
         let access = self.access(rank, turn);
         match self.residency.fetch(access) {
             Fetch::Wait => false,
-            // Where it comes from is seen by what is there: what the policy keeps may have been lost, and what it does not keep may still be there.
+            // The copies decide on the origin: a sample that the policy keeps may have been lost, and one that it does
+            // not keep may still be there.
             Fetch::From(_) => {
                 self.ranks[rank].fetched(turn);
                 self.begin_use(rank, turn, class, now_s, actions);
@@ -399,12 +403,13 @@ impl Core {
         }
     }
 
-    /// Steps ahead that are fetched because they will be needed soon. A policy that is not held to a window is held to the memory's.
+    /// Steps ahead that are fetched as needed soon. A policy without a window gets that of the memory.
     fn reach(&self) -> u64 {
         u64::from(self.residency.window().unwrap_or(self.window).max(1))
     }
 
-    /// The rank and turn of the nearest use that waits to be fetched, if its step is within the window, or *beyond* it, too.
+    /// Returns the rank and sequence number of the nearest request that waits to be fetched, if its step is within the
+    /// window, or anywhere if `beyond`.
     fn nearest(&mut self, beyond: bool) -> Option<(usize, u64)> {
         let window = self.reach();
         let mut nearest: Option<(u64, usize, u64)> = None;
@@ -418,7 +423,7 @@ impl Core {
         nearest.map(|(_, rank, turn)| (rank, turn))
     }
 
-    /// The policy lets something wait that a rank needs now: the rank reads it itself.
+    /// Refuses requests that a rank needs now and the policy lets wait: the rank reads them itself.
     fn refuse_what_waits(&mut self, now_s: f64, actions: &mut Actions) {
         while self.full {
             let stuck = self.ranks.iter_mut().enumerate().find_map(|(number, rank)| {
@@ -427,10 +432,10 @@ impl Core {
                 (step <= rank.oldest_step()).then_some((number, turn))
             });
             let Some((rank, turn)) = stuck else { return };
-            // It may be another rank's use that had to wait, and this one came later.
+            // Another rank's request may be the one that had to wait, before this one came.
             if !self.let_in(rank, turn, Class::Demand, now_s, actions) {
                 self.ranks[rank].fetched(turn);
-                self.ranks[rank].set_stage(turn, Stage::Refused);
+                self.ranks[rank].set_stage(turn, RequestStage::Refused);
                 self.figures.refused_no_room += 1;
                 actions.push(answer(rank, turn, Answer::Refused));
             }
@@ -449,28 +454,28 @@ impl Core {
         }
     }
 
-    /// A use that the policy knows of is over.
+    /// Ends a request that the policy knows.
     fn consume(&mut self, access: Access, now_s: f64, actions: &mut Actions) {
         self.residency.consumed(access);
-        // Of one node there is nobody to hand anything over to.
+        // A single node has no other to hand anything over to.
         while self.residency.handover().is_some() {}
         (self.full, self.full_beyond) = (false, false);
-        // First: what is kept now lies where they do.
+        // Given-up copies go first: kept ones take their place.
         self.free_given_up(now_s, actions);
         self.settle(access.sample, now_s, actions);
     }
 }
 
-/// The order of an epoch and those after it.
+/// Returns the orders of an epoch and of those after it.
 fn orders_from(order: &order::Order, epoch: EpochNumber, horizon: u32) -> Vec<order::Epoch> {
     (0..horizon.max(1)).map(|ahead| order.epoch(epoch.saturating_add(ahead))).collect()
 }
 
-const fn answer(rank: usize, turn: u64, answer: Answer) -> Action {
-    Action::Answer { rank, turn, answer }
+const fn answer(rank: usize, turn: u64, answer: Answer) -> MachineAction {
+    MachineAction::Answer { rank, turn, answer }
 }
 
-/// As policies and this module count origins.
+/// Maps a place to the policies' origin.
 const fn origin_of(from: ReadFrom) -> Origin {
     match from {
         ReadFrom::Source => Origin::Source,

@@ -1,33 +1,33 @@
-//! How fast a disk and the source give bytes, by the number of threads that read at once: what Lobster's thread assignment asks.
+//! Throughput of a disk and of the source by the number of concurrent threads, for Lobster's thread assignment.
 
 use std::collections::BTreeMap;
 
 use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
 use forebay_policy::residency::Origin;
 
-/// A read that ended counts this much less with each that ends after it with as many threads.
+/// Weight that a read loses with each later one at the same number of threads.
 const FADING: f64 = 1.0 - 1.0 / 64.0;
-/// Bytes a second of one thread, as long as nothing was measured.
+/// Bytes a second of one thread while nothing was measured.
 const UNKNOWN_BYTES_PER_S: f64 = 100e6;
-/// Samples a second of threads that decode, as long as they have not measured it: as if there were nothing to do.
+/// Samples a second of decoding threads while they have not measured it: as if decoding took no time.
 const UNKNOWN_SAMPLES_PER_S: f64 = 1e9;
 
 /// Bytes and seconds of one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Read {
+struct MeasuredReads {
     bytes: f64,
     seconds: f64,
 }
 
-/// What was measured, by threads that were reading when a read ended.
+/// Measurements, by the number of threads that were reading when a read ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Speeds {
-    disk: BTreeMap<u32, Read>,
-    source: BTreeMap<u32, Read>,
+    disk: BTreeMap<u32, MeasuredReads>,
+    source: BTreeMap<u32, MeasuredReads>,
 }
 
 impl Speeds {
-    /// A read of so many bytes took so long, with so many threads at work.
+    /// Records a read of `bytes` that took `seconds`, with `threads` at work.
     pub(crate) fn observe(&mut self, origin: Origin, threads: u32, bytes: u64, seconds: f64) {
         if bytes == 0 || seconds <= 0.0 {
             return;
@@ -41,13 +41,13 @@ impl Speeds {
         read.seconds = read.seconds.mul_add(FADING, seconds);
     }
 
-    /// The models, where decoding takes so many seconds a sample; 0 where that is not known.
+    /// Returns the models, given the seconds that decoding takes a sample; 0 if unknown.
     ///
     /// # Panics
     /// Never: throughputs are above zero, and there are two measurements of preprocessing.
     pub(crate) fn models(&self, decoding_s: f64) -> (LoadModel, Portfolio) {
         let (disk, source) = (throughput(&self.disk), throughput(&self.source));
-        // Of one node there are no peers.
+        // A single node has no peers.
         let origins = [disk, source.clone(), source];
         let samples_per_s = if decoding_s > 0.0 {
             decoding_s.recip()
@@ -60,7 +60,7 @@ impl Speeds {
     }
 }
 
-fn throughput(measured: &BTreeMap<u32, Read>) -> Throughput {
+fn throughput(measured: &BTreeMap<u32, MeasuredReads>) -> Throughput {
     let rates = measured
         .iter()
         .map(|(&threads, read)| (threads, f64::from(threads) * read.bytes / read.seconds));

@@ -1,4 +1,5 @@
-//! The machine in a world of its own: whatever comes in whatever order, each use is answered once, with its own sample's bytes, and nothing leaks.
+//! The machine in a random world: for any events in any order, each request is answered once, with its own sample's
+//! bytes, and nothing leaks.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 
-mod beyond;
+mod background_fill;
 mod hung;
 mod ranks;
 mod schedules;
@@ -22,9 +23,9 @@ mod schedules;
 const SAMPLES: u32 = 60;
 const EPOCHS: u32 = 4;
 
-/// How the world is made.
+/// Parameters of the world.
 #[derive(Clone, Copy, Debug)]
-struct World {
+struct MachineWorld {
     ranks: u32,
     batch: u32,
     window: u32,
@@ -34,11 +35,12 @@ struct World {
     policy: u8,
     scheduler: u8,
     hedge_budget: f64,
-    /// In percent, of reads of the source and of disks and of writes.
+    /// Percentage of reads of the source and of disks, and of writes, that fail.
     faults: u32,
-    /// Ranks use samples in another order than the loader was told: decisions are bad ones then, and nothing else is.
+    /// True if ranks use samples in another order than the loader was told: then decisions are poor, but answers are
+    /// right.
     is_unknown: bool,
-    /// Ranks ask far ahead, and memory that is free is filled with that.
+    /// True if ranks ask far ahead, for background fill.
     fills: bool,
 }
 
@@ -53,7 +55,7 @@ fn version_of(sample: u32) -> Version {
     })
 }
 
-impl World {
+impl MachineWorld {
     fn order(self) -> Order {
         Order {
             permutation: Permutation::Torch,
@@ -62,7 +64,7 @@ impl World {
         }
     }
 
-    /// What ranks use.
+    /// Returns the order that ranks use.
     fn used(self) -> Order {
         let seed = if self.is_unknown { 4 } else { 3 };
         Order { seed, ..self.order() }
@@ -109,16 +111,16 @@ impl World {
         }
     }
 
-    fn core(self) -> Core {
+    fn core(self) -> Machine {
         self.core_with(self.scheduler())
     }
 
-    fn core_with(self, scheduler: Box<dyn Scheduler>) -> Core {
+    fn core_with(self, scheduler: Box<dyn Scheduler>) -> Machine {
         let tiers = [self.memory_bytes, self.disk_bytes].map(|quota_bytes| TierSpec {
             quota_bytes,
             quota_inodes: u64::MAX,
         });
-        Core::new(Parts {
+        Machine::new(MachineInput {
             residency: self.residency(),
             scheduler,
             order: self.order(),
@@ -134,25 +136,25 @@ impl World {
     }
 }
 
-/// What a rank sees of a use.
+/// Status of a request as the rank sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum RequestView {
     Nothing,
-    Ready(Place),
+    Ready(ArenaRange),
     Refused,
     Released,
 }
 
-/// Threads, arena, disk and ranks, all by chance.
+/// Threads, arena, disk and ranks, driven by random numbers.
 struct Play {
-    world: World,
-    core: Core,
+    world: MachineWorld,
+    core: Machine,
     now_s: f64,
-    /// What each rank will use, in its order; what it has asked for is a beginning of that.
+    /// All future requests of each rank, in its order; those made are a prefix of it.
     wanted: Vec<Vec<Use>>,
-    seen: Vec<Vec<Seen>>,
+    seen: Vec<Vec<RequestView>>,
     arena: Ranges,
-    /// What lies in the arena, by its beginning. (Nothing takes no room, so it has no place.)
+    /// Contents of the arena, by offset. (A sample of 0 bytes takes no room, so it has no entry.)
     places: BTreeMap<u64, (u32, u32)>,
     reads: Vec<(u32, u32, ReadFrom)>,
     writes: Vec<(u32, usize)>,
@@ -161,7 +163,7 @@ struct Play {
 }
 
 impl Play {
-    fn new(world: World, left: Vec<u32>) -> Self {
+    fn new(world: MachineWorld, left: Vec<u32>) -> Self {
         let order = world.used();
         let wanted = |rank| -> Vec<Use> {
             let epochs = (0..EPOCHS).map(|epoch| (epoch, order.epoch(epoch)));
@@ -189,8 +191,8 @@ impl Play {
         }
     }
 
-    /// One event, and what follows from it.
-    fn happen(&mut self, events: &[Event]) {
+    /// Takes some events, and carries out the actions that follow.
+    fn happen(&mut self, events: &[MachineEvent]) {
         self.now_s += 0.001;
         let mut actions = Vec::new();
         self.core.expect(events);
@@ -205,13 +207,13 @@ impl Play {
         assert!(resident <= self.world.memory_bytes, "memory for residents is kept to");
     }
 
-    fn carry_out(&mut self, action: Action) {
+    fn carry_out(&mut self, action: MachineAction) {
         match action {
-            Action::Read { flight, sample, from } => {
+            MachineAction::Read { flight, sample, from } => {
                 assert!(sample < SAMPLES);
                 self.reads.push((flight, sample, from));
             }
-            Action::Write {
+            MachineAction::Write {
                 sample,
                 disk,
                 place,
@@ -220,21 +222,21 @@ impl Play {
                 assert_eq!((disk, version, place.bytes), (0, version_of(sample), size_of(sample)));
                 self.writes.push((sample, disk));
             }
-            Action::Free { place } if place.bytes > 0 => {
+            MachineAction::Free { place } if place.bytes > 0 => {
                 let (_, bytes) = self.places.remove(&place.offset).expect("what is freed lies there");
                 assert_eq!(bytes, place.bytes);
                 assert!(
-                    !self.seen.iter().flatten().any(|seen| *seen == Seen::Ready(place)),
+                    !self.seen.iter().flatten().any(|seen| *seen == RequestView::Ready(place)),
                     "a rank has it still"
                 );
                 self.arena.give(place.offset, u64::from(bytes));
             }
-            Action::Free { .. } => {}
-            Action::Release { sample, .. } => drop(self.disk.remove(&sample)),
-            Action::Answer { rank, turn, answer } => {
+            MachineAction::Free { .. } => {}
+            MachineAction::Release { sample, .. } => drop(self.disk.remove(&sample)),
+            MachineAction::Answer { rank, turn, answer } => {
                 let sample = self.wanted[rank][turn as usize].sample;
                 let seen = &mut self.seen[rank][turn as usize];
-                assert_eq!(*seen, Seen::Nothing, "a use is answered once, and not after it was let go");
+                assert_eq!(*seen, RequestView::Nothing, "a use is answered once, and not after it was let go");
                 *seen = match answer {
                     Answer::Ready { offset, length } => {
                         assert_eq!(length, size_of(sample));
@@ -242,16 +244,16 @@ impl Play {
                             length == 0 || self.places.get(&offset) == Some(&(sample, length)),
                             "it is this sample"
                         );
-                        Seen::Ready(Place { offset, bytes: length })
+                        RequestView::Ready(ArenaRange { offset, bytes: length })
                     }
-                    Answer::Refused => Seen::Refused,
+                    Answer::Refused => RequestView::Refused,
                     Answer::Pending => panic!("that is no answer"),
                 };
             }
         }
     }
 
-    /// A thread comes back from a read.
+    /// Ends a read of a thread.
     fn end_read(&mut self, nth: usize, chance: u32) {
         let (flight, sample, from) = self.reads.swap_remove(nth);
         let bytes = size_of(sample);
@@ -262,10 +264,10 @@ impl Play {
             .position(|left| *left == sample)
             .filter(|_| from == ReadFrom::Source);
         let outcome = if fails && from == ReadFrom::Source {
-            Outcome::Failed
+            ReadOutcome::Failed
         } else if from != ReadFrom::Source && (fails || !self.disk.contains_key(&sample)) {
             let is_there = self.disk.remove(&sample).is_some();
-            if is_there { Outcome::DiskFault } else { Outcome::Gone }
+            if is_there { ReadOutcome::DiskFault } else { ReadOutcome::Gone }
         } else if let Some(offset) = self.arena.take(u64::from(bytes)) {
             if bytes > 0 {
                 self.places.insert(offset, (sample, bytes));
@@ -274,15 +276,15 @@ impl Play {
                 self.left.swap_remove(at);
                 self.disk.insert(sample, bytes);
             }
-            Outcome::Whole {
-                place: Place { offset, bytes },
+            ReadOutcome::Whole {
+                place: ArenaRange { offset, bytes },
                 version: version_of(sample),
                 left_on: left_on.map(|_| 0),
             }
         } else {
-            Outcome::NoRoom { bytes }
+            ReadOutcome::NoRoom { bytes }
         };
-        self.happen(&[Event::Read { flight, outcome }]);
+        self.happen(&[MachineEvent::Read { flight, outcome }]);
     }
 
     fn end_write(&mut self, nth: usize, chance: u32) {
@@ -295,45 +297,48 @@ impl Play {
         } else {
             Err(WriteError::Fault)
         };
-        self.happen(&[Event::Written { sample, disk, result }]);
+        self.happen(&[MachineEvent::Written { sample, disk, result }]);
     }
 
-    /// A rank asks for its next step, if it is no more than the window ahead of what it has let go.
+    /// Requests a rank's next step, if it is no more than the window ahead of the released ones.
     fn ask(&mut self, rank: usize) -> bool {
         let (asked, wanted) = (self.seen[rank].len(), &self.wanted[rank]);
         if asked == wanted.len() {
             return false;
         }
-        let open = self.seen[rank].iter().position(|seen| *seen != Seen::Released).unwrap_or(asked);
+        let open = self.seen[rank]
+            .iter()
+            .position(|seen| *seen != RequestView::Released)
+            .unwrap_or(asked);
         let steps = if self.world.fills { 20 } else { self.world.window + 1 };
         let is_far = open < asked && asked - open >= (steps * self.world.batch) as usize;
         !is_far && self.ask_next(rank)
     }
 
-    /// A rank asks for its next step.
+    /// Requests a rank's next step.
     fn ask_next(&mut self, rank: usize) -> bool {
         let (asked, wanted) = (self.seen[rank].len(), &self.wanted[rank]);
         let Some(next) = wanted.get(asked) else { return false };
         let of_step = |used: &&Use| (used.epoch, used.iteration) == (next.epoch, next.iteration);
         let step: Vec<Use> = wanted[asked..].iter().take_while(of_step).copied().collect();
-        let events: Vec<Event> = step.iter().map(|wanted| Event::Asked { rank, wanted: *wanted }).collect();
-        self.seen[rank].extend(step.iter().map(|_| Seen::Nothing));
+        let events: Vec<MachineEvent> = step.iter().map(|wanted| MachineEvent::Asked { rank, wanted: *wanted }).collect();
+        self.seen[rank].extend(step.iter().map(|_| RequestView::Nothing));
         self.happen(&events);
         true
     }
 
-    /// A rank lets a use of its oldest open step go: one that it has, or now and then one that it does not wait for any longer.
+    /// Releases a request of a rank's oldest open step: one that is ready, or sometimes one that is not.
     fn release(&mut self, rank: usize, chance: u32) -> bool {
-        let open = self.seen[rank].iter().position(|seen| *seen != Seen::Released);
+        let open = self.seen[rank].iter().position(|seen| *seen != RequestView::Released);
         let Some(first) = open else { return false };
         let of_step = |used: &Use| (used.epoch, used.iteration);
         let oldest = of_step(&self.wanted[rank][first]);
         let turns: Vec<usize> = (first..self.seen[rank].len())
             .filter(|turn| of_step(&self.wanted[rank][*turn]) == oldest)
             .filter(|turn| match self.seen[rank][*turn] {
-                Seen::Released => false,
-                Seen::Nothing => chance % 50 < self.world.faults / 10,
-                Seen::Ready(_) | Seen::Refused => true,
+                RequestView::Released => false,
+                RequestView::Nothing => chance % 50 < self.world.faults / 10,
+                RequestView::Ready(_) | RequestView::Refused => true,
             })
             .collect();
         let Some(&turn) = turns.get(chance as usize % turns.len().max(1)) else {
@@ -343,15 +348,15 @@ impl Play {
         true
     }
 
-    /// A rank lets a use go; its step is begun by then.
+    /// Releases a request of a rank; its step is begun by then.
     fn let_go(&mut self, rank: usize, turn: usize) {
         let now = self.wanted[rank][turn];
-        self.seen[rank][turn] = Seen::Released;
+        self.seen[rank][turn] = RequestView::Released;
         self.happen(&[
-            Event::Released { rank, turn: turn as u32 },
-            Event::Stepped {
+            MachineEvent::Released { rank, turn: turn as u32 },
+            MachineEvent::Stepped {
                 rank,
-                step: Step {
+                step: RankStep {
                     steps: (turn / self.world.batch as usize) as u64,
                     epoch: now.epoch,
                     iteration: now.iteration,
@@ -361,11 +366,13 @@ impl Play {
     }
 
     fn is_over(&self) -> bool {
-        let all = |(wanted, seen): (&Vec<Use>, &Vec<Seen>)| seen.len() == wanted.len() && seen.iter().all(|seen| *seen == Seen::Released);
+        let all = |(wanted, seen): (&Vec<Use>, &Vec<RequestView>)| {
+            seen.len() == wanted.len() && seen.iter().all(|seen| *seen == RequestView::Released)
+        };
         self.wanted.iter().zip(&self.seen).all(all) && self.reads.is_empty() && self.writes.is_empty()
     }
 
-    /// Plays to the end by the given chances, over and over; then nobody holds anything but residents.
+    /// Plays to the end with the given random numbers, over and over; then only residents are left.
     fn play(&mut self, chances: &[u32]) {
         let mut idle = 0;
         for chance in chances.iter().copied().cycle() {
@@ -388,7 +395,8 @@ impl Play {
             };
             idle = if moved { 0 } else { idle + 1 };
             if idle > 2 * chances.len() {
-                // By chance the same thing may never come up. What is possible is done, or it would stand still for ever.
+                // Random choices may never hit the only possible move. Any possible move is made then, or the world
+                // would stand still for ever.
                 assert!(self.nudge(), "it stands still: {:?}", self.seen);
                 idle = 0;
             }
@@ -424,7 +432,7 @@ impl Play {
     }
 }
 
-fn worlds() -> impl Strategy<Value = World> {
+fn worlds() -> impl Strategy<Value = MachineWorld> {
     let shape = (1..4_u32, 1..6_u32, 1..4_u32);
     let bytes = (600..6000_u64, prop_oneof![Just(0), 0..4000_u64], prop_oneof![Just(0), 0..6000_u64]);
     let others = (
@@ -440,7 +448,7 @@ fn worlds() -> impl Strategy<Value = World> {
             (ranks, batch, window),
             (window_bytes, memory_bytes, disk_bytes),
             (policy, scheduler, hedge_budget, faults, is_unknown, fills),
-        )| World {
+        )| MachineWorld {
             ranks,
             batch,
             window,
@@ -468,8 +476,8 @@ proptest! {
     }
 }
 
-fn roomy() -> World {
-    World {
+fn roomy() -> MachineWorld {
+    MachineWorld {
         ranks: 2,
         batch: 5,
         window: 3,
@@ -485,7 +493,7 @@ fn roomy() -> World {
     }
 }
 
-/// Always the same, but in no order.
+/// Returns the same shuffled numbers each time.
 fn chances() -> Vec<u32> {
     (0..997_u32).map(|nth| nth.wrapping_mul(2_654_435_761) >> 3).collect()
 }
@@ -500,7 +508,7 @@ fn where_all_fits_the_source_is_read_once() {
         figures.source_bytes,
         (0..SAMPLES).map(|sample| u64::from(size_of(sample))).sum::<u64>()
     );
-    // But for uses that come while the one before them is still being read.
+    // Except for requests that come while the one before them is still being read.
     assert!(
         (150..=u64::from(SAMPLES * (EPOCHS - 1))).contains(&figures.from_memory),
         "{figures:?}"
@@ -517,7 +525,7 @@ fn where_all_fits_the_source_is_read_once() {
 
 #[test]
 fn what_does_not_fit_into_memory_lies_on_the_disk_and_comes_back_from_there() {
-    let world = World {
+    let world = MachineWorld {
         window_bytes: 40_000,
         memory_bytes: 2000,
         disk_bytes: 20_000,
@@ -533,7 +541,7 @@ fn what_does_not_fit_into_memory_lies_on_the_disk_and_comes_back_from_there() {
 
 #[test]
 fn what_an_earlier_job_left_is_not_read_again() {
-    let world = World {
+    let world = MachineWorld {
         disk_bytes: 20_000,
         ..roomy()
     };
@@ -550,10 +558,10 @@ fn what_could_not_be_read_once_counts_as_large_as_others() {
     let nth = play.reads.iter().position(|(_, sample, _)| size_of(*sample) > 0);
     play.end_read(nth.expect("not all are empty"), 99);
     let (flight, failing, _) = play.reads.remove(0);
-    let outcome = Outcome::Failed;
-    play.happen(&[Event::Read { flight, outcome }]);
+    let outcome = ReadOutcome::Failed;
+    play.happen(&[MachineEvent::Read { flight, outcome }]);
     assert_eq!(play.core.figures().refused_failed, 1);
-    let read = play.seen[0].iter().position(|seen| matches!(seen, Seen::Ready(_)));
+    let read = play.seen[0].iter().position(|seen| matches!(seen, RequestView::Ready(_)));
     let read = play.wanted[0][read.expect("one was read")].sample;
     assert_eq!(play.core.copies.expected_bytes(failing), size_of(read));
     play.play(&chances());
@@ -569,10 +577,10 @@ fn two_ranks_that_want_the_same_sample_have_it_read_once() {
     };
     for rank in 0..2 {
         play.wanted[rank] = vec![wanted];
-        play.seen[rank] = vec![Seen::Nothing];
-        play.happen(&[Event::Asked { rank, wanted }]);
+        play.seen[rank] = vec![RequestView::Nothing];
+        play.happen(&[MachineEvent::Asked { rank, wanted }]);
     }
     assert_eq!(play.reads.len(), 1);
     play.end_read(0, 99);
-    assert!(matches!((play.seen[0][0], play.seen[1][0]), (Seen::Ready(a), Seen::Ready(b)) if a == b));
+    assert!(matches!((play.seen[0][0], play.seen[1][0]), (RequestView::Ready(a), RequestView::Ready(b)) if a == b));
 }

@@ -1,32 +1,33 @@
-//! How many threads serve which rank, where the schedule assigns them.
+//! Threads for each rank, if the schedule assigns them.
 
 use forebay_policy::schedule::StepLoad;
 
-use super::{Core, MEMORY, Rank};
+use super::{MEMORY, Machine, RankRequests};
 
-impl Core {
-    /// Where a rank has begun a step since the last time: threads are assigned anew, for the batches that have just come within the window.
+impl Machine {
+    /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within
+    /// the window.
     pub(super) fn assign(&mut self) {
-        let steps = self.ranks.iter().map(Rank::steps).max().unwrap_or(0);
-        // Where no step was measured, nobody is late: all ranks have as many threads.
+        let steps = self.ranks.iter().map(RankRequests::steps).max().unwrap_or(0);
+        // Before any step was measured, no rank is late: all ranks have the same number of threads.
         if !self.scheduler.assigns() || steps == self.assigned_at || self.ranks.iter().all(|rank| rank.step_s() <= 0.0) {
             return;
         }
         self.assigned_at = steps;
         // Each rank decodes by itself: for one batch of each, the assignment takes the time of one after the other.
-        let decoding_s = self.ranks.iter().map(Rank::decoding_s).fold(0.0, f64::max) / self.ranks.len() as f64;
+        let decoding_s = self.ranks.iter().map(RankRequests::decoding_s).fold(0.0, f64::max) / self.ranks.len() as f64;
         let (load, preprocessing) = self.speeds.models(decoding_s);
         self.scheduler.measured(load, preprocessing);
         let load = self.load();
         self.scheduler.assign(&load);
     }
 
-    /// What the last batch within the window has each rank read; what lies in memory is read by nobody.
+    /// Returns the load of the last batch within the window, by rank; samples in memory need no read.
     fn load(&self) -> StepLoad {
         let reach = self.reach();
         let mut load = StepLoad {
-            // They train together: the one that is slowest by itself holds up the others.
-            train_s: self.ranks.iter().map(Rank::step_s).fold(0.0, f64::max),
+            // Ranks train together: the one that is slowest by itself delays the others.
+            train_s: self.ranks.iter().map(RankRequests::step_s).fold(0.0, f64::max),
             ..StepLoad::default()
         };
         for rank in &self.ranks {

@@ -1,4 +1,4 @@
-//! Where an extent is read from: a file, or an object of a store.
+//! Sources of extents: a file, or an object of a store.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use rustix::{
 use crate::host::limits::CLOCK_SKEW_MAX;
 use crate::{host::clock::unix_s, samples::table::is_object};
 
-/// How often in a row a call is repeated that was interrupted before it did anything.
+/// Times in a row that an interrupted call is repeated.
 const INTERRUPTIONS_MAX: u32 = 100;
 
-/// An extent can't be read. Why, the rank gets to know when it reads it itself.
+/// An extent that can't be read. The rank sees the error when it reads by itself.
 #[derive(Debug)]
 pub(super) struct Unreadable;
 
@@ -37,7 +37,7 @@ impl From<forebay_objects::Error> for Unreadable {
 
 /// An extent whose length and version are known.
 #[derive(Debug)]
-pub(super) enum Opened {
+pub(super) enum OpenedExtent {
     File {
         file: SourceFile,
         identity: Identity,
@@ -47,12 +47,12 @@ pub(super) enum Opened {
     Object(forebay_objects::Opened),
 }
 
-/// The version of an extent that is meant, where its dataset says one: it need not be asked for.
+/// Returns the version of an extent that its dataset names, if it does: the source need not be asked.
 pub(super) fn meant(extent: &Extent<'_>) -> Option<Version> {
     (is_object(extent.path) && extent.mark != 0).then(|| Version::of_object(extent.mark))
 }
 
-impl Opened {
+impl OpenedExtent {
     pub(super) fn of(extent: &Extent<'_>, stores: &Stores) -> Result<Self, Unreadable> {
         if !is_object(extent.path) {
             return Self::file(extent);
@@ -64,7 +64,7 @@ impl Opened {
     }
 
     fn file(extent: &Extent<'_>) -> Result<Self, Unreadable> {
-        // Something else than a file may be there: to open it must not wait.
+        // The path may name something else than a file: opening it must not block.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         let file = SourceFile::new(uninterrupted(|| rustix::fs::open(extent.path, flags, Mode::empty()))?);
         let found = file.stat(Ask::Kernel)?;
@@ -88,7 +88,8 @@ impl Opened {
         }
     }
 
-    /// As which version it is kept. Where a file was changed only just, its times may not tell the next change (fault F5): then only this loader knows what it has.
+    /// Returns the version under which it is kept. If a file was changed just now, its times may not show the next
+    /// change (fault F5): then the version is unique to this loader.
     pub(super) fn version(&self, settled_after: Duration) -> Version {
         let identity = match self {
             Self::File { identity, .. } => identity,
@@ -99,7 +100,7 @@ impl Opened {
         if is_recent { Version::of_nothing() } else { Version::of(identity) }
     }
 
-    /// Reads all of it, which is of one version from its beginning to its end.
+    /// Reads all of it, in one version from its beginning to its end.
     pub(super) fn read(self, into: &mut [u8]) -> Result<(), Unreadable> {
         match self {
             Self::File {

@@ -16,7 +16,7 @@ use crate::samples::table::Table;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Each path as a whole; or, with `spans`, parts of those: path, offset, length.
+/// Returns a table of whole files; or, with `spans`, of parts: path, offset, length.
 fn table(paths: &[PathBuf], spans: Option<&[(usize, u64, Option<u64>)]>) -> SharedFile {
     let mut table = Table::default();
     let whole: Vec<_> = (0..paths.len()).map(|path| (path, 0, None)).collect();
@@ -49,8 +49,8 @@ fn readers(table: SharedFile, arena_bytes: u64, disks: Vec<Arc<Segments>>, settl
     Readers::new(tools, 4)
 }
 
-/// What comes of a job.
-fn done(readers: &Readers, job: Job) -> Event {
+/// Runs a job, and returns its event.
+fn done(readers: &Readers, job: ReaderJob) -> MachineEvent {
     readers.submit(job);
     let begun = Instant::now();
     loop {
@@ -62,10 +62,10 @@ fn done(readers: &Readers, job: Job) -> Event {
     }
 }
 
-fn read(readers: &Readers, sample: u32) -> Outcome {
+fn read(readers: &Readers, sample: u32) -> ReadOutcome {
     let from = ReadFrom::Source;
-    match done(readers, Job::Read { flight: 7, sample, from }) {
-        Event::Read { flight: 7, outcome } => outcome,
+    match done(readers, ReaderJob::Read { flight: 7, sample, from }) {
+        MachineEvent::Read { flight: 7, outcome } => outcome,
         event => panic!("{event:?}"),
     }
 }
@@ -91,14 +91,14 @@ fn files_and_parts_of_files_are_read_and_what_can_not_be_is_the_ranks() {
     let readers = readers(table(&paths, Some(&spans)), 5100, Vec::new(), Duration::ZERO);
     for (sample, expected) in [(0, b"234".as_slice()), (1, b"89"), (2, &[7; 5000]), (3, b"")] {
         match read(&readers, sample) {
-            Outcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), expected),
+            ReadOutcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), expected),
             outcome => panic!("{outcome:?}"),
         }
     }
     for sample in [4, 5, 6, 7, 8] {
-        assert_eq!(read(&readers, sample), Outcome::Failed, "sample {sample}");
+        assert_eq!(read(&readers, sample), ReadOutcome::Failed, "sample {sample}");
     }
-    assert_eq!(read(&readers, 2), Outcome::NoRoom { bytes: 5000 });
+    assert_eq!(read(&readers, 2), ReadOutcome::NoRoom { bytes: 5000 });
 }
 
 #[test]
@@ -108,16 +108,16 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
     fs::write(&paths[0], b"first").unwrap();
     let disk = segments(cache.path());
     let readers = readers(table(&paths, None), 4096, vec![Arc::clone(&disk)], Duration::ZERO);
-    let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+    let ReadOutcome::Whole { place, version, .. } = read(&readers, 0) else {
         panic!("it can be read");
     };
-    let write = Job::Write {
+    let write = ReaderJob::Write {
         sample: 0,
         disk: 0,
         place,
         version,
     };
-    let written = Event::Written {
+    let written = MachineEvent::Written {
         sample: 0,
         disk: 0,
         result: Ok(()),
@@ -130,20 +130,22 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
     };
     let again = done(
         &readers,
-        Job::Read {
+        ReaderJob::Read {
             flight: 1,
             sample: 0,
             from,
         },
     );
-    assert!(matches!(again, Event::Read { outcome: Outcome::Whole { place, .. }, .. } if readers.tools().arena.bytes(place) == b"first"));
-    // The next job knows nothing of it, but finds it.
+    assert!(
+        matches!(again, MachineEvent::Read { outcome: ReadOutcome::Whole { place, .. }, .. } if readers.tools().arena.bytes(place) == b"first")
+    );
+    // The next job has no record of it, but finds it.
     readers.tools().release(0, 0);
-    assert!(matches!(read(&readers, 0), Outcome::Whole { left_on: Some(0), .. }));
-    // A file that has changed is another one.
+    assert!(matches!(read(&readers, 0), ReadOutcome::Whole { left_on: Some(0), .. }));
+    // A changed file is another version.
     fs::write(&paths[0], b"second").unwrap();
     match read(&readers, 0) {
-        Outcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), b"second"),
+        ReadOutcome::Whole { place, left_on: None, .. } => assert_eq!(readers.tools().arena.bytes(place), b"second"),
         outcome => panic!("{outcome:?}"),
     }
     let from = ReadFrom::Disk {
@@ -153,7 +155,7 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
     };
     let gone = done(
         &readers,
-        Job::Read {
+        ReaderJob::Read {
             flight: 1,
             sample: 0,
             from,
@@ -161,9 +163,9 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
     );
     assert_eq!(
         gone,
-        Event::Read {
+        MachineEvent::Read {
             flight: 1,
-            outcome: Outcome::Gone
+            outcome: ReadOutcome::Gone
         }
     );
 }
@@ -174,49 +176,49 @@ fn f5_what_was_changed_only_just_is_left_to_nobody() {
     let paths = [dir.path().join("a")];
     fs::write(&paths[0], b"first").unwrap();
     let readers = readers(table(&paths, None), 4096, vec![segments(cache.path())], Duration::from_secs(3600));
-    let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+    let ReadOutcome::Whole { place, version, .. } = read(&readers, 0) else {
         panic!("it can be read");
     };
     let (sample, disk) = (0, 0);
-    let write = Job::Write {
+    let write = ReaderJob::Write {
         sample,
         disk,
         place,
         version,
     };
-    assert!(matches!(done(&readers, write), Event::Written { result: Ok(()), .. }));
+    assert!(matches!(done(&readers, write), MachineEvent::Written { result: Ok(()), .. }));
     // This loader finds it.
     let (flight, bytes) = (1, 5);
     let from = ReadFrom::Disk { disk, version, bytes };
-    let again = done(&readers, Job::Read { flight, sample, from });
+    let again = done(&readers, ReaderJob::Read { flight, sample, from });
     assert!(
         matches!(
             again,
-            Event::Read {
-                outcome: Outcome::Whole { .. },
+            MachineEvent::Read {
+                outcome: ReadOutcome::Whole { .. },
                 ..
             }
         ),
         "{again:?}"
     );
-    assert!(matches!(read(&readers, 0), Outcome::Whole { left_on: None, .. }));
+    assert!(matches!(read(&readers, 0), ReadOutcome::Whole { left_on: None, .. }));
 }
 
 #[test]
 fn what_is_done_for_a_loader_that_has_ended_claims_nothing() {
     let (dir, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let paths = [dir.path().join("a")];
-    // Of two of them one has room.
+    // Only one of two has room.
     let bytes = 600 << 10;
     fs::write(&paths[0], vec![1; bytes]).unwrap();
     let disk = segments(cache.path());
     for is_done in [true, false] {
         let readers = readers(table(&paths, None), 1 << 20, vec![Arc::clone(&disk)], Duration::ZERO);
-        let Outcome::Whole { place, version, .. } = read(&readers, 0) else {
+        let ReadOutcome::Whole { place, version, .. } = read(&readers, 0) else {
             panic!("it can be read");
         };
         let (sample, number) = (0, 0);
-        readers.submit(Job::Write {
+        readers.submit(ReaderJob::Write {
             sample,
             disk: number,
             place,

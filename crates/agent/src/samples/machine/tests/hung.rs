@@ -15,7 +15,7 @@ fn reads_that_hang_hold_up_no_others_and_are_taken_when_they_end() {
     play.happen(&[]);
     assert_eq!(play.reads.len(), 2 * first.len(), "others go on");
     assert_eq!(play.core.figures().hung, first.len() as u64);
-    // Whatever else there is, they hang on.
+    // These hang, while all others are read.
     while let Some(nth) = play.reads.iter().position(|(_, sample, _)| !first.contains(sample)) {
         play.end_read(nth, 99);
     }
@@ -41,7 +41,7 @@ fn not_all_threads_may_hang() {
 
 #[test]
 fn what_is_let_go_while_its_read_hangs_holds_nobody_up() {
-    let mut play = Play::new(World { ranks: 1, ..roomy() }, Vec::new());
+    let mut play = Play::new(MachineWorld { ranks: 1, ..roomy() }, Vec::new());
     assert!(play.ask(0));
     let (_, hanging, _) = play.reads[0];
     play.now_s += 11.0;
@@ -50,8 +50,8 @@ fn what_is_let_go_while_its_read_hangs_holds_nobody_up() {
         while play.seen[0].len() <= turn {
             assert!(play.ask_next(0));
         }
-        // This one the rank has read itself, also in the second epoch, where it waits for the same read.
-        while play.wanted[0][turn].sample != hanging && play.seen[0][turn] == Seen::Nothing {
+        // The rank has read this one itself, also in the second epoch, in which it waits for the same read.
+        while play.wanted[0][turn].sample != hanging && play.seen[0][turn] == RequestView::Nothing {
             let other = play.reads.iter().position(|(_, sample, _)| *sample != hanging);
             play.end_read(other.expect("something is read for it"), 99);
         }
@@ -72,8 +72,8 @@ fn what_is_tried_anew_has_all_its_time_again() {
     let first = play.reads.len() as u64;
     play.now_s += 9.0;
     let (flight, ..) = play.reads.remove(0);
-    let outcome = Outcome::Gone;
-    play.happen(&[Event::Read { flight, outcome }]);
+    let outcome = ReadOutcome::Gone;
+    play.happen(&[MachineEvent::Read { flight, outcome }]);
     play.now_s += 2.0;
     play.happen(&[]);
     assert_eq!(play.core.figures().hung, first - 1);

@@ -1,4 +1,4 @@
-//! Ranks that go, come again, or hold on to what they have.
+//! Ranks that leave, come again, or keep their bytes for long.
 
 use super::*;
 
@@ -9,10 +9,10 @@ fn a_rank_that_is_gone_holds_nothing_and_the_others_go_on() {
     while play.reads.len() > 2 {
         play.end_read(0, 99);
     }
-    play.happen(&[Event::Gone { rank: 1 }]);
+    play.happen(&[MachineEvent::Gone { rank: 1 }]);
     let asked = play.seen[1].len();
     for seen in &mut play.seen[1] {
-        *seen = Seen::Released;
+        *seen = RequestView::Released;
     }
     play.wanted[1].truncate(asked);
     play.play(&chances());
@@ -27,16 +27,19 @@ fn a_sample_that_there_is_not_is_refused() {
         iteration: 0,
     };
     play.wanted[0] = vec![wanted];
-    play.seen[0] = vec![Seen::Nothing];
-    play.happen(&[Event::Asked { rank: 0, wanted }]);
-    assert_eq!((play.seen[0][0], play.reads.len()), (Seen::Refused, 0));
-    play.happen(&[Event::Released { rank: 0, turn: 0 }, Event::Released { rank: 0, turn: 5 }]);
+    play.seen[0] = vec![RequestView::Nothing];
+    play.happen(&[MachineEvent::Asked { rank: 0, wanted }]);
+    assert_eq!((play.seen[0][0], play.reads.len()), (RequestView::Refused, 0));
+    play.happen(&[
+        MachineEvent::Released { rank: 0, turn: 0 },
+        MachineEvent::Released { rank: 0, turn: 5 },
+    ]);
     assert!(play.core.is_idle());
 }
 
 #[test]
 fn an_epoch_that_comes_again_and_one_that_is_left_early_are_passes_of_their_own() {
-    let mut rank = Rank::default();
+    let mut rank = RankRequests::default();
     let mut ask = |epoch, iteration| {
         let wanted = Use {
             sample: 0,
@@ -47,7 +50,7 @@ fn an_epoch_that_comes_again_and_one_that_is_left_early_are_passes_of_their_own(
     };
     let passes = [(0, 0), (0, 0), (0, 4), (Use::pass(1, 1), 1), (Use::pass(1, 0), 1), (7, 2), (7, 3)]
         .map(|(epoch, iteration)| ask(epoch, iteration));
-    // What follows is the next one; what does not, is none that was foreseen.
+    // A following epoch is the next pass; any other is a pass that was not foreseen.
     assert_eq!(passes, [0, 0, 0, 1, 4, 7, 7]);
     assert_eq!(rank.used(6).step, 73);
 }
@@ -59,31 +62,31 @@ fn what_a_rank_refers_to_for_long_stays_and_holds_nothing_up() {
     while !play.reads.is_empty() {
         play.end_read(0, 99);
     }
-    let Seen::Ready(held) = play.seen[0][0] else {
+    let RequestView::Ready(held) = play.seen[0][0] else {
         panic!("it is there")
     };
-    // All else of all epochs is used, and turn 0 is not let go.
+    // All requests of all epochs but the first are released.
     let all = play.wanted[0].len();
     for turn in 1..all {
         while play.seen[0].len() <= turn {
             assert!(play.ask_next(0));
         }
-        while play.seen[0][turn] == Seen::Nothing {
+        while play.seen[0][turn] == RequestView::Nothing {
             assert!(!play.reads.is_empty(), "turn {turn} waits for nothing");
             play.end_read(0, 99);
         }
         play.let_go(0, turn);
     }
-    assert_eq!(play.seen[0][0], Seen::Ready(held), "its bytes were given to nobody else");
+    assert_eq!(play.seen[0][0], RequestView::Ready(held), "its bytes were given to nobody else");
     play.let_go(0, 0);
     assert_eq!(play.core.copies.lent(), 0, "then nothing is lent any more");
 }
 
 #[test]
 fn before_a_step_was_measured_reads_go_in_the_order_of_steps() {
-    let mut rank = Rank::default();
-    let due_s = |rank: &Rank, step, now_s| rank.deadline_s(step, now_s);
-    // Whoever asks first, and however long reads take.
+    let mut rank = RankRequests::default();
+    let due_s = |rank: &RankRequests, step, now_s| rank.deadline_s(step, now_s);
+    // Independent of the rank that asks first, and of the duration of reads.
     let first_steps = [
         (0, 7.0),
         (1, 0.0),

@@ -1,5 +1,6 @@
-//! No schedule starves a rank: ranks that need equally much and train together get their batches about as fast as all threads can read. A
-//! schedule that gives one rank all threads answers each use as well, in the end; here it is found out.
+//! No schedule starves a rank: ranks that need equally much and train together get their batches about as fast as all
+//! threads can read. A schedule that gives one rank all threads answers each request as well, in the end; this test
+//! detects it.
 
 use std::collections::VecDeque;
 
@@ -9,7 +10,8 @@ use super::*;
 
 const THREADS: u32 = 8;
 
-/// Gives all threads to one rank. Each request is picked once, and no rank waits for ever: the others have one read at a time.
+/// Gives all threads to one rank. Each request is picked once, and no rank waits for ever: the others have one read at
+/// a time.
 struct AllToOne {
     favoured: usize,
     queues: Vec<VecDeque<Request>>,
@@ -53,16 +55,16 @@ impl Scheduler for AllToOne {
     }
 }
 
-/// Returns how many rounds all epochs take. In a round all reads that are under way end. The ranks need equally much, nothing is kept, and ranks
-/// train together, as fast as the last of them gets its batch.
-fn rounds(world: World, scheduler: Box<dyn Scheduler>) -> u32 {
+/// Returns the number of rounds that all epochs take. In a round all reads that are under way end. The ranks need
+/// equally much, nothing is kept, and ranks train together, as fast as the last of them gets its batch.
+fn rounds(world: MachineWorld, scheduler: Box<dyn Scheduler>) -> u32 {
     let ranks = world.ranks as usize;
     let mut play = Play::new(world, Vec::new());
     play.core = world.core_with(scheduler);
     let mut rounds = 0;
     while !play.is_over() {
         play.core.concurrency = all_threads();
-        // By turns, each as far as it can.
+        // Alternately, each as far as it can.
         while (0..ranks).fold(false, |moved, rank| {
             let is_in_step = (0..ranks).all(|other| step_of(&play, rank) <= step_of(&play, other));
             (is_in_step && play.release(rank, 49)) || play.ask(rank) || moved
@@ -79,11 +81,11 @@ fn rounds(world: World, scheduler: Box<dyn Scheduler>) -> u32 {
 /// The step whose batch a rank has or waits for.
 fn step_of(play: &Play, rank: usize) -> usize {
     let seen = &play.seen[rank];
-    seen.iter().position(|seen| *seen != Seen::Released).unwrap_or(seen.len()) / play.world.batch as usize
+    seen.iter().position(|seen| *seen != RequestView::Released).unwrap_or(seen.len()) / play.world.batch as usize
 }
 
-/// Returns a concurrency limit that has grown to all threads, as over a source that gained by each more read at once. Under a limit of a few
-/// reads no rank could be starved of its share.
+/// Returns a concurrency limit that has grown to all threads, as over a source that gained by each further concurrent
+/// read. Under a limit of a few reads no rank could be starved of its share.
 fn all_threads() -> Concurrency {
     let mut grown = Concurrency::new(THREADS);
     for read in 0.. {
@@ -95,8 +97,8 @@ fn all_threads() -> Concurrency {
     grown
 }
 
-fn without_memory(ranks: u32, scheduler: u8) -> World {
-    World {
+fn without_memory(ranks: u32, scheduler: u8) -> MachineWorld {
+    MachineWorld {
         ranks,
         batch: 5,
         window: 6,
@@ -107,8 +109,9 @@ fn without_memory(ranks: u32, scheduler: u8) -> World {
     }
 }
 
-/// Returns the rounds of a schedule over those of one pool for all ranks, whose threads are idle only when nobody waits.
-fn over_a_pool(world: World, scheduler: Box<dyn Scheduler>) -> f64 {
+/// Returns the rounds of a schedule over those of one pool for all ranks, whose threads are idle only when no request
+/// waits.
+fn over_a_pool(world: MachineWorld, scheduler: Box<dyn Scheduler>) -> f64 {
     f64::from(rounds(world, scheduler)) / f64::from(rounds(world, Box::new(FirstCome::new(THREADS))))
 }
 

@@ -1,10 +1,10 @@
-//! Background fill: what it reads, when, and how much of it.
+//! Background fill: its samples, their time, and their bytes.
 
 use super::*;
 
-/// Under the policy that keeps nothing, and so leaves all of its memory to what is fetched ahead.
-fn filling() -> World {
-    World {
+/// Returns a world with the policy that keeps nothing, and so leaves all memory to fetches ahead.
+fn filling() -> MachineWorld {
+    MachineWorld {
         ranks: 1,
         fills: true,
         policy: 8,
@@ -13,18 +13,18 @@ fn filling() -> World {
 }
 
 impl Play {
-    /// The rank asks for so many steps.
+    /// Requests this number of steps.
     fn ask_steps(&mut self, steps: usize) {
         for _ in 0..steps {
             assert!(self.ask_next(0));
         }
     }
 
-    /// Reads end, one after the other, until none is under way; turns in the order in which they were answered.
+    /// Ends reads, one after the other, until none is under way; returns the requests in the order of their answers.
     fn read_all(&mut self) -> Vec<usize> {
         let mut answered = Vec::new();
         loop {
-            let ready = |turn: &usize| matches!(self.seen[0][*turn], Seen::Ready(_)) && !answered.contains(turn);
+            let ready = |turn: &usize| matches!(self.seen[0][*turn], RequestView::Ready(_)) && !answered.contains(turn);
             let new: Vec<usize> = (0..self.seen[0].len()).filter(ready).collect();
             answered.extend(new);
             if self.reads.is_empty() {
@@ -43,14 +43,14 @@ fn what_is_beyond_the_window_is_read_once_nothing_nearer_waits() {
     let near = play.world.window as usize * batch;
     let answered = play.read_all();
     assert_eq!(answered.len(), 10 * batch, "all of it, and nobody has used anything yet");
-    // A thread that has nothing better to do takes what comes after the window: no sooner.
+    // A thread takes samples after the window only if there is nothing within it.
     let last_near = answered.iter().position(|&turn| turn == near - 1).expect("it is there");
     assert!(last_near < near + 8, "{answered:?}");
 }
 
 #[test]
 fn without_it_nothing_beyond_the_window_is_read() {
-    let world = World { fills: false, ..filling() };
+    let world = MachineWorld { fills: false, ..filling() };
     let mut play = Play::new(world, Vec::new());
     play.ask_steps(10);
     assert_eq!(play.read_all().len(), (play.world.window * play.world.batch) as usize);
@@ -58,7 +58,7 @@ fn without_it_nothing_beyond_the_window_is_read() {
 
 #[test]
 fn no_more_is_filled_than_memory_for_residents() {
-    let world = World {
+    let world = MachineWorld {
         memory_bytes: 4000,
         ..filling()
     };
@@ -68,7 +68,7 @@ fn no_more_is_filled_than_memory_for_residents() {
     let held: u64 = play.places.values().map(|(_, bytes)| u64::from(*bytes)).sum();
     let near = u64::from(play.world.window * play.world.batch);
     assert!(answered > near && answered < 12 * u64::from(play.world.batch), "{answered}");
-    // Sizes are not known before they are read, and four are read at once.
+    // Sizes are not known before they are read, and four are read concurrently.
     assert!(held <= 4000 + 4 * 150, "{held}");
 }
 
@@ -85,9 +85,9 @@ fn what_was_far_away_hurries_when_its_step_comes_near() {
         assert!(!play.reads.is_empty());
         play.end_read(0, 99);
     }
-    // The rank goes on: what was far away is not any more.
+    // The rank goes on: samples that were far away are near now.
     for turn in 0..3 * batch {
-        while play.seen[0][turn] == Seen::Nothing {
+        while play.seen[0][turn] == RequestView::Nothing {
             play.end_read(0, 99);
         }
         play.let_go(0, turn);

@@ -1,4 +1,4 @@
-//! Who takes part in which loader, and whether all of them want the same: a plain state machine without I/O.
+//! Rendezvous of a loader's ranks: collects them, and compares their settings. A plain state machine without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,36 +9,36 @@ use super::protocol::{Alike, OrderName, Settings, Tell};
 use crate::host::text;
 use crate::samples::limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX};
 
-/// A connection.
-pub(crate) type Peer = u64;
+/// Number of a connection.
+pub(crate) type ConnectionId = u64;
 
-/// What is to be done.
+/// Actions for the service.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Effect {
-    /// Answer.
-    Tell { to: Peer, tell: Tell },
-    /// All ranks of the node have come and want the same: begin. Where that goes wrong, [`Agreement::fail`].
+pub(crate) enum RendezvousAction {
+    /// Send a response.
+    Tell { to: ConnectionId, tell: Tell },
+    /// All ranks of the node have come with equal settings: begin. On failure the service calls [`Rendezvous::fail`].
     Begin { loader: String },
     /// A rank of a loader that has begun is gone.
     Gone { loader: String, local_rank: usize },
-    /// The last one is.
+    /// The last rank of a loader is gone.
     End { loader: String },
 }
 
 #[derive(Debug)]
 struct Loader {
-    /// What the first that came wants, and which rank that was.
+    /// Settings of the rank that came first, and its number.
     alike: Alike,
     first: u32,
     /// Connection and rank in the whole job, by local rank.
-    ranks: Vec<Option<(Peer, u32)>>,
+    ranks: Vec<Option<(ConnectionId, u32)>>,
     has_begun: bool,
-    failed: Option<Failure>,
+    failed: Option<LoaderFailure>,
 }
 
-/// Why a loader came to nothing. Ranks that come late get to know it too.
+/// Reason why a loader failed. Ranks that come late are told it too.
 #[derive(Debug)]
-struct Failure {
+struct LoaderFailure {
     why: String,
     at_s: f64,
     told: BTreeSet<u32>,
@@ -46,14 +46,14 @@ struct Failure {
 
 /// All loaders of this node.
 #[derive(Debug, Default)]
-pub(crate) struct Agreement {
+pub(crate) struct Rendezvous {
     loaders: BTreeMap<String, Loader>,
-    roles: HashMap<Peer, (String, usize)>,
+    roles: HashMap<ConnectionId, (String, usize)>,
 }
 
-impl Agreement {
-    /// A rank of a loader comes.
-    pub(crate) fn register(&mut self, peer: Peer, settings: &Settings, now_s: f64) -> Vec<Effect> {
+impl Rendezvous {
+    /// Registers a rank of a loader.
+    pub(crate) fn register(&mut self, peer: ConnectionId, settings: &Settings, now_s: f64) -> Vec<RendezvousAction> {
         let Settings {
             loader,
             rank,
@@ -88,12 +88,12 @@ impl Agreement {
         self.roles.insert(peer, (loader.clone(), *local_rank as usize));
         if known.ranks.iter().all(Option::is_some) {
             known.has_begun = true;
-            return vec![Effect::Begin { loader: loader.clone() }];
+            return vec![RendezvousAction::Begin { loader: loader.clone() }];
         }
         Vec::new()
     }
 
-    fn can_register(&self, peer: Peer, settings: &Settings) -> Result<(), String> {
+    fn can_register(&self, peer: ConnectionId, settings: &Settings) -> Result<(), String> {
         let Settings {
             loader,
             local_rank,
@@ -115,7 +115,8 @@ impl Agreement {
             return Err("this connection is taken".into());
         }
         let Some(known) = self.loaders.get(loader) else { return Ok(()) };
-        // A rank that is gone comes no more: the others were told so, and its board is not another's.
+        // A rank that is gone does not come back: the others were told that it is gone, and its request ring is not
+        // reused.
         let is_taken = known.has_begun || known.ranks.get(*local_rank as usize).is_none_or(Option::is_some);
         if known.failed.is_none() && (known.ranks.len() != *local_ranks as usize || is_taken) {
             return Err(format!(
@@ -127,13 +128,13 @@ impl Agreement {
         Ok(())
     }
 
-    /// A loader can't be, or no more: all of its ranks are told the same.
-    pub(crate) fn fail(&mut self, loader: &str, why: &str, now_s: f64, told: Option<u32>) -> Vec<Effect> {
+    /// Fails a loader: all of its ranks are told the reason.
+    pub(crate) fn fail(&mut self, loader: &str, why: &str, now_s: f64, told: Option<u32>) -> Vec<RendezvousAction> {
         let Some(known) = self.loaders.get_mut(loader) else {
             return Vec::new();
         };
         let mut effects = Vec::new();
-        let mut failure = Failure {
+        let mut failure = LoaderFailure {
             why: why.to_owned(),
             at_s: now_s,
             told: told.into_iter().collect(),
@@ -146,7 +147,7 @@ impl Agreement {
             }
         }
         if known.has_begun {
-            effects.push(Effect::End { loader: loader.to_owned() });
+            effects.push(RendezvousAction::End { loader: loader.to_owned() });
         }
         known.has_begun = false;
         known.failed = Some(failure);
@@ -154,8 +155,8 @@ impl Agreement {
         effects
     }
 
-    /// A connection is gone.
-    pub(crate) fn gone(&mut self, peer: Peer) -> Vec<Effect> {
+    /// Removes a connection.
+    pub(crate) fn gone(&mut self, peer: ConnectionId) -> Vec<RendezvousAction> {
         let Some((loader, local_rank)) = self.roles.remove(&peer) else {
             return Vec::new();
         };
@@ -165,29 +166,33 @@ impl Agreement {
         let Some((_, rank)) = known.ranks[local_rank].take() else {
             return Vec::new();
         };
-        let left: Vec<Peer> = known.ranks.iter().flatten().map(|(peer, _)| *peer).collect();
+        let left: Vec<ConnectionId> = known.ranks.iter().flatten().map(|(peer, _)| *peer).collect();
         let has_begun = known.has_begun;
         if left.is_empty() {
             self.loaders.remove(&loader);
-            return if has_begun { vec![Effect::End { loader }] } else { Vec::new() };
+            return if has_begun {
+                vec![RendezvousAction::End { loader }]
+            } else {
+                Vec::new()
+            };
         }
         if !has_begun {
             return Vec::new();
         }
         let tell = Tell::RankGone { rank };
-        let told = left.into_iter().map(|to| Effect::Tell { to, tell: tell.clone() });
-        let mut effects: Vec<Effect> = told.collect();
-        effects.push(Effect::Gone { loader, local_rank });
+        let told = left.into_iter().map(|to| RendezvousAction::Tell { to, tell: tell.clone() });
+        let mut effects: Vec<RendezvousAction> = told.collect();
+        effects.push(RendezvousAction::Gone { loader, local_rank });
         effects
     }
 
-    /// What the ranks of a loader want.
+    /// Returns the settings that the ranks of a loader share.
     pub(crate) fn alike(&self, loader: &str) -> Option<&Alike> {
         self.loaders.get(loader).map(|known| &known.alike)
     }
 
     /// The connections of a loader's ranks, by local rank.
-    pub(crate) fn peers(&self, loader: &str) -> Vec<Peer> {
+    pub(crate) fn peers(&self, loader: &str) -> Vec<ConnectionId> {
         let known = self.loaders.get(loader);
         known
             .into_iter()
@@ -197,30 +202,30 @@ impl Agreement {
             .collect()
     }
 
-    /// The loader that a connection is a rank of, and which one on this node.
-    pub(crate) fn role_of(&self, peer: Peer) -> Option<(&str, usize)> {
+    /// Returns the loader of a connection, and its local rank.
+    pub(crate) fn role_of(&self, peer: ConnectionId) -> Option<(&str, usize)> {
         self.roles.get(&peer).map(|(loader, local_rank)| (loader.as_str(), *local_rank))
     }
 
-    /// Failures that all ranks were told of, or that are old, are over: the name may be used again.
+    /// Forgets failures that all ranks were told of, or that are old: the name may be used again.
     pub(crate) fn forget_failures(&mut self, now_s: f64) {
         self.loaders.retain(|_, known| {
-            let is_over = |failure: &Failure| failure.told.len() >= known.ranks.len() || now_s - failure.at_s > LOADER_FAILED_KEPT_S;
+            let is_over = |failure: &LoaderFailure| failure.told.len() >= known.ranks.len() || now_s - failure.at_s > LOADER_FAILED_KEPT_S;
             !known.failed.as_ref().is_some_and(is_over)
         });
     }
 }
 
-fn refused(to: Peer, why: String) -> Effect {
-    Effect::Tell {
+fn refused(to: ConnectionId, why: String) -> RendezvousAction {
+    RendezvousAction::Tell {
         to,
         tell: Tell::Refused { why },
     }
 }
 
-/// On what two ranks disagree, and what each wants.
+/// Returns the first argument in which two ranks differ, with both values.
 fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, String)> {
-    // Sizes to the byte only where they would read the same otherwise.
+    // Exact sizes are shown only if the rounded ones are equal.
     let sizes: [fn(u64) -> String; 2] = [text::rounded_bytes, text::exact_bytes];
     sizes.into_iter().find_map(|size| {
         let mut pairs = wanted(first, size).into_iter().zip(wanted(other, size));
@@ -229,9 +234,9 @@ fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, Str
     })
 }
 
-/// What a rank wants, by the names of the data loader's arguments.
+/// Lists a rank's settings, by the names of the data loader's arguments.
 fn wanted(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
-    // All of it: what is added later is missed here.
+    // Destructured in full, so that a field added later is not missed here.
     let Alike {
         dataset,
         samples,
@@ -285,7 +290,7 @@ fn wanted(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18
     ]
 }
 
-/// As a user writes it.
+/// Returns the name that a user writes.
 fn name(choice: &impl Serialize) -> String {
     serde_json::to_value(choice).unwrap_or_default().to_string()
 }
@@ -336,11 +341,11 @@ pub(super) mod tests {
         }
     }
 
-    fn why(effects: &[Effect]) -> Vec<(Peer, &str)> {
-        let refusal = |effect: &Effect| {
+    fn why(effects: &[RendezvousAction]) -> Vec<(ConnectionId, &str)> {
+        let refusal = |effect: &RendezvousAction| {
             matches!(
                 effect,
-                Effect::Tell {
+                RendezvousAction::Tell {
                     tell: Tell::Refused { .. },
                     ..
                 }
@@ -350,7 +355,7 @@ pub(super) mod tests {
         effects
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Tell {
+                RendezvousAction::Tell {
                     to,
                     tell: Tell::Refused { why },
                 } => Some((*to, why.as_str())),
@@ -361,26 +366,26 @@ pub(super) mod tests {
 
     #[test]
     fn a_loader_begins_when_all_ranks_of_the_node_have_come() {
-        let mut all = Agreement::default();
+        let mut all = Rendezvous::default();
         assert_eq!(all.register(11, &rank(1), 0.0), []);
         assert_eq!(all.register(12, &rank(2), 0.0), []);
-        let begin = Effect::Begin { loader: "train".into() };
+        let begin = RendezvousAction::Begin { loader: "train".into() };
         assert_eq!(all.register(10, &rank(0), 0.0), [begin]);
         assert_eq!(all.peers("train"), [10, 11, 12]);
         assert_eq!((all.role_of(11), all.alike("train")), (Some(("train", 1)), Some(&alike())));
-        let gone = |to| Effect::Tell {
+        let gone = |to| RendezvousAction::Tell {
             to,
             tell: Tell::RankGone { rank: 1 },
         };
         let effects = all.gone(11);
-        let last = Effect::Gone {
+        let last = RendezvousAction::Gone {
             loader: "train".into(),
             local_rank: 1,
         };
         assert_eq!(effects, [gone(10), gone(12), last]);
         assert_eq!(why(&all.register(13, &rank(1), 0.0)).len(), 1, "nobody takes its place");
         all.gone(10);
-        assert_eq!(all.gone(12), [Effect::End { loader: "train".into() }]);
+        assert_eq!(all.gone(12), [RendezvousAction::End { loader: "train".into() }]);
         assert_eq!((all.gone(12), all.peers("train")), (vec![], vec![]));
     }
 
@@ -435,7 +440,7 @@ pub(super) mod tests {
             ),
             (Alike { window: 8, ..alike() }, "batches read ahead (by prefetch_factor): 4 and 8"),
         ] {
-            let mut all = Agreement::default();
+            let mut all = Rendezvous::default();
             all.register(10, &rank(0), 0.0);
             let effects = all.register(
                 11,
@@ -448,14 +453,14 @@ pub(super) mod tests {
             let line = format!("rank 0 and rank 1 of train disagree on {what}; give all ranks the same");
             assert_eq!(why(&effects), [(11, line.as_str()), (10, line.as_str())]);
             assert_eq!(why(&all.register(12, &rank(2), 1.0)), [(12, line.as_str())]);
-            // Then it is over, and they may try again.
+            // The failure is over, and they may try again.
             assert_eq!(all.register(13, &rank(0), 2.0), []);
         }
     }
 
     #[test]
     fn a_failure_that_nobody_asks_for_is_forgotten() {
-        let mut all = Agreement::default();
+        let mut all = Rendezvous::default();
         all.register(10, &rank(0), 0.0);
         assert_eq!(why(&all.fail("train", "no memory", 0.0, None)), [(10, "no memory")]);
         all.forget_failures(LOADER_FAILED_KEPT_S - 1.0);
@@ -466,19 +471,19 @@ pub(super) mod tests {
 
     #[test]
     fn one_that_fails_after_it_has_begun_ends() {
-        let mut all = Agreement::default();
+        let mut all = Rendezvous::default();
         for (peer, local_rank) in (10..).zip(0..3) {
             all.register(peer, &rank(local_rank), 0.0);
         }
         let effects = all.fail("train", "no memory", 0.0, None);
         assert_eq!(why(&effects[..3]).len(), 3);
-        assert_eq!(effects[3..], [Effect::End { loader: "train".into() }]);
+        assert_eq!(effects[3..], [RendezvousAction::End { loader: "train".into() }]);
         assert_eq!(all.gone(10), []);
     }
 
     #[test]
     fn a_name_that_is_taken_and_a_rank_that_can_not_be_are_refused_and_nobody_else_is() {
-        let mut all = Agreement::default();
+        let mut all = Rendezvous::default();
         all.register(10, &rank(0), 0.0);
         let wrong = [
             rank(0),
@@ -499,7 +504,7 @@ pub(super) mod tests {
         }
         assert_eq!(all.register(10, &rank(1), 0.0).len(), 1, "a connection is one rank");
         assert_eq!(all.register(11, &rank(1), 0.0), []);
-        // One that has come and goes before all are there makes room for another.
+        // A rank that leaves before all have come makes room for another.
         assert_eq!(all.gone(11), []);
         assert_eq!(all.register(12, &rank(1), 0.0), []);
     }

@@ -1,15 +1,17 @@
-//! Samples that are read long before their use: when threads have nothing else to do, and into memory that would lie idle.
+//! Background fill: samples that are read long before their use, when threads are idle, and into memory that would stay
+//! unused.
 //!
-//! Ranks ask further ahead for that than they need. What is read so is *background fill* and waits behind all else, until its step comes within the window. A
-//! policy without a window (Lobster as it is written) reads ahead by its own rules: then it is no background work.
+//! For that, ranks ask further ahead than they need. A *background fill* waits behind all other reads, until its step
+//! comes within the window. A policy without a window (Lobster as it is written) reads ahead by its own rules: its
+//! reads are no background fill.
 
 use forebay_policy::ids::Sample;
 use forebay_policy::schedule::Class;
 
-use super::{Actions, Core};
+use super::{Actions, Machine};
 
-impl Core {
-    /// Asks the policy for what may be fetched beyond the window, no more of it than can be begun soon.
+impl Machine {
+    /// Asks the policy for samples beyond the window, up to the number of reads that can begin soon.
     pub(super) fn fetch_beyond(&mut self, now_s: f64, actions: &mut Actions) {
         if self.fill_bytes == 0 {
             return;
@@ -29,14 +31,14 @@ impl Core {
         }
     }
 
-    /// The memory that samples pass through stays free for those that are needed soon. Of the first ones no size is known.
+    /// Returns true if there is room beside the memory reserved for samples needed soon. False while no size is known.
     fn has_room_for(&self, sample: Sample) -> bool {
         let is_there = self.copies.get(sample).is_some_and(|copy| copy.memory.is_some());
         let bytes = u64::from(self.copies.expected_bytes(sample));
         is_there || (self.copies.knows_sizes() && self.held_bytes + self.flights.coming_bytes() + bytes <= self.fill_bytes)
     }
 
-    /// What was asked for beyond the window, and is within it now, is no background work any more.
+    /// Raises requests of background fill that are within the window now to demand.
     fn hurry_what_is_near(&mut self, now_s: f64) {
         let window = self.reach();
         for number in std::mem::take(&mut self.fills) {

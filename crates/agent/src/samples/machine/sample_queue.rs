@@ -1,4 +1,4 @@
-//! A line of samples, in which each stands once at most.
+//! A queue of samples without duplicates.
 
 use std::collections::VecDeque;
 
@@ -6,15 +6,15 @@ use forebay_policy::ids::Sample;
 
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// Four bytes for each in line, and a bit for each that there is.
+/// A queue: four bytes for each queued sample, and a bit for each sample in all.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct SampleQueue {
     samples: VecDeque<Sample>,
     is_in: Vec<u64>,
 }
 
-impl Line {
-    /// Nobody is in line, of so many samples.
+impl SampleQueue {
+    /// Creates an empty queue, for sample numbers below `samples`.
     pub(super) fn new(samples: u32) -> Self {
         Self {
             samples: VecDeque::new(),
@@ -22,7 +22,7 @@ impl Line {
         }
     }
 
-    /// A sample joins at the end, unless it is in line.
+    /// Adds a sample at the end, unless it is queued already.
     pub(super) fn push(&mut self, sample: Sample) {
         let (word, bit) = bit_of(sample);
         if self.is_in[word] & bit == 0 {
@@ -31,7 +31,7 @@ impl Line {
         }
     }
 
-    /// The first one leaves.
+    /// Takes the first sample.
     pub(super) fn pop(&mut self) -> Option<Sample> {
         let sample = self.samples.pop_front()?;
         let (word, bit) = bit_of(sample);
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn each_stands_in_line_once_and_may_join_again() {
-        let mut line = Line::new(130);
+        let mut line = SampleQueue::new(130);
         for sample in [129, 0, 64, 0, 129] {
             line.push(sample);
         }

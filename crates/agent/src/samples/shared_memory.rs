@@ -1,4 +1,5 @@
-//! What a rank and its worker processes look at: the board with the agent's answers, and the memory in which samples lie.
+//! Shared memory of a rank and its worker processes: the request ring with the agent's answers, and the arena with the
+//! samples.
 
 use std::{
     io,
@@ -12,36 +13,36 @@ use rustix::{fs::fstat, io::Errno, thread::futex};
 use crate::host::{clock::timespec, error::AgentError, shared::SharedFile};
 use crate::samples::limits::LOADER_DEAD_AFTER;
 
-/// How long who waits for an answer does so before it looks whether there still is an agent.
+/// Time that a wait for an answer may last before the agent is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is told of a use.
+/// Status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// Nothing, within the time that was waited.
+pub enum SampleStatus {
+    /// No answer within the time waited.
     Pending,
-    /// Its bytes lie in the arena, until it is released.
+    /// The bytes are in the arena, until the request is released.
     Ready {
-        /// From the arena's beginning.
+        /// Offset from the arena's beginning.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u32,
     },
-    /// Who asks is to read the source himself.
+    /// The caller has to read the source itself.
     ReadYourself,
 }
 
-/// A rank's board and its loader's arena, mapped.
+/// A rank's request ring and its loader's arena, mapped.
 #[derive(Debug)]
 pub(super) struct Answers {
-    // Before the page, in whose memory it lies.
+    // Declared before the page, whose memory it borrows.
     pub(super) board: Board<'static>,
     page: SharedFile,
     arena: SharedFile,
 }
 
 impl Answers {
-    /// Of these files and lengths in bytes.
+    /// Maps these files, given with their lengths in bytes.
     ///
     /// # Errors
     /// They can't be mapped, or are another version's.
@@ -54,35 +55,37 @@ impl Answers {
         Ok(Self { board, page, arena })
     }
 
-    /// The memory in which samples lie. What is there may be looked at from [`Told::Ready`] until the rank releases it.
+    /// The memory that holds the samples. Bytes of [`SampleStatus::Ready`] may be read until the rank releases the request.
     pub(super) fn arena(&self) -> Region<'_> {
         self.arena.region()
     }
 
-    /// Descriptors of this process, of board and arena, and their files' numbers.
+    /// Returns this process's descriptors of ring and arena, and their files' numbers.
     pub(super) fn places(&self) -> io::Result<[(i32, u64); 2]> {
         let place = |file: &SharedFile| -> io::Result<(i32, u64)> { Ok((file.descriptor().as_raw_fd(), fstat(file.descriptor())?.st_ino)) };
         Ok([place(&self.page)?, place(&self.arena)?])
     }
 
-    /// What has become of a use that was not released.
-    pub(super) fn look(&self, turn: u64) -> Told {
+    /// Returns the status of a request that was not released.
+    pub(super) fn look(&self, turn: u64) -> SampleStatus {
         match self.board.answer(turn) {
-            Answer::Pending => Told::Pending,
-            // Whatever the agent writes, it leads nowhere else.
-            Answer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => Told::Ready { offset, length },
-            Answer::Ready { .. } | Answer::Refused => Told::ReadYourself,
+            Answer::Pending => SampleStatus::Pending,
+            // Validates the range: an agent that writes nonsense can't lead outside the arena.
+            Answer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => {
+                SampleStatus::Ready { offset, length }
+            }
+            Answer::Ready { .. } | Answer::Refused => SampleStatus::ReadYourself,
         }
     }
 
-    /// What `look` tells, waited for no longer than this; where nothing comes, `look_after_agent` is called each second.
-    pub(super) fn wait(&self, wait: Duration, look: impl Fn() -> Told, look_after_agent: impl Fn()) -> Told {
+    /// Polls `look` until it answers or `wait` is over; meanwhile `look_after_agent` is called each second.
+    pub(super) fn wait(&self, wait: Duration, look: impl Fn() -> SampleStatus, look_after_agent: impl Fn()) -> SampleStatus {
         let deadline = Instant::now() + wait;
         loop {
             let seen = self.board.wait_begins();
             let told = look();
             let left = deadline.saturating_duration_since(Instant::now());
-            if told != Told::Pending || left.is_zero() {
+            if told != SampleStatus::Pending || left.is_zero() {
                 self.board.wait_over();
                 return told;
             }
@@ -91,7 +94,7 @@ impl Answers {
             self.board.wait_over();
             match waited {
                 Err(Errno::TIMEDOUT) => look_after_agent(),
-                // A signal: its handler is the caller's.
+                // Interrupted by a signal: its handler is the caller's business.
                 Err(Errno::INTR) => return look(),
                 Ok(()) | Err(_) => {}
             }
@@ -99,26 +102,26 @@ impl Answers {
     }
 }
 
-/// How often the agent was found standing still. Looks are counted, and not the time: a machine that was suspended, or a job that was frozen together with the agent, has
-/// not looked meanwhile.
+/// Counts checks that found the agent standing still. It counts checks and not time: a machine that was suspended, or a
+/// job that was frozen together with the agent, made no checks meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
-    /// When it was last seen to work, by its own account.
+pub(super) struct AgentWatch {
+    /// Time of the agent's last sign of life, by its own clock.
     alive_ns: u64,
-    /// The last look that counted.
+    /// Time of the last check that counted.
     looked: Option<Instant>,
-    /// Looks in a row, a while apart, that have found it so.
+    /// Checks in a row, some time apart, without a new sign of life.
     in_vain: u32,
 }
 
-impl Watch {
-    /// A look at the agent's board: why it is not waited for any more, if it has stood still for too long.
+impl AgentWatch {
+    /// Checks the agent's sign of life. Returns the reason to give it up, if it has stood still for too long.
     pub(super) fn look(&mut self, board: &Board<'_>) -> Option<String> {
         let stands_still = self.stands_still(board.alive_ns(), Instant::now());
         stands_still.then(|| format!("the loader agent stands still since {} s", LOADER_DEAD_AFTER.as_secs()))
     }
 
-    /// The agent says that it worked then, as is seen now. Whether it has stood still for too long.
+    /// Takes a sign of life seen now. Returns true if the agent has stood still for too long.
     fn stands_still(&mut self, alive_ns: u64, now: Instant) -> bool {
         match self.looked {
             Some(looked) if alive_ns == self.alive_ns => {
@@ -143,11 +146,11 @@ mod tests {
 
     #[test]
     fn an_agent_stands_still_when_it_was_looked_at_for_long_and_not_when_time_has_jumped() {
-        let (mut watch, begun) = (Watch::default(), Instant::now());
+        let (mut watch, begun) = (AgentWatch::default(), Instant::now());
         let mut look = |alive_ns, at_s| watch.stands_still(alive_ns, begun + Duration::from_secs_f64(at_s));
         let dead_s = LOADER_DEAD_AFTER.as_secs_f64();
         assert!(!look(5, 0.0));
-        // Both were frozen; several threads look at once.
+        // Both were frozen; several threads check concurrently.
         assert!(![1000.0, 1000.1, 1000.2].map(|at_s| look(5, at_s)).contains(&true));
         for second in 1..LOADER_DEAD_AFTER.as_secs() - 1 {
             assert!(!look(5, 1000.0 + second as f64));
