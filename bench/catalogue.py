@@ -18,7 +18,7 @@ from bench.world import Tier, World
 
 SCENARIO = "catalogue: agent with {:,} files catalogued"
 RESIDENT_MIB_MAX = 300
-# Adoption must not delay a program; these are what counts as none. Where a program uses every core, what the agent
+# Recovery must not delay a program; less than this counts as no delay. Where a program uses every core, what the agent
 # takes is what the program lacks: a fiftieth of a core of the two is a hundredth of the time.
 START_S_MAX = 0.05
 TIME_MAX = 1.02
@@ -28,12 +28,12 @@ QUOTA = 64 << 30
 ADOPTED_S = 1200.0
 # Of one half of a sample: short, so that the machine's moods reach both halves.
 TURNS = 10
-# An epoch of so few is over in a quarter of a second, and adoption may last for only a few seconds.
+# An epoch of so few is over in a quarter of a second, and recovery may last for only a few seconds.
 FILES = 250
 
 
 def catalogue(world: World, report: Report) -> None:
-    """Memory, starts, and a busy program beside an agent that adopts."""
+    """Memory, starts, and a busy program beside an agent that recovers copies."""
     scenario = SCENARIO.format(world.size.catalogued)
     with world.tier() as warm, world.tier() as empty:
         fill(world, warm)
@@ -64,7 +64,7 @@ def mounted_on(mount: Path) -> tuple[str, str]:
 
 
 def resident(world: World, tier: Tier, scenario: str, report: Report) -> None:
-    """Memory of the agent once all is adopted, its part of shared memory included."""
+    """Memory of the agent once all copies are recovered, its part of shared memory included."""
     world.drop_caches()
     with session(world, command(world, tier), tier) as running:
         adopted_after_s = wait_for_adoption(running, world.size.catalogued)
@@ -74,7 +74,7 @@ def resident(world: World, tier: Tier, scenario: str, report: Report) -> None:
         running.end()
         ended_after_s = time.monotonic() - ended_at
     note = ", ".join(f"{name} {mib[name]:.0f}" for name in ("RssAnon", "RssShmem", "VmHWM"))
-    report.once(What(scenario, "resident once all is adopted", "MiB", RESIDENT_MIB_MAX), mib["VmRSS"], note)
+    report.once(What(scenario, "resident once all is recovered", "MiB", RESIDENT_MIB_MAX), mib["VmRSS"], note)
     report.once(What(scenario, "resident at most", "MiB", RESIDENT_MIB_MAX), mib["VmHWM"])
     report.once(What(scenario, "all adopted, from cold caches, after", "s"), adopted_after_s)
     report.once(What(scenario, "agent ended after its last run", "s"), ended_after_s)
@@ -119,7 +119,7 @@ def starts(world: World, warm: Tier, empty: Tier, scenario: str, report: Report)
 
 @dataclass
 class Beside:
-    """Turns of a program, in seconds, while the agent adopts and while it is stopped, for the same work.
+    """Turns of a program, in seconds, while the agent recovers copies and while it is stopped, for the same work.
 
     And what the agent did.
     """
@@ -131,7 +131,7 @@ class Beside:
 
     @property
     def adopting_s(self) -> float:
-        """All turns beside an agent that adopts."""
+        """All turns beside an agent that recovers copies."""
         return sum(self.adopting_turns_s)
 
     @property
@@ -153,7 +153,9 @@ class Beside:
 
 
 def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
-    """A program whose files are in memory, so that it uses every core, by turns while the agent adopts and while it is stopped.
+    """Compares a program that uses every core, alternately beside a recovering agent and a stopped one.
+
+    Its files are in memory.
 
     Two programs, one with each agent, would be compared with all that differs from one process to the next, which is
     more than a hundredth; here it is one program, and nothing but the agent is different.
@@ -177,9 +179,9 @@ def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
 
 
 def quads(world: World, tier: Tier) -> Generator[Beside]:
-    """Four turns each: adopting, stopped, stopped, adopting.
+    """Four turns each: recovering, stopped, stopped, recovering.
 
-    When all is adopted, another run begins and adopts once more.
+    When all is recovered, another run starts and recovers once more.
 
     Raises:
         ProgramError: even with turns of one epoch adoption is over before four of them.
@@ -206,7 +208,7 @@ def quads(world: World, tier: Tier) -> Generator[Beside]:
 
 
 def turns(running: Session, pid: int, epochs: int) -> Beside | None:
-    """One time around; `None` if adoption came to its end meanwhile."""
+    """Measures one time around; None if the recovery came to its end meanwhile."""
     assert running.agent
     before = running.agent.status()
     found = Beside()
@@ -237,5 +239,5 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """The CPU time that all threads of a process have taken, by its CPU clock, numbered as clock_getcpuclockid(3) does."""
+    """Returns the CPU time of all threads of a process, by its CPU clock, numbered as clock_getcpuclockid(3) does."""
     return time.clock_gettime(~pid << 3 | 2)

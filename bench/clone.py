@@ -90,7 +90,7 @@ def four(world: World, report: Report) -> None:
 
 
 def small(world: World, report: Report) -> None:
-    """The same bytes in 320 tensors and in 10, by turns."""
+    """Compares the same bytes in 320 tensors and in 10, alternately."""
     many: list[Forked] = []
     few: list[Forked] = []
     scenario = "small: 102 MiB in 320 tensors"
@@ -108,7 +108,7 @@ def small(world: World, report: Report) -> None:
 
 
 def ordinary(world: World, report: Report) -> None:
-    """Steps without a fork, of a job that can be forked and has been, by turns with those of the same job without a session."""
+    """Compares steps without a fork, of a job that has been forked, with those of the same job without a session."""
     for name in ("nt3", "resnet50"):
         for optimizer in OPTIMIZERS:
             model = world.model(name)
@@ -167,7 +167,7 @@ SCENARIOS: dict[str, Callable[[World, Report], None]] = {
 
 @contextlib.contextmanager
 def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -> Iterator[tuple[Node, Ranks, Ranks]]:
-    """A source of so many ranks that has trained a step, and a clone of as many, or so many clones, that stand by."""
+    """A source of `count` ranks that has trained a step, and its clone, or `clones` clones, that stand by."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(node(world.place))
         source = stack.enter_context(ranks(here, count, torchrun(count, "source", model, optimizer)))

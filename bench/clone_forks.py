@@ -50,7 +50,7 @@ class Became:
 class Forked:
     """A fork, and what it cost the source. Times in seconds, of the rank that fared worst; bytes are a rank's."""
 
-    # Of the state, and what of it was copied aside.
+    # Bytes of the state, and of it those copied to the copy-on-write buffer.
     bytes: int
     aside_bytes: int
     # A step without a fork, in the same round.
@@ -69,7 +69,7 @@ class Forked:
 
 
 def fork(node: Node, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
-    """One fork of a source of so many ranks.
+    """Forks a source of `ranks` ranks once.
 
     Into one clone of as many, or, where `ranks` is 1, into as many clones as stand by.
 
@@ -179,7 +179,7 @@ def results(runs: Sequence[Told], at: Sequence[int], became: Sequence[Told], lat
 
 
 def grown(run: Told, at: int, what: str) -> float:
-    """By how much a sum grew from the announcement of the fork, one point before it, until the end of the step that follows it."""
+    """Returns the growth of a sum from the fork's announcement, a point before it, to the end of the step after it."""
     costs: list[Any] = [run["before"], *run["steps"]]
     return float(costs[at + 2][what] - costs[max(at - 1, 0)][what])
 

@@ -88,7 +88,7 @@ class Node:
 @contextlib.contextmanager
 def node(place: Path, command: Path | None = None, variables: Mapping[str, str] | None = None) -> Iterator[Node]:
     """A node until the block ends. Its agent ends with its last job. `command` and `variables` as for `Node`."""
-    # A socket's name is short, so this lies where names are.
+    # A socket's name is short, so this is where names are.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     files = Path(tempfile.mkdtemp(prefix="bench-clone-", dir=place))
     try:
@@ -235,6 +235,6 @@ def ranks(node: Node, count: int, words: Sequence[str]) -> Iterator[Ranks]:
 
 
 def torchrun(count: int, *words: str) -> list[str]:
-    """The command line of so many ranks of `clone_rank`."""
+    """Returns the command line of `count` ranks of `clone_rank`."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     return [*launcher, str(PROGRAMS / "clone_rank.py"), *words]

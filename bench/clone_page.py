@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def bars(rows: Iterable[Row]) -> list[str]:
-    """In Markdown: of each figure with a bar the worst that was found, and in how many of its scenarios the bar holds."""
+    """Returns a Markdown table: the worst of each figure with a bar, and the scenarios in which the bar holds."""
     by_metric: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         if row["bar"] is not None:

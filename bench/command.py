@@ -1,6 +1,6 @@
 """Shared parts of all benchmark commands.
 
-Which scenarios to measure, one after the other, and what is left behind.
+They choose the scenarios, measure one after the other, and clear up.
 
 Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
 missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
@@ -44,7 +44,7 @@ def wanted(parsing: argparse.ArgumentParser, only: str | None, report: Report) -
 
 
 def hide(module: str) -> None:
-    """Goes on in a mount namespace of its own, so that nobody else's program finds the slow file system, reads there and is counted."""
+    """Goes on in a mount namespace of its own, in which no other program reads the slow file system."""
     if os.environ.pop(HIDDEN, None) is None:
         own = [sys.executable, "-m", module, *sys.argv[1:]]
         os.environ[HIDDEN] = "1"

@@ -21,7 +21,7 @@ def payload_least(all_bytes: int, cache: int) -> int:
 
 
 def payload_max(all_bytes: int, cache: int, window: int) -> float:
-    """The bar for that: a window is read again, for what has been used is dropped before all that is kept has been used."""
+    """Returns the bar for source bytes: those of `payload_least`, and a window, whose samples are read again."""
     return PAYLOAD_MAX * payload_least(all_bytes, cache) + window
 
 
@@ -48,7 +48,7 @@ def least_of(cached_share: float, times_faster: float) -> tuple[float, float]:
 
 
 def lru_share(cached_share: float) -> float:
-    """The share of uses that a least recently used cache of this share of the data answers, each sample being used once an epoch."""
+    """Returns the hit ratio of an LRU cache of this share of the data, if an epoch uses each sample once."""
     if cached_share >= 1:
         return 1.0
     return cached_share + (1 - cached_share) * math.log(1 - cached_share)
@@ -68,7 +68,7 @@ def imbalanced(waits_s: Sequence[Sequence[float]], step_s: float) -> int:
 
 
 def over_others(ours: int, others: int) -> tuple[float, tuple[float, float]]:
-    """Returns a count over another of equally many trials, and the interval that holds the true ratio with 95 % (Clopper and Pearson's).
+    """Returns the ratio of two counts of equally many trials, with Clopper and Pearson's 95 % interval.
 
     Three events on either side give 0.13 to 7.5: they don't tell one from the other. Without any event nothing is
     known.

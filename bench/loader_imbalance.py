@@ -28,7 +28,7 @@ CACHED = 0.3
 
 
 def imbalance(world: World, report: Report, *, fill: bool = False) -> None:
-    """Epochs with each schedule, by turns. `fill`: while what has room in the cache is read in the background."""
+    """Measures epochs with each schedule, alternately. `fill`: the cache is filled in the background meanwhile."""
     scenario = f"imbalance{'-fill' if fill else ''}: {RANKS} ranks, reads of one take {SLOWER} times as long"
     schedules = (FIRST_COME, OURS) if fill else (STATIC, FIRST_COME, OURS)
     counts: dict[str, list[int]] = {schedule: [] for schedule in schedules}

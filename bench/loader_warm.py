@@ -1,4 +1,4 @@
-"""Warm epochs with a cache that holds a part of the data, beside PyTorch's loader on the same source and as many processors."""
+"""Warm epochs with a cache of a part of the data, beside PyTorch's loader on the same source and processors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def name_of(share: float) -> str:
 
 
 def rounds(name: str, ways: dict[str, Session], world: World, report: Report) -> dict[str, list[Epoch]]:
-    """A cold epoch of each way, and as many warm ones as are measured, by turns whose order is reversed each time.
+    """A cold epoch of each way, and as many warm ones as are measured. The order of the ways is reversed each time.
 
     Raises:
         ProgramError: ways gave other samples, or in another order.

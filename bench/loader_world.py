@@ -108,7 +108,7 @@ class InMemory(Watched):
 
 @dataclass(frozen=True)
 class Node:
-    """A node of its own: what is started with its variables meets at its loader agent, which ends with its last rank."""
+    """A node of its own: programs with its variables share a loader agent, which ends with its last rank."""
 
     root: Path
 

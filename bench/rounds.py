@@ -188,6 +188,6 @@ class Rounds:
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[Path]:
-    """A directory in tmpfs: what lies in it costs no disk, also from cold caches."""
+    """A directory in tmpfs: its files cost no disk, also from cold caches."""
     with tempfile.TemporaryDirectory(prefix="forebay-bench-links-", dir="/dev/shm") as place:
         yield Path(place)

@@ -156,7 +156,7 @@ def by_turns(
 ) -> None:
     """Measures pairs, and adds a row for each figure.
 
-    `running` starts what a wheel is measured by, anew after each `TURNS` pairs.
+    `running` starts what a wheel is measured by, again after each `TURNS` pairs.
     """
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for first in range(0, world.size.pairs, TURNS):
@@ -176,7 +176,7 @@ def by_turns(
 
 
 def least(count: int, one: Measure) -> Mapping[str, float]:
-    """Returns the least of each figure of so many measurements."""
+    """Returns the least of each figure over `count` measurements."""
     found = [one() for _ in range(count)]
     return {key: min(each[key] for each in found) for key in found[0]}
 

@@ -1,4 +1,4 @@
-"""Compares what two wheels cost, by turns.
+"""Compares the costs of two wheels, measured alternately.
 
 `make bench-wheels OLD=old.whl NEW=new.whl`, or `python -m bench.wheels OLD.whl NEW.whl`.
 

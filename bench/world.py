@@ -232,7 +232,7 @@ def bound(source: Path, target: Path) -> Iterator[None]:
 
 
 def install(directory: Path, target: Path | None) -> Path:
-    """Command and library side by side, as another user may run them, and as nobody builds them anew while they are measured."""
+    """Copies command and library side by side, for another user to run and safe from a rebuild meanwhile."""
     directory.mkdir()
     for name, path in built(target).items():
         shutil.copy(path, directory / name)

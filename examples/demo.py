@@ -101,7 +101,7 @@ def temporary(under: str) -> Iterator[Path]:
 
 
 def demonstrate(place: Path, shared: Path, images: int) -> int:
-    """Everything that it makes on disk lies under `place`, and the agent's shared memory under `shared`."""
+    """Everything that it makes on disk is under `place`, and the agent's shared memory under `shared`."""
     data = prepare(place, images)
     cold = can_drop_caches()
     with served_slowly(data, place) as source:

@@ -32,7 +32,7 @@ def main() -> None:
     if "RANK" in os.environ:
         distributed.init_process_group("gloo")
     torch.manual_seed(args.seed)
-    # Random parts of the images, as bytes; by chance that hangs on seed, epoch and image alone.
+    # Random parts of the images, as bytes; random by seed, epoch and image alone.
     train = ImageFolder(args.data, TrainCrop(28, scale=(0.5, 1.0), flip=0))
     loader = DataLoader(train, batch_size=args.batch_size, shuffle=True, seed=args.seed)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(8 * 7 * 7, len(train.classes))]

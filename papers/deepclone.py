@@ -64,7 +64,7 @@ def page(rows: Iterable[Row]) -> list[str]:
 
 
 def beside_the_paper(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
-    """Adds the rows of the paper's measures, and the factors over Forebay of the two ways that it compares itself with."""
+    """Adds the rows of the paper's measures, and the factors of its two other ways over Forebay."""
     mine = found[OURS, True]
     for way, others in found.items():
         if way == (OURS, True) or way[0] not in PAPER or way[1]:

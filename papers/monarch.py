@@ -39,7 +39,7 @@ COMPUTE_BOUND = "resnet"
 # It trains with a part of the data: each of its steps takes many times as long.
 COMPUTE_BOUND_PART = 8
 COMPUTE_BOUND_MAX = 1.01
-TURNS = "epochs of the program as it is and under Forebay, by turns"
+TURNS = "epochs of the program as it is and under Forebay, alternately"
 
 
 def main() -> int:

@@ -83,7 +83,10 @@ PEERS = (
 
 
 def table(figures: Figures) -> list[str]:
-    """In Markdown; ours in three epochs against the program as it is, with a tier of 60 %, unless a line says otherwise."""
+    """Returns the table in Markdown.
+
+    Ours is of three epochs against the program as it is, with a tier of 60 %, unless a line says otherwise.
+    """
     lines = [["figure", "the paper", *FRAMEWORKS.values()]]
     lines += [[line.name, line.paper, *(less(figures, framework, line) for framework in FRAMEWORKS)] for line in LINES]
     warm = [percent(warm_ratio(figures, framework, "alexnet")) for framework in FRAMEWORKS]

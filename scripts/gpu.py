@@ -92,7 +92,7 @@ class Results:
         self.key = key
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """Returns the last result of each step; a line that was cut is none."""
+        """Returns the last result of each step; a line that was cut does not count."""
         found: dict[str, dict[str, Any]] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in self.path.read_text().splitlines():

@@ -34,7 +34,7 @@ PARTS = {
 }
 # The crate that brings the sources of libjpeg-turbo, in a directory of that name.
 LIBJPEG_CRATE = "turbojpeg-sys"
-# A line of cargo tree: depth, name, version; what follows is where it lies and whether it was shown before.
+# A line of cargo tree: depth, name, version; its path and a mark of repetition follow.
 LINE = re.compile(r"(\d+)(\S+) v(\S+)")
 
 Crate = tuple[str, str]

@@ -45,7 +45,7 @@ class TestbedError(RuntimeError):
 
 
 def slowfs_binary() -> Path | None:
-    """The slowfs program: `$FOREBAY_SLOWFS`, else the newer of the release and the debug build in Cargo's target directory."""
+    """Returns the slowfs program: `$FOREBAY_SLOWFS`, else the newer of the release and the debug build."""
     if named := os.environ.get(SLOWFS_VARIABLE):
         return Path(named) if os.access(named, os.X_OK) else None
     target = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))

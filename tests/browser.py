@@ -1,4 +1,4 @@
-"""A real browser that looks at a page and complains of errors, requests, and text that can't be read or runs into other text."""
+"""A real browser that looks at a page and reports errors, requests, and text that is unreadable or overlaps."""
 
 import shutil
 from collections.abc import Iterator

@@ -142,7 +142,7 @@ def mounted(at: Path, *words: str) -> Iterator[None]:
 
 @contextmanager
 def in_a_file(at: Path, image: Path, size: int, *make: str, options: str = "loop") -> Iterator[None]:
-    """A disk of so many bytes: a file `image`, most of it a hole, in which these words make a file system, mounted.
+    """A disk of `size` bytes: a file `image`, most of it a hole, in which these words make a file system, mounted.
 
     Skips the test where there is no such program, or no loop device.
     """
@@ -291,7 +291,7 @@ class Place:
         return self.status()
 
     def idle(self, handed_over: int = 0) -> dict[str, Any]:
-        """Waits until the agent has had so many hand-overs and has nothing to do."""
+        """Waits until the agent has had a number of handoffs and has nothing to do."""
 
         def done() -> bool:
             now = self.status()

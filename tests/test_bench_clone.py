@@ -264,7 +264,7 @@ def test_a_part_that_is_left_out_is_missed() -> None:
     found = json.loads(done.stdout)
     assert (found["not_caught"], found["not_asked_for"]) == ([], [])
     assert found["parts"] >= 15
-    # An equal loss is no proof.
+    # An equal loss proves nothing.
     assert "model/gradients" in found["not_in_the_losses"]
 
 

@@ -1,4 +1,4 @@
-"""The house: arrows between crates are those of docs/architecture.md, and files of a crate do not import each other in circles."""
+"""The house: crates depend on each other as docs/architecture.md says, and files import each other in no circles."""
 
 import json
 import re
@@ -95,7 +95,8 @@ def test_a_new_and_a_lost_crate_are_seen(allowed: Arrows) -> None:
 # Module path within a crate -> module paths that its file imports from.
 Imports = dict[tuple[str, ...], set[tuple[str, ...]]]
 
-# Crates with import circles over more than two files, and the size of the largest. A crate leaves this table when its last circle is gone.
+# Crates with import circles over more than two files, and the size of the largest. A crate leaves this table when its
+# last circle is gone.
 CIRCLES_LEFT = {"agent": 3, "cli": 17, "contract": 6, "objects": 9, "sim": 5, "store": 4}
 
 

@@ -145,7 +145,7 @@ def test_permissions() -> None:
 
 
 def unheld_promises(semantics: str, texts: dict[str, str]) -> list[str]:
-    """Promises that docs/semantics.md leaves out, or for which it links no file with a test that bears the promise's number."""
+    """Lists the promises that docs/semantics.md omits, or links to no test file that bears the promise's number."""
     wrong = []
     for promise in PROMISES:
         # From the promise's heading to the next one.

@@ -35,28 +35,17 @@ ELSEWHERE = (
     "crates/store/",
     "python/forebay/",
     "testbed/slowfs/",
+    "docs/architecture.md",
+    "docs/semantics.md",
+    "docs/inside/",
 )
-HERE = (
-    "bench/",
-    "docs/",
-    "examples/",
-    "papers/",
-    "scripts/",
-    "testbed/",
-    "tests/",
-    "CHANGELOG",
-    "CONTRIBUTING",
-    "SECURITY",
-    "Makefile",
-    "deny.",
-    "pyproject.",
-    "Cargo.",
-)
+PAGES = ("docs/", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "testbed/README.md")
 NOT_YET: dict[str, tuple[str, ...]] = {
-    "riddles": ELSEWHERE + HERE,
-    "long_prose": ELSEWHERE + HERE,
-    "banned_phrases": ELSEWHERE + HERE,
-    "house_words": ELSEWHERE + HERE,
+    "riddles": ELSEWHERE,
+    "long_prose": ELSEWHERE + PAGES,
+    # tests/ quote the messages of crates that are still to be rewritten.
+    "banned_phrases": (*ELSEWHERE, *PAGES, "tests/"),
+    "house_words": ELSEWHERE + PAGES,
     "scattered_types": ("",),
 }
 
@@ -72,8 +61,8 @@ PHRASES = {
     r"\blet(?:s|ting)? go\b": "release",
     r"\banew\b": "again, rebuilt",
     r"\b(?:is|are|was|were|be|been) of (?:no |any |little )?use\b": "useful",
-    r"(?<![Tt]here )\bis no (?!longer|more|less|better|worse|different|other)": "is not a, invalid, missing",
-    r"(?<![Tt]here )\bis none\b": "is missing, is not one",
+    r"(?<![Tt]here )\bis no (?!\w+er\b|more|less|worse|different)": "is not a, invalid, missing",
+    r"(?<![Tt]here )\bis none\b(?! of)": "is missing, is not one",
     r"\b(?:by|of|for|after) so many\b": "by N",
 }
 
@@ -91,8 +80,8 @@ REPLACED = {
     r"outlines?": "schema",
     r"takers?": "receiver",
     r"withh(?:old|olds|eld|olding)": "abort",
-    r"aside": "copy-on-write buffer",
-    r"lies|lying|lain": "is located at, layout",
+    r"(?<!set )aside": "copy-on-write buffer",
+    r"lying|lain|(?<=where )(?:it|they) (?:lies|lie)": "is located at, layout",
 }
 # Types that bear a word of the house.
 REPLACED_TYPE = re.compile(r"Clerk|Door|HandOver|Board(?![a-z])|Probation|Ledger|Taker|Vouch|^(?:Ask|Tell|Told)$")
@@ -255,7 +244,7 @@ PUZZLING: list[tuple[Rule, str, str]] = [
     ),
     *((banned_phrases, "a.py", f"# {sample}\n") for sample in ("is of " + "use", "it is " + "none", "of so " + "many")),
     (house_words, "a.md", "The cle" + "rk tells it.\n"),
-    (house_words, "a.rs", "// where it li" + "es\n"),
+    (house_words, "a.rs", "// as it was ly" + "ing\n"),
     (house_words, "a.rs", "struct Cle" + "rk;\n"),
 ]
 

@@ -84,7 +84,7 @@ class Job:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": None, "scaler": None, "ema": None, "loader": None}
 
     def forget(self) -> None:
-        """Makes the optimizer anew, without state, as it is in a program that has just begun."""
+        """Makes a new optimizer without state, as it is in a program that has just begun."""
         self.optimizer = OPTIMIZERS[self.optimizer_name](self.model)
 
 

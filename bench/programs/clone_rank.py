@@ -193,7 +193,7 @@ class Rank:
         self.line.say(begun=begun, ready=time.monotonic())
 
     def turns(self, *, pairs: int, seconds: float, model: str, optimizer: str) -> None:
-        """Steps by turns with a job that is the same but has no session.
+        """Measures steps alternately with an equal job that has no session.
 
         Seconds a step of each, a mean over about `seconds` of them.
         """

@@ -293,7 +293,7 @@ def read_memory(pid: int, source: int, target: int, length: int) -> None:
 
 
 def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Its elements in a row, where they lie."""
+    """Returns its elements in a row, in place."""
     array: np.ndarray[Any, Any] = tensor.detach().view(-1).numpy()
     return array
 

@@ -1,4 +1,4 @@
-"""Reads every file below a directory once an epoch, by PyTorch's loader or by ours, in the order of a DistributedSampler.
+"""Reads every file of a directory once an epoch, by PyTorch's loader or by ours, in a DistributedSampler's order.
 
 Samples cost next to nothing to decode; after each batch there is a pause, for the step that an accelerator would take.
 One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch; the

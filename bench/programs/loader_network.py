@@ -1,4 +1,4 @@
-"""Trains ResNet-18 on pictures, by PyTorch's loader or by ours, and says the loss of each step and the accuracy in the end.
+"""Trains ResNet-18 on pictures, by PyTorch's loader or by ours, and prints each step's loss and the last accuracy.
 
 With `--chance keyed` both loaders draw each sample's augmentation from (seed, epoch, index): the same pictures, to the
 last bit. With `stock` each has its own way; torchvision's transforms are as they are.

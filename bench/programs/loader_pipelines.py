@@ -236,7 +236,7 @@ def main() -> int:
 
 
 def batch_is_right(batch: Any) -> bool:  # noqa: ANN401
-    """Bytes of so many pixels, whatever comes first."""
+    """Returns the number of bytes of `pixels` pixels, whatever comes first."""
     return str(batch.dtype).endswith("uint8") and sorted(batch.shape[1:]) == [3, SIDE, SIDE]
 
 

@@ -1,4 +1,4 @@
-"""Reads every file below a directory from start to end once an epoch, in pieces, each thread one file at a time, and digests it.
+"""Reads every file of a directory once an epoch, in pieces, each thread one file at a time, and digests it.
 
 One JSON line comes before the first epoch and one after each. With --step a line on standard input begins an epoch, or
 the part of one that it names; the end of the input ends the program.

@@ -262,7 +262,7 @@ def at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text} is less than {least}")
         return number
 
-    # argparse names it where the text is no number at all.
+    # argparse names it where the text is not a number at all.
     read.__name__ = "whole number"
     return read
 

@@ -1,4 +1,4 @@
-"""A learning-rate fork: what would other rates do from here on? Clones of one step of a job, each with a rate of its own.
+"""A learning-rate fork: clones of one step of a job go on with other rates.
 
 One clone keeps the job's rate: it shows that what is seen comes from the rates alone, for its losses are the job's, to
 the last bit.
@@ -46,7 +46,7 @@ def rate(text: str) -> float:
     """A type of options: a learning rate."""
     number = float(text)
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text} is no learning rate: write a number above 0")
+        raise argparse.ArgumentTypeError(f"invalid learning rate {text}: write a number above 0")
     return number
 
 

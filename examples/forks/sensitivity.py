@@ -1,4 +1,4 @@
-"""A sensitivity study: how much does what a model knows of one class hang on the data of another?
+"""A sensitivity study: how much does a model's accuracy on one class depend on the data of another?
 
 Clones part from one step of a job. Each goes on without the images of one digit, and one goes on with all; so what
 differs comes from the missing images alone. The DeepClone paper names this as a reason to fork: to find which samples
@@ -17,7 +17,7 @@ from pathlib import Path
 from examples.forks.jobs import ENDLESS, Job, at_least, checked, jobs, parser, run, save, sheet
 
 CLASSES = 10
-# The accuracy is the mean of so many lines at the end.
+# Lines at the end whose mean is the accuracy.
 JUDGED = 3
 
 

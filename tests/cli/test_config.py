@@ -126,7 +126,7 @@ def test_s6_nothing_is_read_from_the_current_directory(desk: Desk) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("nonsense")
     assert desk.run("-q", "--", "true").returncode == 0
-    # Nor by way of a variable that is no absolute path.
+    # Nor by way of a variable that is not an absolute path.
     assert desk.run("-q", "--", "true", env={"XDG_CONFIG_HOME": "."}).returncode == 0
 
 

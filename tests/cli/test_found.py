@@ -1,4 +1,4 @@
-"""Without any option: sources and tiers are found, the command says what it chose, and does nothing where there is nothing to do."""
+"""Without any option the command finds sources and tiers, and says what it chose, or that there is nothing to do."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def shared(desk: Desk) -> Iterator[SlowFs]:
 
 @contextlib.contextmanager
 def disk_of(length: int, at: Path, image: Path) -> Iterator[Path]:
-    """An empty local disk of so many bytes."""
+    """An empty local disk of a given size."""
     at.mkdir(exist_ok=True)
     quick = ("-T", "largefile4", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", "-J", "size=4")
     with support.in_a_file(at, image, length, "mkfs.ext4", "-q", "-F", "-m0", *quick):

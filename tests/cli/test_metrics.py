@@ -1,4 +1,4 @@
-"""`forebay metrics`: what Prometheus reads, and the board that shows it."""
+"""`forebay metrics`: what Prometheus reads, and the dashboard that shows it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`--prefetch idle`: files that no program has opened yet are copied while the source is idle, at next to no cost to it."""
+"""`--prefetch idle`: the agent copies files that no program has opened yet while the source is idle."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def copied(desk: Desk) -> int:
 def test_siblings_are_copied_before_they_are_opened_and_the_source_reads_nothing_twice(desk: Desk, net: SlowFs) -> None:
     with reading(desk, "--prefetch", "idle"):
         support.wait_until(lambda: copied(desk) == FILES, "copies of all files of the directory")
-        # A program that loses its core for a second may be overtaken, or lose a hand-over: then there are more.
+        # A program that loses its core for a second may be overtaken, or lose a handoff: then there are more.
         made = prefetched(desk)
         assert made >= FILES - FIRST
         top = desk.type("top", "--once", "-n", "0.1").stdout

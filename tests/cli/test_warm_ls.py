@@ -24,7 +24,7 @@ def data(desk: Desk) -> Desk:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes([number]) * BYTES)
     (desk.source / "large").write_bytes(os.urandom(3_000_000))
-    # What it leads to is found where it lies.
+    # Its target is found by its own path.
     (desk.source / "link").symlink_to("large")
     support.settle(desk.source)
     return desk

@@ -1,4 +1,4 @@
-"""Another process: builds a job of its own, loads the state that it is given, trains five steps, and says what came of it.
+"""Another process: builds a job of its own, loads the state that it is given, trains five steps, and reports.
 
 Usage: python -m tests.clone.other_process DESCRIPTOR < MANIFEST
 """

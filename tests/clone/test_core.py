@@ -1,4 +1,4 @@
-"""The native functions: digests, copies and reads agree with the reference implementation at every size that is special to them."""
+"""Native digests, copies and reads agree with the reference implementation at every size that is special to them."""
 
 import ctypes
 import os

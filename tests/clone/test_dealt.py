@@ -161,7 +161,7 @@ def set_rank(monkeypatch: pytest.MonkeyPatch) -> SetRank:
 
 
 class Parent:
-    """A job of so many ranks, played by this thread."""
+    """A job of several ranks, played by this thread."""
 
     def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack, *, apart: bool = False, steps: int = 2) -> None:
         self.made = [Small(1) for _ in range(ranks)]

@@ -1,4 +1,4 @@
-"""The inventory: a state that is captured in one job and loaded into another is the same there, entry by entry, and goes on the same."""
+"""A state captured in one job and loaded into another is equal there, entry by entry, and trains on equally."""
 
 import contextlib
 import json
@@ -335,7 +335,7 @@ class Meddler:
 
 
 def test_what_is_written_to_after_it_was_loaded_is_seen() -> None:
-    """Though a tensor that lies where it was read to is not read once more."""
+    """Though a tensor that was read into its own place is not read once more."""
     original, other = job(), job()
     states = [made.inventory(others={"meddler": Meddler(made)}) for made in (original, other)]
     with (

@@ -1,4 +1,4 @@
-"""F50, F51: whoever is killed or stopped, at whatever message, the others come to their ends, and nobody's training notices.
+"""F50, F51: any process is killed or stopped at any message: the others end, and training goes on undisturbed.
 
 Clones and sources are processes of their own, which are no training programs; the parent that is forked trains in the
 test's process.
@@ -166,7 +166,8 @@ def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
         assert "this job can't be forked any more: no way\n" in capfd.readouterr().err
         assert parent.session._source is None
         with contextlib.suppress(clone.CloneError):
-            # Either it had all that it needs aside by then, or it is told that there is nobody left to ask.
+            # Either the copy-on-write buffer had all that it needs by then, or it is told that there is nobody left to
+            # ask.
             played.read()
             played.remote.confirm(time.sleep)
         played.close()

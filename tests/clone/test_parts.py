@@ -79,7 +79,7 @@ def another_layer(job: Job) -> None:
 
 
 def other_name(job: Job) -> None:
-    # By `del` the others would be numbered anew.
+    # `del` would renumber the others.
     job.model._modules["more"] = job.model._modules.pop("3")
 
 

@@ -209,7 +209,7 @@ class Lying:
 
 
 def test_p14b_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before() -> None:
-    """By way of a copy it is written to last; where the other lies it was digested already."""
+    """Its bytes are written last, by way of a copy; the other tensor's place was digested already."""
     original, other = apart(), apart()
     memory = torch.zeros(SIDE, 2 * SIDE)
     one, two = (other.model.get_parameter(f"{name}.weight") for name in ("one", "two"))

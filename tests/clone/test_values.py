@@ -1,4 +1,4 @@
-"""Typed JSON: what is written is read back as the same value of the same type, and what can't be is refused by its path."""
+"""Typed JSON: values are read back with their types, and those that can't be written are refused by their path."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""Windows: clones read large tensors where they lie, from a point to the next step, and get the bytes of one step or none.
+"""Read leases: clones read large tensors in place until the next step, and get the bytes of one step or none.
 
 In which order each side may look at what, crates/agent/src/fork/window_model.rs goes through; here are real memory, a
 real agent and real steps.
@@ -108,7 +108,7 @@ def test_f51_a_budget_drops_those_who_need_more_and_nobody_else() -> None:
     reading, has_all = tensors.reading(0), tensors.reading(1)
     for tensor in ALL:
         tensors.read(has_all, tensor)
-    # From the last to the first: the small ones go aside.
+    # From the last to the first: the small ones go to the copy-on-write buffer.
     assert tensors.close() == (1 + 1000 + 64, 2 * PIECE, 0b01)
     tensors.step()
     assert {reading.outcome, has_all.outcome} == {"dropped"}
@@ -187,7 +187,7 @@ def test_nonsense_is_refused() -> None:
 class Played:
     """A rank of a clone, played by the test.
 
-    It has its state in hand, and has read nothing of what lies at its parent's.
+    It has its state in hand, and has read nothing of its parent's memory.
     """
 
     taking: _core.Taking

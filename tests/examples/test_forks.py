@@ -47,7 +47,7 @@ def test_an_example_runs_and_draws(example: str, tmp_path: Path) -> None:
         ("ensemble", ("--members", "0"), "0 is less than 1"),
         ("ensemble", ("--members", "few"), "invalid whole number value: 'few'"),
         ("ensemble", ("--output", "no/such/directory/x.svg"), "there is no directory no/such/directory"),
-        ("learning_rate", ("--rates", "0.1,-1"), "-1 is no learning rate: write a number above 0"),
+        ("learning_rate", ("--rates", "0.1,-1"), "invalid learning rate -1: write a number above 0"),
         ("population", ("--members", "1"), "1 is less than 2"),
         ("sensitivity", ("--digits", "3,10"), "3,10: write digits from 0 to 9"),
     ],

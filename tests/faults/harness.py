@@ -136,7 +136,7 @@ def not_copied(place: Place, reason: str) -> int:
 
 
 def wait_for_reason(place: Place, reason: str) -> int:
-    """Waits until a hand-over has come to nothing for this reason."""
+    """Waits until a handoff has come to nothing for this reason."""
     return wait_until(lambda: not_copied(place, reason), f"{reason}, not {place.status()['not_copied']}")
 
 

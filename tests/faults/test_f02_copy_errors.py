@@ -56,7 +56,7 @@ def test_f02_a_tier_is_off_after_a_few_faults(place: Place) -> None:
     assert worker.ran
     assert worker.ran.counters["pass_tier_off"] >= 1
     assert b"Input/output error" in worker.ran.err
-    # The next agent begins anew, with what was there before the faults.
+    # The next agent starts with the copies from before the faults.
     place.stop()
     assert read_adopted(place, kept).from_tier == 1
 

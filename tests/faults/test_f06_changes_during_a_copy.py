@@ -41,7 +41,7 @@ CHANGES = [_overwrite_what_was_copied, _overwrite_what_is_to_be_copied, _truncat
 
 @pytest.mark.parametrize("freshness", ["immutable", "ttl=60"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_f06_a_change_behind_the_door(place: Place, change: Callable[[Path], None], freshness: str) -> None:
+def test_f06_a_change_by_an_uncovered_program(place: Place, change: Callable[[Path], None], freshness: str) -> None:
     path = place.source / BIG
     with place.worker(freshness=freshness) as worker:
         begin_big(place, worker)
@@ -55,7 +55,7 @@ def test_f06_a_change_behind_the_door(place: Place, change: Callable[[Path], Non
         assert read(worker, path) == path.read_bytes() != CORPUS[BIG]
 
 
-def test_f06_a_change_through_the_door(place: Place) -> None:
+def test_f06_a_change_by_a_covered_program(place: Place) -> None:
     path = place.source / BIG
     with place.worker() as worker:
         begin_big(place, worker)

@@ -56,7 +56,7 @@ FEW_DURING_COPIES = [
 
 
 def all_is_well(place: Place) -> None:
-    """The next agent serves every byte right; what lies in the tier is what it counts; and it copies what it lacks."""
+    """The next agent serves every byte right, counts exactly the files of the tier, and copies those that it lacks."""
     with place.worker() as worker:
         for name, content in CORPUS.items():
             assert read(worker, place.source / name) == content
@@ -136,7 +136,7 @@ def crash_during_copies(place: Place, call: str, nth: int, within_s: float = LON
     Tells whether one did.
     """
     with place.worker() as worker:
-        # Whatever adoption does is over.
+        # The recovery is over.
         place.idle()
         agent = place.agent_pid()
         with traced(place, agent, "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={nth}"):

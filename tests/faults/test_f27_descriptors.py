@@ -8,5 +8,5 @@ from tests.preload.covered import CoveredSource
 pytest_plugins = ["tests.preload.fixtures"]
 
 
-def test_f27_descriptors_come_and_go_behind_the_door(covered: CoveredSource) -> None:
+def test_f27_descriptors_come_and_go_by_an_uncovered_program(covered: CoveredSource) -> None:
     covered.program("descriptors")

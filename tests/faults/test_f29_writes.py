@@ -1,4 +1,4 @@
-"""F29: writes under a source go to the source, and are read by all programs of the agent at once, whatever the freshness."""
+"""F29: writes under a source go to the source, and all programs of the agent read them immediately."""
 
 import sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_f29_a_directory_that_is_renamed_takes_its_names_along(place: Place) -> 
 def test_f29_a_file_that_is_open_for_writing_is_not_published(place: Place) -> None:
     path = place.source / SMALL[0]
     with place.worker() as writer, place.worker() as other:
-        # Made anew: what is changed in place is live, and has no copy for longer.
+        # A new file: one that is changed in place is live, and has no copy for longer.
         writer.do("held = open(path, 'wb', buffering=0)\nheld.write(b'new')", path=str(path))
         support.settle(path)
         for _ in range(3):

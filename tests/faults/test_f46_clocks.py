@@ -63,7 +63,7 @@ def test_f46_a_directory_whose_time_is_ahead_is_listed(here: Place) -> None:
 
 
 def test_f46_what_is_far_ahead_was_set_by_somebody(here: Place) -> None:
-    """And is no clock: it is copied at once."""
+    """A time so far off does not count as a clock's: the file is copied immediately."""
     path = here.source / "file"
     path.write_bytes(b"x")
     ahead(path, 86_400)

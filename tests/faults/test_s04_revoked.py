@@ -97,7 +97,7 @@ def test_s04_later_runs_honour_it(place: Place, shared: Path, how: str) -> None:
 
 
 def test_s04_immutable_honours_it_after_clean(place: Place, shared: Path) -> None:
-    """The user has vouched for the source."""
+    """The user has declared the source immutable."""
     with place.worker(freshness="immutable") as worker:
         warm(place, worker, shared)
         shared.chmod(0o600)

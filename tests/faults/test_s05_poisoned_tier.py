@@ -23,7 +23,7 @@ def root_of(place: Place) -> Path:
 
 
 def all_is_served_right(place: Place, adopted: int | None = None) -> None:
-    """Whatever lies in the tier, each byte is right; and what no record leads to is removed."""
+    """Each byte is right whatever files the tier holds, and files without a record are removed."""
     with place.worker() as worker:
         status = place.idle()
         assert adopted is None or status["adopted"] == adopted

@@ -1,4 +1,4 @@
-"""S9: never more than the quota in bytes and inodes, always the free floor left, never more threads or descriptors than said."""
+"""S9: the quota in bytes and inodes, the free floor, and the limits of threads and descriptors always hold."""
 
 import os
 import threading

@@ -62,7 +62,7 @@ def test_s10_clean_returns_all_space(place: Place) -> None:
     kill_all_in_the_middle(place)
     assert clean(place).returncode == 0
     assert list(place.tier.iterdir()) == []
-    # And the run after it begins anew.
+    # And the run after it starts afresh.
     assert read_all(place, *SMALL, rounds=2).ran.status == 0
 
 

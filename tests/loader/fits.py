@@ -66,7 +66,7 @@ class Model(keras.Model):  # type: ignore[misc]
 
 
 class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells the model when an epoch begins, and stops training after so many batches of one."""
+    """Tells the model when an epoch begins, and stops training after a number of batches of one."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def begun(agent: AgentRank, node: Node) -> AgentSource:
 
 
 def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check: Callable[[int], None] = lambda _: None) -> None:
-    """An epoch as a loader goes through it: some batches are requested ahead, each is read and let go."""
+    """An epoch as a loader goes through it: some batches are requested ahead, each is read and released."""
     order = list(range(SAMPLES)) if order is None else order
     batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
     requested = 0
@@ -92,7 +92,7 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     assert since["rank_reads"] == SAMPLES
     assert since["rank_reading_us"] > 0
     again = agent.since()
-    # What is counted begins anew.
+    # The counters start again.
     assert (again["from_source"], again["rank_reads"], again["rank_threads_most"]) == (0, 0, since["rank_threads_most"])
     agent.close()
     assert agent.figures() == agent.since() == {}
@@ -372,7 +372,7 @@ def test_a_rank_that_leaves_is_told_of_once(node: Node, capfd: pytest.CaptureFix
 
 
 def test_what_the_rank_has_read_itself_is_not_asked_for(node: Node) -> None:
-    # The board is too small for all of it.
+    # The request ring is too small for all of it.
     agent = made(window=1)
     source = begun(agent, node)
     singly = Singly(source)
@@ -434,7 +434,7 @@ def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
     # The last read has been answered; its file may only just be closed.
     wait_until(is_as_before, "files to be closed", LONG_S)
     shared_kib = int(Path(f"/proc/{pid}/status").read_text().partition("RssShmem:")[2].split()[0])
-    # Window, cache, and a little for the board.
+    # Window, cache, and a little for the request ring.
     assert shared_kib << 10 <= SETTINGS.window_bytes + (64 << 10) + (1 << 20)
     agent.close()
 

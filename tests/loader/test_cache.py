@@ -403,8 +403,8 @@ def test_what_a_job_has_left_on_a_disk_is_cleaned(node: Node) -> None:
     assert list(node.cache.iterdir())
 
     def cleaned() -> bool:
-        # The agent may be about to let go of it.
+        # The agent may be about to release it.
         return subprocess.run([str(command()), "clean"], env=environment, capture_output=True, check=False).returncode == 0
 
-    wait_until(cleaned, "the agent to let go of the disk")
+    wait_until(cleaned, "the agent to release the disk")
     assert list(node.cache.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Mixtures: shares by weight, each dataset gone through without regard to epochs, and a place that follows from the epoch."""
+"""Mixtures: shares by weight, datasets read across epochs, and a position that follows from the epoch."""
 
 from collections import Counter
 from pathlib import Path

@@ -70,6 +70,6 @@ def test_threads_and_processes_stay_on_theirs(nodes: int, tmp_path: Path, monkey
         loader = DataLoader(dataset, 1, num_workers=2, collate_fn=list, multiprocessing_context=context, report=False)
         found = {tuple(where[0] if isinstance(where, tuple) else where) for (where,) in loader}
         wanted = {(one,) for one in ends} if nodes == 2 else {tuple(sorted(before))}
-        # Worker processes have samples by turns; of two threads one may be given all of them.
+        # Worker processes take samples alternately; of two threads one may be given all of them.
         assert found == wanted if context else found and found <= wanted
         assert os.sched_getaffinity(0) == before, "training's own thread goes where it likes"

@@ -160,7 +160,7 @@ def test_a_folder_is_what_its_copy_is(both: Both) -> None:
     assert ours[3][1] == theirs[3][1]
     both.bucket.gets()
     assert same(DataLoader(ours, **OPTIONS), DataLoader(theirs, **OPTIONS)) == 2
-    # Those of the last batch, and the first anew to fill it.
+    # Those of the last batch, and the first again to fill it.
     assert set(both.bucket.gets()) == {f"p/{name}" for name in FOLDER}
 
 

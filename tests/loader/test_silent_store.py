@@ -68,7 +68,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.fixture
 def silent(both: Both, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A store with two objects, one of which is asked for in vain. Gives what waits until it has been."""
+    """A store with two objects, one of which never answers. Returns a function that waits for its request."""
     both.bucket.put_all({"p/file": b"1" * 100, "p/silent": b"2" * 100, "p/silent/a/1.png": b"3"})
     for name, value in PATIENCE.items():
         monkeypatch.setenv(name, value)
@@ -105,7 +105,7 @@ def interrupted_once(asked: Callable[[], None], work: Callable[[], Any]) -> None
 
 @contextlib.contextmanager
 def interrupted(kind: str, waits: Callable[[], object]) -> Iterator[None]:
-    """A training that waits in vain, and then is sent Ctrl-C.
+    """A training that waits without end, and then is sent Ctrl-C.
 
     It has ended when this goes on, but for what was left in its session.
     """

@@ -82,7 +82,7 @@ def test_what_was_read_is_at_hand(source: Source, files: list[Path], tmp_path: P
     assert found[0].readonly
     assert request.at_hand(range(3, 3)) == []
     request.release()
-    # Whoever hangs there is let go.
+    # Threads that hang there are released.
     writer = os.open(tmp_path / "hung", os.O_RDWR | os.O_NONBLOCK)
     source.close()
     os.close(writer)
@@ -246,7 +246,7 @@ def test_who_waits_is_woken_when_it_is_closed(source: Source, tmp_path: Path) ->
     with pytest.raises(LoaderError, match="the source is closed"):
         request.read(0)
     assert request.at_hand(range(1)) == [None]
-    # One of them may itself hang in the kernel, which has to let go of it.
+    # One of them may itself hang in the kernel, which has to release it.
     writer = os.open(tmp_path / "hung", os.O_RDWR | os.O_NONBLOCK)
     for thread in asking:
         thread.join(LONG_S)

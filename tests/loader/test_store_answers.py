@@ -91,7 +91,7 @@ def test_f03_what_lasts_is_said_in_one_line(fault: str, store: Both) -> None:
 def test_f04_a_read_that_makes_progress_is_not_given_up_and_goes_on_where_it_stopped(store: Both, source: Source) -> None:
     store.bucket.behave = lambda asked, forward: replace(forward(), sent=100) if asked.key == "p/a" else forward()
     assert read(source, [Extent(f"{ROOT}/a"), Extent(f"{ROOT}/b")]) == [CONTENT, b"2"]
-    # More often than $AWS_MAX_ATTEMPTS says, which counts what is tried in vain.
+    # More often than $AWS_MAX_ATTEMPTS says, which counts failed attempts.
     assert ranges(store) == [ALL, *(f"bytes={at}-999" for at in range(100, 1000, 100))]
 
 

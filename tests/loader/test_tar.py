@@ -126,7 +126,7 @@ def test_sizes_and_names_are_those_of_extended_headers(tmp_path: Path) -> None:
         padded(b"3"),
         header("b.jpg", 2),
         padded(b"bb"),
-        # One that says what its member says, and one for a member that is no sample's.
+        # One that says what its member says, and one for a member that belongs to no sample.
         extended({"size": "3"}),
         header("b.cls", 3),
         padded(b"two"),

@@ -110,7 +110,7 @@ def memmap_tokens(root: Path, epoch: int) -> Epoch:
     """Random windows of a mapped array of tokens, as language models are trained on."""
     choice = np.random.default_rng(epoch)
     for _ in range(64):
-        # Mapped anew for each batch, as nanoGPT does against a leak.
+        # Mapped again for each batch, as nanoGPT does against a leak.
         tokens = np.memmap(root / "tokens.bin", dtype=np.uint16, mode="r")
         starts = choice.integers(0, len(tokens) - 129, BATCH)
         yield np.stack([tokens[start : start + 129].astype(np.int64) for start in starts])

@@ -1,4 +1,4 @@
-"""CPython's own tests of files and processes come to the same outcome under the preload, with their files under the source."""
+"""CPython's own tests of files and processes end alike under the preload library, with their files in the source."""
 
 import re
 import subprocess
@@ -137,7 +137,7 @@ def repeated(place: Place, names: Iterable[str]) -> Iterator[Mapping[str, Outcom
 def not_cpythons_own(
     differing: Mapping[str, tuple[Outcome, Outcome]], repeated: Callable[[Iterable[str]], Iterator[Mapping[str, Outcome]]]
 ) -> dict[str, tuple[Outcome, Outcome]]:
-    """Those of the differing tests that never came out without Forebay, however often they were `repeated`, as they did under it.
+    """Returns the tests whose result under Forebay never came without it, in all `repeated` runs.
 
     What can't be run again by its name is among them.
     """

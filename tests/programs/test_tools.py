@@ -1,4 +1,4 @@
-"""cp, mv, install, rsync, tar, git and their kin make the same of files that have copies, of files that have none, and without us."""
+"""cp, mv, install, rsync, tar, git and their kin do the same to files with copies, without copies, and without us."""
 
 import os
 import random

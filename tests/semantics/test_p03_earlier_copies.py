@@ -1,4 +1,4 @@
-"""P3: copies of an earlier run serve the next one under `immutable` without being made again, however late adoption is."""
+"""P3: copies of an earlier run serve the next one under `immutable`, however late they are recovered."""
 
 import sys
 from pathlib import Path
@@ -7,12 +7,12 @@ import pytest
 
 from tests.support import PROGRAM_S, Place, is_copy, settle, wait_until
 
-# Directories by the path above them. With names so long the catalogue looks like one of many copies: such a one is
-# adopted within a budget, and what is asked for first.
+# Directories by the path above them. Long names make the catalogue look like one of many copies, which the agent
+# recovers within a budget, requested directories first.
 LONG = "/".join(["d" * 230] * 15)
 DIRECTORIES = {"few": 100, LONG: 2400}
-# The agent's limits: what is adopted at once, and what it takes for a copy's part of the catalogue.
-ADOPTED_AT_ONCE = 1 << 16
+# The agent's limits: copies recovered immediately, and a copy's assumed part of the catalogue.
+RECOVERED_AT_ONCE = 1 << 16
 CATALOGUE_BYTES_A_COPY = 120
 READ_ALL = """
 import pathlib, sys
@@ -43,7 +43,7 @@ def warm(place: Place, files: list[Path]) -> None:
         wait_until(all_are_there, "all copies", seconds=PROGRAM_S)
     place.stop()
     (catalogue,) = place.tier.glob("forebay-*/catalogue")
-    is_large = catalogue.stat().st_size > ADOPTED_AT_ONCE * CATALOGUE_BYTES_A_COPY
+    is_large = catalogue.stat().st_size > RECOVERED_AT_ONCE * CATALOGUE_BYTES_A_COPY
     assert is_large == (len(files) > 2 * DIRECTORIES["few"])
 
 

@@ -1,4 +1,4 @@
-"""P3: files that `--exclude` matches are the source's alone, whatever earlier runs have copied, and by whatever name they are opened."""
+"""P3: files that match `--exclude` are read from the source, by every name, whatever earlier runs have copied."""
 
 import json
 import sys

@@ -165,7 +165,7 @@ seen
 
 
 def test_p03_what_an_earlier_run_listed_is_compared_with_the_source_first(place: Place) -> None:
-    """Also under `immutable`: who vouches for files may add some.
+    """Also under `immutable`: a user who declares files immutable may add some.
 
     First it is opened, and not read; then nothing is asked.
     """
@@ -228,7 +228,7 @@ def test_p03_on_open_the_source_lists(place: Place) -> None:
             assert lists(worker, path) == (truth(path), False)
             OUTSIDE["a new name"](path)
             assert lists(worker, path) == (truth(path), False)
-            # Whoever vouches for the source is taken at their word.
+            # A user who declares the source immutable is taken at their word.
             assert lists(other, path)[1]
             assert lists(other, path)[0] != truth(path)
             # Nor does the agent list for it what nobody could use.
@@ -263,7 +263,7 @@ THROUGH_A_DOOR = {
 
 
 @pytest.mark.parametrize("how", THROUGH_A_DOOR)
-def test_p06_a_change_through_a_door_shows_at_once(place: Place, how: str) -> None:
+def test_p06_a_change_by_a_covered_program_shows_at_once(place: Place, how: str) -> None:
     """To whom made it and to another run, whatever the freshness."""
     paths = {name: place.source / name for name in ("d", "e")}
     (place.root / "foreign").symlink_to(paths["d"])
@@ -280,7 +280,7 @@ def test_p06_a_change_through_a_door_shows_at_once(place: Place, how: str) -> No
             now = path.stat()
             assert one.do(asked, path=str(path)) == (now.st_mtime_ns, now.st_ctime_ns, now.st_nlink, now.st_size)
         if how == "a new file":
-            # Once it is old enough it is listed anew.
+            # Once it is old enough it is listed again.
             settle(paths["d"])
             keep(other, paths["d"])
             assert lists(other, paths["d"])[0] == truth(paths["d"])
@@ -454,7 +454,7 @@ def test_p15_a_directory_that_is_being_listed_keeps_its_source_busy_and_is_no_co
     mnt.mkdir()
     beside.mkdir()
     (beside / "opened").write_bytes(bytes(1 << 20))
-    # No more than may be read in vain.
+    # No more than the limit of wasted reads.
     (beside / "sibling").write_bytes(b"sibling")
     settle(beside)
     record = place.record_path()

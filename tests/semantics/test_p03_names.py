@@ -1,4 +1,4 @@
-"""P3, P4, P6, P7, P15: what is asked about a file by its name (`stat`, `access`) is answered on the node, by the rules of an open."""
+"""P3, P4, P6, P7, P15: `stat` and `access` by name are answered on the node, by the rules of an open."""
 
 import errno
 import os
@@ -148,7 +148,7 @@ THROUGH_A_DOOR = {
 
 
 @pytest.mark.parametrize("how", THROUGH_A_DOOR)
-def test_p06_a_change_through_a_door_shows_at_once(place: Place, how: str) -> None:
+def test_p06_a_change_by_a_covered_program_shows_at_once(place: Place, how: str) -> None:
     """To whom made it and to another run, whatever the freshness."""
     paths = {name: place.source / name for name in ("a", "b", "d/x")}
     with place.worker() as one, place.worker(freshness="ttl=60") as other:

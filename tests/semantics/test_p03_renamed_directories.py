@@ -48,7 +48,7 @@ def test_a_directory_put_in_the_place_of_another_is_seen(place: Place) -> None:
         assert read(worker, one) == b"two" * 100
 
 
-def test_what_was_changed_through_a_door_is_not_served_to_the_next_run(place: Place) -> None:
+def test_what_was_changed_by_a_covered_program_is_not_served_to_the_next_run(place: Place) -> None:
     one, two = two_directories(place)
     with place.worker(freshness="immutable") as worker:
         warm(place, worker, one, two)

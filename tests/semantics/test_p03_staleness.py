@@ -1,4 +1,4 @@
-"""P3: changes are seen within the time that was stated; those made through a preload library, at once."""
+"""P3: changes are seen within the time that was stated; those of covered programs, immediately."""
 
 import os
 import time
@@ -194,7 +194,7 @@ def change_and_compare(place: Place, how: str, pause: float) -> None:
 
 
 @pytest.mark.parametrize("how", THROUGH_A_DOOR)
-def test_a_change_through_a_door_is_seen_at_once(place: Place, how: str) -> None:
+def test_a_change_by_a_covered_program_is_seen_at_once(place: Place, how: str) -> None:
     """By whom made it and by others, by every name, whatever the freshness."""
     change_and_compare(place, how, 0)
 
@@ -216,7 +216,7 @@ def test_a_change_of_ways_stays_seen(place: Place, how: str) -> None:
     change_and_compare(place, how, 0.8)
 
 
-def test_what_was_changed_through_a_door_is_copied_anew(place: Place) -> None:
+def test_what_was_changed_by_a_covered_program_is_copied_anew(place: Place) -> None:
     path = place.source / "a"
     with place.worker() as worker:
         warm(place, worker, path)
@@ -233,7 +233,7 @@ def test_what_was_changed_through_a_door_is_copied_anew(place: Place) -> None:
 def test_what_is_open_for_writing_is_not_published(place: Place) -> None:
     path = place.source / "a"
     with place.worker() as worker:
-        # Made anew: what is changed in place is live, and has no copy for longer.
+        # A new file: one that is changed in place is live, and has no copy for longer.
         worker.do("f = open(path, 'wb', buffering=0); f.write(b'one')", path=str(path))
         settle(path)
         read(worker, path)
@@ -257,7 +257,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("freshness", ["immutable", "on_open"])
 @pytest.mark.parametrize("how", REFUSALS)
-def test_permissions_that_are_taken_away_through_a_door(place: Place, how: str, freshness: str) -> None:
+def test_permissions_that_are_taken_away_by_a_covered_program(place: Place, how: str, freshness: str) -> None:
     """Also those of a directory on the way: the next open is refused."""
     place.give_to(NOBODY)
     path = place.source / "d/x"
@@ -297,8 +297,8 @@ def test_what_libc_opened_for_writing_by_itself_is_not_published(place: Place, h
 
 
 @pytest.mark.parametrize("device", ["the same", "another"])
-def test_a_link_that_leads_to_the_source_is_retargeted_through_a_door(place: Place, device: str) -> None:
-    """The source was named by a link, as in `data/current`, which lies outside of it."""
+def test_a_link_that_leads_to_the_source_is_retargeted_by_a_covered_program(place: Place, device: str) -> None:
+    """The source was named by a link, as in `data/current`, which is outside of it."""
     current = (place.root if device == "the same" else place.runtime) / "current"
     current.symlink_to(place.source / "d")
     with place.worker(source=current) as worker:

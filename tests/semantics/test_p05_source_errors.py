@@ -31,7 +31,7 @@ REFUSED = {
     "what a link is with a slash behind": "os.lstat(root + '/to_a/')",
     "what a path is that is too long": "os.stat(root + '/d/..' * 1024 + '/a')",
     "what the empty name is": "os.stat('')",
-    "an address that is none": "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
+    "an invalid address": "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
     "if c.open(None, 0) < 0: raise OSError(ctypes.get_errno(), '')",
     "writing to what is open for reading": "fd = os.open(root + '/a', 0); os.write(fd, b'x')",
     "truncating what is open for reading": "fd = os.open(root + '/a', 0); os.ftruncate(fd, 0)",

@@ -1,4 +1,4 @@
-"""P8: with the policy `lru` room is made within the tier's size, from directories not used for long, never from what is open."""
+"""P8: with the policy `lru`, room is made by removing copies of directories not used for long, never open ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -119,7 +119,7 @@ sorted(took)
 """
         # A machine that does other things holds up a few of them, and a wait for the agent all.
         assert worker.do(took, path=str(place.source / "b"))[250] < 0.05
-        assert is_copy(worker, place.source / "a"), "copies are of use without the agent"
+        assert is_copy(worker, place.source / "a"), "copies are useful without the agent"
 
 
 def test_clean_gives_all_space_back(place: Place) -> None:

@@ -81,7 +81,7 @@ subprocess.run(['ls', '/proc/self/fd'], capture_output=True, text=True, close_fd
 
 
 def test_no_descriptor_of_ours_stays_in_the_program(place: Place) -> None:
-    """Neither after hits nor after hand-overs."""
+    """Neither after hits nor after handoffs."""
     with place.worker() as worker:
         before = worker.do("sorted(os.listdir('/proc/self/fd'))")
         warm(place, worker, *(place.source / name for name in SIZES))

@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """So that what was changed is copied anew."""
+        """Lets changed files be copied again."""
         if self.taken < 3:
             self.taken += 3
             support.settle(self.place.source)

@@ -1,4 +1,4 @@
-"""P14b, P14c: a clone is its parent's state after one step, bit for bit, and the parent's results are those of a job that nobody forked."""
+"""P14b, P14c: a clone has its parent's state after one step, bit for bit, and the parent trains as if never forked."""
 
 import subprocess
 import sys

@@ -46,7 +46,7 @@ def test_each_open_is_counted_once(place: Place) -> None:
 
 @pytest.mark.parametrize("freshness", ["ttl=1", "on_open", "immutable"])
 def test_opens_are_hits_and_passes(place: Place, freshness: str) -> None:
-    """Every open under the source that succeeded was answered by a copy, or offered to the agent, or passed for a reason."""
+    """Asserts that each successful open under the source was a hit, was handed to the agent, or passed for a reason."""
     code = """
 import random, time
 random.seed(5)

@@ -158,7 +158,7 @@ class Cloud(ABC):
     def token(
         self, method: str, path: str, values: Mapping[str, str], headers: Mapping[str, str], form: Mapping[str, str]
     ) -> Answer | None:
-        """The answer of a service that lends tokens; None: it is none that was asked."""
+        """Returns the answer of a service that lends tokens; None if the request is for another one."""
 
     @abstractmethod
     def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> Answer | None:

@@ -189,7 +189,7 @@ class Store:
         """The token service: lends keys for a web identity."""
         self.identities.append(form)
         if self.lent_token is None or form["WebIdentityToken"] != IDENTITY:
-            return refusal(400, "InvalidIdentityToken", "the token is none")
+            return refusal(400, "InvalidIdentityToken", "the token is invalid")
         lent = {"AccessKeyId": KEY, "SecretAccessKey": SECRET, "SessionToken": self.lent_token, "Expiration": self.lent_until}
         key = "".join(f"<{name}>{value}</{name}>" for name, value in lent.items())
         name = "AssumeRoleWithWebIdentity"

@@ -1,4 +1,4 @@
-"""`forebay run --view`: the program starts when the view is whole, and the view stays as it is until the program has ended."""
+"""`forebay run --view`: the program starts once the view is whole, and the view stays as it is until it ends."""
 
 import json
 import os

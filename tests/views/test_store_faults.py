@@ -44,7 +44,7 @@ def test_f04_what_comes_bit_by_bit_is_not_given_up(views: Views) -> None:
     views.fetch()
     assert views.held() == {"a": content}
     asked = [one.range for one in views.bucket.asked if one.key]
-    assert asked == [None, *(f"bytes={at}-999" for at in range(100, 1000, 100))], "more often than it is tried in vain"
+    assert asked == [None, *(f"bytes={at}-999" for at in range(100, 1000, 100))], "more often than failed attempts are allowed"
 
 
 def test_a_listing_is_asked_for_again_too(views: Views) -> None:
