@@ -1,14 +1,20 @@
 """Native functions. A `Buffer` is held until the call returns. Memory that is named by address and length must stay there as long.
 
-What concerns forks, and the loader, raises `ConnectionRefusedError` with the reason, in words for a person, where the agent says no, and
-`ConnectionError` where none is there, and `TimeoutError` where one is there and does not answer.
+Requests to an agent raise `AgentRefusedError` where it refuses, `AgentLostError` where it ended, `AgentSilentError` where it does not
+answer, and `ConnectionError` where none runs. Their words are for a person.
 """
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import Buffer
+
+class AgentRefusedError(ConnectionRefusedError):
+    kind: Literal["invalid", "other_version", "taken", "exhausted", "failed"]
+
+class AgentLostError(ConnectionError): ...
+class AgentSilentError(TimeoutError): ...
 
 def digest(address: int, length: int) -> str: ...
 def digests(count: int, of: list[tuple[Spans, int, int]]) -> bytes: ...

@@ -1,12 +1,28 @@
-"""What is said to a person while a job runs."""
+"""Lines for a person while a job runs, on standard error and in the log of the program."""
 
 import contextlib
+import logging
 import os
+from typing import Literal
 
-__all__ = ["say"]
+__all__ = ["LOG", "say"]
+
+LOG = logging.getLogger("forebay")
+"""The package's logger. It writes nothing unless the program sets up logging."""
+LOG.addHandler(logging.NullHandler())
 
 
-def say(line: str) -> None:
-    """One line on standard error, in one piece: the lines of several ranks do not mix. Where nobody listens, nothing happens."""
+def say(line: str, key: Literal["refused", "fallback", "lost"] | None = None) -> None:
+    """Prints one line to standard error in one piece, so that lines of several ranks do not mix, and logs it.
+
+    Args:
+        line: text of the line. A closed standard error is no error.
+        key: first word of the logged line, the same as in the logs of the agents, for a line of a refusal, a fallback or a lost peer.
+    """
+    text = " ".join(line.splitlines())
+    if key is None:
+        LOG.info("%s", text)
+    else:
+        LOG.warning("%s: %s", key, text)
     with contextlib.suppress(OSError):
-        os.write(2, f"forebay: {' '.join(line.splitlines())}\n".encode(errors="replace"))
+        os.write(2, f"forebay: {text}\n".encode(errors="replace"))

@@ -8,7 +8,8 @@ from typing import Any
 import datasets
 from datasets.table import ConcatenationTable, MemoryMappedTable, Table
 
-from forebay.loader import ArrowRows, Extent, LoaderError
+from forebay.loader import ArrowRows, Extent
+from forebay.loader._errors import ColumnError
 from forebay.loader._given import check_function
 from forebay.loader._samples import IndexedSamples
 
@@ -59,9 +60,7 @@ class DatasetRows(IndexedSamples):
         self.keyed = keyed
         try:
             self._rows = ArrowRows((part.path for part in parts), self._decoded, columns=dataset.column_names)
-        except LoaderError as error:
-            if "has no column" not in str(error):
-                raise
+        except ColumnError:
             raise _changed() from None
         types = dataset.data.schema
         if any(schema.field(name).type != types.field(name).type for schema in self._rows.schemas for name in dataset.column_names):

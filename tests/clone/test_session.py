@@ -343,15 +343,16 @@ def test_nonsense_on_the_socket_concerns_nobody_else(here: Node, opened: Opened)
         b"\x80\x04.",
         b"null",
         b"{}",
-        b'{"ask":"offer"}',
+        b'{"request":"publish"}',
         b"x" * 70000,
-        b'{"ask":"take","version":1,"fork":1,"rank":-1,"ranks":1}',
+        b'{"request":"fetch","version":1,"fork":1,"rank":-1,"ranks":1}',
     ):
         with here.connect() as connection:
             connection.send(packet)
+            assert b'"kind":"other_version"' in connection.recv(4096)
             assert connection.recv(4096) == b""
     with here.connect() as connection:
-        connection.send(b'{"ask":"register","version":0,"job":"x","rank":0,"ranks":1}')
+        connection.send(b'{"request":"register","version":0,"job":"x","rank":0,"ranks":1}')
         assert b"another version" in connection.recv(4096)
     train(made, session, 2)
     assert [job["job"] for job in here.jobs()] == ["trunk"]

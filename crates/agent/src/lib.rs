@@ -8,5 +8,10 @@
 
 pub mod forks;
 pub mod host;
+#[cfg(test)]
+mod messages;
+mod roles;
 pub mod samples;
 pub mod tiering;
+
+pub use roles::{RoleSetup, serve};

@@ -1,4 +1,4 @@
-//! `forebay agent`: what a run starts in the background. It outlives the run and must hold nothing of whoever started that.
+//! `forebay agent`: the background process of a role. It outlives the run that started it, and keeps none of that run's descriptors.
 
 use std::{
     fs,
@@ -7,38 +7,21 @@ use std::{
 };
 
 use forebay_agent::{
-    forks::{self, ForkConfig},
+    RoleSetup,
     host::{error::AgentError, start::EXIT_ALREADY_RUNNING},
-    samples::{self, LoaderConfig},
-    tiering::AgentConfig,
 };
-use serde::Deserialize;
 
 use crate::refusal::EXIT_BAD_INPUT;
 
-/// Which agent it is to be: one of tiers, the one of forks, or the one of loaders.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Settings {
-    Tiers(AgentConfig),
-    Forks(ForkConfig),
-    Loaders(LoaderConfig),
-}
-
-/// The agent: its settings come on standard input, its errors go to its log. Gives the exit status.
+/// Plays the role that the settings on standard input name; errors go to its log. Returns the exit status.
 pub fn main() -> u8 {
     close_inherited();
     let mut text = Vec::new();
-    let settings = std::io::stdin()
+    let setup = std::io::stdin()
         .read_to_end(&mut text)
         .ok()
-        .and_then(|_| serde_json::from_slice(&text).ok());
-    let served = settings.map(|settings| match settings {
-        Settings::Tiers(config) => forebay_agent::tiering::serve(config),
-        Settings::Forks(config) => forks::serve(&config),
-        Settings::Loaders(config) => samples::serve(&config),
-    });
-    match served {
+        .and_then(|_| serde_json::from_slice::<RoleSetup>(&text).ok());
+    match setup.map(forebay_agent::serve) {
         Some(Ok(())) => 0,
         Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
         Some(Err(_)) => 1,
@@ -46,7 +29,7 @@ pub fn main() -> u8 {
     }
 }
 
-/// Closes all but the standard streams: a pipe or lock of the shell that started the first run would stay open with us.
+/// Closes all but the standard streams: this process would keep pipes and locks of the shell open that started the first run.
 #[expect(unsafe_code, reason = "descriptors that this process was started with belong to nobody in it")]
 fn close_inherited() {
     let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);

@@ -14,7 +14,7 @@ use forebay_agent::{
     forks::{
         self, FORK_SHADOW_MAX, ForkConfig,
         client::{Forking, jobs},
-        protocol::{Job, Outcome},
+        protocol::{ForkProgress, ForkableJob},
     },
     host::error::AgentError,
 };
@@ -89,7 +89,7 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     let dir = forks_dir(environment, false)?;
     let forking = match Forking::begin(&dir, job, at, shadow) {
         Ok(forking) => forking,
-        Err(AgentError::Refused { why }) => return Err(Refusal::bad_input(why)),
+        Err(AgentError::Refused(refusal)) => return Err(Refusal::bad_input(refusal.why)),
         Err(AgentError::Io { .. }) => {
             return Err(Refusal::bad_input(format_args!(
                 "no job '{job}' that can be forked trains on this node; none does: call forebay.clone.session(...) in the one to be forked"
@@ -115,7 +115,7 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     });
     let ended = ended?;
     // What goes wrong in between the program has said itself.
-    if is_answered && let Ok(Outcome { asked: false, .. }) = forking.outcome() {
+    if is_answered && let Ok(ForkProgress { asked: false, .. }) = forking.outcome() {
         let line = never_asked(&name.to_string_lossy(), ended, job);
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
@@ -141,7 +141,7 @@ fn never_asked(name: &str, ended: Ended, job: &str) -> String {
 
 /// Shows how far the clone is, until all of its ranks have loaded their states, it has failed, or its program has ended. Whether the agent answered as long as it
 /// was asked: an answer that comes too late would be taken for that to the next question.
-fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, at: Option<u64>, ended: &Receiver<()>) -> bool {
+fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Option<u64>, ended: &Receiver<()>) -> bool {
     let mut shown: Option<(Progress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Ok(outcome) = look() else { return false };
@@ -164,8 +164,8 @@ fn watch(look: impl Fn() -> Result<Outcome, AgentError>, job: &str, at: Option<u
 }
 
 /// How many stages all ranks have behind them, and what comes now.
-fn stage(outcome: Outcome, job: &str, at: Option<u64>) -> (u64, String) {
-    let Outcome {
+fn stage(outcome: ForkProgress, job: &str, at: Option<u64>) -> (u64, String) {
+    let ForkProgress {
         ranks,
         here,
         taken,
@@ -257,7 +257,7 @@ fn list(json: bool, dir: &Path) -> Result<String, Refusal> {
     Ok(lines)
 }
 
-fn line_of(job: &Job) -> String {
+fn line_of(job: &ForkableJob) -> String {
     let ranks = if job.ranks_here == job.ranks {
         text::counted(u64::from(job.ranks), "rank", "ranks")
     } else {
@@ -278,10 +278,10 @@ mod tests {
 
     #[test]
     fn each_stage_of_a_clone_is_named() {
-        let mut outcome = Outcome {
+        let mut outcome = ForkProgress {
             ranks: 2,
             here: 1,
-            ..Outcome::default()
+            ..ForkProgress::default()
         };
         assert_eq!(stage(outcome, "trunk", None), (1, "1 of 2 ranks of the clone are ready".into()));
         outcome.here = 2;
@@ -313,7 +313,7 @@ mod tests {
     }
 
     /// Whether the agent answered, and how often it was asked.
-    fn watched(answers: &[Outcome]) -> (bool, usize) {
+    fn watched(answers: &[ForkProgress]) -> (bool, usize) {
         let (_runs, ended) = mpsc::channel();
         let asked = Cell::new(0);
         let look = || {
@@ -327,20 +327,20 @@ mod tests {
 
     #[test]
     fn a_clone_is_watched_until_it_has_loaded_or_failed() {
-        let waits = Outcome {
+        let waits = ForkProgress {
             asked: true,
             ranks: 2,
             here: 1,
-            ..Outcome::default()
+            ..ForkProgress::default()
         };
-        let failed = Outcome { is_over: true, ..waits };
-        let loaded = Outcome {
+        let failed = ForkProgress { is_over: true, ..waits };
+        let loaded = ForkProgress {
             here: 2,
             taken: true,
             loaded: 2,
             ..waits
         };
-        assert_eq!(watched(&[Outcome::default(), waits, failed, waits]), (true, 3));
+        assert_eq!(watched(&[ForkProgress::default(), waits, failed, waits]), (true, 3));
         assert_eq!(watched(&[loaded, loaded]), (true, 1), "it may be on probation");
         assert_eq!(
             watched(&[waits]),

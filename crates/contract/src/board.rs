@@ -27,10 +27,12 @@ use core::{
     },
 };
 
-use crate::region::{Plain, Region};
+use crate::{
+    CONTRACT_VERSION,
+    digest::layout,
+    region::{Plain, Region},
+};
 
-/// Raised whenever the layout of a board, or of [`crate::Extents`], changes.
-pub const LOADER_VERSION: u32 = 2;
 /// Most slots of a board.
 pub const SLOTS_MAX: u32 = 1 << 20;
 
@@ -75,6 +77,16 @@ struct Slot {
     /// together with this one.
     done: AtomicU32,
 }
+
+/// Layout that ranks and the agent share.
+pub(crate) const LAYOUT: &[&[u64]] = &[
+    layout!(Header: magic, version, slots),
+    layout!(Slot: when, offset, sample, length, state, done),
+    &[
+        MAGIC, ASKED, RELEASED, STEPS, STEP, DECODING, ALIVE, ANSWERS, WAITING, SLEEPING, HEARD, SLOTS_AT,
+    ],
+    &[READY as u64, REFUSED as u64, CODE_BITS as u64, ODD as u64],
+];
 
 // SAFETY: atomics only.
 unsafe impl Plain for Header {}
@@ -143,7 +155,7 @@ impl<'a> Board<'a> {
     pub fn create(region: Region<'a>, slots: u32) -> Option<Self> {
         let header = region.at::<Header>(0)?;
         header.slots.store(slots, Relaxed);
-        header.version.store(LOADER_VERSION, Relaxed);
+        header.version.store(CONTRACT_VERSION, Relaxed);
         header.magic.store(MAGIC, Release);
         Self::open(region)
     }
@@ -153,7 +165,7 @@ impl<'a> Board<'a> {
         let header = region.at::<Header>(0)?;
         let slots = header.slots.load(Relaxed);
         let fits = header.magic.load(Acquire) == MAGIC
-            && header.version.load(Relaxed) == LOADER_VERSION
+            && header.version.load(Relaxed) == CONTRACT_VERSION
             && slots.is_power_of_two()
             && slots <= SLOTS_MAX
             && region.len() >= Self::bytes(slots);

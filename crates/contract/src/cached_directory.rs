@@ -4,7 +4,7 @@
 //! place. A cached directory is a copy with a record under the directory's name. The record's size is that of the copy,
 //! since a directory's `st_size` says nothing about its contents; the header keeps `st_size` for `stat`.
 
-use crate::{hash::hash_bytes, layout::layout};
+use crate::{digest::layout, hash::hash_bytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBLIST\0\x01");
 const SEED: u64 = 0x6C69_7374_696E_672E;

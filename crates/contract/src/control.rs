@@ -11,9 +11,9 @@ use core::sync::atomic::{
 use crate::{
     CONTRACT_VERSION, Identity,
     counters::Counter,
+    digest::layout,
     hash::{hash_bytes, hash_pair},
     index::{Directory, Record},
-    layout::layout,
     region::{Plain, Region},
 };
 

@@ -1,7 +1,7 @@
 //! Counters of a run, for the summary, the record and the tests. The list is the only one: its names are the keys of
 //! the run's JSON record.
 
-use crate::layout::digest_of;
+use crate::digest::digest_of;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {

@@ -9,13 +9,16 @@
 //! - file, offset and length of each sample, unless sample `n` is the whole of file `n`;
 //! - the paths, back to back.
 
-use crate::{PATH_BYTES_MAX, board::LOADER_VERSION, region::Region};
+use crate::{CONTRACT_VERSION, PATH_BYTES_MAX, region::Region};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBEXTNT\x01");
 /// Words of the header: magic, version, samples, files, whether samples are whole files, whether files have marks.
 const HEADER_WORDS: u64 = 8;
 const SPAN_WORDS: u64 = 3;
 const WORD_BYTES: u64 = 8;
+
+/// Layout that ranks and the agent share.
+pub(crate) const LAYOUT: &[&[u64]] = &[&[MAGIC, HEADER_WORDS, SPAN_WORDS, WORD_BYTES, TO_THE_END]];
 
 /// In place of a length: up to the end of the file.
 pub const TO_THE_END: u64 = u64::MAX;
@@ -50,7 +53,7 @@ impl<'a> Extents<'a> {
     pub const fn header(samples: u64, files: u64, whole_files: bool, has_marks: bool) -> [u64; HEADER_WORDS as usize] {
         [
             MAGIC,
-            LOADER_VERSION as u64,
+            CONTRACT_VERSION as u64,
             samples,
             files,
             whole_files as u64,
@@ -71,7 +74,7 @@ impl<'a> Extents<'a> {
             whole_files: word(4)? == 1,
             has_marks: word(5)? == 1,
         };
-        let is_one = word(0)? == MAGIC && word(1)? == u64::from(LOADER_VERSION) && word(4)? <= 1 && word(5)? <= 1;
+        let is_one = word(0)? == MAGIC && word(1)? == u64::from(CONTRACT_VERSION) && word(4)? <= 1 && word(5)? <= 1;
         // What each word of it says is checked when it is followed.
         let spans_end = table.paths_at()?;
         let matches = !table.whole_files || table.samples == table.files;

@@ -12,9 +12,9 @@ use core::sync::atomic::{
 
 use crate::{
     Attributes, CONTRACT_VERSION, FileTime, Identity, TIERS_MAX,
+    digest::layout,
     hash::{hash_bytes, hash_pair},
     identity::is_directory,
-    layout::layout,
     region::{Plain, Region},
 };
 

@@ -1,7 +1,7 @@
 //! Ties [`CONTRACT_VERSION`] to the layout of shared memory and messages: a layout that changes without a new version
 //! does not build.
 
-use crate::{CONTRACT_VERSION, cached_directory, control, counters, hash, index, message, run};
+use crate::{CONTRACT_VERSION, board, cached_directory, control, counters, digest::digest_of, extents, hash, index, message, run};
 
 /// Versions and the digests of their layouts. A change of a layout raises the version and adds its line; older lines
 /// stay.
@@ -14,25 +14,8 @@ const DIGESTS: &[(u32, u64)] = &[
     (6, 0xBDE4_FD6C_48F2_7422),
     (7, 0x1EFA_8EC3_2CD5_9403),
     (8, 0x4BBF_5A20_D8FC_6EC0),
+    (9, 0xB2EA_5AEA_0744_826F),
 ];
-
-/// Size of a type, and where its fields lie.
-macro_rules! layout {
-    ($type:ty: $($field:ident),+) => {
-        &[size_of::<$type>() as u64, $(core::mem::offset_of!($type, $field) as u64),+]
-    };
-}
-pub(crate) use layout;
-
-/// FNV-1a.
-pub(crate) const fn digest_of(mut digest: u64, bytes: &[u8]) -> u64 {
-    let mut at = 0;
-    while at < bytes.len() {
-        digest = (digest ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01B3);
-        at += 1;
-    }
-    digest
-}
 
 const fn digest_of_layouts(modules: &[&[&[u64]]]) -> u64 {
     let mut digest = 0xCBF2_9CE4_8422_2325;
@@ -61,6 +44,8 @@ const DIGEST: u64 = digest_of_layouts(&[
     counters::LAYOUT,
     hash::LAYOUT,
     cached_directory::LAYOUT,
+    board::LAYOUT,
+    extents::LAYOUT,
 ]);
 
 const LAST: (u32, u64) = DIGESTS[DIGESTS.len() - 1];

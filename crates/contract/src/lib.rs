@@ -17,6 +17,7 @@ pub mod cached_directory;
 pub mod control;
 pub mod counters;
 pub mod covered;
+mod digest;
 pub mod env;
 pub mod exclude;
 pub mod extents;
@@ -47,9 +48,9 @@ pub use region::Region;
 pub use run::Run;
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
 
-/// Version of everything in shared memory and on the hand-over socket. Agent and doors that differ do not speak to each other. The build
-/// fails where a layout has changed and this has not (`layout.rs`).
-pub const CONTRACT_VERSION: u32 = 8;
+/// Version of all shared memory and all messages between processes of a node. Processes of different versions refuse each other. A layout that changes without a
+/// new version does not build (`layout.rs`); for messages in JSON a test of the agent fails.
+pub const CONTRACT_VERSION: u32 = 9;
 
 /// Longest path that is looked up or handed to the agent, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -10,9 +10,9 @@ use crate::{
     control::Freshness,
     counters::{COUNT, Counter},
     covered::{self, Covered},
+    digest::layout,
     exclude::{EXCLUDES_BYTES_MAX, Excludes},
     latency::{self, BUCKETS},
-    layout::layout,
     opens::{self, Opens},
     region::{Plain, Region},
 };

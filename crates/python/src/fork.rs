@@ -7,12 +7,9 @@ use std::{
     time::Duration,
 };
 
-use crate::mapped::Mapped;
-use forebay_agent::{forks::client, host::error::AgentError};
-use pyo3::{
-    exceptions::{PyConnectionError, PyConnectionRefusedError, PyTimeoutError, PyValueError},
-    prelude::*,
-};
+use crate::{errors::to_python, mapped::Mapped};
+use forebay_agent::forks::client;
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 /// A rank of a job that can be forked, for as long as the object lives.
 #[pyclass(frozen)]
@@ -164,12 +161,4 @@ pub(crate) fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
 
 pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(format!("{seconds} s: {error}")))
-}
-
-pub(crate) fn to_python(error: AgentError) -> PyErr {
-    match error {
-        AgentError::Refused { why } => PyConnectionRefusedError::new_err(why),
-        silent @ AgentError::Silent { .. } => PyTimeoutError::new_err(silent.to_string()),
-        other => PyConnectionError::new_err(other.to_string()),
-    }
 }

@@ -7,6 +7,7 @@
 
 mod buffers;
 mod choices;
+mod errors;
 mod fork;
 mod images;
 mod loader;
@@ -95,6 +96,8 @@ fn hexadecimal(digest: u128) -> String {
 mod _core {
     #[pymodule_export]
     use super::choices::{loader_policies, loader_schedules};
+    #[pymodule_export]
+    use super::errors::{AgentLostError, AgentRefusedError, AgentSilentError};
     #[pymodule_export]
     use super::fork::{Rank, Taking};
     #[pymodule_export]

@@ -18,7 +18,8 @@ use pyo3::{
 
 use crate::{
     buffers::export,
-    fork::{borrowed, duration, to_python},
+    errors::to_python,
+    fork::{borrowed, duration},
     loader_batch::{LoaderBatch, ServedRank},
 };
 

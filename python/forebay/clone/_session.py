@@ -136,7 +136,7 @@ class Session:
             if is_the_program_s(error):
                 raise
             self.close()
-            say(f"this job can't be forked any more: {error}")
+            say(f"this job can't be forked any more: {error}", "refused")
 
     def _take(self, source: Source, epoch: int, step: int) -> None:
         """The state, if a fork is due."""
@@ -144,7 +144,7 @@ class Session:
         try:
             fork = source.point(epoch, step)
         except CloneError as error:
-            say(f"no fork at step {step}: {error}")
+            say(f"no fork at step {step}: {error}", "refused")
         self._telling.passed(epoch, fork)
         if fork:
             self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
@@ -156,7 +156,7 @@ class Session:
                 forked, seconds = repeated
                 self.forks = [replace(one, compared_s=seconds) if one.step in forked else one for one in self.forks]
         except CloneError as error:
-            say(f"no clone at step {step}: {error}")
+            say(f"no clone at step {step}: {error}", "refused")
 
     def _on_probation(self, probation: Probation, epoch: int, step: int) -> None:
         try:
@@ -173,7 +173,7 @@ class Session:
             try:
                 self._source = self._made_source()
             except CloneError as error:
-                say(f"this clone can't be forked: {error}")
+                say(f"this clone can't be forked: {error}", "refused")
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left: `range(count)`, in a clone from its parent's on.
@@ -263,7 +263,7 @@ class Session:
             if source is not None:
                 source.close()
         except Exception as error:
-            say(f"the clones that were being made are given up: {error}")
+            say(f"the clones that were being made are given up: {error}", "refused")
 
     def _before_step(self) -> None:
         try:
@@ -280,7 +280,7 @@ class Session:
                 raise
             # The optimizer goes through its hooks: one that is removed meanwhile would break off its step. They do nothing from now on.
             self._end()
-            say(f"this job can't be forked any more: {error}")
+            say(f"this job can't be forked any more: {error}", "refused")
 
     def _note_step(self) -> None:
         self._stepped = True
@@ -399,7 +399,7 @@ def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[],
         made = Session(resumed.name, described, state, resumed.lineage)
     except CloneError as error:
         # The others know already that it exists.
-        say(f"this clone can't be forked: {error}")
+        say(f"this clone can't be forked: {error}", "refused")
         made = Session(resumed.name, described, state, resumed.lineage, forkable=False)
     announce(resumed, described.rank)
     return made
@@ -430,7 +430,7 @@ def _original(name: str | None, described: Inventory, state: _State) -> Session:
             if ranks > 1:
                 # A number in common would need all ranks, and those that were not refused go on.
                 if rank == 0:
-                    say(f"this job can't be forked: {error}")
+                    say(f"this job can't be forked: {error}", "refused")
                 return Session(derived, described, state, None, forkable=False)
     made = Session(f"job-{described.shared_number():08x}", described, state, None)
     if rank == 0:

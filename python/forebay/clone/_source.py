@@ -53,8 +53,6 @@ REASON_MAX = 2000
 """Characters of a reason that is sent to others."""
 START_TRIES = 3
 """An agent that is just ending, since nobody needed it, may be met; the next one is not."""
-TAKEN = " trains here already"
-"""Of the agent's refusal of a name that another job has."""
 TAKEN_WAIT_S = 10.0
 """A job that was killed and is started again meets its own name, until its loaders' workers notice that they are orphans."""
 TAKEN_PAUSE_S = 0.5
@@ -268,7 +266,7 @@ class Source:
         if dropped:
             with contextlib.suppress(ConnectionError):
                 self._rank.withhold(dropped, why)
-            say(f"no fork at step {window.step}: {why}")
+            say(f"no fork at step {window.step}: {why}", "refused")
         if copied == 0:
             # Nobody looks there: the next fork's may go to the same place.
             self._aside, self._aside_used_at = window.aside, time.monotonic()
@@ -470,8 +468,8 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool, agent:
     while True:
         try:
             return _core.Rank(agent or _agent(), job, rank, ranks, rejoins, shadow)
-        except ConnectionRefusedError as error:
-            if TAKEN not in str(error) or time.monotonic() > deadline:
+        except _core.AgentRefusedError as error:
+            if error.kind != "taken" or time.monotonic() > deadline:
                 raise RefusedError(str(error)) from None
             time.sleep(TAKEN_PAUSE_S)
         except TimeoutError as error:

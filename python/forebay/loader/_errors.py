@@ -10,6 +10,10 @@ class LoaderError(RuntimeError):
     """
 
 
+class ColumnError(LoaderError):
+    """A file lacks a column that the dataset asks for."""
+
+
 class SampleError(LoaderError):
     """A sample could not be read or decoded.
 

@@ -76,14 +76,14 @@ class AgentJoining:
         try:
             try:
                 return self._gathered(self._registered(found))
-            except ConnectionRefusedError:
+            except _core.AgentRefusedError:
                 raise
             except ConnectionError:
                 # An agent that nobody needs ends, and this one may just have done so: then another is started.
                 if kept(self._cache).directory is None:
                     raise
             return self._gathered(self._registered(found))
-        except ConnectionRefusedError as error:
+        except _core.AgentRefusedError as error:
             raise LoaderError(str(error)) from None
         except ConnectionError as error:
             return None, str(error)

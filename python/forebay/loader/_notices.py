@@ -29,7 +29,7 @@ class Notices:
         with self._lock:
             is_said, self._is_loss_said = self._is_loss_said, True
         if not is_said:
-            say(f"the loader agent does not serve rank {self._rank}, which reads for itself: {why}")
+            say(f"the loader agent does not serve rank {self._rank}, which reads for itself: {why}", "fallback")
 
     def again(self) -> None:
         """Says that another agent serves the rank."""
@@ -43,7 +43,7 @@ class Notices:
             ranks: all that have left, in the order in which they did.
         """
         for rank in ranks[self._gone_said :]:
-            say(f"rank {rank} has left this loader; the loader agent goes on for the others")
+            say(f"rank {rank} has left this loader; the loader agent goes on for the others", "lost")
         self._gone_said = len(ranks)
 
     def too_large(self, samples: int, most: int) -> None:

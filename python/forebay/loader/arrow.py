@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._at_once import look_through
-from forebay.loader._errors import LoaderError
+from forebay.loader._errors import ColumnError, LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
 from forebay.loader._paths import is_object, look_up
@@ -198,7 +198,7 @@ def _read(path: str, columns: list[str] | None) -> _ArrowFile:
     if file.schema is None:
         raise LoaderError(f"{path} is empty: it was cut, or is no Arrow file")
     if missing := [name for name in columns or () if name not in file.schema.names]:
-        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
+        raise ColumnError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
     return file
 
 

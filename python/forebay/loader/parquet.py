@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.loader._at_once import look_through
-from forebay.loader._errors import LoaderError
+from forebay.loader._errors import ColumnError, LoaderError
 from forebay.loader._given import check_function, check_whole, columns_of, paths_of
 from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
 from forebay.loader._paths import PathStat, Seekable, look_up
@@ -151,7 +151,7 @@ def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> li
         tops = sorted({names[0] for names in schema})
         fields = sorted({".".join(names) for names in schema if missing[0].startswith(f"{names[0]}.")} - {*tops})
         inside = f"; with fields: {', '.join(fields)}" if fields else ""
-        raise LoaderError(f"{path} has no column {missing[0]}; there are: {', '.join(tops)}{inside}")
+        raise ColumnError(f"{path} has no column {missing[0]}; there are: {', '.join(tops)}{inside}")
     return sorted({number for name in columns for number in below[name]})
 
 

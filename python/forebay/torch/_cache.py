@@ -83,7 +83,7 @@ def agent_of(
         )
     place = place_of(ahead.rank, ahead.world)
     if place is None:
-        say("cache= is not used: the launcher does not say which ranks share this node")
+        say("cache= is not used: the launcher does not say which ranks share this node", "fallback")
         return None
     batch = batch_size or BATCH
     settings = AgentSettings(

@@ -8,10 +8,12 @@ use std::{
     time::Duration,
 };
 
+use forebay_contract::CONTRACT_VERSION;
+
 use super::{
     ForkConfig,
     page::{Due, Page},
-    protocol::{Ask, Job, Outcome, Tell, VERSION},
+    protocol::{ForkProgress, ForkRequest, ForkResponse, ForkableJob},
     secret_path, socket_path,
 };
 
@@ -31,17 +33,16 @@ use crate::{
 /// When the directory is refused, or no agent answers in time.
 pub fn start(config: &ForkConfig, command: &Path) -> Result<(), AgentError> {
     private_dir(&config.forks_dir)?;
-    let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
-    start_until(&config.forks_dir, &settings, command, || Connection::open(&config.forks_dir).ok()).map(drop)
+    start_until(config, command, || Connection::open(&config.forks_dir).ok()).map(drop)
 }
 
 /// The jobs that can be forked.
 ///
 /// # Errors
 /// When no fork agent stands.
-pub fn jobs(dir: &Path) -> Result<Vec<Job>, AgentError> {
-    match Connection::open(dir)?.ask(&Ask::Jobs)? {
-        (Tell::Jobs { jobs }, _) => Ok(jobs),
+pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
+    match Connection::open(dir)?.ask(&ForkRequest::Jobs)? {
+        (ForkResponse::Jobs { jobs }, _) => Ok(jobs),
         (other, _) => Err(unexpected(&other)),
     }
 }
@@ -66,8 +67,8 @@ impl Rank {
     /// No fork agent stands, or it refuses, or does not answer in time.
     pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
-        let ask = Ask::Register {
-            version: VERSION,
+        let ask = ForkRequest::Register {
+            version: CONTRACT_VERSION,
             job: job.to_owned(),
             rank,
             ranks,
@@ -75,7 +76,7 @@ impl Rank {
             shadow,
         };
         match connection.ask(&ask)? {
-            (Tell::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
+            (ForkResponse::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
                 let page = Page::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
                 Ok(Self {
                     connection,
@@ -109,12 +110,12 @@ impl Rank {
         self.connection.0.is_served()
     }
 
-    /// Hands over the state that was taken for these forks, by the descriptors of [`Ask::Offer`].
+    /// Hands over the state that was taken for these forks, by the descriptors of [`ForkRequest::Publish`].
     ///
     /// # Errors
     /// The fork agent is gone, or does not take it in time.
     pub fn offer(&self, forks: Vec<u64>, epoch: u64, step: u64, state: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Offer { forks, epoch, step }, state)
+        self.connection.send(&ForkRequest::Publish { forks, epoch, step }, state)
     }
 
     /// Says how large this rank's state is, and that it looks at the page at its points; with what describes the state, if all ranks are to be compared.
@@ -122,15 +123,15 @@ impl Rank {
     /// # Errors
     /// The fork agent is gone.
     pub fn measured(&self, bytes: u64, text: Option<BorrowedFd<'_>>) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Measured { bytes }, text.as_slice())
+        self.connection.send(&ForkRequest::Measured { bytes }, text.as_slice())
     }
 
-    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of [`Ask::Lying`].
+    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of [`ForkRequest::Layout`].
     ///
     /// # Errors
     /// The fork agent is gone, or does not take it in time.
     pub fn lying(&self, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Lying, descriptors)
+        self.connection.send(&ForkRequest::Layout, descriptors)
     }
 
     /// Says what this rank has so many steps after these forks, by a descriptor of what describes its state now.
@@ -138,7 +139,7 @@ impl Rank {
     /// # Errors
     /// The fork agent is gone, or does not take it in time.
     pub fn repeated(&self, forks: Vec<u64>, text: BorrowedFd<'_>) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Repeated { forks }, &[text])
+        self.connection.send(&ForkRequest::Repeated { forks }, &[text])
     }
 
     /// Says why no state could be taken for these forks.
@@ -147,7 +148,7 @@ impl Rank {
     /// The fork agent is gone.
     pub fn withhold(&self, forks: Vec<u64>, why: &str) -> Result<(), AgentError> {
         let why = why.to_owned();
-        self.connection.send(&Ask::Withhold { forks, why }, &[])
+        self.connection.send(&ForkRequest::Abort { forks, why }, &[])
     }
 }
 
@@ -174,15 +175,15 @@ impl Forking {
     /// No fork agent stands, or it refuses.
     pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
-        let ask = Ask::Fork {
-            version: VERSION,
+        let ask = ForkRequest::Fork {
+            version: CONTRACT_VERSION,
             job: job.to_owned(),
             at,
             shadow,
         };
         match connection.ask(&ask)? {
             (
-                Tell::Forking {
+                ForkResponse::Forking {
                     fork,
                     name,
                     ranks,
@@ -206,9 +207,9 @@ impl Forking {
     ///
     /// # Errors
     /// The fork agent is gone.
-    pub fn outcome(&self) -> Result<Outcome, AgentError> {
-        match self.connection.ask(&Ask::Outcome)? {
-            (Tell::Outcome(outcome), _) => Ok(outcome),
+    pub fn outcome(&self) -> Result<ForkProgress, AgentError> {
+        match self.connection.ask(&ForkRequest::Progress)? {
+            (ForkResponse::Progress(outcome), _) => Ok(outcome),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -229,7 +230,7 @@ pub struct Taken {
     pub name: String,
     /// Its number as a reader of the state's window.
     pub reader: u32,
-    /// The descriptors of [`Tell::State`].
+    /// The descriptors of [`ForkResponse::State`].
     pub state: Vec<OwnedFd>,
     /// How many ranks the job has.
     pub ranks: u32,
@@ -242,15 +243,15 @@ impl Taking {
     /// No fork agent stands, or it does not answer in time.
     pub fn begin(dir: &Path, fork: u64, rank: u32, ranks: u32) -> Result<Self, AgentError> {
         let connection = Connection::open(dir)?;
-        let version = VERSION;
-        let ask = Ask::Take {
+        let version = CONTRACT_VERSION;
+        let ask = ForkRequest::Fetch {
             version,
             fork,
             rank,
             ranks,
         };
         match connection.ask(&ask)? {
-            (Tell::Waiting, descriptors) => {
+            (ForkResponse::Waiting, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
                 Ok(Self {
                     connection,
@@ -284,7 +285,7 @@ impl Taking {
             return Ok(None);
         };
         match tell {
-            Tell::State { name, reader, ranks } => Ok(Some(Taken {
+            ForkResponse::State { name, reader, ranks } => Ok(Some(Taken {
                 name,
                 reader,
                 state: descriptors,
@@ -299,7 +300,7 @@ impl Taking {
     /// # Errors
     /// The fork agent is gone.
     pub fn loaded(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Loaded, &[text])
+        self.connection.send(&ForkRequest::Loaded, &[text])
     }
 
     /// Says why it could not be loaded.
@@ -307,7 +308,7 @@ impl Taking {
     /// # Errors
     /// The fork agent is gone.
     pub fn failed(&self, why: &str) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Failed { why: why.to_owned() }, &[])
+        self.connection.send(&ForkRequest::Failed { why: why.to_owned() }, &[])
     }
 
     /// Says what this rank has after the steps of its probation.
@@ -315,7 +316,7 @@ impl Taking {
     /// # Errors
     /// The fork agent is gone.
     pub fn repeated(&self, text: BorrowedFd<'_>) -> Result<(), AgentError> {
-        self.connection.send(&Ask::Repeated { forks: Vec::new() }, &[text])
+        self.connection.send(&ForkRequest::Repeated { forks: Vec::new() }, &[text])
     }
 
     /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this; whether it is.
@@ -323,7 +324,7 @@ impl Taking {
     /// # Errors
     /// The fork has failed; the reason is told.
     pub fn begins(&self, wait: Duration) -> Result<bool, AgentError> {
-        self.is_told(&Tell::Probation, wait)
+        self.is_told(&ForkResponse::Shadow, wait)
     }
 
     /// Waits until the clone exists: all of its ranks have loaded their states, and have passed what else was asked for. No longer than this; whether it does.
@@ -331,10 +332,10 @@ impl Taking {
     /// # Errors
     /// The fork has failed; the reason is told.
     pub fn exists(&self, wait: Duration) -> Result<bool, AgentError> {
-        self.is_told(&Tell::Exists, wait)
+        self.is_told(&ForkResponse::Exists, wait)
     }
 
-    fn is_told(&self, expected: &Tell, wait: Duration) -> Result<bool, AgentError> {
+    fn is_told(&self, expected: &ForkResponse, wait: Duration) -> Result<bool, AgentError> {
         match self.connection.hear(wait)? {
             None => Ok(false),
             Some((told, _)) if told == *expected => Ok(true),
@@ -352,24 +353,24 @@ impl Connection {
         connection::Connection::open(&socket_path(dir), FORK_SEND_MAX).map(Self)
     }
 
-    fn send(&self, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+    fn send(&self, ask: &ForkRequest, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
         self.0.send(ask, descriptors)
     }
 
-    fn ask(&self, ask: &Ask) -> Result<(Tell, Vec<OwnedFd>), AgentError> {
+    fn ask(&self, ask: &ForkRequest) -> Result<(ForkResponse, Vec<OwnedFd>), AgentError> {
         self.send(ask, &[])?;
         self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.0.pid()))
     }
 
     /// What the agent says next, if it says anything within this time.
-    fn hear(&self, wait: Duration) -> Result<Option<(Tell, Vec<OwnedFd>)>, AgentError> {
+    fn hear(&self, wait: Duration) -> Result<Option<(ForkResponse, Vec<OwnedFd>)>, AgentError> {
         match self.0.hear(wait)? {
-            Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
+            Some((ForkResponse::Refused(refusal), _)) => Err(AgentError::Refused(refusal)),
             told => Ok(told),
         }
     }
 }
 
-fn unexpected(tell: &Tell) -> AgentError {
+fn unexpected(tell: &ForkResponse) -> AgentError {
     AgentError::Protocol(format!("{tell:?}"))
 }

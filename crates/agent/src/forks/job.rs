@@ -1,6 +1,7 @@
 //! A job that can be forked.
 
-use super::{agreement::Digests, protocol::Job as JobLine, registry::Peer};
+use super::{agreement::Digests, protocol::ForkableJob as JobLine};
+use crate::host::role::Peer;
 
 #[derive(Debug, Default)]
 pub(super) struct Job {

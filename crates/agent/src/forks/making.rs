@@ -3,11 +3,11 @@
 use super::{
     agreement::{Digests, Offer},
     names::ranks_text,
-    protocol::Outcome,
-    registry::Peer,
+    protocol::ForkProgress,
 };
 
 use crate::forks::limits::{FORK_DEALT_RANKS_MAX, FORK_RANKS_MAX};
+use crate::host::role::Peer;
 
 #[derive(Debug)]
 pub(super) struct Fork<S> {
@@ -104,9 +104,9 @@ impl<S> Fork<S> {
     }
 
     /// As its command is told.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn progress(&self) -> ForkProgress {
         let here = self.takers.iter().flatten();
-        Outcome {
+        ForkProgress {
             asked: self.stage != Stage::UnderWay || self.takers.iter().any(Option::is_some),
             ranks: self.takers.len() as u32,
             here: here.clone().count() as u32,

@@ -29,11 +29,21 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What the fork agent needs to know.
+use crate::host::start::RoleSettings;
+
+/// Settings of the fork agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ForkConfig {
     /// Its private directory.
     pub forks_dir: PathBuf,
+}
+
+impl RoleSettings for ForkConfig {
+    const ROLE: &'static str = "forks";
+
+    fn dir(&self) -> &Path {
+        &self.forks_dir
+    }
 }
 
 /// Name of the fork agent's directory in the runtime directory. No agent of tiers is called so.

@@ -1,184 +1,207 @@
-//! What is said on the fork agent's socket: one JSON value a packet, descriptors beside it. `packet.rs` sends and receives it.
+//! Messages of the fork agent's socket: one JSON value a packet, descriptors beside it.
 
 use serde::{Deserialize, Serialize};
 
-/// Raised whenever what follows, or the page, changes.
-pub(crate) const VERSION: u32 = 6;
+use crate::host::{
+    refusal::Refusal,
+    role::{RoleRequest, RoleResponse},
+};
 
-/// What is said to the fork agent.
+/// Request to the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "ask", rename_all = "snake_case")]
-pub enum Ask {
-    /// From now on this connection is a rank of a job that can be forked. Answer: [`Tell::Registered`].
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum ForkRequest {
+    /// Makes this connection a rank of a job that can be forked. Answer: [`ForkResponse::Registered`].
     Register {
-        /// [`VERSION`].
+        /// Version of the protocol.
         version: u32,
-        /// The job's name.
+        /// Name of the job.
         job: String,
-        /// Which rank.
+        /// Number of the rank.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks of the job.
         ranks: u32,
-        /// It trains already, by the page of an earlier fork agent, and looks at this one's from [`Ask::Measured`] on.
+        /// True for a rank that trains already, by the page of an earlier fork agent. It looks at this agent's page from [`ForkRequest::Measured`] on.
         #[serde(default)]
         rejoins: bool,
-        /// So many steps its clones take on probation, where their commands say nothing else.
+        /// Steps of shadow verification of its clones, unless their commands say otherwise.
         #[serde(default)]
         shadow: u32,
     },
-    /// How large the state of a rank is, which looks at the page at its points. If a descriptor of what describes the state comes with it, all ranks are
-    /// compared. No answer.
+    /// Tells the size of a rank's state, and that the rank looks at the page at its step boundaries. If a descriptor of the state's manifest comes beside it, all
+    /// ranks are compared. No answer.
     Measured {
         /// Bytes.
         bytes: u64,
     },
-    /// With this come descriptors of what describes how a rank's state will be, sealed, and of the memory in which its large tensors lie, instead of what was said before.
-    /// No answer.
-    Lying,
-    /// A rank has taken its state for these forks: with it come descriptors of what describes it and of what was copied, both sealed; and where more is
-    /// read in its place those of the window, of what is copied aside, and of the memory in which it lies. In a window the reader for each fork has the
-    /// number of its place here. No answer.
-    Offer {
-        /// Which.
+    /// Replaces a rank's layout: sealed descriptors of the upcoming state's manifest, and of the memory in which its large tensors are located. No answer.
+    Layout,
+    /// Publishes a rank's state for forks. Beside it come sealed descriptors of its manifest and of the copied part; for a state that is partly read in place
+    /// also those of the read lease, of the copy-on-write buffer, and of the memory that is read. The reader's number in the read lease is the fork's place
+    /// in `forks`. No answer.
+    Publish {
+        /// Numbers of the forks.
         forks: Vec<u64>,
-        /// As the job counts.
+        /// Epoch, as the job counts.
         epoch: u64,
-        /// As the job counts.
+        /// Step, as the job counts.
         step: u64,
     },
-    /// A rank could not take its state for these forks. No answer.
-    Withhold {
-        /// Which.
+    /// Tells that a rank could not capture its state for forks. No answer.
+    Abort {
+        /// Numbers of the forks.
         forks: Vec<u64>,
-        /// Why, in words for a person.
+        /// Reason, for a person.
         why: String,
     },
-    /// A command wants a job to be forked; its connection is the fork's lease. Answer: [`Tell::Forking`].
+    /// Forks a job for a command, whose connection is the fork's lease. Answer: [`ForkResponse::Forking`].
     Fork {
-        /// [`VERSION`].
+        /// Version of the protocol.
         version: u32,
-        /// Which job.
+        /// Name of the job.
         job: String,
-        /// Not before this step. Without one: at the first point at which all ranks of the clone are waiting.
+        /// First step at which the job may be forked. Without it: the first step boundary at which all ranks of the clone are waiting.
         at: Option<u64>,
-        /// So many steps the clone takes on probation. Without it: as many as the job says.
+        /// Steps of shadow verification. Without it: the number that the job gave.
         #[serde(default)]
         shadow: Option<u32>,
     },
-    /// How a command's fork stands. Answer: [`Tell::Outcome`].
-    Outcome,
-    /// A rank of a clone wants its state. Answers: [`Tell::Waiting`] at once, and as soon as all ranks of the job have taken it [`Tell::State`].
-    Take {
-        /// [`VERSION`].
+    /// Asks for a fork's progress. Answer: [`ForkResponse::Progress`].
+    Progress,
+    /// Asks for the state of a rank of a clone. Answers: [`ForkResponse::Waiting`] immediately, and [`ForkResponse::State`] once all ranks of the job have
+    /// published theirs.
+    Fetch {
+        /// Version of the protocol.
         version: u32,
-        /// Which fork.
+        /// Number of the fork.
         fork: u64,
-        /// Which rank.
+        /// Number of the clone's rank.
         rank: u32,
-        /// How many the clone has.
+        /// Number of ranks of the clone.
         ranks: u32,
     },
-    /// This rank of a clone has loaded and checked its state; with this comes a descriptor of what describes it, each digest in it. Answer, as soon as all
-    /// ranks have: [`Tell::Exists`], or [`Tell::Probation`].
+    /// Tells that a rank of a clone has loaded and checked its state; beside it comes a descriptor of the manifest with all digests. Answer, once all ranks have:
+    /// [`ForkResponse::Exists`], or [`ForkResponse::Shadow`].
     Loaded,
-    /// A rank of a job has taken the steps since these forks, or, without naming one, a rank of a clone on probation has: with this comes a descriptor of
-    /// what describes its state now, each digest in it. The clone's rank is answered, as soon as all have: [`Tell::Exists`].
+    /// Tells that a rank of a job has taken its steps since these forks, or, with no fork named, that a rank of a clone has taken those of its shadow
+    /// verification; beside it comes a descriptor of the manifest after them. The clone's rank is answered, once all have: [`ForkResponse::Exists`].
     Repeated {
-        /// Which.
+        /// Numbers of the forks.
         forks: Vec<u64>,
     },
-    /// This rank of a clone could not load its state: there will be no clone. No answer.
+    /// Tells that a rank of a clone could not load its state: there will be no clone. No answer.
     Failed {
-        /// Why, in words for a person.
+        /// Reason, for a person.
         why: String,
     },
-    /// Which jobs can be forked. Answer: [`Tell::Jobs`].
+    /// Asks for the jobs that can be forked. Answer: [`ForkResponse::Jobs`].
     Jobs,
 }
 
-/// What the fork agent answers.
+impl RoleRequest for ForkRequest {
+    fn version(&self) -> Option<u32> {
+        match self {
+            Self::Register { version, .. } | Self::Fork { version, .. } | Self::Fetch { version, .. } => Some(*version),
+            _ => None,
+        }
+    }
+}
+
+/// Answer of the fork agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "tell", rename_all = "snake_case")]
-pub enum Tell {
-    /// The rank is known; with this comes a descriptor of the job's page.
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum ForkResponse {
+    /// The rank is registered; beside it comes a descriptor of the job's page.
     Registered {
         /// Number of the job's secret.
         secret: u64,
     },
     /// The fork is under way.
     Forking {
-        /// Its number.
+        /// Number of the fork.
         fork: u64,
-        /// The clone's name.
+        /// Name of the clone.
         name: String,
-        /// How many ranks the job has.
+        /// Number of ranks of the job.
         ranks: u32,
-        /// So many steps the clone takes on probation.
+        /// Steps of shadow verification.
         shadow: u32,
         /// Number of the job's secret.
         secret: u64,
     },
-    /// How a fork stands.
-    Outcome(Outcome),
-    /// The state will come; with this come the descriptors of [`Ask::Lying`] of the same rank of the job, if it has said so and the clone has as many
-    /// ranks: to get ready for it, and to read there; by the time of the state others may have taken their place.
+    /// Progress of a fork.
+    Progress(ForkProgress),
+    /// The state will come. If the clone has as many ranks as the job, the descriptors of the rank's last [`ForkRequest::Layout`] come beside it: the clone
+    /// prepares by them, and reads there. Others may have taken their place by the time of the state.
     Waiting,
-    /// A state; with this come the descriptors of [`Ask::Offer`], of the same rank of the job. Where the job has another number of ranks it is rank 0's, with no
-    /// window, and one descriptor for each other rank follows, of what describes its state.
+    /// A state; beside it come the descriptors of [`ForkRequest::Publish`] of the same rank of the job. If the job has another number of ranks, they are rank
+    /// 0's, without a read lease, and one descriptor for the manifest of each other rank follows.
     State {
-        /// The clone's name.
+        /// Name of the clone.
         name: String,
-        /// Its number as a reader of the window.
+        /// The clone's number as a reader of the read lease.
         reader: u32,
-        /// How many ranks the job has.
+        /// Number of ranks of the job.
         ranks: u32,
     },
-    /// All ranks of the clone have their states: they are to take the steps of their probation, and to say what they have then.
-    Probation,
-    /// All ranks of the clone have their states, and have passed what else was asked for.
+    /// All ranks of the clone have loaded their states. They now take the steps of shadow verification, and send [`ForkRequest::Repeated`].
+    Shadow,
+    /// The clone exists: all of its ranks have their states, and have passed all checks.
     Exists,
     /// Jobs that can be forked.
     Jobs {
-        /// In the order of their names.
-        jobs: Vec<Job>,
+        /// Jobs by name.
+        jobs: Vec<ForkableJob>,
     },
-    /// No, or no more.
-    Refused {
-        /// Why, in words for a person.
-        why: String,
-    },
+    /// The request is refused, or a fork that was under way has failed.
+    Refused(Refusal),
 }
 
-/// How a fork stands.
+impl From<Refusal> for ForkResponse {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl RoleResponse for ForkResponse {
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+/// Progress of a fork.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// A rank of the clone has asked for its state.
+pub struct ForkProgress {
+    /// True once a rank of the clone has asked for its state.
     pub asked: bool,
-    /// How many ranks the clone has; 0 as long as none has come.
+    /// Number of ranks of the clone; 0 until the first has come.
     pub ranks: u32,
-    /// How many of them have come.
+    /// Number of ranks that have come.
     pub here: u32,
-    /// All ranks of the job have taken their states.
+    /// True once all ranks of the job have published their states.
     pub taken: bool,
-    /// How many ranks of the clone have loaded and checked theirs.
+    /// Number of ranks of the clone that have loaded and checked their states.
     pub loaded: u32,
-    /// The clone exists, or has failed.
+    /// True once the clone exists or has failed.
     pub is_over: bool,
 }
 
 /// A job that can be forked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    /// Its name.
+pub struct ForkableJob {
+    /// Name of the job.
     pub job: String,
-    /// How many ranks it has.
+    /// Number of its ranks.
     pub ranks: u32,
-    /// How many of them are on this node and train.
+    /// Number of its ranks that train on this node.
     pub ranks_here: u32,
-    /// The step of the last point of rank 0; `None` before the first.
+    /// Step of rank 0's last step boundary; `None` before the first.
     pub step: Option<u64>,
-    /// Bytes of the state, of all ranks that are here and have come to a point.
+    /// Bytes of the state, over all ranks that are here and have come to a step boundary.
     pub bytes: u64,
-    /// Clones that came to be.
+    /// Number of its clones that came to exist.
     pub clones: u64,
 }

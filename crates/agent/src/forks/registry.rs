@@ -7,13 +7,16 @@ use super::{
     job::Job,
     making::{Fork, Stage, Taker},
     names::{is_name, ranks_text},
-    protocol::{Job as JobLine, Tell},
+    protocol::{ForkResponse, ForkableJob as JobLine},
 };
 
-use crate::forks::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX};
-
-/// A connection.
-pub(crate) type Peer = u64;
+use crate::{
+    forks::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX},
+    host::{
+        refusal::{Refusal, RefusalKind},
+        role::Peer,
+    },
+};
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +42,11 @@ pub(crate) enum Effect<S> {
     /// They need no longer.
     Unwant { job: String, fork: u64 },
     /// Answer.
-    Tell { to: Peer, tell: Tell },
+    Tell { to: Peer, tell: ForkResponse },
     /// Answer, with a state.
     Give {
         to: Peer,
-        tell: Tell,
+        tell: ForkResponse,
         state: S,
         /// Of the job's other ranks, where it is rank 0's for a clone of another number of them: what describes theirs goes with it.
         others: Vec<S>,
@@ -124,34 +127,36 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    fn can_register(&self, peer: Peer, place: &Place) -> Result<(), String> {
+    fn can_register(&self, peer: Peer, place: &Place) -> Result<(), Refusal> {
         let Place { job, rank, ranks, .. } = place;
         if !is_name(job) || job == "ls" {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
                  and not ls"
-            ));
+            )));
         }
         if rank >= ranks || *ranks > FORK_RANKS_MAX {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "rank {rank} of {ranks}: there can be 1 to {FORK_RANKS_MAX} ranks, counted from 0"
-            ));
+            )));
         }
         if self.roles.contains_key(&peer) {
-            return Err("this connection is taken".into());
+            return Err(Refusal::from("this connection is taken"));
         }
         let Some(known) = self.jobs.get(job) else {
             return if self.jobs.len() < JOBS_MAX {
                 Ok(())
             } else {
-                Err(format!("{JOBS_MAX} jobs that can be forked train on this node already"))
+                let why = format!("{JOBS_MAX} jobs that can be forked train on this node already");
+                Err(Refusal::new(RefusalKind::Exhausted, why))
             };
         };
         if known.ranks.len() != *ranks as usize || known.ranks[*rank as usize].is_some() {
-            return Err(format!(
+            let why = format!(
                 "a job {job} trains here already, with {}; name this one otherwise: session(job=...) or FOREBAY_JOB",
                 ranks_text(known.ranks.len())
-            ));
+            );
+            return Err(Refusal::new(RefusalKind::Taken, why));
         }
         Ok(())
     }
@@ -159,7 +164,7 @@ impl<S: Clone> Registry<S> {
     /// A command wants a job to be forked. `number` is a new one.
     pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects<S> {
         if self.roles.contains_key(&peer) {
-            return refuse(peer, "this connection is taken".into());
+            return refuse(peer, "this connection is taken");
         }
         let name = match self.can_fork(job) {
             Ok(name) => name,
@@ -170,7 +175,7 @@ impl<S: Clone> Registry<S> {
         let shadow = shadow.unwrap_or(known.shadow);
         *self.secrets.entry(secret).or_default() += 1;
         self.roles.insert(peer, Role::Command { fork: number });
-        let answer = Tell::Forking {
+        let answer = ForkResponse::Forking {
             fork: number,
             name: name.clone(),
             ranks: ranks as u32,
@@ -247,10 +252,10 @@ impl<S: Clone> Registry<S> {
     /// A rank of a clone asks for its state.
     pub(crate) fn take(&mut self, peer: Peer, number: u64, rank: u32, ranks: u32) -> Effects<S> {
         if self.roles.contains_key(&peer) {
-            return refuse(peer, "this connection is taken".into());
+            return refuse(peer, "this connection is taken");
         }
         let Some(fork) = self.forks.get_mut(&number) else {
-            return refuse(peer, "this fork is over: a clone starts by `forebay clone`, once".into());
+            return refuse(peer, "this fork is over: a clone starts by `forebay clone`, once");
         };
         if let Stage::Failed(why) = &fork.stage {
             let why = why.clone();
@@ -317,7 +322,7 @@ impl<S: Clone> Registry<S> {
     /// A rank of a job has taken its state, for these forks.
     pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &Offer<S>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a job".into());
+            return refuse(peer, "this connection is no rank of a job");
         };
         let mut effects = Vec::new();
         for (reader, number) in (0..).zip(numbers) {
@@ -344,7 +349,7 @@ impl<S: Clone> Registry<S> {
     /// A rank of a job could not take its state.
     pub(crate) fn withhold(&mut self, peer: Peer, numbers: &[u64], why: &str) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a job".into());
+            return refuse(peer, "this connection is no rank of a job");
         };
         let why = format!("rank {rank} of {job} could not take its state: {why}");
         let own = |number: &&u64| self.forks.get(*number).is_some_and(|fork| fork.job == job);
@@ -355,7 +360,7 @@ impl<S: Clone> Registry<S> {
     /// A rank of a clone has loaded and checked its state.
     pub(crate) fn loaded(&mut self, peer: Peer, replicated: Digests) -> Effects<S> {
         let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a clone".into());
+            return refuse(peer, "this connection is no rank of a clone");
         };
         let Some(fork) = self
             .forks
@@ -394,7 +399,12 @@ impl<S: Clone> Registry<S> {
             job.clones += 1;
         }
         let secret = fork.secret;
-        let mut effects: Effects<S> = fork.takers.iter().flatten().map(|taker| tell(taker.peer, Tell::Exists)).collect();
+        let mut effects: Effects<S> = fork
+            .takers
+            .iter()
+            .flatten()
+            .map(|taker| tell(taker.peer, ForkResponse::Exists))
+            .collect();
         effects.extend(self.release(secret));
         effects
     }
@@ -403,7 +413,7 @@ impl<S: Clone> Registry<S> {
     pub(crate) fn failed(&mut self, peer: Peer, why: &str) -> Effects<S> {
         match self.roles.get(&peer).cloned() {
             Some(Role::Taker { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
-            _ => refuse(peer, "this connection is no rank of a clone".into()),
+            _ => refuse(peer, "this connection is no rank of a clone"),
         }
     }
 
@@ -414,9 +424,9 @@ impl<S: Clone> Registry<S> {
             _ => None,
         };
         let Some(fork) = fork else {
-            return refuse(peer, "this connection has no fork".into());
+            return refuse(peer, "this connection has no fork");
         };
-        vec![tell(peer, Tell::Outcome(fork.outcome()))]
+        vec![tell(peer, ForkResponse::Progress(fork.progress()))]
     }
 
     /// A connection has closed.
@@ -521,7 +531,7 @@ impl<S: Clone> Registry<S> {
             let (name, reader, ranks) = (fork.name.clone(), offer.reader, fork.offers.len() as u32);
             (only.is_none() || only == Some(rank)).then(|| Effect::Give {
                 to: taker.peer,
-                tell: Tell::State { name, reader, ranks },
+                tell: ForkResponse::State { name, reader, ranks },
                 state: offer.state.clone(),
                 others: others.clone(),
             })
@@ -535,7 +545,12 @@ impl<S: Clone> Registry<S> {
             fork.stage = Stage::Failed(why.to_owned());
             let offers = fork.offers.iter_mut().filter_map(Option::take);
             effects.extend(offers.map(|Offer { state, reader, .. }| Effect::Leave { state, reader }));
-            effects.extend(fork.takers.iter().flatten().flat_map(|taker| refuse(taker.peer, why.to_owned())));
+            effects.extend(
+                fork.takers
+                    .iter()
+                    .flatten()
+                    .flat_map(|taker| refuse(taker.peer, Refusal::new(RefusalKind::Failed, why))),
+            );
             let secret = fork.secret;
             effects.extend(self.release(secret));
         }
@@ -554,12 +569,12 @@ impl<S: Clone> Registry<S> {
     }
 }
 
-fn tell<S>(to: Peer, tell: Tell) -> Effect<S> {
+fn tell<S>(to: Peer, tell: ForkResponse) -> Effect<S> {
     Effect::Tell { to, tell }
 }
 
-fn refuse<S>(to: Peer, why: String) -> Effects<S> {
-    vec![tell(to, Tell::Refused { why })]
+fn refuse<S>(to: Peer, refusal: impl Into<Refusal>) -> Effects<S> {
+    vec![tell(to, ForkResponse::Refused(refusal.into()))]
 }
 
 mod probation;

@@ -1,5 +1,5 @@
-//! When the fork agent or the loader agent takes on new connections: not while it has as many as it may, and not right after it had no descriptor for one. The
-//! listening socket stays readable meanwhile, so whoever waited on it would wait for nothing, over and over.
+//! Admission of new connections: none beyond the maximum, and none right after there was no descriptor for one. The listening socket stays readable meanwhile,
+//! so whoever waited on it would be woken again and again for nothing.
 
 use std::{
     os::fd::OwnedFd,
@@ -12,41 +12,41 @@ use rustix::{
     process::geteuid,
 };
 
-use crate::host::{limits::ACCEPT_PAUSE, log::Log};
+use crate::host::{limits::ACCEPT_PAUSE, log};
 
-/// Whether somebody new is taken on now.
+/// Gate for new connections.
 #[derive(Debug)]
 pub(crate) struct Admission {
     peers_max: usize,
-    /// Nobody before this.
+    /// End of the pause after a failure.
     paused_until: Option<Instant>,
-    /// The pause, or row of pauses, has been told of.
-    told: bool,
+    /// True once the log tells of the pause, or of a row of pauses.
+    is_logged: bool,
 }
 
 impl Admission {
-    /// Of so many at once, at most.
+    /// Admits `peers_max` connections at the same time.
     pub(crate) const fn new(peers_max: usize) -> Self {
         Self {
             peers_max,
             paused_until: None,
-            told: false,
+            is_logged: false,
         }
     }
 
-    /// Whether the listening socket is worth a look, with so many connected.
+    /// Returns true if a new connection may be accepted beside `peers` others.
     pub(crate) fn is_open(&self, peers: usize, now: Instant) -> bool {
         peers < self.peers_max && self.paused_until.is_none_or(|until| until <= now)
     }
 
-    /// How long to wait for anything: no longer than `longest`, nor than the pause lasts.
+    /// Shortens a wait to the end of the pause.
     pub(crate) fn wait(&self, now: Instant, longest: Duration) -> Duration {
         let left = self.paused_until.map(|until| until.saturating_duration_since(now));
         left.map_or(longest, |left| left.min(longest))
     }
 
-    /// The connections of those of our own user who wait at the listening socket, as far as there is room beside so many who are connected.
-    pub(crate) fn accept(&mut self, listener: &OwnedFd, peers: usize, log: &Log) -> Vec<OwnedFd> {
+    /// Accepts the waiting connections of our own user, as far as there is room beside `peers` others.
+    pub(crate) fn accept(&mut self, listener: &OwnedFd, peers: usize) -> Vec<OwnedFd> {
         let mut accepted = Vec::new();
         while self.is_open(peers + accepted.len(), Instant::now()) {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -60,11 +60,11 @@ impl Admission {
                     self.resume();
                     break;
                 }
-                // Whoever it was has gone.
+                // The peer has gone.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {
                     if self.pause(Instant::now()) {
-                        log.line(&format!("nobody new is taken on until somebody leaves: {errno}"));
+                        log::fallback(&format!("no new connection is accepted until another one closes: {errno}"));
                     }
                 }
             }
@@ -72,13 +72,13 @@ impl Admission {
         accepted
     }
 
-    /// There was no descriptor for somebody, or no memory. Gives whether that is new.
+    /// Begins a pause, since there was no descriptor or memory for a connection. Returns true if none was under way.
     fn pause(&mut self, now: Instant) -> bool {
         self.paused_until = Some(now + ACCEPT_PAUSE);
-        !std::mem::replace(&mut self.told, true)
+        !std::mem::replace(&mut self.is_logged, true)
     }
 
-    /// Somebody was taken on, or has left, or nobody waits.
+    /// Ends the pause: a connection was accepted or has closed, or none waits.
     pub(crate) fn resume(&mut self) {
         *self = Self::new(self.peers_max);
     }
@@ -92,15 +92,15 @@ mod tests {
     const LONGEST: Duration = Duration::from_secs(5);
 
     #[test]
-    fn nobody_is_taken_on_beyond_the_maximum() {
+    fn no_connection_is_accepted_beyond_the_maximum() {
         let (admission, now) = (Admission::new(PEERS_MAX), Instant::now());
         assert!(admission.is_open(PEERS_MAX - 1, now));
         assert!(!admission.is_open(PEERS_MAX, now));
-        assert_eq!(admission.wait(now, LONGEST), LONGEST, "until somebody says something, or leaves");
+        assert_eq!(admission.wait(now, LONGEST), LONGEST, "until a peer sends something, or leaves");
     }
 
     #[test]
-    fn after_a_failure_there_is_a_pause_that_ends_by_itself_or_when_somebody_leaves() {
+    fn a_pause_after_a_failure_ends_by_itself_or_when_a_peer_leaves() {
         let (mut admission, now) = (Admission::new(PEERS_MAX), Instant::now());
         assert!(admission.pause(now), "new");
         let later = now + ACCEPT_PAUSE / 2;
@@ -109,7 +109,7 @@ mod tests {
         let end = now + ACCEPT_PAUSE;
         assert!(admission.is_open(0, end));
         assert_eq!(admission.wait(end, LONGEST), Duration::ZERO);
-        assert!(!admission.pause(end), "told once");
+        assert!(!admission.pause(end), "logged once");
         admission.resume();
         assert!(admission.is_open(0, end));
         assert!(admission.pause(end));

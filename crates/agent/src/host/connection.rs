@@ -1,6 +1,7 @@
-//! A client's connection to the fork agent or the loader agent, and the socket to which it connects.
+//! A client's connection to an agent, and the socket that an agent listens on.
 
 use std::{
+    io,
     os::fd::{BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
@@ -19,12 +20,10 @@ use crate::host::{
     error::{AgentError, io_error},
     limits::BACKLOG,
     packet,
+    role::pid,
 };
 
-/// Why there is no answer from an agent that has ended.
-pub(crate) const CLOSED: &str = "it closed the connection";
-
-/// An agent's socket at a path, where whatever stood there before makes room. It does not wait.
+/// Binds an agent's socket, and replaces one of an earlier agent. The socket does not block.
 pub(crate) fn listening(path: &Path) -> Result<OwnedFd, AgentError> {
     let _ = unlink(path);
     let failed = |operation| io_error(operation, path);
@@ -36,7 +35,7 @@ pub(crate) fn listening(path: &Path) -> Result<OwnedFd, AgentError> {
     Ok(socket)
 }
 
-/// A connection, and whose it is: a forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
+/// A connection and the process that opened it. A forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
@@ -46,14 +45,14 @@ pub(crate) struct Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.owner == getpid() {
-            // Closing it would not end it as long as a child is there.
+            // A child's descriptor would keep the connection open.
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
     }
 }
 
 impl Connection {
-    /// Connects to a socket. To send something never takes longer than `send_max`, whatever the agent does.
+    /// Connects to a socket. A send takes at most `send_max`, whatever the agent does.
     pub(crate) fn open(path: &Path, send_max: Duration) -> Result<Self, AgentError> {
         let failed = |errno: rustix::io::Errno| io_error("connect to", path)(errno.into());
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
@@ -63,19 +62,18 @@ impl Connection {
         Ok(Self { socket, owner })
     }
 
-    /// Whether the other side is still there.
+    /// Returns true if the agent still holds its end.
     pub(crate) fn is_served(&self) -> bool {
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
         poll(&mut polled, Some(&timespec(Duration::ZERO))).is_ok_and(|gone| gone == 0)
     }
 
-    /// The agent's process; `None` where it can't be known.
+    /// Returns the agent's process; `None` where it can't be known.
     pub(crate) fn pid(&self) -> Option<i32> {
-        let peer = sockopt::socket_peercred(&self.socket).ok()?;
-        Some(peer.pid.as_raw_nonzero().get())
+        pid(&self.socket)
     }
 
-    /// Whether the other side sees the same files by the same paths: it is in the same mount namespace, with the same root.
+    /// Returns true if the agent sees the same files at the same paths: it is in our mount namespace, with our root.
     pub(crate) fn is_of_same_files(&self) -> bool {
         let Some(pid) = self.pid() else {
             return false;
@@ -86,11 +84,15 @@ impl Connection {
         are_alike("/proc/self/ns/mnt", &format!("{theirs}/ns/mnt")) && are_alike("/", &format!("{theirs}/root"))
     }
 
+    /// Sends a packet.
     pub(crate) fn send(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
-        packet::send(&self.socket, value, descriptors).map_err(|error| AgentError::Protocol(error.to_string()))
+        packet::send(&self.socket, value, descriptors).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => AgentError::Protocol(error.to_string()),
+            _ => AgentError::Lost(error.to_string()),
+        })
     }
 
-    /// What the agent says next, if it says anything within this time.
+    /// Receives the next packet; `None` if none comes within `wait`.
     pub(crate) fn hear<T: DeserializeOwned>(&self, wait: Duration) -> Result<Option<(T, Vec<OwnedFd>)>, AgentError> {
         let deadline = Instant::now() + wait;
         loop {
@@ -103,8 +105,8 @@ impl Connection {
             }
         }
         match packet::receive(&self.socket).map_err(|error| AgentError::Protocol(error.to_string()))? {
-            None => Err(AgentError::Protocol(CLOSED.into())),
-            told => Ok(told),
+            None => Err(AgentError::closed()),
+            received => Ok(received),
         }
     }
 }

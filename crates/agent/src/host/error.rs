@@ -1,19 +1,21 @@
-//! Errors of the agent and of talking to it.
+//! Errors of agents and of their clients.
 
 use std::{io, path::PathBuf};
 
-/// Why an agent could not be started, joined or asked.
+use crate::host::refusal::Refusal;
+
+/// Errors of an agent's start, of joining it, and of requests to it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
     /// A system call on one of our own files failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// On what.
+        /// Path that it was tried on.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
     /// The directory for sockets and shared memory is not private.
@@ -21,40 +23,37 @@ pub enum AgentError {
     NotPrivate {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: &'static str,
     },
-    /// A tier can't be used.
+    /// A tier is not usable.
     #[error(transparent)]
     Store(#[from] forebay_store::StoreError),
     /// The agent did not come up in time.
     #[error("the agent did not answer within {seconds} s; its log is {}", log.display())]
     NoAnswer {
-        /// How long was waited.
+        /// Time that the client waited.
         seconds: u64,
-        /// Its log.
+        /// Path of its log.
         log: PathBuf,
     },
-    /// An agent that stands does not answer.
+    /// A running agent does not answer.
     #[error("the agent has not answered in {seconds} s: {mend}")]
     Silent {
-        /// How long was waited.
+        /// Time that the client waited.
         seconds: u64,
-        /// What to do about it.
+        /// Remedy.
         mend: String,
     },
-    /// The agent ended at once.
+    /// The agent ended while it started.
     #[error("the agent could not start: {why}")]
     Failed {
         /// Last line of its log.
         why: String,
     },
-    /// The agent said no.
-    #[error("the agent refused: {why}")]
-    Refused {
-        /// Why.
-        why: String,
-    },
+    /// The agent refused the request.
+    #[error("the agent refused: {}", .0.why)]
+    Refused(Refusal),
     /// Another agent holds this directory.
     #[error("another agent is running for {}", path.display())]
     AlreadyRunning {
@@ -64,15 +63,25 @@ pub enum AgentError {
     /// Something does not fit into the shared page.
     #[error("{what} does not fit into the run page")]
     TooLarge {
-        /// What.
+        /// Value that is too large.
         what: &'static str,
     },
-    /// An answer that is none.
+    /// The agent is gone, or did not take a request.
+    #[error("the agent is gone: {0}")]
+    Lost(String),
+    /// The agent's answer is invalid.
     #[error("the agent's answer could not be read: {0}")]
     Protocol(String),
 }
 
-/// Of an agent that has not answered for so long; its process is named where it is known.
+impl AgentError {
+    /// Makes the error of an agent that has ended.
+    pub fn closed() -> Self {
+        Self::Lost("it closed the connection".into())
+    }
+}
+
+/// Makes the error of an agent that has not answered for `waited`. It names the agent's process where that is known.
 pub(crate) fn silent(waited: std::time::Duration, pid: Option<i32>) -> AgentError {
     let mend = match pid {
         Some(pid) if pid > 0 => {
@@ -86,7 +95,7 @@ pub(crate) fn silent(waited: std::time::Duration, pid: Option<i32>) -> AgentErro
     }
 }
 
-/// Puts path and operation to an I/O error.
+/// Adds path and operation to an I/O error.
 pub(crate) fn io_error(operation: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> AgentError {
     let path = path.to_owned();
     move |source| AgentError::Io { operation, path, source }

@@ -9,7 +9,7 @@ use rustix::{
 
 use super::error::{AgentError, io_error};
 
-/// Takes the lock of the agent's directory; it is let go when the process ends.
+/// Takes the lock of the agent's directory. The kernel releases it when the process ends.
 pub(crate) fn lock(dir: &Path) -> Result<OwnedFd, AgentError> {
     let path = dir.join("lock");
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;

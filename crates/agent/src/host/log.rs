@@ -1,30 +1,146 @@
-//! The agent's log: what a person needs to know when something went wrong. Names of files never appear in it.
+//! The agent's log: the events that a person needs to explain a refusal, a fallback or a loss. Names of files never appear in it.
+//!
+//! Each line is `UNIX-SECONDS LEVEL MESSAGE key=value ...`. Refusals, fallbacks and lost peers have the messages `refused`, `fallback` and `lost`.
 
-use std::{fs::File, io::Write, path::Path, sync::Arc};
+use std::{fmt, fs::File, path::Path, sync::Arc};
 
 use rustix::fs::{Mode, OFlags};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::{
+    fmt::{
+        FmtContext, FormatFields,
+        format::{FormatEvent, Writer},
+    },
+    registry::LookupSpan,
+};
 
 use crate::host::{
     clock::unix_s,
     error::{AgentError, io_error},
+    refusal::Refusal,
 };
 
-/// Appends lines to `agent.log`.
-#[derive(Clone, Debug)]
-pub(crate) struct Log(Arc<File>);
+/// Names of the logs that are kept, the newest first.
+pub const LOG_NAMES: [&str; 3] = ["agent.log", "agent.log.1", "agent.log.2"];
+
+/// Starts a new log in an agent's directory, and keeps the two before it. From here on all `tracing` events of this process go there.
+pub(crate) fn start(dir: &Path) -> Result<(), AgentError> {
+    for pair in LOG_NAMES.windows(2).rev() {
+        if let [newer, older] = pair {
+            // A missing log is no error: there were fewer agents before.
+            let _ = rustix::fs::rename(dir.join(newer), dir.join(older));
+        }
+    }
+    let path = dir.join(LOG_NAMES[0]);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| io_error("open", &path)(e.into()))?;
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .event_format(Line)
+        .with_writer(Arc::new(File::from(file)))
+        .finish();
+    // Fails only if this process has a log already.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+    Ok(())
+}
+
+/// Handle on the log of this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Log;
 
 impl Log {
-    /// Starts the log anew.
-    pub(crate) fn create(dir: &Path) -> Result<Self, AgentError> {
-        let path = dir.join("agent.log");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| io_error("open", &path)(e.into()))?;
-        Ok(Self(Arc::new(File::from(file))))
+    /// Writes one line.
+    #[expect(clippy::unused_self, reason = "a part that logs is given the log")]
+    pub(crate) fn line(self, text: &str) {
+        tracing::info!("{text}");
+    }
+}
+
+/// Logs a refusal. Paths in its words are left out.
+pub(crate) fn refused(pid: Option<i32>, refusal: &Refusal) {
+    let why = without_paths(&refusal.why);
+    tracing::warn!(kind = refusal.kind.name(), pid, why, "refused");
+}
+
+/// Logs that something slower or less was done instead of what was wanted.
+pub(crate) fn fallback(why: &str) {
+    tracing::warn!(why, "fallback");
+}
+
+/// Logs a peer that went away, or did not listen, before it was done.
+pub(crate) fn lost(pid: Option<i32>, why: &str) {
+    tracing::warn!(pid, why, "lost");
+}
+
+/// Replaces absolute paths by `/...`: a refusal may quote words of a peer, and names of files are private.
+fn without_paths(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut before = ' ';
+    // Character that ends the path: a quotation mark if it began with one.
+    let mut path_end: Option<Option<char>> = None;
+    for character in text.chars() {
+        match path_end {
+            None if character == '/' && !before.is_alphanumeric() => {
+                path_end = Some(Some(before).filter(|before| matches!(before, '\'' | '"')));
+                kept.push_str("/...");
+            }
+            Some(Some(quote)) if character != quote => {}
+            Some(None) if !matches!(character, ' ' | '\'' | '"' | ',' | ';' | '\n') => {}
+            _ => {
+                path_end = None;
+                kept.push(character);
+            }
+        }
+        before = character;
+    }
+    kept
+}
+
+/// Format of a line.
+struct Line;
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        // Events of other crates may name files.
+        if !event.metadata().target().starts_with("forebay") {
+            return Ok(());
+        }
+        write!(writer, "{} {} ", unix_s(), event.metadata().level())?;
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_do_not_enter_the_log() {
+        let cases = [
+            ("rank 1: /data/secret.bin: no such file", "rank 1: /... no such file"),
+            ("'/a b' and (/c)", "'/...' and (/..."),
+            ("2 of 3 ranks and/or none", "2 of 3 ranks and/or none"),
+            ("/x,/y", "/...,/..."),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(without_paths(text), expected);
+        }
     }
 
-    /// One line with its time.
-    pub(crate) fn line(&self, text: &str) {
-        // A log that can't be written must not stop the agent.
-        let _ = self.0.as_ref().write_all(format!("{} {text}\n", unix_s()).as_bytes());
+    #[test]
+    fn three_logs_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..4 {
+            start(dir.path()).unwrap();
+            std::fs::write(dir.path().join(LOG_NAMES[0]), number.to_string()).unwrap();
+        }
+        let texts = LOG_NAMES.map(|name| std::fs::read_to_string(dir.path().join(name)).unwrap());
+        assert_eq!(texts, ["3", "2", "1"]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), LOG_NAMES.len());
     }
 }

@@ -1,4 +1,4 @@
-//! Packets of one JSON value each, with descriptors.
+//! Packets of one JSON value each, with descriptors beside it.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -14,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::host::limits::{PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX};
 
-/// Sends a packet; never waits where the socket does not.
+/// Sends a packet. Blocks only if the socket does.
 pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let packet = serde_json::to_vec(value)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];
@@ -26,10 +26,10 @@ pub(crate) fn send(socket: impl AsFd, value: &impl Serialize, descriptors: &[Bor
     Ok(())
 }
 
-/// Receives a packet; `None` when the other side is gone.
+/// Receives a packet; `None` if the other side has closed the connection.
 ///
 /// # Errors
-/// `InvalidData` for what is no such packet; `WouldBlock` where the socket does not wait and there is none.
+/// `InvalidData` for an invalid packet; `WouldBlock` if the socket does not block and there is none.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut packet = vec![0; PACKET_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS_MAX))];

@@ -11,15 +11,14 @@ use std::{
 };
 
 use forebay_contract::{
-    Board, Region,
+    Board, CONTRACT_VERSION, Region,
     board::{SLOTS_MAX, Use},
 };
 use rustix::process::{Pid, getpid};
 
 use super::{
     Figures, LoaderConfig, RankFigures, SampleStatus,
-    doorbell::Doorbell,
-    protocol::{Ask, Settings, Tell, VERSION, Variables},
+    protocol::{LoaderRequest, LoaderResponse, Settings, Variables},
     shared_memory::{AgentWatch, Answers},
     socket_path,
     worker::Seat,
@@ -27,11 +26,7 @@ use super::{
 
 use crate::{
     host::start::start_until,
-    host::{
-        connection::{CLOSED, Connection},
-        error::AgentError,
-        private_dir::private_dir,
-    },
+    host::{connection::Connection, doorbell::Doorbell, error::AgentError, private_dir::private_dir, refusal::Refusal},
     samples::limits::LOADER_DEAD_AFTER,
 };
 
@@ -46,9 +41,8 @@ const FORKED: &str = "this process was forked from the one that the agent serves
 /// If the directory is refused, or no agent answers in time.
 pub fn start(config: &LoaderConfig, command: &Path) -> Result<(), AgentError> {
     private_dir(&config.loaders_dir)?;
-    let settings = serde_json::to_string(config).map_err(|error| AgentError::Protocol(error.to_string()))?;
     let connect = || Connection::open(&socket_path(&config.loaders_dir), SEND_MAX).ok();
-    start_until(&config.loaders_dir, &settings, command, connect).map(drop)
+    start_until(config, command, connect).map(drop)
 }
 
 /// A rank that has registered, and waits for the other ranks of its node.
@@ -93,16 +87,17 @@ impl Registering {
     /// # Errors
     /// No loader agent runs; or the settings are invalid.
     pub fn begin(dir: &Path, settings: &str, extents: Option<BorrowedFd<'_>>, variables: Variables) -> Result<Self, AgentError> {
-        let settings: Settings = serde_json::from_str(settings).map_err(|error| AgentError::Refused {
-            why: format!("the loader's settings can't be: {error}"),
+        let settings: Settings = serde_json::from_str(settings).map_err(|error| {
+            let why = format!("invalid settings of a loader: {error}");
+            AgentError::Refused(Refusal::from(why))
         })?;
         let connection = Connection::open(&socket_path(dir), SEND_MAX)?;
         if !connection.is_of_same_files() {
             // A path that the agent opens may be another file there.
             return Err(AgentError::Protocol("it is in another mount namespace, or has another root".into()));
         }
-        let ask = Ask::Register {
-            version: VERSION,
+        let ask = LoaderRequest::Register {
+            version: CONTRACT_VERSION,
             settings: Box::new(settings),
             variables,
         };
@@ -116,11 +111,11 @@ impl Registering {
     /// # Errors
     /// [`AgentError::Refused`] if the ranks disagree, or the loader failed: all ranks are told the same reason.
     pub fn wait(self, wait: Duration) -> Result<Result<Rank, Self>, AgentError> {
-        match self.0.hear::<Tell>(wait)? {
+        match self.0.hear::<LoaderResponse>(wait)? {
             // The reason for the failure follows the end of another rank.
-            None | Some((Tell::RankGone { .. }, _)) => Ok(Err(self)),
-            Some((Tell::Refused { why }, _)) => Err(AgentError::Refused { why }),
-            Some((Tell::Registered { arena_bytes, slots, notes }, descriptors)) => {
+            None | Some((LoaderResponse::RankGone { .. }, _)) => Ok(Err(self)),
+            Some((LoaderResponse::Refused(refusal), _)) => Err(AgentError::Refused(refusal)),
+            Some((LoaderResponse::Registered { arena_bytes, slots, notes }, descriptors)) => {
                 let Ok([arena, page, doorbell]) = <[OwnedFd; 3]>::try_from(descriptors) else {
                     return Err(AgentError::Protocol("its descriptors did not come along".into()));
                 };
@@ -334,7 +329,7 @@ impl Rank {
             Err(TryLockError::WouldBlock) => return,
         };
         while self.state().lost.is_none() {
-            match connection.hear::<Tell>(Duration::ZERO) {
+            match connection.hear::<LoaderResponse>(Duration::ZERO) {
                 Ok(None) => return,
                 Ok(Some((tell, _))) => self.state().told(tell),
                 Err(error) => self.state().lost = Some(is_gone(&error)),
@@ -432,10 +427,10 @@ impl Rank {
             return None;
         }
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_asked = self.state().lost.is_none() && connection.send(&Ask::Figures, &[]).is_ok();
+        let is_asked = self.state().lost.is_none() && connection.send(&LoaderRequest::Figures, &[]).is_ok();
         while is_asked && self.state().lost.is_none() {
-            match connection.hear::<Tell>(LOADER_DEAD_AFTER) {
-                Ok(Some((Tell::Figures { figures, of_rank }, _))) => return Some((figures, of_rank)),
+            match connection.hear::<LoaderResponse>(LOADER_DEAD_AFTER) {
+                Ok(Some((LoaderResponse::Figures { figures, of_rank }, _))) => return Some((figures, of_rank)),
                 Ok(Some((tell, _))) => self.state().told(tell),
                 // A late response would be taken for that to the next request.
                 Ok(None) => self.state().lost = Some("the loader agent does not answer".into()),
@@ -463,11 +458,11 @@ impl ClientState {
     }
 
     /// Takes a packet that the agent has sent besides the ring.
-    fn told(&mut self, tell: Tell) {
+    fn told(&mut self, tell: LoaderResponse) {
         match tell {
-            Tell::RankGone { rank } => self.gone.push(rank),
-            Tell::Refused { why } => self.lost = Some(why),
-            Tell::Registered { .. } | Tell::Figures { .. } => {}
+            LoaderResponse::RankGone { rank } => self.gone.push(rank),
+            LoaderResponse::Refused(refusal) => self.lost = Some(refusal.why),
+            LoaderResponse::Registered { .. } | LoaderResponse::Figures { .. } => {}
         }
     }
 }
@@ -475,7 +470,7 @@ impl ClientState {
 fn is_gone(error: &AgentError) -> String {
     match error {
         // No answer came, so there was none to read.
-        AgentError::Protocol(why) if why == CLOSED => format!("the loader agent is gone: {why}"),
+        AgentError::Lost(why) => format!("the loader agent is gone: {why}"),
         error => format!("the loader agent is gone: {error}"),
     }
 }

@@ -17,7 +17,6 @@ mod arena;
 mod build;
 pub mod client;
 mod disks;
-mod doorbell;
 mod limits;
 mod machine;
 mod prepare;
@@ -38,6 +37,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::start::RoleSettings;
+
 /// Configuration of the loader agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoaderConfig {
@@ -45,6 +46,14 @@ pub struct LoaderConfig {
     pub loaders_dir: PathBuf,
     /// Directory of the user's secret, with which copies on disks are tagged.
     pub state_dir: PathBuf,
+}
+
+impl RoleSettings for LoaderConfig {
+    const ROLE: &'static str = "samples";
+
+    fn dir(&self) -> &Path {
+        &self.loaders_dir
+    }
 }
 
 /// Name of the loader agent's directory in the runtime directory. No agent of tiers has this name.

@@ -18,11 +18,11 @@ use forebay_store::Segments;
 use super::{
     build,
     disks::{Disks, OpenedDisk},
-    doorbell::Doorbell,
     machine::{Machine, MachineInput},
     protocol::{Alike, DiskSetting, Variables},
 };
 
+use crate::host::doorbell::Doorbell;
 use crate::host::{shared::SharedFile, text};
 use crate::samples::limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS};
 

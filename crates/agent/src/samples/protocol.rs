@@ -1,4 +1,4 @@
-//! What is said on the loader agent's socket: one JSON value a packet, descriptors beside it. All else is said on boards.
+//! Messages of the loader agent's socket: one JSON value a packet, descriptors beside it. Requests for samples go through the request rings.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -6,29 +6,39 @@ use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
 use serde::{Deserialize, Serialize};
 
 use super::{Figures, RankFigures};
+use crate::host::{
+    refusal::Refusal,
+    role::{RoleRequest, RoleResponse},
+};
 
-/// Raised whenever what follows changes. Boards and extents have a version of their own.
-pub(crate) const VERSION: u32 = 2;
-
-/// What is said to the loader agent.
+/// Request to the loader agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "ask", rename_all = "snake_case")]
-pub enum Ask {
-    /// From now on this connection is a rank of a loader. From the first rank of a node, a descriptor of the extents comes along, and how the stores are reached
-    /// in which they lie. Answer, when all ranks of the node have come: [`Tell::Registered`].
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum LoaderRequest {
+    /// Makes this connection a rank of a loader. The first rank of a node sends a descriptor of the extents beside it. Answer, once all ranks of the node have
+    /// come: [`LoaderResponse::Registered`].
     Register {
-        /// [`VERSION`].
+        /// Version of the protocol.
         version: u32,
-        /// Who, and what for.
+        /// Rank and loader.
         settings: Box<Settings>,
-        /// Of the rank's environment, where extents are of objects.
+        /// Variables of the rank's environment that lead to the stores of its extents.
         variables: Variables,
     },
-    /// What was done for this rank's loader. Answer: [`Tell::Figures`].
+    /// Asks for the figures of this rank's loader. Answer: [`LoaderResponse::Figures`].
     Figures,
 }
 
-/// Variables of an environment ([`forebay_objects::VARIABLES`]), some of which are secrets. They are kept in memory only, and never shown.
+impl RoleRequest for LoaderRequest {
+    fn version(&self) -> Option<u32> {
+        match self {
+            Self::Register { version, .. } => Some(*version),
+            Self::Figures => None,
+        }
+    }
+}
+
+/// Variables of an environment ([`forebay_objects::VARIABLES`]). Some are secrets: they stay in memory, and `Debug` does not show them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Variables(pub BTreeMap<String, String>);
@@ -39,11 +49,11 @@ impl fmt::Debug for Variables {
     }
 }
 
-/// A rank of a loader, and what it wants.
+/// A rank of a loader, and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The loader's name: the same in all ranks, and no other loader's on this node.
+    /// Name of the loader: all its ranks give it, and no other loader of this node.
     pub loader: String,
     /// The rank in the whole job.
     pub rank: u32,
@@ -51,41 +61,41 @@ pub struct Settings {
     pub local_rank: u32,
     /// Ranks of this node.
     pub local_ranks: u32,
-    /// What all ranks must want alike.
+    /// Settings that are equal in all ranks.
     pub alike: Alike,
 }
 
-/// What all ranks of a loader must want alike.
+/// Settings that are equal in all ranks of a loader.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alike {
-    /// A digest of what the dataset consists of.
+    /// Digest of the dataset's contents.
     pub dataset: String,
-    /// Samples of it.
+    /// Number of its samples.
     pub samples: u32,
-    /// Extents that samples lie in: as many, or fewer where samples share them. These are what ranks ask for.
+    /// Number of extents that ranks ask for: one a sample, or fewer where samples share them.
     pub extents: u32,
-    /// The order's seed.
+    /// Seed of the order.
     pub seed: u64,
-    /// Samples of a batch of one rank.
+    /// Samples in a batch of one rank.
     pub batch: u32,
-    /// Ranks of the whole job.
+    /// Number of ranks of the whole job.
     pub world: u32,
-    /// How the dataset is permuted in each epoch.
+    /// Permutation of the dataset in each epoch.
     pub order: OrderName,
-    /// As `DistributedSampler(drop_last=...)` has it.
+    /// Value of `DistributedSampler(drop_last=...)`.
     pub sampler_drop_last: bool,
-    /// As `DataLoader(drop_last=...)` has it.
+    /// Value of `DataLoader(drop_last=...)`.
     pub drop_last: bool,
-    /// Which samples stay.
+    /// Policy that chooses the samples to keep.
     pub policy: PolicyName,
-    /// Which read comes next.
+    /// Order of reads.
     pub schedule: ScheduleName,
-    /// Steps ahead that samples are fetched.
+    /// Length of the prefetch window in steps.
     pub window: u32,
-    /// Steps ahead that ranks ask for them: as many, or more where something is to be fetched beyond the window.
+    /// Steps ahead that ranks send requests: the prefetch window, or more where samples beyond it are fetched.
     pub ahead: u32,
-    /// Whether samples beyond the window are fetched, when nothing else is to be done and there is memory for them.
+    /// True if samples beyond the window are fetched while the agent is idle and has memory for them.
     pub background_fill: bool,
     /// Memory that samples pass through between their fetch and their use, in bytes.
     pub window_bytes: u64,
@@ -95,7 +105,7 @@ pub struct Alike {
     pub disks: Vec<DiskSetting>,
     /// Most reads at once.
     pub reads_max: u32,
-    /// Share of reads that may be made again where they take long; 0: none.
+    /// Share of reads that may be hedged (repeated when slow), from 0.
     pub hedge_budget: f64,
 }
 
@@ -109,50 +119,62 @@ pub struct DiskSetting {
     pub bytes: u64,
 }
 
-/// How a dataset is permuted in each epoch.
+/// Permutation of a dataset in each epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OrderName {
-    /// Not at all.
+    /// The order of the dataset.
     Sequential,
-    /// As `DistributedSampler` permutes.
+    /// The permutation of `DistributedSampler`.
     Torch,
-    /// By a keyed bijection.
+    /// A keyed bijection.
     Counter,
-    /// In another way, such as by a sampler of the user's own: the agent knows of it only what ranks ask for.
+    /// Any other, such as that of a user's own sampler: the agent learns it from the requests of ranks.
     Unknown,
 }
 
-/// What the loader agent answers.
+/// Answer of the loader agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "tell", rename_all = "snake_case")]
-pub enum Tell {
-    /// All ranks of the node are here. With this come descriptors of the arena, of the rank's board, and of the doorbell.
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum LoaderResponse {
+    /// All ranks of the node have registered. Beside it come descriptors of the arena, of the rank's request ring, and of the doorbell.
     Registered {
-        /// Length of the arena.
+        /// Length of the arena in bytes.
         arena_bytes: u64,
-        /// Slots of the board.
+        /// Number of slots of the request ring.
         slots: u32,
-        /// What there is to say of it, for a person: of a disk that can't be used.
+        /// Notes for a person, as on a disk that is not usable.
         notes: Vec<String>,
     },
-    /// A rank of the same loader is gone.
+    /// Another rank of the loader has gone.
     RankGone {
-        /// In the whole job.
+        /// Number of the rank in the whole job.
         rank: u32,
     },
-    /// What was done so far.
+    /// Figures of the loader so far.
     Figures {
-        /// For all ranks of the node.
+        /// Figures of all ranks of the node.
         figures: Figures,
-        /// For this one.
+        /// Figures of this rank.
         of_rank: RankFigures,
     },
-    /// No, or no more.
-    Refused {
-        /// Why, in words for a person.
-        why: String,
-    },
+    /// The request is refused, or the loader has failed.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for LoaderResponse {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl RoleResponse for LoaderResponse {
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leads_to_a_store_is_not_shown() {
+    fn debug_does_not_show_credentials() {
         let variables = Variables([("AWS_SECRET_ACCESS_KEY".to_owned(), "hidden".to_owned())].into());
         assert_eq!(format!("{variables:?}"), r#"{"AWS_SECRET_ACCESS_KEY"}"#);
         let sent = serde_json::to_string(&variables).unwrap();

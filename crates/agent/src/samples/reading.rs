@@ -20,10 +20,10 @@ use forebay_store::{ExtentKey, Segments, Version};
 use self::source::{OpenedExtent, Unreadable};
 use super::{
     arena::{Arena, TakenRange},
-    doorbell::Doorbell,
     machine::{ArenaRange, DiskIndex, MachineEvent, ReadFrom, ReadOutcome, WriteError},
 };
 
+use crate::host::doorbell::Doorbell;
 use crate::host::shared::SharedFile;
 
 /// ReaderJob of a thread.

@@ -4,19 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::protocol::{Alike, OrderName, Settings, Tell};
+use super::protocol::{Alike, LoaderResponse, OrderName, Settings};
 
-use crate::host::text;
+use crate::host::{role::Peer, text};
 use crate::samples::limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX};
-
-/// Number of a connection.
-pub(crate) type ConnectionId = u64;
 
 /// Actions for the service.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RendezvousAction {
     /// Send a response.
-    Tell { to: ConnectionId, tell: Tell },
+    Tell { to: Peer, tell: LoaderResponse },
     /// All ranks of the node have come with equal settings: begin. On failure the service calls [`Rendezvous::fail`].
     Begin { loader: String },
     /// A rank of a loader that has begun is gone.
@@ -31,7 +28,7 @@ struct Loader {
     alike: Alike,
     first: u32,
     /// Connection and rank in the whole job, by local rank.
-    ranks: Vec<Option<(ConnectionId, u32)>>,
+    ranks: Vec<Option<(Peer, u32)>>,
     has_begun: bool,
     failed: Option<LoaderFailure>,
 }
@@ -48,12 +45,12 @@ struct LoaderFailure {
 #[derive(Debug, Default)]
 pub(crate) struct Rendezvous {
     loaders: BTreeMap<String, Loader>,
-    roles: HashMap<ConnectionId, (String, usize)>,
+    roles: HashMap<Peer, (String, usize)>,
 }
 
 impl Rendezvous {
     /// Registers a rank of a loader.
-    pub(crate) fn register(&mut self, peer: ConnectionId, settings: &Settings, now_s: f64) -> Vec<RendezvousAction> {
+    pub(crate) fn register(&mut self, peer: Peer, settings: &Settings, now_s: f64) -> Vec<RendezvousAction> {
         let Settings {
             loader,
             rank,
@@ -93,7 +90,7 @@ impl Rendezvous {
         Vec::new()
     }
 
-    fn can_register(&self, peer: ConnectionId, settings: &Settings) -> Result<(), String> {
+    fn can_register(&self, peer: Peer, settings: &Settings) -> Result<(), String> {
         let Settings {
             loader,
             local_rank,
@@ -156,7 +153,7 @@ impl Rendezvous {
     }
 
     /// Removes a connection.
-    pub(crate) fn gone(&mut self, peer: ConnectionId) -> Vec<RendezvousAction> {
+    pub(crate) fn gone(&mut self, peer: Peer) -> Vec<RendezvousAction> {
         let Some((loader, local_rank)) = self.roles.remove(&peer) else {
             return Vec::new();
         };
@@ -166,7 +163,7 @@ impl Rendezvous {
         let Some((_, rank)) = known.ranks[local_rank].take() else {
             return Vec::new();
         };
-        let left: Vec<ConnectionId> = known.ranks.iter().flatten().map(|(peer, _)| *peer).collect();
+        let left: Vec<Peer> = known.ranks.iter().flatten().map(|(peer, _)| *peer).collect();
         let has_begun = known.has_begun;
         if left.is_empty() {
             self.loaders.remove(&loader);
@@ -179,7 +176,7 @@ impl Rendezvous {
         if !has_begun {
             return Vec::new();
         }
-        let tell = Tell::RankGone { rank };
+        let tell = LoaderResponse::RankGone { rank };
         let told = left.into_iter().map(|to| RendezvousAction::Tell { to, tell: tell.clone() });
         let mut effects: Vec<RendezvousAction> = told.collect();
         effects.push(RendezvousAction::Gone { loader, local_rank });
@@ -192,7 +189,7 @@ impl Rendezvous {
     }
 
     /// The connections of a loader's ranks, by local rank.
-    pub(crate) fn peers(&self, loader: &str) -> Vec<ConnectionId> {
+    pub(crate) fn peers(&self, loader: &str) -> Vec<Peer> {
         let known = self.loaders.get(loader);
         known
             .into_iter()
@@ -203,7 +200,7 @@ impl Rendezvous {
     }
 
     /// Returns the loader of a connection, and its local rank.
-    pub(crate) fn role_of(&self, peer: ConnectionId) -> Option<(&str, usize)> {
+    pub(crate) fn role_of(&self, peer: Peer) -> Option<(&str, usize)> {
         self.roles.get(&peer).map(|(loader, local_rank)| (loader.as_str(), *local_rank))
     }
 
@@ -216,11 +213,9 @@ impl Rendezvous {
     }
 }
 
-fn refused(to: ConnectionId, why: String) -> RendezvousAction {
-    RendezvousAction::Tell {
-        to,
-        tell: Tell::Refused { why },
-    }
+fn refused(to: Peer, why: String) -> RendezvousAction {
+    let tell = LoaderResponse::Refused(why.into());
+    RendezvousAction::Tell { to, tell }
 }
 
 /// Returns the first argument in which two ranks differ, with both values.
@@ -303,6 +298,7 @@ pub(super) mod tests {
 
     use super::super::protocol::DiskSetting;
     use super::*;
+    use crate::host::refusal::Refusal;
 
     pub(in super::super) fn alike() -> Alike {
         Alike {
@@ -341,12 +337,12 @@ pub(super) mod tests {
         }
     }
 
-    fn why(effects: &[RendezvousAction]) -> Vec<(ConnectionId, &str)> {
+    fn why(effects: &[RendezvousAction]) -> Vec<(Peer, &str)> {
         let refusal = |effect: &RendezvousAction| {
             matches!(
                 effect,
                 RendezvousAction::Tell {
-                    tell: Tell::Refused { .. },
+                    tell: LoaderResponse::Refused(_),
                     ..
                 }
             )
@@ -357,7 +353,7 @@ pub(super) mod tests {
             .filter_map(|effect| match effect {
                 RendezvousAction::Tell {
                     to,
-                    tell: Tell::Refused { why },
+                    tell: LoaderResponse::Refused(Refusal { why, .. }),
                 } => Some((*to, why.as_str())),
                 _ => None,
             })
@@ -375,7 +371,7 @@ pub(super) mod tests {
         assert_eq!((all.role_of(11), all.alike("train")), (Some(("train", 1)), Some(&alike())));
         let gone = |to| RendezvousAction::Tell {
             to,
-            tell: Tell::RankGone { rank: 1 },
+            tell: LoaderResponse::RankGone { rank: 1 },
         };
         let effects = all.gone(11);
         let last = RendezvousAction::Gone {

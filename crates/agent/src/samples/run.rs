@@ -8,12 +8,12 @@ use rustix::thread::futex;
 use super::{
     Figures, RankFigures,
     arena::Arena,
-    doorbell::Doorbell,
     machine::{Machine, MachineAction, MachineEvent, RankStep},
     prepare::PreparedLoader,
     reading::{ReaderJob, Readers, Tools},
 };
 
+use crate::host::doorbell::Doorbell;
 use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile, text};
 
 /// A rank's request ring, and the position up to which it was read.

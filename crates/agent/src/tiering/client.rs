@@ -18,7 +18,7 @@ use crate::{
         error::{AgentError, io_error, silent},
         private_dir::private_dir_all,
         shared::SharedFile,
-        start::{START_DEADLINE, start_until},
+        start::{RoleSettings, START_DEADLINE, start_until},
     },
     tiering::{
         config::AgentConfig,
@@ -89,7 +89,7 @@ impl Connection {
             Err(error) => return Err(broken(&error)),
         }
         match serde_json::from_slice(&std::mem::take(&mut self.answer)).map_err(|e| broken(&e))? {
-            Reply::Refused { why } => Err(AgentError::Refused { why }),
+            Reply::Refused { why } => Err(AgentError::Refused(why.into())),
             reply => Ok(Some(reply)),
         }
     }
@@ -137,6 +137,14 @@ pub struct RunRequest {
     /// Patterns of files that are the source's alone, each with a NUL behind it; at most
     /// [`EXCLUDES_BYTES_MAX`](forebay_contract::exclude::EXCLUDES_BYTES_MAX) bytes.
     pub excludes: Vec<u8>,
+}
+
+impl RoleSettings for AgentConfig {
+    const ROLE: &'static str = "tiering";
+
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
 }
 
 impl JoinedRun {
@@ -239,15 +247,16 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
         match connection.ask(&join) {
             Ok(Reply::Joined { run, started_at }) => return Ok((connection, run, started_at)),
             Ok(other) => return Err(AgentError::Protocol(format!("{other:?}"))),
-            Err(AgentError::Protocol(_)) if begun.elapsed() < START_DEADLINE => thread::sleep(Duration::from_millis(5)),
+            Err(AgentError::Protocol(_) | AgentError::Lost(_)) if begun.elapsed() < START_DEADLINE => {
+                thread::sleep(Duration::from_millis(5));
+            }
             Err(error) => return Err(error),
         }
     }
 }
 
 fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
-    let settings = serde_json::to_string(config).map_err(|e| AgentError::Protocol(e.to_string()))?;
-    start_until(&config.dir, &settings, command, || Connection::open(&config.dir).ok())
+    start_until(config, command, || Connection::open(&config.dir).ok())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Putting an agent together.
+//! The tiering role: puts its parts together and serves until its last run has ended.
 
 use std::{
     os::unix::ffi::OsStrExt,
@@ -6,7 +6,13 @@ use std::{
 };
 
 use crate::{
-    host::{error::AgentError, lock::lock, log::Log, private_dir::private_dir, shared::raise_descriptor_limit},
+    host::{
+        error::AgentError,
+        lifecycle::live,
+        log::{self, Log},
+        private_dir::private_dir,
+        shared::raise_descriptor_limit,
+    },
     tiering::{
         config::AgentConfig,
         control,
@@ -24,38 +30,32 @@ use forebay_contract::Tier as TierInIndex;
 use forebay_policy::FillFirst;
 use forebay_store::{FreeFloor, Secret, Tier, TierConfig};
 
-/// Copies are many small files: a tier may have as many as its quota has blocks.
+/// Bytes of a tier for each file in it: copies are many small files, and a tier may have as many as its quota has blocks.
 const INODE_BYTES: u64 = 4096;
 
 /// Runs an agent until its last run has ended.
 ///
 /// # Errors
-/// [`AgentError::AlreadyRunning`] if one stands for these tiers; else what kept it from starting, which is also the last line of its log.
+/// [`AgentError::AlreadyRunning`] if another one serves these tiers; else the error that kept it from starting, which is also the last line of its log.
 pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
-    // Apart from the program's terminal and process group: their signals are not for us.
-    let _ = rustix::process::setsid();
-    // A umask that takes rights from the owner would make our own directories unusable.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    private_dir(&config.dir)?;
-    let _lock = lock(&config.dir)?;
-    let log = Log::create(&config.dir)?;
     let dir = config.dir.clone();
-    let result = open(config, log.clone()).map(|(clerk, events)| clerk.serve(&events));
-    if let Err(error) = &result {
-        log.line(&error.to_string());
-        // Nobody may wait for a socket that is dead.
-        for name in ["control.sock", "door.sock"] {
-            let _ = rustix::fs::unlink(dir.join(name));
+    live(&dir, || {
+        let result = open(config, Log).map(|(clerk, events)| clerk.serve(&events));
+        if result.is_err() {
+            // No client may wait for a socket that nobody serves.
+            for name in ["control.sock", "door.sock"] {
+                let _ = rustix::fs::unlink(dir.join(name));
+            }
         }
-    }
-    result
+        result
+    })
 }
 
 fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<Event>), AgentError> {
     let descriptors = raise_descriptor_limit();
     let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
     if let Some(why) = why_ephemeral {
-        log.line(&format!("copies will not serve later runs: {why}"));
+        log::fallback(&format!("copies will not serve later runs: {why}"));
     }
     let uid = rustix::process::geteuid().as_raw();
     let mut tiers = Vec::new();

@@ -1,7 +1,7 @@
 //! `verify="shadow:N"`: a clone that has loaded its state is on probation. It takes N steps with the data of its parent's, and exists only if every entry of
 //! every rank is then the same on both sides.
 
-use super::{Digests, Effects, Fork, Peer, Registry, Role, Stage, Tell, refuse, tell};
+use super::{Digests, Effects, Fork, ForkResponse, Peer, Registry, Role, Stage, refuse, tell};
 
 impl<S: Clone> Registry<S> {
     /// All ranks of the clone have loaded their states: they go on, and so has the job.
@@ -15,7 +15,7 @@ impl<S: Clone> Registry<S> {
             .takers
             .iter()
             .flatten()
-            .map(|taker| tell(taker.peer, Tell::Probation))
+            .map(|taker| tell(taker.peer, ForkResponse::Shadow))
             .collect();
         effects.extend(self.compare(number));
         effects
@@ -47,7 +47,7 @@ impl<S: Clone> Registry<S> {
                 }
                 self.compare(number)
             }
-            _ => refuse(peer, "this connection is no rank of a job or a clone".into()),
+            _ => refuse(peer, "this connection is no rank of a job or a clone"),
         }
     }
 

@@ -137,7 +137,7 @@ impl World {
                 assert_eq!(states.len(), 1, "states of two steps");
             }
             Effect::Tell {
-                tell: Tell::Forking { fork, secret, shadow, .. },
+                tell: ForkResponse::Forking { fork, secret, shadow, .. },
                 ..
             } => {
                 if shadow > 0 {
@@ -146,12 +146,18 @@ impl World {
                 assert!(self.secrets.contains(&secret));
                 self.forks.push(fork);
             }
-            Effect::Tell { to, tell: Tell::Exists } => {
+            Effect::Tell {
+                to,
+                tell: ForkResponse::Exists,
+            } => {
                 let fork = self.takers[&to];
                 assert!(self.loaded.contains(&to) && self.given.contains_key(&fork));
                 assert!(self.repeated.contains(&to) || !self.shadowed.contains(&fork), "on probation");
             }
-            Effect::Tell { to, tell: Tell::Probation } => {
+            Effect::Tell {
+                to,
+                tell: ForkResponse::Shadow,
+            } => {
                 assert!(self.loaded.contains(&to) && self.shadowed.contains(&self.takers[&to]));
             }
             Effect::Awaited { fork, .. } => assert!(self.wanted.contains(&fork)),

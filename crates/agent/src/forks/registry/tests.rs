@@ -68,7 +68,7 @@ fn unwant() -> Effect<&'static str> {
 }
 
 fn give(to: Peer, state: &'static str) -> Effect<&'static str> {
-    let tell = Tell::State {
+    let tell = ForkResponse::State {
         name: "trunk.1".into(),
         reader: 0,
         ranks: 2,
@@ -83,7 +83,7 @@ fn refused(effects: &[Effect<&'static str>]) -> (Vec<Peer>, String) {
     let peers = effects.iter().filter_map(|effect| match effect {
         Effect::Tell {
             to,
-            tell: Tell::Refused { why },
+            tell: ForkResponse::Refused(Refusal { why, .. }),
         } => {
             last.clone_from(why);
             Some(*to)
@@ -97,7 +97,7 @@ fn outcome(known: &Known) -> (bool, bool) {
     match known.outcome(COMMAND).as_slice() {
         [
             Effect::Tell {
-                tell: Tell::Outcome(outcome),
+                tell: ForkResponse::Progress(outcome),
                 ..
             },
         ] => (outcome.asked, outcome.is_over),
@@ -115,7 +115,10 @@ fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
         [unwant(), give(10, "zero"), give(11, "one")]
     );
     assert_eq!(known.loaded(11, read("a")), []);
-    let exists = |to| Effect::Tell { to, tell: Tell::Exists };
+    let exists = |to| Effect::Tell {
+        to,
+        tell: ForkResponse::Exists,
+    };
     assert_eq!(known.loaded(10, read("a")), [exists(10), exists(11)]);
     assert_eq!(known.secrets, BTreeMap::from([(SECRET, 1)]), "the job alone still needs it");
     assert_eq!(outcome(&known), (true, true));
@@ -168,7 +171,7 @@ fn ranks_that_rejoin_are_asked_once_all_of_them_look() {
     let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9), None).remove(1) else {
         panic!()
     };
-    assert!(matches!(tell, Tell::Forking { fork: 79, .. }));
+    assert!(matches!(tell, ForkResponse::Forking { fork: 79, .. }));
 }
 
 #[test]
@@ -286,7 +289,7 @@ fn one_state_may_be_for_several_forks() {
     assert_eq!(*state, "zero");
     assert_eq!(
         *tell,
-        Tell::State {
+        ForkResponse::State {
             name: "trunk.2".into(),
             reader: 1,
             ranks: 2
@@ -298,7 +301,7 @@ fn one_state_may_be_for_several_forks() {
 fn a_clones_name_is_none_that_an_earlier_jobs_clone_still_has() {
     let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None, None).last() {
         Some(Effect::Tell {
-            tell: Tell::Forking { name, .. },
+            tell: ForkResponse::Forking { name, .. },
             ..
         }) => name.clone(),
         other => panic!("{other:?}"),
@@ -363,7 +366,10 @@ fn on_probation() -> Known {
     known.offer(0, &[FORK], &offer(5, "a", "zero"));
     known.offer(1, &[FORK], &offer(5, "a", "one"));
     known.loaded(10, read("a"));
-    let begins = |to| Effect::Tell { to, tell: Tell::Probation };
+    let begins = |to| Effect::Tell {
+        to,
+        tell: ForkResponse::Shadow,
+    };
     assert_eq!(known.loaded(11, read("a")), [begins(10), begins(11)]);
     assert_eq!(outcome(&known), (true, false));
     known
@@ -377,7 +383,10 @@ fn p14_a_clone_on_probation_exists_when_all_entries_are_the_same_some_steps_late
     assert_eq!(known.gone(0), []);
     assert_eq!(known.repeated(11, &[], &read("c")), []);
     assert_eq!(known.repeated(10, &[], &read("b")), []);
-    let exists = |to| Effect::Tell { to, tell: Tell::Exists };
+    let exists = |to| Effect::Tell {
+        to,
+        tell: ForkResponse::Exists,
+    };
     assert_eq!(known.repeated(1, &[FORK, 3], &read("c")), [exists(10), exists(11)]);
     assert_eq!(outcome(&known), (true, true));
     assert_eq!(known.repeated(1, &[FORK], &read("d")), [], "that is over");
@@ -422,7 +431,7 @@ fn clones_are_on_probation_where_their_job_says_so_and_their_command_does_not() 
     for (command, said, expected) in [(COMMAND, None, 2), (101, Some(0), 0), (102, Some(5), 5)] {
         let told = known.fork(command, command, "trunk", None, said);
         let Some(Effect::Tell {
-            tell: Tell::Forking { shadow, .. },
+            tell: ForkResponse::Forking { shadow, .. },
             ..
         }) = told.last()
         else {
@@ -451,7 +460,7 @@ fn a_clone_of_another_number_of_ranks_gets_rank_0s_state_copied_and_what_describ
                 panic!("{effect:?}")
             };
             assert_eq!((*state, others.as_slice()), ("zero", ["one"].as_slice()));
-            assert!(matches!(tell, Tell::State { ranks: 2, .. }));
+            assert!(matches!(tell, ForkResponse::State { ranks: 2, .. }));
         }
         for rank in 0..ranks - 1 {
             assert_eq!(known.loaded(10 + u64::from(rank), read("a")), []);
@@ -506,7 +515,7 @@ fn a_command_is_told_how_far_its_clone_is() {
     let mut known = trunk();
     known.fork(COMMAND, FORK, "trunk", None, None);
     let stands = |known: &Known| {
-        let outcome = known.forks[&FORK].outcome();
+        let outcome = known.forks[&FORK].progress();
         (outcome.ranks, outcome.here, outcome.taken, outcome.loaded)
     };
     assert_eq!(stands(&known), (0, 0, false, 0));

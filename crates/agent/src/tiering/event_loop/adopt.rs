@@ -432,7 +432,7 @@ impl Clerk {
                 continue;
             }
             self.adoption.compact_after = Some(now + COMPACT_PAUSE);
-            let (tier, log) = (Arc::clone(&state.tier), self.log.clone());
+            let (tier, log) = (Arc::clone(&state.tier), self.log);
             let compact = move || {
                 set_thread_nice(COPY_NICE);
                 if let Err(error) = tier.compact() {

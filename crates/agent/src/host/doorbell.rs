@@ -1,4 +1,4 @@
-//! Wakes the loader agent's one thread.
+//! The event descriptor that wakes an agent's thread.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An eventfd: rung by ranks, which get a descriptor of it, and by reading threads.
+/// An eventfd. Other threads ring it, and peers that got a descriptor of it.
 #[derive(Debug)]
 pub(crate) struct Doorbell(OwnedFd);
 
@@ -16,17 +16,17 @@ impl Doorbell {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Wraps a descriptor received from an agent.
+    /// Takes the doorbell that an agent sent.
     pub(crate) fn received(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Rings. It fails only if so many rings are pending that one more makes no difference.
+    /// Wakes the agent. Fails only if it was rung so often that it wakes anyway.
     pub(crate) fn ring(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Clears all pending rings.
+    /// Resets it after any number of rings.
     pub(crate) fn hush(&self) {
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
