@@ -51,9 +51,9 @@ class Step(NamedTuple):
 
 
 def marked(name: str, limit_s: float, where: str, *, of: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Step:
-    """A step that runs tests with the mark `gpu`.
+    """Returns a step that runs tests with the mark `gpu`.
 
-    Those whose names have one of the words in `of`, or none of those in `without`.
+    Their names have one of the words in `of`, or none of those in `without`.
     """
     options = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--durations=5")
     chosen = ("-k", " or ".join(of)) if of else ("-k", f"not ({' or '.join(without)})") if without else ()

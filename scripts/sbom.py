@@ -1,4 +1,4 @@
-"""sbom.py OUT: writes what the wheel is built of, as a CycloneDX bill of materials.
+"""sbom.py OUT: writes the components of the wheel, as a CycloneDX bill of materials.
 
 Cargo knows it: which crates are linked into each part of the wheel for this machine's kind, and which only ran while it
 was built (build scripts, macros). Those have the scope "excluded". The document says nothing of the machine that it was
@@ -47,7 +47,7 @@ class Tree:
     uses: dict[Crate, set[Crate]] = field(default_factory=dict)
 
     def add(self, lines: Iterable[str]) -> None:
-        """Takes up what `cargo tree --prefix depth` prints."""
+        """Adds the crates that `cargo tree --prefix depth` prints."""
         above: list[Crate] = []
         for depth, name, version in (found.groups() for found in map(LINE.match, lines) if found):
             crate = (name, version)
@@ -85,13 +85,13 @@ def packages(host: str) -> dict[Crate, dict[str, Any]]:
 
 
 def checksums(lock: str) -> dict[Crate, str]:
-    """SHA-256 of each crate that Cargo.lock pins by one."""
+    """Returns the SHA-256 of each crate that Cargo.lock pins by one."""
     found = re.findall(r'^name = "(.+)"\nversion = "(.+)"\nsource = ".+"\nchecksum = "(.+)"$', lock, re.MULTILINE)
     return {(name, version): checksum for name, version, checksum in found}
 
 
 def component(crate: Crate, package: dict[str, Any], checksum: str | None, is_linked: bool) -> Component:
-    """A crate as the bill lists it. Ours are in no registry, and have no address there and no checksum."""
+    """Returns a crate as the bill lists it. Our own are in no registry, and have neither address nor checksum there."""
     name, version = crate
     # The slash is an old way to write it.
     licence = (package["license"] or "").replace("/", " OR ")
@@ -125,7 +125,7 @@ def standard_library(release: str) -> Component:
 
 
 def libjpeg(manifest: Path) -> Component:
-    """The C library that a crate brings with it. Who looks for known faults looks for its own name."""
+    """Returns the C library that a crate contains, by its own name, under which its known faults are listed."""
     found = re.search(r"^set\(VERSION ([\d.]+)\)$", (manifest.parent / "libjpeg-turbo/CMakeLists.txt").read_text(), re.MULTILINE)
     assert found, "libjpeg-turbo says its version elsewhere now"
     return Component(
@@ -141,7 +141,7 @@ def libjpeg(manifest: Path) -> Component:
 
 
 def bill() -> Bom:
-    """The whole bill of materials."""
+    """Returns the whole bill of materials."""
     compiler = rustc()
     linked, built = trees(compiler["host"])
     manifests, pinned = packages(compiler["host"]), checksums((ROOT / "Cargo.lock").read_text())
@@ -172,7 +172,7 @@ def bill() -> Bom:
 
 
 def refs(components: Iterable[Component]) -> Iterator[str]:
-    """Their names in the document."""
+    """Returns the names of components in the document."""
     return (str(of.bom_ref.value) for of in components)
 
 

@@ -23,7 +23,7 @@ class Singly:
         self.source.register(order, locate)
 
     def request(self, sample: int, iteration: int = 0) -> None:
-        """One more use."""
+        """Adds a request."""
         self._uses.setdefault(sample, deque()).append(self.source.request([sample], iteration))
 
     def read(self, sample: int) -> memoryview:
@@ -33,7 +33,7 @@ class Singly:
         return self._uses[sample][0].read(0)
 
     def release(self, sample: int) -> None:
-        """Its first use is over."""
+        """Releases its first request."""
         self._uses[sample].popleft().release()
 
     def close(self) -> None:

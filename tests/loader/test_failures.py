@@ -132,7 +132,7 @@ def test_a_type_that_only_one_process_knows_is_told_by_a_sample_error() -> None:
 
 
 class Located(Failing):
-    """Is decoded in threads."""
+    """A dataset that is decoded in threads."""
 
     keyed = True
 

@@ -94,7 +94,7 @@ def lives(pid: int) -> bool:
 
 
 def shared_memory(pid: int) -> list[Path]:
-    """As torch names it, by the process that made it."""
+    """Returns torch's name for it, by the process that made it."""
     return list(Path("/dev/shm").glob(f"torch_{pid}_*"))  # noqa: S108
 
 

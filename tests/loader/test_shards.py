@@ -307,8 +307,8 @@ def test_a_user_without_a_home_or_a_password_entry_has_no_index_kept(
     assert sorted(tmp_path.iterdir()) == paths
     (line,) = capfd.readouterr().err.splitlines()
     assert line == (
-        f"forebay: index=: user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry): where "
-        "samples lie in shards is read off them again each time; give index= a directory that can be written to"
+        f"forebay: index=: user {os.getuid()} has no home directory (XDG_CACHE_HOME and HOME name none, nor does a password entry): "
+        "shards are indexed again each time; give index= a directory that can be written to"
     )
     # With a directory that was given nothing is missing.
     assert samples(RecordShards(paths, content, index=tmp_path / "kept")) == [b"one", b"one"]

@@ -29,21 +29,21 @@ def windows(array: Any) -> list[tuple[list[int], list[int]]]:  # noqa: ANN401
 
 
 def read(dataset: TokenFile) -> list[tuple[list[int], list[int]]]:
-    """As a loader reads."""
+    """Reads as a loader does."""
     found = [dataset.decode(read_sample(dataset.locate, i), i, None) for i in range(len(dataset))]
     assert all(one.dtype.isnative for pair in found for one in pair)
     return [(one.tolist(), other.tolist()) for one, other in found]
 
 
 def llmc(array: Any, magic: int, version: int) -> bytes:  # noqa: ANN401
-    """As `write_datafile` of llm.c writes it."""
+    """Writes a file as `write_datafile` of llm.c does."""
     head = np.zeros(256, dtype=np.int32)
     head[:3] = magic, version, len(array)
     return bytes(head.tobytes() + array.tobytes())
 
 
 def megatron(path: Path, documents: list[Any], code: int) -> Path:
-    """As `IndexedDatasetBuilder` of Megatron writes them: `.bin` and `.idx`."""
+    """Writes `.bin` and `.idx` as `IndexedDatasetBuilder` of Megatron does."""
     path.with_suffix(".bin").write_bytes(b"".join(one.tobytes() for one in documents))
     lengths = np.array([len(one) for one in documents], np.int32)
     pointers = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64) * documents[0].itemsize]).astype(np.int64)

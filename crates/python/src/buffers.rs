@@ -38,8 +38,9 @@ impl Input {
         if self.0.len_bytes() == 0 {
             return &[];
         }
-        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. Nobody writes to them meanwhile: the package
-        // gives only what it has read, or the agent's memory, which is not used again while anything refers to it.
+        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. Nobody writes to them meanwhile:
+        // the package gives only what it has read, or the agent's memory, which is not used again while anything refers
+        // to it.
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }
@@ -67,8 +68,8 @@ impl Output {
         if self.0.len_bytes() == 0 {
             return &mut [];
         }
-        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. The package has just made them for this call,
-        // so that nobody else uses them meanwhile.
+        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. The package has just made them
+        // for this call, so that nobody else uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }

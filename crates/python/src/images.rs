@@ -30,7 +30,8 @@ pub(crate) fn image_size(data: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>
     Ok(forebay_images::size(Input::new(data)?.bytes()).ok())
 }
 
-/// Decodes a part of a JPEG file, resizes it, and writes a window of that to the buffer `pixels`, as planes of red, green and blue.
+/// Decodes a part of a JPEG file, resizes it, and writes a window of that to the buffer `pixels`, as planes of red,
+/// green and blue.
 ///
 /// Returns false where the file is left to Pillow; then `pixels` hold nothing useful.
 #[pyfunction]

@@ -1,9 +1,9 @@
-//! `forebay._core`: what the Python package has to do natively. Converts types, releases the interpreter's lock, maps errors; nothing else:
-//! no policy, no framework's name and no default value belongs here.
+//! `forebay._core`: what the Python package has to do natively. Converts types, releases the interpreter's lock, maps
+//! errors; nothing else: no policy, no framework's name and no default value belongs here.
 //!
-//! The loader's memory is held by object, through the buffer protocol (`buffers`). The memory of tensors is named by address and length, since
-//! a tensor exports no buffer for half of its types: those functions trust their caller, the package itself, that the memory is there and
-//! stays there until they return. The module is private for that reason.
+//! The loader's memory is held by object, through the buffer protocol (`buffers`). The memory of tensors is named by
+//! address and length, since a tensor exports no buffer for half of its types: those functions trust their caller, the
+//! package itself, that the memory is there and stays there until they return. The module is private for that reason.
 
 mod buffers;
 mod choices;
@@ -40,7 +40,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Refuses what no allocation can be: an address of nought with bytes behind it, or an end beyond the address space.
+    /// Refuses what no allocation can be: an address of nought with bytes behind it, or an end beyond the address
+    /// space.
     fn new(address: usize, length: usize) -> PyResult<Self> {
         let possible = isize::try_from(length).is_ok() && address.checked_add(length).is_some();
         if (address == 0 && length > 0) || !possible {
@@ -51,7 +52,7 @@ impl Memory {
         Ok(Self { address, length })
     }
 
-    /// So many bytes of it, from an offset on.
+    /// Returns a part of the memory.
     fn part(self, offset: usize, length: usize) -> PyResult<Self> {
         if offset > self.length || length > self.length - offset {
             return Err(PyValueError::new_err(format!(
@@ -81,13 +82,14 @@ fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
 }
 
-/// Bytes that this process may still use before memory is short: of the machine and of all its control groups the least.
+/// Bytes that this process may still use before memory is short: of the machine and of all its control groups the
+/// least.
 #[pyfunction]
 fn memory_left(py: Python<'_>) -> u64 {
     py.detach(|| Gauge::find().look().memory.free_bytes)
 }
 
-/// As `forebay ls` shows checksums, too.
+/// Returns a digest in hexadecimal digits, as `forebay ls` shows checksums.
 fn hexadecimal(digest: u128) -> String {
     format!("{digest:032x}")
 }
@@ -113,7 +115,7 @@ mod _core {
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]
-    use super::order::{Blocks, Deal, Epoch, counter_at, sample_key, sample_keys};
+    use super::order::{BlockOrder, DatasetDeal, RestOfEpoch, counter_at, sample_key, sample_keys};
     #[pymodule_export]
     use super::pending::between_instructions;
     #[pymodule_export]

@@ -34,7 +34,8 @@ impl LoaderTable {
         Self(Mutex::default())
     }
 
-    /// Adds the next sample, which reaches up to the file's end if there is no length. Returns the number of its extent.
+    /// Adds the next sample, which reaches up to the file's end if there is no length. Returns the number of its
+    /// extent.
     #[pyo3(signature = (path, offset, length=None, mark=0))]
     fn add(&self, path: &[u8], offset: u64, length: Option<u64>, mark: u64) -> PyResult<u32> {
         let added = self.table().add(path, offset, length, mark);
@@ -56,8 +57,9 @@ impl LoaderTable {
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Returns the numbers of the extents of these samples, each located by `locate` now; `None` where no sample lies, or where `locate`
-    /// fails. `encoded` makes bytes of a path; it is called once for equal path objects that follow each other.
+    /// Returns the numbers of the extents of these samples, each located by `locate` now; `None` where no sample lies,
+    /// or where `locate` fails. `encoded` makes bytes of a path; it is called once for equal path objects that follow
+    /// each other.
     #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's list is ours")]
     fn find_all<'py>(
         &self,
@@ -119,8 +121,8 @@ pub(crate) struct LoaderRegistering(Mutex<Option<client::Registering>>);
 
 #[pymethods]
 impl LoaderRegistering {
-    /// Registers a rank with `settings` as JSON. The first rank of the node adds `extents`, a descriptor that stays the caller's, and the
-    /// `variables` that lead to the stores of objects among them.
+    /// Registers a rank with `settings` as JSON. The first rank of the node adds `extents`, a descriptor that stays the
+    /// caller's, and the `variables` that lead to the stores of objects among them.
     #[new]
     #[pyo3(signature = (directory, settings, extents=None, variables=None))]
     #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's path is ours")]
@@ -137,7 +139,8 @@ impl LoaderRegistering {
         Ok(Self(Mutex::new(Some(begun.map_err(to_python)?))))
     }
 
-    /// Blocks until all ranks of the node have registered, at most `wait_s` seconds. Returns the rank, once; `None` if some are missing.
+    /// Blocks until all ranks of the node have registered, at most `wait_s` seconds. Returns the rank, once; `None` if
+    /// some are missing.
     fn wait(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<LoaderRank>> {
         let wait = duration(wait_s)?;
         let waited = py.detach(|| {
@@ -185,13 +188,14 @@ impl LoaderRank {
         self.0.open()
     }
 
-    /// Makes a batch of these extents, in the order of their use; `None` stands for a sample that the rank is to read itself. Nothing is
-    /// passed on yet.
+    /// Makes a batch of these extents, in the order of their use; `None` stands for a sample that the rank is to read
+    /// itself. Nothing is passed on yet.
     fn batch(&self, extents: Vec<Option<u32>>) -> LoaderBatch {
         LoaderBatch::new(Arc::clone(&self.0), extents)
     }
 
-    /// Makes a batch of rows, whose extents have their own numbers: see `batch`. Rows beyond `count` are the rank's to read.
+    /// Makes a batch of rows, whose extents have their own numbers: see `batch`. Rows beyond `count` are the rank's to
+    /// read.
     fn row_batch(&self, rows: Vec<i64>, count: u32) -> LoaderBatch {
         let extent = |row| u32::try_from(row).ok().filter(|row| *row < count);
         LoaderBatch::new(Arc::clone(&self.0), rows.into_iter().map(extent).collect())
@@ -229,17 +233,20 @@ impl LoaderRank {
         self.0.rank.gone()
     }
 
-    /// Returns the agent's counts by name: of all ranks of the node, and of this one (`rank_...`); `None` where there is no agent any more.
+    /// Returns the agent's counts by name: of all ranks of the node, and of this one (`rank_...`); `None` where there
+    /// is no agent any more.
     fn figures(&self, py: Python<'_>) -> Option<Vec<(&'static str, u64)>> {
         let (figures, of_rank) = py.detach(|| self.0.rank.figures())?;
         Some([&figures.named()[..], &of_rank.named()].concat())
     }
 }
 
-/// The processes of a rank and of its agent (0 if that is unknown), and for ring and arena the rank's descriptor and the file's number.
+/// The processes of a rank and of its agent (0 if that is unknown), and for ring and arena the rank's descriptor and
+/// the file's number.
 type WorkerSeat = (i32, i32, (i32, u64), (i32, u64));
 
-/// A worker process of a rank, which sees the agent's answers to the rank. The memory is mapped for as long as the object lives.
+/// A worker process of a rank, which sees the agent's answers to the rank. The memory is mapped for as long as the
+/// object lives.
 #[pyclass(frozen)]
 pub(crate) struct LoaderWorker(worker::Worker);
 
@@ -258,13 +265,14 @@ impl LoaderWorker {
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let arena = slf.get().0.arena();
         let bytes = arena.bytes(0, arena.len() as u64).unwrap_or_default();
-        // SAFETY: Python's view, and memory that stays mapped for as long as the object lives. A worker looks only at what its rank has
-        // lent it, which the agent leaves as it is meanwhile.
+        // SAFETY: Python's view, and memory that stays mapped for as long as the object lives. A worker looks only at
+        // what its rank has lent it, which the agent leaves as it is meanwhile.
         unsafe { export(view, flags, slf.as_any(), bytes) }
     }
 
-    /// Blocks until it is known what has become of a request of the rank's, at most `wait_s` seconds. Returns offset and length of the
-    /// sample in bytes; `None` while nothing has come; an offset below 0 where the worker is to read the source itself.
+    /// Blocks until it is known what has become of a request of the rank's, at most `wait_s` seconds. Returns offset
+    /// and length of the sample in bytes; `None` while nothing has come; an offset below 0 where the worker is to read
+    /// the source itself.
     fn wait(&self, py: Python<'_>, number: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
         let mut told = self.0.look(number);
         if told == SampleStatus::Pending && wait_s > 0.0 {

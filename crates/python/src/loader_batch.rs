@@ -1,8 +1,9 @@
 //! The samples of a batch, requested from the loader agent, and the objects of Python's that refer to their bytes.
 //!
-//! The agent may use a sample's memory again once the batch is released and no view of the sample is left. Views end wherever Python frees
-//! them, in the middle of any other call perhaps. So the locks of this file are held only while the interpreter's lock is, and never while
-//! an object of Python's is made or freed: they are always free when they are wanted, also in a process that was forked.
+//! The agent may use a sample's memory again once the batch is released and no view of the sample is left. Views end
+//! wherever Python frees them, in the middle of any other call perhaps. So the locks of this file are held only while
+//! the interpreter's lock is, and never while an object of Python's is made or freed: they are always free when they
+//! are wanted, also in a process that was forked.
 
 use std::{
     ffi::c_int,
@@ -95,7 +96,8 @@ impl BatchState {
             .collect()
     }
 
-    /// Returns stretches of samples whose sequence numbers follow each other, with the place of each stretch's first sample.
+    /// Returns stretches of samples whose sequence numbers follow each other, with the place of each stretch's first
+    /// sample.
     fn runs(&self) -> Vec<(usize, Range<u64>)> {
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
         for (place, number) in self.numbers.iter().enumerate() {
@@ -163,8 +165,8 @@ impl Drop for Batch {
     }
 }
 
-/// The samples of a batch, requested from the agent. What was passed on is given back once the batch is released, or forgotten, and no view
-/// of it is left.
+/// The samples of a batch, requested from the agent. What was passed on is given back once the batch is released, or
+/// forgotten, and no view of it is left.
 #[pyclass(frozen)]
 pub(crate) struct LoaderBatch(Arc<Batch>);
 
@@ -186,8 +188,8 @@ impl LoaderBatch {
 
 #[pymethods]
 impl LoaderBatch {
-    /// Passes requests on to the agent, at most `most` in a row, in the order of the samples. Returns false where the ring has no room for
-    /// all of them.
+    /// Passes requests on to the agent, at most `most` in a row, in the order of the samples. Returns false where the
+    /// ring has no room for all of them.
     fn pass_on(&self, epoch: u32, iteration: u32, most: usize) -> bool {
         let Batch { rank, state } = &*self.0;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -212,7 +214,8 @@ impl LoaderBatch {
         true
     }
 
-    /// The first sequence number of the requests that were passed on and not given back; `None` if there is no such request.
+    /// The first sequence number of the requests that were passed on and not given back; `None` if there is no such
+    /// request.
     #[getter]
     fn first(&self) -> Option<u64> {
         self.0.state().numbers.iter().copied().flatten().next()
@@ -232,8 +235,8 @@ impl LoaderBatch {
         }
     }
 
-    /// Returns a view of each sample from `start` to `stop`, without waiting; `None` for samples of which the agent has nothing (yet), and
-    /// for all once the batch is released.
+    /// Returns a view of each sample from `start` to `stop`, without waiting; `None` for samples of which the agent has
+    /// nothing (yet), and for all once the batch is released.
     fn views<'py>(&self, py: Python<'py>, start: usize, stop: usize) -> PyResult<Vec<Option<Bound<'py, PyMemoryView>>>> {
         let batch = &self.0;
         let mut state = batch.state();
@@ -267,7 +270,8 @@ impl LoaderBatch {
         found.into_iter().map(|bytes| bytes.map(viewed).transpose()).collect()
     }
 
-    /// Blocks until it is known what has become of a sample, at most `wait_s` seconds. Returns false while nothing has come.
+    /// Blocks until it is known what has become of a sample, at most `wait_s` seconds. Returns false while nothing has
+    /// come.
     fn wait(&self, py: Python<'_>, place: usize, wait_s: f64) -> PyResult<bool> {
         let Some(number) = self.0.number(place)? else { return Ok(true) };
         let rank = &self.0.rank.rank;
@@ -289,8 +293,8 @@ impl LoaderBatch {
         Ok(py.detach(|| runs.iter().all(wait)))
     }
 
-    /// Copies all samples, each of `row_bytes` bytes, to the writable buffer `rows`, one after the other. Returns the places of those that
-    /// the rank is to read itself.
+    /// Copies all samples, each of `row_bytes` bytes, to the writable buffer `rows`, one after the other. Returns the
+    /// places of those that the rank is to read itself.
     fn gather(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, row_bytes: usize) -> PyResult<Vec<usize>> {
         let (samples, runs) = {
             let state = self.0.state();
@@ -397,8 +401,8 @@ impl SampleBytes {
             .arena()
             .bytes(this.offset, u64::from(this.length))
             .unwrap_or_default();
-        // SAFETY: Python's view. The rank, and so its mapping, lives as long as this object, and the agent leaves the bytes as they are
-        // until they are given back, which is not before this object ends.
+        // SAFETY: Python's view. The rank, and so its mapping, lives as long as this object, and the agent leaves the
+        // bytes as they are until they are given back, which is not before this object ends.
         unsafe { export(view, flags, slf.as_any(), bytes) }
     }
 }
@@ -414,8 +418,8 @@ impl Drop for SampleBytes {
             return;
         }
         rank.finish(state.numbers[self.place].take());
-        // Views of a batch often end one after the other: the agent need be told only once. Where some of them stay, it is told when
-        // another batch is released.
+        // Views of a batch often end one after the other: the agent need be told only once. Where some of them stay, it
+        // is told when another batch is released.
         if state.viewed == 0 {
             rank.flush();
         }

@@ -18,32 +18,33 @@ use rustix::{
     process::{Pid, getpid},
 };
 
-/// A page has no fewer.
+/// The least size of a page in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// New shared memory that can be written to at `address`, until it is sealed. It is given back with the object.
+/// New shared memory that can be written to at `address`, until it is sealed. It is freed with the object.
 #[pyclass(frozen, weakref)]
-pub(crate) struct Reserved(Mutex<Option<Mapped>>);
+pub(crate) struct Reserved(Mutex<Option<ReservedMapping>>);
 
-/// A file in memory without a name, and where it is mapped. An address as a number may go from thread to thread.
-struct Mapped {
+/// A file in memory without a name, and its mapping. The address is a number, so that threads may share it.
+struct ReservedMapping {
     file: OwnedFd,
     address: usize,
     length: usize,
-    /// In which alone it is mapped: what is forked has only the descriptor.
+    /// The only process with the mapping: a forked one has the descriptor alone.
     process: Pid,
 }
 
 #[pymethods]
 impl Reserved {
-    /// Takes `length` bytes, at once: where memory is short this fails, while a page that is missing later would be a signal.
+    /// Reserves `length` bytes immediately. This fails if memory is short, while a page that is missing later would be
+    /// a signal.
     #[new]
     fn new(py: Python<'_>, length: usize) -> PyResult<Self> {
-        let mapped = py.detach(|| Mapped::new(length)).map_err(to_python)?;
+        let mapped = py.detach(|| ReservedMapping::new(length)).map_err(to_python)?;
         Ok(Self(Mutex::new(Some(mapped))))
     }
 
-    /// Where it can be written to.
+    /// The address of the memory.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         self.0
@@ -54,7 +55,7 @@ impl Reserved {
             .ok_or_else(is_sealed)
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[getter]
     fn length(&self) -> PyResult<usize> {
         self.0
@@ -65,19 +66,19 @@ impl Reserved {
             .ok_or_else(is_sealed)
     }
 
-    /// Gives it back now. In a process that was forked this lets go of the descriptor, by which that would hold the memory.
+    /// Frees the memory now. In a process that was forked this closes the descriptor, which would keep the memory.
     fn close(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Keeps the first `length` bytes, so that nobody can change them any more; gives a descriptor of them, which is the caller's to close.
+    /// Seals the first `length` bytes against any change. Returns a descriptor of them, which the caller closes.
     fn seal(&self, py: Python<'_>, length: usize) -> PyResult<i32> {
         let mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(is_sealed)?;
         py.detach(|| mapped.seal(length)).map(IntoRawFd::into_raw_fd).map_err(to_python)
     }
 }
 
-impl Mapped {
+impl ReservedMapping {
     fn new(length: usize) -> Result<Self, Errno> {
         let (file, address) = fresh("forebay-capture", length)?;
         let mapped = Self {
@@ -86,7 +87,7 @@ impl Mapped {
             length,
             process: getpid(),
         };
-        // What a worker that is forked meanwhile had mapped, too, could not be sealed.
+        // A mapping that a forked worker inherited would keep the file from being sealed.
         // SAFETY: of this mapping alone, to which nobody has an address yet.
         unsafe { madvise(address, length, Advice::LinuxDontFork)? };
         // SAFETY: as above; each byte of it is zero.
@@ -102,7 +103,7 @@ impl Mapped {
             .file
             .try_clone()
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
-        // What is mapped for writing can't be sealed.
+        // A file that is mapped for writing can't be sealed.
         drop(self);
         ftruncate(&file, length as u64)?;
         fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
@@ -110,17 +111,19 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for ReservedMapping {
     fn drop(&mut self) {
-        // In a forked process something else may have that address.
+        // In a forked process something else may lie at that address.
         if self.process == getpid() {
-            // SAFETY: this mapping was made for `new`; who has its address has been told that it ends with the object.
+            // SAFETY: this mapping was made for `new`; callers know that its address is valid only as long as the
+            // object.
             let _ = unsafe { munmap(self.address as *mut _, self.length) };
         }
     }
 }
 
-/// A new file in memory without a name, all of it backed, its length to be sealed; and where it is mapped for writing, for the caller to undo.
+/// Makes a file in memory without a name, with all of its pages. Returns it and its mapping for writing, which the
+/// caller unmaps.
 pub(crate) fn fresh(name: &str, length: usize) -> Result<(OwnedFd, *mut c_void), Errno> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
@@ -130,7 +133,7 @@ pub(crate) fn fresh(name: &str, length: usize) -> Result<(OwnedFd, *mut c_void),
     Ok((file, address))
 }
 
-/// Has all pages of a new mapping mapped.
+/// Maps all pages of a new mapping.
 ///
 /// # Safety
 /// `length` bytes at `address` are a mapping whose file has its pages, all bytes are zero, and nobody else uses it yet.

@@ -1,4 +1,4 @@
-//! Digests in one pass: of what is copied in registers, of what is read while it is still in the processor's cache.
+//! Digests in one pass: copied bytes are digested in registers, read bytes while they are in the processor's cache.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,23 +9,23 @@ use rustix::io::{Errno, pread};
 
 use crate::Memory;
 
-/// Fits the second-level cache of the processors that we know of, beside its source.
+/// Bytes that fit, with their source, into the second-level cache of the processors that we know of.
 const PIECE_BYTES: usize = 128 * 1024;
 const _: () = assert!(PIECE_BYTES.is_multiple_of(STRETCH_BYTES));
 
-/// The digest of `memory`.
+/// Returns the digest of `memory`.
 pub(crate) fn of(memory: Memory) -> u128 {
     forebay_digest::of(bytes(memory))
 }
 
-/// Copies `source` to `target`, which has the same length and does not overlap it; the digest is that of the copy.
+/// Copies `source` to `target`, which has the same length and does not overlap it. Returns the digest of the copy.
 pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
     let mut digest = Digest::new(target.length);
     copy_next(&mut digest, source, target);
     digest.finish(bytes(target))
 }
 
-/// Fills `target` from `offset` of a file, and digests what was read.
+/// Fills `target` from `offset` of a file. Returns the digest of the bytes.
 ///
 /// # Errors
 ///
@@ -48,7 +48,8 @@ pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::
 pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<()> {
     let mut at = 0;
     while at < target.length {
-        // SAFETY: memory that the caller vouches for and that nobody else uses; it may be uninitialised, which `MaybeUninit` allows for.
+        // SAFETY: memory that the caller guarantees and that nobody else uses; it may be uninitialised, which
+        // `MaybeUninit` allows for.
         let room = unsafe { std::slice::from_raw_parts_mut((target.address + at) as *mut MaybeUninit<u8>, target.length - at) };
         match pread(file, room, offset.saturating_add(at as u64)) {
             Ok(([], _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -62,17 +63,17 @@ pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Res
 
 /// Copies the next stretch of what is digested.
 pub(crate) fn copy_next(digest: &mut Digest, source: Memory, target: Memory) {
-    // SAFETY: both lie in memory that the caller vouches for, and the two do not overlap.
+    // SAFETY: both lie in memory that the caller guarantees, and the two do not overlap.
     unsafe { digest.copy(source.address as *const u8, target.address as *mut u8, target.length) };
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it.
 pub(crate) fn copy(source: Memory, target: Memory) {
-    // SAFETY: both lie in memory that the caller vouches for, and the two do not overlap.
+    // SAFETY: both lie in memory that the caller guarantees, and the two do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(source.address as *const u8, target.address as *mut u8, target.length) };
 }
 
-/// At most `PIECE_BYTES` of `memory`, from `at` on, which is within it.
+/// Returns at most `PIECE_BYTES` of `memory`, from `at` on, which is within it.
 pub(crate) fn piece(memory: Memory, at: usize) -> Memory {
     Memory {
         address: memory.address + at,
@@ -84,6 +85,6 @@ pub(crate) fn bytes<'a>(memory: Memory) -> &'a [u8] {
     if memory.length == 0 {
         return &[];
     }
-    // SAFETY: the caller vouches for the memory until its call returns, and no reference outlives that.
+    // SAFETY: the caller guarantees the memory until its call returns, and no reference outlives that.
     unsafe { std::slice::from_raw_parts(memory.address as *const u8, memory.length) }
 }

@@ -1,4 +1,4 @@
-//! Objects of stores, as the loader reads them itself. Converts types and errors; what is done is in `forebay_objects`.
+//! Objects of stores, for the loader's own reads. Converts types and errors; `forebay_objects` reads.
 
 use std::{
     collections::BTreeMap,
@@ -18,50 +18,51 @@ use pyo3::{
 };
 use rustix::{io::Errno, process::getpid, thread::gettid};
 
-/// Between two looks of the main thread for signals, while it waits for a store.
+/// Time between two checks of the main thread for signals, while it waits for a store.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Variables of the environment that lead to stores.
+/// Returns the names of the environment variables that lead to stores.
 #[pyfunction]
 pub(crate) fn store_variables() -> Vec<&'static str> {
     forebay_objects::VARIABLES.to_vec()
 }
 
-/// All stores that are reached by one environment. Connections are kept: a process that was forked needs one of its own.
+/// All stores that one environment leads to. Connections are kept: a process that was forked needs an object of its
+/// own.
 #[pyclass(frozen)]
 pub(crate) struct ObjectStores(Arc<Stores>);
 
 #[pymethods]
 impl ObjectStores {
-    /// `variables`: of the environment, those of `store_variables()` that are set.
+    /// Takes the variables of `store_variables()` that are set.
     #[new]
     fn new(variables: BTreeMap<String, String>) -> Self {
         Self(Arc::new(Stores::new(variables)))
     }
 
-    /// From now on nothing is asked for, and what is being asked for fails at once.
+    /// Ends all requests under way, which fail immediately, as later ones do.
     fn end(&self, py: Python<'_>) {
         py.detach(|| self.0.end());
     }
 
-    /// Whether it was ended, by that or by a signal.
+    /// True once requests were ended, by `end` or by a signal.
     #[getter]
     fn is_ended(&self) -> bool {
         self.0.is_ended()
     }
 
-    /// Bytes of the object at `s3://BUCKET/KEY`, and the mark of its version.
+    /// Returns the length of the object at `s3://BUCKET/KEY`, and the mark of its version.
     fn version(&self, py: Python<'_>, object: String) -> PyResult<(u64, u64)> {
         let version = done(py, &self.0, move |stores| stores.version(&object))?;
         Ok((version.size, version.mark))
     }
 
-    /// Names, in no particular order, of what lies directly below `s3://BUCKET/PREFIX` and has objects below it.
+    /// Returns the names of the folders directly below `s3://BUCKET/PREFIX`, in no particular order.
     fn folders(&self, py: Python<'_>, prefix: String) -> PyResult<Vec<String>> {
         done(py, &self.0, move |stores| stores.folders(&prefix))
     }
 
-    /// All objects below `s3://BUCKET/PREFIX`, in no particular order: key, bytes, and mark of the version.
+    /// Returns key, length and mark of the version of all objects below `s3://BUCKET/PREFIX`, in no particular order.
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<(String, u64, u64)>> {
         let below = prefix.to_owned();
         let objects = done(py, &self.0, move |stores| stores.list(&below))?;
@@ -75,7 +76,8 @@ impl ObjectStores {
         told.collect()
     }
 
-    /// Asks for `length` bytes from `offset` on of the object at `s3://BUCKET/KEY`, or for all up to its end, of the version with this mark; with 0 of the one that is there.
+    /// Requests `length` bytes from `offset` on of the object at `s3://BUCKET/KEY`, or all up to its end. The object
+    /// has to be of the version with this mark; 0 stands for the current version.
     #[pyo3(signature = (object, offset, length=None, mark=0))]
     fn open(&self, py: Python<'_>, object: String, offset: u64, length: Option<u64>, mark: u64) -> PyResult<ObjectRange> {
         let mark = (mark != 0).then_some(mark);
@@ -100,7 +102,7 @@ pub(crate) struct ObjectRange {
 
 #[pymethods]
 impl ObjectRange {
-    /// Its bytes; once.
+    /// Blocks until all bytes have come, and returns them. It can be called once.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
         let opened = opened.ok_or_else(|| PyValueError::new_err("this range was read already"))?;
@@ -108,7 +110,7 @@ impl ObjectRange {
         if !is_main_thread() {
             return PyBytes::new_with(py, length, |bytes| py.detach(|| opened.read(bytes)).map_err(to_python));
         }
-        // Memory that another thread can have for as long as it likes.
+        // Another thread fills this memory, for as long as it takes.
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(length)
@@ -121,8 +123,9 @@ impl ObjectRange {
     }
 }
 
-/// Does this, and waits for it. The main thread, which alone hears of signals, has another one do it, for a store may be silent for minutes: where the handler of a signal raises (Ctrl-C),
-/// all that is being asked for ends, and the error is the handler's.
+/// Does the work, and waits for it. A store may be silent for minutes, and only the main thread hears of signals: so it
+/// has another thread do the work. If the handler of a signal raises (Ctrl-C), all requests under way end, and the
+/// error is the handler's.
 fn done<T: Send + 'static>(
     py: Python<'_>,
     stores: &Arc<Stores>,
@@ -134,7 +137,7 @@ fn done<T: Send + 'static>(
     let (tell, told) = mpsc::sync_channel(1);
     let theirs = Arc::clone(stores);
     let work = move || {
-        // Nobody may be waiting any more.
+        // The receiver may have stopped waiting.
         let _ = tell.send(work(&theirs));
     };
     thread::Builder::new().name("forebay-object".into()).spawn(work)?;
@@ -151,12 +154,12 @@ fn done<T: Send + 'static>(
     }
 }
 
-/// As a rule also Python's.
+/// Returns true in the process's main thread, which is nearly always Python's, too.
 fn is_main_thread() -> bool {
     gettid() == getpid()
 }
 
-/// As a file system would have it, where it could.
+/// Converts an error to the exception that a file system would raise, where it has one.
 fn to_python(error: Error) -> PyErr {
     let os_error = |errno: Errno, why: String, object: String| PyOSError::new_err((errno.raw_os_error(), why, object));
     match error {

@@ -30,7 +30,7 @@ class Order:
     number: int
     is_drawn: bool
     used: int
-    epoch: _core.Epoch
+    epoch: _core.RestOfEpoch
 
     def __len__(self) -> int:
         return self.epoch.iterations

@@ -215,8 +215,8 @@ class ComputedOrder(_SeededPlan):
         self._blocks_digest = None if blocks is None else hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest()
         if self.is_empty:
             return
-        self.deal = _core.Deal(samples, world, batch, *drop_last)
-        self.blocks = None if blocks is None else _core.Blocks(self.deal, *blocks)
+        self.deal = _core.DatasetDeal(samples, world, batch, *drop_last)
+        self.blocks = None if blocks is None else _core.BlockOrder(self.deal, *blocks)
 
     def __len__(self) -> int:
         return 0 if self.is_empty else self.deal.iterations
@@ -224,7 +224,7 @@ class ComputedOrder(_SeededPlan):
     def left(self, place: EpochPlace) -> int:
         """See `OrderPlan.left`."""
         try:
-            return _core.Deal(max(0, self.samples - place.used), self.world, self.batch, *self.drop_last).iterations
+            return _core.DatasetDeal(max(0, self.samples - place.used), self.world, self.batch, *self.drop_last).iterations
         except ValueError:
             # Too few for a batch of every rank.
             return 0
@@ -286,7 +286,7 @@ class _ComputedEpoch:
             if plan.blocks is not None:
                 epoch = plan.blocks.epoch(seed, number, place.used)
             else:
-                epoch = _core.Epoch(plan.deal, plan.shuffle, seed, number, place.used)
+                epoch = _core.RestOfEpoch(plan.deal, plan.shuffle, seed, number, place.used)
             self._order = Order(
                 world=plan.world,
                 rank=plan.rank,
