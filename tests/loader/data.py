@@ -29,14 +29,14 @@ class Indices(Dataset[object]):
         return index
 
 
-class Drawing(Indices):
+class DrawingFiles(Indices):
     """Each sample draws from all global generators."""
 
     def __getitem__(self, index: int) -> object:
         return index, random.random(), float(np.random.rand()), torch.rand(2)  # noqa: S311
 
 
-class Folder:
+class SampleFolder:
     """One file a sample, of a size of its own. Without `__getitem__`."""
 
     def __init__(self, folder: Path, length: int) -> None:
@@ -55,7 +55,7 @@ class Folder:
         return Extent(str(self.paths[i]))
 
 
-class Files(Folder):
+class KeyedFiles(SampleFolder):
     """Samples draw from their generators."""
 
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ class Files(Folder):
         return i, torch.rand(2, generator=rng), sum(data)
 
 
-class GlobalFiles(Files):
+class GlobalFiles(KeyedFiles):
     """Samples draw from the global generators, too."""
 
     keyed = False
@@ -72,7 +72,7 @@ class GlobalFiles(Files):
         return *super().decode(data, i, rng), random.random(), float(np.random.rand()), torch.rand(2)  # noqa: S311
 
 
-class Views(Folder):
+class FileViews(SampleFolder):
     """Samples are views of the memory that the source gave."""
 
     def content(self, index: int) -> bytes:

@@ -16,7 +16,7 @@ from forebay.torch import DataLoader
 SAMPLES, BATCH, SEED = 11, 3, 5
 
 
-class Samples:
+class FitSamples:
     """Each sample is its index, and its target twice that."""
 
     def __init__(self, samples: int = SAMPLES, bad: int | None = None, takes_s: float = 0.0) -> None:
@@ -32,14 +32,14 @@ class Samples:
         return np.array([index], np.float32), np.array([2 * index], np.float32)
 
 
-class Evens(Samples):
+class Evens(FitSamples):
     """Twice as much."""
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return tuple(2 * part for part in super().__getitem__(index))  # type: ignore[return-value]
 
 
-class Model(keras.Model):  # type: ignore[misc]
+class KerasModel(keras.Model):  # type: ignore[misc]
     """Remembers what it is given."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Model(keras.Model):  # type: ignore[misc]
         return {"loss": 0.0}
 
 
-class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
+class FitEpochs(keras.callbacks.Callback):  # type: ignore[misc]
     """Tells the model when an epoch begins, and stops training after a number of batches of one."""
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -94,8 +94,8 @@ class Halves(PyDataset):
         return inputs / 2, targets / 2
 
 
-def compiled() -> Model:
-    model = Model()
+def compiled() -> KerasModel:
+    model = KerasModel()
     model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
     return model
 
@@ -103,58 +103,58 @@ def compiled() -> Model:
 def fitted(data: PyDataset, **options: Any) -> list[list[list[int]]]:
     """Returns the batches that `fit` gives a new model with its defaults and these options, by epochs."""
     model = compiled()
-    model.fit(data, verbose=0, **{"callbacks": [Epochs()], **options})
+    model.fit(data, verbose=0, **{"callbacks": [FitEpochs()], **options})
     return model.seen
 
 
-def data_of(samples: Samples, batch: int = BATCH, **options: Any) -> PyDataset:
+def data_of(samples: FitSamples, batch: int = BATCH, **options: Any) -> PyDataset:
     return PyDataset(DataLoader(samples, batch, **{"shuffle": True, "seed": SEED, "report": False, **options}))
 
 
 def main() -> None:
     """See above."""
     found: dict[str, Any] = {}
-    data = data_of(Samples(), report=True)
+    data = data_of(FitSamples(), report=True)
     found["whole"] = fitted(data, epochs=2) + fitted(data, epochs=3, initial_epoch=2)
     found["next"] = data.loader.epoch
     # Keras goes on where it was: two of its epochs have one of the loader's.
-    found["parts"] = fitted(data_of(Samples()), epochs=4, steps_per_epoch=2)
+    found["parts"] = fitted(data_of(FitSamples()), epochs=4, steps_per_epoch=2)
     # All batches of an epoch are looked at before it begins.
-    found["two"] = fitted(data_of(Samples(), 6), epochs=2)
-    validation = data_of(Samples(), shuffle=False)
-    found["validated"] = fitted(data_of(Samples()), epochs=2, validation_data=validation)
+    found["two"] = fitted(data_of(FitSamples(), 6), epochs=2)
+    validation = data_of(FitSamples(), shuffle=False)
+    found["validated"] = fitted(data_of(FitSamples()), epochs=2, validation_data=validation)
     model = compiled()
-    model.evaluate(data_of(Samples()), verbose=0, callbacks=[Epochs()])
+    model.evaluate(data_of(FitSamples()), verbose=0, callbacks=[FitEpochs()])
     found["evaluated"] = model.seen
-    found["predicted"] = compiled().predict(data_of(Samples(), shuffle=False), verbose=0).shape
+    found["predicted"] = compiled().predict(data_of(FitSamples(), shuffle=False), verbose=0).shape
     # A state from the middle of an epoch: its rest first.
-    data = data_of(Samples())
+    data = data_of(FitSamples())
     batches = iter(data.loader)
     next(batches)
     data.loader.load_state_dict(data.loader.state_dict())
     found["rest"] = fitted(data, steps_per_epoch=data.loader.left) + fitted(data, initial_epoch=1, epochs=2)
     # An epoch that was left is begun again, whatever was asked for ahead, and another one if that is said.
-    data = data_of(Samples())
-    found["left"] = fitted(data, callbacks=[Epochs(stop_after=3)]) + fitted(data)
-    data = data_of(Samples())
-    found["left"] += fitted(data, callbacks=[Epochs(stop_after=1)])
+    data = data_of(FitSamples())
+    found["left"] = fitted(data, callbacks=[FitEpochs(stop_after=3)]) + fitted(data)
+    data = data_of(FitSamples())
+    found["left"] += fitted(data, callbacks=[FitEpochs(stop_after=1)])
     data.loader.set_epoch(7)
     found["left"] += fitted(data)
     found["by hand"] = [[[int(one) for one in inputs[:, 0]] for inputs, _ in data] for _ in range(2)]
-    data = data_of(Samples())
+    data = data_of(FitSamples())
     data[0]
     found["looked at by hand"] = fitted(data)
     found["derived"] = fitted(Halves(DataLoader(Evens(), BATCH, shuffle=True, seed=SEED, report=False)))
     try:
-        fitted(data_of(Samples(bad=3)))
+        fitted(data_of(FitSamples(bad=3)))
     except Exception as error:
         found["failed"] = str(error)
     # TensorFlow still asks ahead for the one that was stopped when the next one begins.
-    data = data_of(Samples(60, takes_s=0.003))
-    fitted(data, callbacks=[Epochs(stop_after=4)])
+    data = data_of(FitSamples(60, takes_s=0.003))
+    fitted(data, callbacks=[FitEpochs(stop_after=4)])
     found["at once"] = fitted(data)
     # As the last: what this leaves must not keep the interpreter from ending.
-    found["last"] = fitted(data, callbacks=[Epochs(stop_after=4)])
+    found["last"] = fitted(data, callbacks=[FitEpochs(stop_after=4)])
     print(json.dumps(found), flush=True)
 
 

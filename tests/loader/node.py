@@ -22,7 +22,7 @@ from tests.support import LONG_S, remove_tree
 SAMPLES = 60
 
 
-class Node:
+class LoaderNode:
     """Directories of a node, and files on it: one a sample, the first of them empty."""
 
     def __init__(self, root: Path) -> None:
@@ -71,11 +71,11 @@ def agent_in(runtime: Path) -> int:
 
 
 @contextlib.contextmanager
-def a_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def a_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     """A node, for this process too. Its agent ends with it."""
     # A short path, for sockets.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/var/tmp"))
-    node = Node(root)
+    node = LoaderNode(root)
     for name, value in node.environment.items():
         monkeypatch.setenv(name, value)
     try:
@@ -87,7 +87,7 @@ def a_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         remove_tree(root)
 
 
-class Served(AgentSource):
+class ServedSource(AgentSource):
     """A source of 40 samples that a loader agent of its own serves, until it is closed."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from forebay.loader._agent import AgentRank, cached_share
 from forebay.loader._agent_source import AgentBatch, AgentSource
 from forebay.loader._place import RankPlace, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept
-from tests.loader.node import SAMPLES, Node, a_node
+from tests.loader.node import SAMPLES, LoaderNode, a_node
 from tests.loader.singly import Singly
 from tests.support import LONG_S, settle, wait_until
 
@@ -30,7 +30,7 @@ RAM = ("ram=1M",)
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
@@ -46,13 +46,13 @@ def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: RankPlace | No
     return AgentRank(name, SAMPLES, settings, alone() if place is None else place, cache)
 
 
-def begun(agent: AgentRank, node: Node) -> AgentSource:
+def begun(agent: AgentRank, node: LoaderNode) -> AgentSource:
     source = agent.source(DirectSource())
     source.register(None, node.locate)
     return source
 
 
-def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check: Callable[[int], None] = lambda _: None) -> None:
+def epoch(source: AgentSource, node: LoaderNode, order: list[int] | None = None, check: Callable[[int], None] = lambda _: None) -> None:
     """An epoch as a loader goes through it: some batches are requested ahead, each is read and released."""
     order = list(range(SAMPLES)) if order is None else order
     batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
@@ -69,8 +69,8 @@ def epoch(source: AgentSource, node: Node, order: list[int] | None = None, check
         request.release()
 
 
-def epochs(agent: AgentRank, node: Node, count: int) -> int:
-    """Goes through a number of epochs; returns the samples that the rank has read itself."""
+def epochs(agent: AgentRank, node: LoaderNode, count: int) -> int:
+    """Goes through epochs; returns the number of samples that the rank has read itself."""
     direct = 0
     for number in range(count):
         source = begun(agent, node)
@@ -81,7 +81,7 @@ def epochs(agent: AgentRank, node: Node, count: int) -> int:
     return direct
 
 
-def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
+def test_all_is_read_once_and_then_comes_from_memory(node: LoaderNode) -> None:
     agent = made()
     assert epochs(agent, node, 3) == 0
     figures = agent.figures()
@@ -99,7 +99,7 @@ def test_all_is_read_once_and_then_comes_from_memory(node: Node) -> None:
     assert cached_share({}) == ""
 
 
-def test_the_path_of_an_extent_may_be_one_of_pathlibs(node: Node) -> None:
+def test_the_path_of_an_extent_may_be_one_of_pathlibs(node: LoaderNode) -> None:
     def locate(sample: int) -> Any:  # noqa: ANN401
         extent = node.locate(sample)
         return extent._replace(path=Path(extent.path))  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_the_path_of_an_extent_may_be_one_of_pathlibs(node: Node) -> None:
     agent.close()
 
 
-def test_what_lies_on_a_disk_serves_the_next_job(node: Node) -> None:
+def test_what_lies_on_a_disk_serves_the_next_job(node: LoaderNode) -> None:
     settle(*(node.path(sample) for sample in range(SAMPLES)))
     for job in range(2):
         agent = made((f"{node.cache}=16M",), place=replace(alone(), job=f"job-{job}"))
@@ -126,7 +126,7 @@ def test_what_lies_on_a_disk_serves_the_next_job(node: Node) -> None:
     assert figures["left_by_others"] > SAMPLES // 2
 
 
-def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: Node) -> None:
+def test_a_view_stays_as_it_is_as_long_as_anything_refers_to_it(node: LoaderNode) -> None:
     largest = max(range(SAMPLES), key=lambda sample: len(node.content(sample)))
     # So little memory that all of it is used again and again.
     agent = made(window_bytes=40_000, policy="none")
@@ -173,7 +173,7 @@ def test_samples_are_found_where_they_lie_now(tmp_path: Path, monkeypatch: pytes
         table.find_all([0, len(places)], locate, module.encoded)
 
 
-def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: LoaderNode, capfd: pytest.CaptureFixture[str]) -> None:
     agent = made()
     source = begun(agent, node)
 
@@ -200,7 +200,7 @@ def test_the_agent_is_killed_and_the_epoch_goes_on_from_the_source(node: Node, c
     agent.close()
 
 
-def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None:
+def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: LoaderNode) -> None:
     largest = max(range(SAMPLES), key=lambda sample: len(node.content(sample)))
     agent = made(policy="none")
     source = begun(agent, node)
@@ -226,7 +226,7 @@ def test_views_of_an_agent_that_is_gone_are_none_of_the_next(node: Node) -> None
 
 
 def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_for_long(
-    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    node: LoaderNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "REJOIN_S", 0.5)
     agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
@@ -257,7 +257,7 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
         agent.close()
 
 
-def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: Node) -> None:
+def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: LoaderNode) -> None:
     agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         sources = list(pool.map(lambda agent: begun(agent, node), agents))
@@ -274,7 +274,7 @@ def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: Node) -> N
     stays.close()
 
 
-def test_an_agent_that_stands_still_is_not_waited_for(node: Node) -> None:
+def test_an_agent_that_stands_still_is_not_waited_for(node: LoaderNode) -> None:
     agent = made()
     source = begun(agent, node)
     pid = node.agent()
@@ -288,7 +288,7 @@ def test_an_agent_that_stands_still_is_not_waited_for(node: Node) -> None:
     agent.close()
 
 
-def test_an_agent_that_does_not_answer_is_asked_no_more(node: Node) -> None:
+def test_an_agent_that_does_not_answer_is_asked_no_more(node: LoaderNode) -> None:
     agent = made()
     source = begun(agent, node)
     pid = node.agent()
@@ -300,7 +300,7 @@ def test_an_agent_that_does_not_answer_is_asked_no_more(node: Node) -> None:
     agent.close()
 
 
-def test_an_agent_that_ends_as_a_rank_comes_is_followed_by_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_ends_as_a_rank_comes_is_followed_by_another(node: LoaderNode, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
     def has_ended() -> bool:
@@ -326,7 +326,7 @@ def test_an_agent_that_ends_as_a_rank_comes_is_followed_by_another(node: Node, m
     agent.close()
 
 
-def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
+def test_a_process_that_is_forked_reads_for_itself(node: LoaderNode) -> None:
     agent = made()
     source = begun(agent, node)
     rank = agent.rank
@@ -354,7 +354,7 @@ def test_a_process_that_is_forked_reads_for_itself(node: Node) -> None:
     agent.close()
 
 
-def test_a_rank_that_leaves_is_told_of_once(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_leaves_is_told_of_once(node: LoaderNode, capfd: pytest.CaptureFixture[str]) -> None:
     agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         sources = list(pool.map(lambda agent: begun(agent, node), agents))
@@ -371,8 +371,8 @@ def test_a_rank_that_leaves_is_told_of_once(node: Node, capfd: pytest.CaptureFix
     stays.close()
 
 
-def test_what_the_rank_has_read_itself_is_not_asked_for(node: Node) -> None:
-    # The request ring is too small for all of it.
+def test_what_the_rank_has_read_itself_is_not_asked_for(node: LoaderNode) -> None:
+    # The board is too small for all of it.
     agent = made(window=1)
     source = begun(agent, node)
     singly = Singly(source)
@@ -388,7 +388,7 @@ def test_what_the_rank_has_read_itself_is_not_asked_for(node: Node) -> None:
     agent.close()
 
 
-def test_a_file_that_has_vanished_is_the_source_s_own_error(node: Node) -> None:
+def test_a_file_that_has_vanished_is_the_source_s_own_error(node: LoaderNode) -> None:
     agent = made()
     node.path(7).unlink()
     source = begun(agent, node)
@@ -401,7 +401,7 @@ def test_a_file_that_has_vanished_is_the_source_s_own_error(node: Node) -> None:
     agent.close()
 
 
-def test_a_file_that_changes_its_size_is_read_as_it_is(node: Node) -> None:
+def test_a_file_that_changes_its_size_is_read_as_it_is(node: LoaderNode) -> None:
     agent = made(policy="none")
     source = begun(agent, node)
     for iteration, size in enumerate((10, 5000, 3, 0, 10)):
@@ -414,7 +414,7 @@ def test_a_file_that_changes_its_size_is_read_as_it_is(node: Node) -> None:
     agent.close()
 
 
-def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
+def test_nothing_grows_from_one_epoch_to_the_next(node: LoaderNode) -> None:
     # Half of it fits.
     agent = made(("ram=64K",))
 
@@ -439,7 +439,7 @@ def test_nothing_grows_from_one_epoch_to_the_next(node: Node) -> None:
     agent.close()
 
 
-def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
+def test_samples_that_share_an_extent_have_it_read_once(node: LoaderNode) -> None:
     agent = made()
     source = agent.source(DirectSource())
     source.register(None, lambda sample: Extent(str(node.path(50 + sample % 2)), 100, 200))
@@ -451,8 +451,8 @@ def test_samples_that_share_an_extent_have_it_read_once(node: Node) -> None:
     agent.close()
 
 
-def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader requests what the dataset names at that time; the rank reads samples unknown to the agent.
+def test_where_samples_lie_may_change_with_the_epoch(node: LoaderNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are located when they are requested; the rank reads those that the agent does not know.
 
     Paths may be relative.
     """
@@ -470,7 +470,7 @@ def test_where_samples_lie_may_change_with_the_epoch(node: Node, monkeypatch: py
     agent.close()
 
 
-def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
+def test_who_waits_is_woken_when_it_is_closed(node: LoaderNode) -> None:
     agent = made()
     source = begun(agent, node)
     pid = node.agent()
@@ -495,7 +495,7 @@ def test_who_waits_is_woken_when_it_is_closed(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("changed", "what"), [({"seed": 7}, "the seed: 0 and 7"), ({"batch": 6}, "the batch size: 5 and 6")])
-def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, Any], what: str) -> None:
+def test_ranks_that_disagree_are_told_the_same(node: LoaderNode, changed: dict[str, Any], what: str) -> None:
     wanted: list[dict[str, Any]] = [{}, changed]
     agents = [made(place=RankPlace("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
     told: list[str] = []
@@ -516,7 +516,9 @@ def test_ranks_that_disagree_are_told_the_same(node: Node, changed: dict[str, An
     assert what in first or " and ".join(reversed(what.partition(": ")[2].split(" and "))) in first
 
 
-def test_a_rank_that_is_alone_reads_for_itself(node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_is_alone_reads_for_itself(
+    node: LoaderNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.0)
     monkeypatch.setattr(module, "GATHER_S", 0.0)
     agent = made(place=RankPlace("job", 0, 2, 0, 2))
@@ -527,7 +529,7 @@ def test_a_rank_that_is_alone_reads_for_itself(node: Node, monkeypatch: pytest.M
     assert "not all 2 ranks of this node have begun an epoch" in ended
 
 
-def test_settings_that_can_not_be_are_told(node: Node) -> None:
+def test_settings_that_can_not_be_are_told(node: LoaderNode) -> None:
     settings: list[tuple[dict[str, Any], str]] = [
         ({"window": 0}, "window = 0"),
         ({"policy": "best"}, "best"),
@@ -548,12 +550,14 @@ def test_settings_that_can_not_be_are_told(node: Node) -> None:
         ("ram=9999T", "are free; give a smaller ram=, or end what takes the rest"),
     ],
 )
-def test_a_cache_that_can_not_be_is_told(node: Node, word: str, what: str) -> None:
+def test_a_cache_that_can_not_be_is_told(node: LoaderNode, word: str, what: str) -> None:
     with pytest.raises((ValueError, LoaderError), match=what):
         begun(made((word,)), node)
 
 
-def test_without_an_agent_all_is_read_directly(node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_all_is_read_directly(
+    node: LoaderNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FOREBAY_RUNTIME_DIR", "/proc/nowhere")
     agent = made()
     assert kept(RAM).directory is None

@@ -8,7 +8,7 @@ import torch
 
 from forebay.loader import DirectSource, Extent
 from forebay.torch import DataLoader
-from tests.loader.data import Files
+from tests.loader.data import KeyedFiles
 from tests.support import wait_until
 
 
@@ -24,7 +24,7 @@ def test_as_many_reads_as_there_are_threads_are_under_way_at_once(tmp_path: Path
     source.close()
 
 
-class Waiting(Files):
+class WaitingFiles(KeyedFiles):
     """Samples of the first batch are not decoded before one of the second is being read, from a pipe."""
 
     def __init__(self, folder: Path, *, keyed: bool) -> None:
@@ -44,7 +44,7 @@ class Waiting(Files):
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["threads", "processes"])
 def test_what_comes_next_is_read_while_this_is_decoded(keyed: bool, tmp_path: Path) -> None:
-    dataset = Waiting(tmp_path, keyed=keyed)
+    dataset = WaitingFiles(tmp_path, keyed=keyed)
     batches = iter(DataLoader(dataset, 4, seed=0, num_workers=1, on_error="skip", report=False))
     os.close(os.open(dataset.pipe, os.O_WRONLY))
     dataset.opened.touch()

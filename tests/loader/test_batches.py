@@ -10,7 +10,7 @@ from forebay.loader._batches import FAILED, BatchPart, FetchedBatch, SampleBatch
 SAMPLES = 70
 
 
-class Numbers:
+class NumberDataset:
     """Samples are their bytes and their keys; some fail."""
 
     def __init__(self, *failing: int) -> None:
@@ -57,7 +57,7 @@ def batch_of(*samples: int) -> SampleBatch:
     return SampleBatch(0, list(samples), seed=2**64 - 1, epoch=3)
 
 
-def gone_through(dataset: Numbers, part: BatchPart, *, skip: bool) -> tuple[list[Any], FetchedBatch, AtHand]:
+def gone_through(dataset: NumberDataset, part: BatchPart, *, skip: bool) -> tuple[list[Any], FetchedBatch, AtHand]:
     batch, fetched = batch_of(*reversed(range(SAMPLES))), FetchedBatch()
     request = AtHand(batch, part)
     decoded(dataset, request, batch, part, lambda key: key, fetched, are_bytes_kept=True, skip=skip)
@@ -76,17 +76,17 @@ def test_keys_of_many_samples_are_those_of_each() -> None:
 
 @pytest.mark.parametrize("places", [range(SAMPLES), range(5, 40), range(3, 3)])
 def test_a_part_gets_its_samples_in_their_order(places: range) -> None:
-    samples, fetched, request = gone_through(Numbers(), BatchPart(places), skip=False)
+    samples, fetched, request = gone_through(NumberDataset(), BatchPart(places), skip=False)
     assert samples == [(SAMPLES - 1 - place, request.batch.key(SAMPLES - 1 - place)) for place in places]
     assert request.waited == [place for place in places if place % 3 == 0]
     assert (fetched.read_bytes, fetched.failures) == (len(places), [])
 
 
 def test_a_sample_that_fails_has_a_place_all_the_same() -> None:
-    samples, fetched, _ = gone_through(Numbers(60, 3), BatchPart(range(SAMPLES)), skip=True)
+    samples, fetched, _ = gone_through(NumberDataset(60, 3), BatchPart(range(SAMPLES)), skip=True)
     assert [place for place, sample in enumerate(samples) if sample is FAILED] == [SAMPLES - 61, SAMPLES - 4]
     assert [failed.index for failed in fetched.failures] == [60, 3]
-    samples, fetched, _ = gone_through(Numbers(60, 3), BatchPart(range(SAMPLES)), skip=False)
+    samples, fetched, _ = gone_through(NumberDataset(60, 3), BatchPart(range(SAMPLES)), skip=False)
     assert len(samples) == SAMPLES - 60
     assert [failed.index for failed in fetched.failures] == [60]
 
@@ -94,7 +94,7 @@ def test_a_sample_that_fails_has_a_place_all_the_same() -> None:
 def test_a_part_that_is_over_is_gone_through_no_further() -> None:
     part = BatchPart(range(SAMPLES))
 
-    class Closed(Numbers):
+    class Closed(NumberDataset):
         """It is closed in the middle of a sample."""
 
         def decode(self, data: memoryview, i: int, rng: int, /) -> tuple[int, int]:

@@ -16,8 +16,8 @@ from forebay import command
 from forebay.loader import Extent, mixture
 from forebay.loader._settings import POLICIES, SCHEDULES
 from forebay.torch import DataLoader
-from tests.loader.data import Files, Indices, same
-from tests.loader.node import Node, a_node
+from tests.loader.data import Indices, KeyedFiles, same
+from tests.loader.node import LoaderNode, a_node
 from tests.support import LONG_S, ROOT, wait_until
 
 LENGTH = 120
@@ -25,14 +25,14 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_wor
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
 
 @pytest.fixture
-def files(node: Node) -> Files:
-    return Files(node.root / "samples", LENGTH)
+def files(node: LoaderNode) -> KeyedFiles:
+    return KeyedFiles(node.root / "samples", LENGTH)
 
 
 def epoch(loader: DataLoader, number: int) -> list[object]:
@@ -46,7 +46,9 @@ def figures(loader: DataLoader) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("cache", ["ram=1M", "{node}/cache=64M"])
-def test_batches_are_the_same_and_files_are_read_once(node: Node, files: Files, cache: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_batches_are_the_same_and_files_are_read_once(
+    node: LoaderNode, files: KeyedFiles, cache: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     loader = DataLoader(files, **OPTIONS, cache=cache.format(node=node.root))
     other = DataLoader(files, **OPTIONS, report=False)
     for number in range(3):
@@ -62,7 +64,7 @@ def test_batches_are_the_same_and_files_are_read_once(node: Node, files: Files, 
     assert "were cached, and 0.0 MB read from the source" in said[2]
 
 
-def test_an_epoch_that_is_left_early_is_no_hindrance(files: Files) -> None:
+def test_an_epoch_that_is_left_early_is_no_hindrance(files: KeyedFiles) -> None:
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
     other = DataLoader(files, **OPTIONS, report=False)
     for _ in range(3):
@@ -72,7 +74,7 @@ def test_an_epoch_that_is_left_early_is_no_hindrance(files: Files) -> None:
     assert same(zip(first, second, strict=True), zip(other, other, strict=True)) == len(loader)
 
 
-def test_a_state_goes_on_with_the_same_batches(files: Files) -> None:
+def test_a_state_goes_on_with_the_same_batches(files: KeyedFiles) -> None:
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
     batches = iter(loader)
     for _ in range(4):
@@ -84,7 +86,7 @@ def test_a_state_goes_on_with_the_same_batches(files: Files) -> None:
     assert same(again, left) == len(loader) - 4
 
 
-def test_the_agent_is_killed_and_no_batch_is_another(node: Node, files: Files) -> None:
+def test_the_agent_is_killed_and_no_batch_is_another(node: LoaderNode, files: KeyedFiles) -> None:
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
     ours = []
     for number, batch in enumerate(loader):
@@ -102,7 +104,7 @@ def test_the_agent_is_killed_and_no_batch_is_another(node: Node, files: Files) -
     assert counted["from_memory"] + counted["from_source"] >= 2 * LENGTH
 
 
-class Moving(Files):
+class Moving(KeyedFiles):
     """Its samples lie elsewhere in each epoch."""
 
     epoch = 0
@@ -117,7 +119,7 @@ class Moving(Files):
         return super().content((index + self.epoch) % LENGTH)
 
 
-def test_a_dataset_whose_samples_move_is_followed(node: Node) -> None:
+def test_a_dataset_whose_samples_move_is_followed(node: LoaderNode) -> None:
     files = Moving(node.root / "samples", LENGTH)
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
     for number in range(3):
@@ -128,7 +130,7 @@ def test_a_dataset_whose_samples_move_is_followed(node: Node) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same_batches(files: Files, policy: str) -> None:
+def test_every_policy_gives_the_same_batches(files: KeyedFiles, policy: str) -> None:
     # Half of it fits, so that some of it has to go.
     options = OPTIONS | {"cache": f"ram={sum(map(len, map(files.content, range(LENGTH)))) // 2}B", "policy": policy}
     loader = DataLoader(files, **options, report=False)
@@ -150,7 +152,7 @@ def test_every_policy_gives_the_same_batches(files: Files, policy: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_gives_the_same_batches(files: Files, schedule: str) -> None:
+def test_every_schedule_gives_the_same_batches(files: KeyedFiles, schedule: str) -> None:
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", schedule=schedule, hedge_budget=0, report=False)
     other = DataLoader(files, **OPTIONS, report=False)
     for number in range(2):
@@ -158,7 +160,7 @@ def test_every_schedule_gives_the_same_batches(files: Files, schedule: str) -> N
     assert figures(loader)["from_source"] == LENGTH
 
 
-def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: Files) -> None:
+def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: KeyedFiles) -> None:
     # A policy that lets the window take what room there is.
     options = OPTIONS | {"batch_size": 2, "cache": "ram=1M", "policy": "lru", "hedge_budget": 0, "report": False}
     loader = DataLoader(files, **options, background_fill=True)
@@ -183,7 +185,7 @@ def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: Fil
     assert figures(loader)["from_source"] == LENGTH
 
 
-def test_the_agent_is_told_the_order_where_it_can_be(files: Files) -> None:
+def test_the_agent_is_told_the_order_where_it_can_be(files: KeyedFiles) -> None:
     def told(**changed: Any) -> str:
         loader = DataLoader(files, **OPTIONS | changed, cache="ram=1M", report=False)
         assert loader._agent is not None
@@ -194,7 +196,7 @@ def test_the_agent_is_told_the_order_where_it_can_be(files: Files) -> None:
     assert told(seed=None) == told(shuffle=None, sampler=[1, 2, 3]) == "unknown"
 
 
-def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
+def test_samplers_of_the_user_s_own_are_served(files: KeyedFiles) -> None:
     sampler = [index for index in range(LENGTH) if index % 3] * 2
     batches = [sampler[at : at + 5] for at in range(0, len(sampler), 5)]
     ours = [list(DataLoader(files, batch_sampler=batches, num_workers=2, seed=1, report=False, cache=cache)) for cache in ((), ("ram=1M",))]
@@ -214,7 +216,7 @@ def test_samplers_of_the_user_s_own_are_served(files: Files) -> None:
         (None, ["ram=1M", "ram=2M"], "there is one memory; give ram= once"),
     ],
 )
-def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: object, cache: Any, wrong: str) -> None:  # noqa: ANN401
+def test_what_can_not_be_is_told_when_the_loader_is_made(files: KeyedFiles, dataset: object, cache: Any, wrong: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=wrong) as refused:
         DataLoader(files if dataset is None else dataset, num_workers=2, cache=cache)
     assert "\n" not in str(refused.value)
@@ -234,20 +236,20 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: Files, dataset: 
         ({"policy": "nopfs", "cache": "ram=1M", "seed": 1, "sampler": [1, 2]}, "policy='nopfs' looks ahead"),
     ],
 )
-def test_a_choice_that_can_not_be_is_told(files: Files, options: dict[str, Any], wrong: str) -> None:
+def test_a_choice_that_can_not_be_is_told(files: KeyedFiles, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         DataLoader(files, num_workers=2, **options)
 
 
-class Rooted(Files):
-    """A tree of directories; `Files` says nothing of it."""
+class Rooted(KeyedFiles):
+    """A tree of directories; `KeyedFiles` says nothing of it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root / "class", 10)
         self.root = root
 
 
-def test_a_cache_in_the_dataset_is_refused(node: Node) -> None:
+def test_a_cache_in_the_dataset_is_refused(node: LoaderNode) -> None:
     root = node.root / "train"
     inside = [root, root / "new", root / "class"]
     (root / "new").mkdir(parents=True)
@@ -261,14 +263,14 @@ def test_a_cache_in_the_dataset_is_refused(node: Node) -> None:
                 DataLoader(made, num_workers=2, cache=f"{directory}=10M")
     # Where its files lie, though it has no root.
     with pytest.raises(ValueError, match="lies in the dataset itself"):
-        DataLoader(Files(root / "class", 10), num_workers=2, cache=f"{root / 'class'}=10M")
+        DataLoader(KeyedFiles(root / "class", 10), num_workers=2, cache=f"{root / 'class'}=10M")
     assert list((root / "new").iterdir()) == []
     for directory in (node.root, node.cache):
         assert DataLoader(dataset, num_workers=2, cache=f"{directory}=10M")._agent is not None
 
 
 @pytest.mark.parametrize("off", ["off", "0", "OFF"])
-def test_off_leaves_the_cache_out(node: Node, files: Files, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+def test_off_leaves_the_cache_out(node: LoaderNode, files: KeyedFiles, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
     monkeypatch.setenv("FOREBAY", off)
     loader = DataLoader(files, **OPTIONS, cache=["ram=1M", f"{node.cache}=64M"], report=False)
     assert same(loader, DataLoader(files, **OPTIONS, report=False)) == len(loader)
@@ -318,7 +320,7 @@ sys.stdin.read()
 """
 
 
-def started(node: Node, rank: int, *, seed: int = 3, ends: str = "", kind: str = "Files") -> "subprocess.Popen[str]":
+def started(node: LoaderNode, rank: int, *, seed: int = 3, ends: str = "", kind: str = "KeyedFiles") -> "subprocess.Popen[str]":
     launched = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job"}
     words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), f"{seed}", ends, kind]
     environment = os.environ | node.environment | launched | {"PYTHONPATH": str(ROOT)}
@@ -332,12 +334,12 @@ def ended(rank: "subprocess.Popen[str]") -> list[Any]:
     return found
 
 
-IN_BOTH = pytest.mark.parametrize("kind", ["Files", "GlobalFiles"])
+IN_BOTH = pytest.mark.parametrize("kind", ["KeyedFiles", "GlobalFiles"])
 """In threads, and in worker processes."""
 
 
 @IN_BOTH
-def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files, kind: str) -> None:
+def test_ranks_of_a_node_share_what_was_read(node: LoaderNode, files: KeyedFiles, kind: str) -> None:
     ranks = [started(node, rank, kind=kind) for rank in range(2)]
     both = [ended(rank) for rank in ranks]
     for rank in ranks:
@@ -351,7 +353,7 @@ def test_ranks_of_a_node_share_what_was_read(node: Node, files: Files, kind: str
 
 
 @IN_BOTH
-def test_the_agent_is_killed_and_all_ranks_come_to_another(node: Node, files: Files, kind: str) -> None:
+def test_the_agent_is_killed_and_all_ranks_come_to_another(node: LoaderNode, files: KeyedFiles, kind: str) -> None:
     ranks = [started(node, rank, ends="agent killed", kind=kind) for rank in range(2)]
     both = [ended(rank) for rank in ranks]
     for rank in ranks:
@@ -365,7 +367,7 @@ def test_the_agent_is_killed_and_all_ranks_come_to_another(node: Node, files: Fi
     assert LENGTH <= figures["from_source"] <= LENGTH + figures["hedged"]
 
 
-def test_a_rank_is_killed_and_the_other_goes_on(node: Node, files: Files) -> None:
+def test_a_rank_is_killed_and_the_other_goes_on(node: LoaderNode, files: KeyedFiles) -> None:
     ranks = [started(node, 0), started(node, 1, ends="killed")]
     seen, figures, lost = ended(ranks[0])
     assert ended(ranks[1]) == []
@@ -376,7 +378,7 @@ def test_a_rank_is_killed_and_the_other_goes_on(node: Node, files: Files) -> Non
         rank.communicate("", timeout=LONG_S)
 
 
-def test_ranks_that_disagree_stop_with_the_same_line(node: Node, files: Files) -> None:
+def test_ranks_that_disagree_stop_with_the_same_line(node: LoaderNode, files: KeyedFiles) -> None:
     ranks = [started(node, rank, seed=3 + rank) for rank in range(2)]
     told = [said for _, _, said in map(ended, ranks)]
     for rank in ranks:
@@ -395,7 +397,7 @@ print(len(list(DataLoader(Files(Path(sys.argv[1]), 120), num_workers=2, cache=sy
 """
 
 
-def test_what_a_job_has_left_on_a_disk_is_cleaned(node: Node) -> None:
+def test_what_a_job_has_left_on_a_disk_is_cleaned(node: LoaderNode) -> None:
     environment = os.environ | node.environment | {"PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", LONE, str(node.root / "samples"), f"{node.cache}=64M"]
     job = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,16 +14,16 @@ from forebay.loader import DirectSource, Extent, LoaderError, SampleError, Sourc
 from forebay.loader._paths import look_up, store_variables
 from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same
-from tests.loader.node import Node, Served, a_node
+from tests.loader.node import LoaderNode, ServedSource, a_node
 from tests.loader.test_objects import FOLDER, OPTIONS, as_tensor, picture, read
 from tests.views.clouds import ACCOUNT_KEY, TOKEN, Cloud, serve_cloud
 
 
 @dataclass
-class Both:
+class CopiesInClouds:
     """A directory, and a store with the same content below a prefix."""
 
-    node: Node
+    node: LoaderNode
     cloud: Cloud
 
     @property
@@ -43,23 +43,23 @@ class Both:
 
 
 @pytest.fixture(params=["gs", "az"])
-def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CopiesInClouds]:
     with serve_cloud(request.param) as cloud, a_node(monkeypatch) as node:
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_"))]:
             monkeypatch.delenv(name)
         for name, value in cloud.environment.items():
             monkeypatch.setenv(name, value)
-        yield Both(node, cloud)
+        yield CopiesInClouds(node, cloud)
 
 
-@pytest.fixture(params=[DirectSource, Served], ids=["direct", "agent"])
-def source(both: Both, request: pytest.FixtureRequest) -> Iterator[Source]:
+@pytest.fixture(params=[DirectSource, ServedSource], ids=["direct", "agent"])
+def source(both: CopiesInClouds, request: pytest.FixtureRequest) -> Iterator[Source]:
     made = request.param()
     yield made
     made.close()
 
 
-def test_ranges_of_objects_are_read(both: Both, source: Source) -> None:
+def test_ranges_of_objects_are_read(both: CopiesInClouds, source: Source) -> None:
     content = bytes(at % 251 for at in range(5000))
     both.put({"whole": content, "empty": b"", "day=1/x+y #?%.bin": content[::-1]})
     whole, empty, odd = (f"{both.root}/{name}" for name in ("whole", "empty", "day=1/x+y #?%.bin"))
@@ -76,7 +76,7 @@ def test_ranges_of_objects_are_read(both: Both, source: Source) -> None:
     assert read(source, list(extents)) == list(extents.values())
 
 
-def test_f05_an_object_that_has_changed_is_refused_by_name(both: Both, source: Source) -> None:
+def test_f05_an_object_that_has_changed_is_refused_by_name(both: CopiesInClouds, source: Source) -> None:
     both.put({"a": b"1" * 100})
     path = f"{both.root}/a"
     extent = Extent(path, 10, 20, look_up(path).mark)
@@ -85,7 +85,7 @@ def test_f05_an_object_that_has_changed_is_refused_by_name(both: Both, source: S
         read(source, [extent])
 
 
-def test_a_folder_is_what_its_copy_is(both: Both) -> None:
+def test_a_folder_is_what_its_copy_is(both: CopiesInClouds) -> None:
     both.put(FOLDER | {"b/notes.txt": b"no image"})
     both.cloud.put("p/a/", b"")
     both.cloud.put("pq/other/1.png", picture(7))
@@ -94,7 +94,7 @@ def test_a_folder_is_what_its_copy_is(both: Both) -> None:
     assert same(DataLoader(ours, **OPTIONS), DataLoader(theirs, **OPTIONS)) == 2
 
 
-def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store(both: CopiesInClouds, monkeypatch: pytest.MonkeyPatch) -> None:
     both.put(FOLDER)
     with monkeypatch.context() as patch:
         for name in both.cloud.environment:
@@ -119,7 +119,7 @@ def test_files_are_named_as_another_process_finds_them(monkeypatch: pytest.Monke
         assert store_variables()[name] == str(tmp_path / "mine/it")
 
 
-def test_what_can_not_be_had_is_said_in_one_line(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_had_is_said_in_one_line(both: CopiesInClouds, monkeypatch: pytest.MonkeyPatch) -> None:
     both.put({"a": b"1"})
     with pytest.raises(FileNotFoundError, match="there is no such object"):
         look_up(f"{both.root}/none")

@@ -55,7 +55,7 @@ RAISED: dict[str, Any] = {
 }
 
 
-class Failing(Indices):
+class FailingSamples(Indices):
     def __init__(self, raised: str) -> None:
         super().__init__(6)
         self.raised = raised
@@ -75,7 +75,7 @@ def outcome(loader: Any) -> type[BaseException]:  # noqa: ANN401  (torch's or ou
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("raised", RAISED)
 def test_the_type_is_that_of_torchs_loader(raised: str, workers: int) -> None:
-    dataset = Failing(raised)
+    dataset = FailingSamples(raised)
     theirs = outcome(torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=workers))
     ours = outcome(DataLoader(dataset, batch_size=2, num_workers=workers, report=False))
     # Where torch can't make the type again it gives a RuntimeError, which a SampleError is.
@@ -85,7 +85,7 @@ def test_the_type_is_that_of_torchs_loader(raised: str, workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("raised", RAISED)
 def test_any_exception_may_be_skipped(raised: str, workers: int) -> None:
-    loader = DataLoader(Failing(raised), batch_size=2, num_workers=workers, on_error="skip", report=False)
+    loader = DataLoader(FailingSamples(raised), batch_size=2, num_workers=workers, on_error="skip", report=False)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [5]]
     assert loader.skipped == 1
 
@@ -93,7 +93,7 @@ def test_any_exception_may_be_skipped(raised: str, workers: int) -> None:
 def test_an_exception_that_would_end_the_loop_is_no_end_of_the_epoch() -> None:
     RAISED["stop"] = lambda: StopIteration("s")
     try:
-        assert outcome(DataLoader(Failing("stop"), batch_size=2, report=False)) is SampleError
+        assert outcome(DataLoader(FailingSamples("stop"), batch_size=2, report=False)) is SampleError
     finally:
         del RAISED["stop"]
 
@@ -112,7 +112,7 @@ def test_an_exception_keeps_its_attributes_and_cause_in_one_process() -> None:
 
 def test_an_exception_of_another_process_has_its_traceback_in_the_message() -> None:
     try:
-        Failing("key")[4]
+        FailingSamples("key")[4]
     except KeyError as error:
         sent = pickle.loads(pickle.dumps(failure(Indices(9), 4, error)))  # noqa: S301
     got = sample_error([sent], 2, skip=False)
@@ -131,7 +131,7 @@ def test_a_type_that_only_one_process_knows_is_told_by_a_sample_error() -> None:
     assert str(got) == "sample 4: Local: x"
 
 
-class Located(Failing):
+class LocatedFailures(FailingSamples):
     """A dataset that is decoded in threads."""
 
     keyed = True
@@ -143,8 +143,8 @@ class Located(Failing):
         return self[index]
 
 
-@pytest.mark.parametrize("dataset", [Failing, Located])
-def test_a_failure_keeps_nothing_of_its_loader(dataset: type[Failing]) -> None:
+@pytest.mark.parametrize("dataset", [FailingSamples, LocatedFailures])
+def test_a_failure_keeps_nothing_of_its_loader(dataset: type[FailingSamples]) -> None:
     """Else the loader's source and its connections would stay until the garbage collector comes by."""
     gc.collect()
     gc.disable()

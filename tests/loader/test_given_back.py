@@ -12,19 +12,19 @@ from forebay.loader._agent import AgentRank
 from forebay.loader._agent_source import AgentBatch, AgentSource
 from forebay.loader._place import place_of
 from forebay.loader._settings import AgentSettings
-from tests.loader.node import SAMPLES, Node, a_node
+from tests.loader.node import SAMPLES, LoaderNode, a_node
 
 ROUNDS = 40
 SETTINGS = AgentSettings(SAMPLES, 6, seed=0, window=6, window_bytes=1 << 20, hedge_budget=0.0)
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
 
-def begun(node: Node) -> tuple[AgentRank, AgentSource, _core.LoaderRank]:
+def begun(node: LoaderNode) -> tuple[AgentRank, AgentSource, _core.LoaderRank]:
     place = place_of(0, 1)
     assert place is not None
     agent = AgentRank("0", SAMPLES, SETTINGS, place, ("ram=1M",))
@@ -40,7 +40,7 @@ def requested(source: AgentSource, samples: list[int], iteration: int) -> AgentB
     return batch
 
 
-def test_each_request_is_given_back_once_and_not_while_anybody_looks_at_it(node: Node) -> None:
+def test_each_request_is_given_back_once_and_not_while_anybody_looks_at_it(node: LoaderNode) -> None:
     agent, source, rank = begun(node)
     chance = random.Random(0)  # noqa: S311
     for iteration in range(ROUNDS):
@@ -67,7 +67,7 @@ def test_each_request_is_given_back_once_and_not_while_anybody_looks_at_it(node:
     agent.close()
 
 
-def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node) -> None:
+def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: LoaderNode) -> None:
     agent, source, rank = begun(node)
     samples = [sample for sample in range(SAMPLES) if node.content(sample)][:4]
     batch, other = requested(source, samples[:3], 0), requested(source, samples[3:], 1)
@@ -86,7 +86,7 @@ def test_of_a_batch_that_is_over_what_nobody_looks_at_is_given_back(node: Node) 
     agent.close()
 
 
-def test_a_view_of_a_view_keeps_the_bytes_and_a_forgotten_batch_is_given_back(node: Node) -> None:
+def test_a_view_of_a_view_keeps_the_bytes_and_a_forgotten_batch_is_given_back(node: LoaderNode) -> None:
     agent, source, rank = begun(node)
     part = requested(source, [40], 0).read(0)[10:20]
     # Neither batch nor source is there any more.
@@ -101,7 +101,7 @@ def test_a_view_of_a_view_keeps_the_bytes_and_a_forgotten_batch_is_given_back(no
     assert (rank.open, rank.references) == (0, 0)
 
 
-def test_a_loan_holds_its_batch_until_it_ends(node: Node) -> None:
+def test_a_loan_holds_its_batch_until_it_ends(node: LoaderNode) -> None:
     agent, source, rank = begun(node)
     batch = requested(source, [40, 41], 0)
     assert source.pass_all_on(batch)
@@ -117,7 +117,7 @@ def test_a_loan_holds_its_batch_until_it_ends(node: Node) -> None:
     agent.close()
 
 
-def test_rows_are_copied_to_writable_memory_of_their_size_only(node: Node) -> None:
+def test_rows_are_copied_to_writable_memory_of_their_size_only(node: LoaderNode) -> None:
     agent, source, _ = begun(node)
     batch = requested(source, [40, 41], 0)
     for wrong in (bytes(20), bytearray(19), memoryview(bytearray(40))[::2]):

@@ -13,8 +13,8 @@ from torch import nn
 import forebay.accelerate
 from forebay.loader import FixedRows
 from forebay.torch import DataLoader, Keyed, Normalize
-from tests.loader.data import Drawing, Files, GlobalFiles
-from tests.loader.node import Node, a_node
+from tests.loader.data import DrawingFiles, GlobalFiles, KeyedFiles
+from tests.loader.node import LoaderNode, a_node
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ ROWS, ROW_BYTES = 24, 64
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as made:
         yield made
 
@@ -45,12 +45,12 @@ def tensors(batch: Any) -> list[torch.Tensor]:  # noqa: ANN401  (whatever a batc
 
 
 MAKERS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
-    "threads": (lambda folder: Files(folder, ROWS), {}),
-    "threads-own-collate": (lambda folder: Files(folder, ROWS), {"collate_fn": stacked}),
-    "threads-agent": (lambda folder: Files(folder, ROWS), {"cache": "ram=1M"}),
+    "threads": (lambda folder: KeyedFiles(folder, ROWS), {}),
+    "threads-own-collate": (lambda folder: KeyedFiles(folder, ROWS), {"collate_fn": stacked}),
+    "threads-agent": (lambda folder: KeyedFiles(folder, ROWS), {"cache": "ram=1M"}),
     "workers": (lambda folder: GlobalFiles(folder, ROWS), {}),
     "workers-agent": (lambda folder: GlobalFiles(folder, ROWS), {"cache": "ram=1M"}),
-    "getitem": (lambda folder: Drawing(ROWS), {}),
+    "getitem": (lambda folder: DrawingFiles(ROWS), {}),
     "rows": (rows, {}),
     "rows-agent": (rows, {"cache": "ram=1M"}),
 }
@@ -58,7 +58,7 @@ MAKERS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_batches_are_pinned_and_the_same(node: Node, kind: str, workers: int) -> None:
+def test_batches_are_pinned_and_the_same(node: LoaderNode, kind: str, workers: int) -> None:
     make, options = MAKERS[kind]
     # An agent serves those who read beside training.
     options = options if workers else {name: value for name, value in options.items() if name != "cache"}
@@ -85,7 +85,7 @@ def test_images_are_normalised_on_the_gpu_as_on_the_processor(dtype: torch.dtype
 
 def test_accelerate_has_batches_on_its_gpu(tmp_path: Path) -> None:
     accelerator = Accelerator()
-    loader = forebay.accelerate.prepare(accelerator, DataLoader(Files(tmp_path, ROWS), 5, pin_memory=True, report=False))
+    loader = forebay.accelerate.prepare(accelerator, DataLoader(KeyedFiles(tmp_path, ROWS), 5, pin_memory=True, report=False))
     seen = []
     for batch in loader:
         assert batch[0].device.type == accelerator.device.type == "cuda"
@@ -98,7 +98,7 @@ def test_a_network_learns_the_same_as_with_torchs_loader(monkeypatch: pytest.Mon
     torch.use_deterministic_algorithms(True)
     try:
         options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "pin_memory": True}
-        ours, keyed = DataLoader(Drawing(ROWS), **options, seed=3, report=False), Keyed(Drawing(ROWS), seed=3)
+        ours, keyed = DataLoader(DrawingFiles(ROWS), **options, seed=3, report=False), Keyed(DrawingFiles(ROWS), seed=3)
         assert losses(ours, ours.set_epoch) == losses(torch.utils.data.DataLoader(keyed, **options), keyed.set_epoch)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -21,7 +21,7 @@ from forebay.loader import ArrowRows, FixedRows, ParquetRows, RecordShards, TarS
 from forebay.torch import DataLoader, Keyed
 from forebay.torch._keyed import located
 from tests.loader.data import Indices, same, write_records
-from tests.loader.node import Node, a_node
+from tests.loader.node import LoaderNode, a_node
 from tests.loader.test_shards import write_tar
 
 SAMPLES = 12
@@ -176,12 +176,12 @@ def test_a_concatenation_is_read_ahead(made: Made, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
 
-def test_a_cache_keeps_what_a_concatenation_reads(node: Node) -> None:
+def test_a_cache_keeps_what_a_concatenation_reads(node: LoaderNode) -> None:
     dataset: Any = tar(node.root)
     mixed: Any = mixture([dataset, dataset], [1, 1], SAMPLES)
     both: Any = ConcatDataset([dataset, Subset(dataset, [3, 1]), mixed])

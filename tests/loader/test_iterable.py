@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay.torch import DataLoader
 
 
-class Numbers(IterableDataset[int]):
+class NumberStream(IterableDataset[int]):
     """Ten numbers, which worker processes share out among themselves."""
 
     epoch = 0
@@ -25,7 +25,7 @@ class Numbers(IterableDataset[int]):
         self.epoch = epoch
 
 
-class Counted(Numbers):
+class CountedStream(NumberStream):
     def __len__(self) -> int:
         return 10
 
@@ -37,7 +37,7 @@ def length(loader: Any) -> object:  # noqa: ANN401  (torch's or ours)
         return type(error)
 
 
-@pytest.mark.parametrize("kind", [Numbers, Counted])
+@pytest.mark.parametrize("kind", [NumberStream, CountedStream])
 @pytest.mark.parametrize(
     "options",
     [
@@ -49,7 +49,7 @@ def length(loader: Any) -> object:  # noqa: ANN401  (torch's or ours)
         {"batch_size": 4, "collate_fn": tuple},
     ],
 )
-def test_an_iterable_dataset_gives_what_torchs_loader_gives(kind: type[Numbers], options: dict[str, Any]) -> None:
+def test_an_iterable_dataset_gives_what_torchs_loader_gives(kind: type[NumberStream], options: dict[str, Any]) -> None:
     theirs, ours = torch.utils.data.DataLoader(kind(), **options), DataLoader(kind(), **options)
     assert isinstance(ours, torch.utils.data.DataLoader)
     for _ in range(2):
@@ -60,9 +60,9 @@ def test_an_iterable_dataset_gives_what_torchs_loader_gives(kind: type[Numbers],
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}, {"num_workers": -1}])
 def test_what_torch_refuses_of_an_iterable_dataset_is_refused_alike(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r".") as theirs:
-        torch.utils.data.DataLoader(Numbers(), **options)
+        torch.utils.data.DataLoader(NumberStream(), **options)
     with pytest.raises(ValueError, match=r".") as ours:
-        DataLoader(Numbers(), **options)
+        DataLoader(NumberStream(), **options)
     assert str(ours.value) == str(theirs.value)
 
 
@@ -77,11 +77,11 @@ def test_what_torch_refuses_of_an_iterable_dataset_is_refused_alike(options: dic
 )
 def test_options_that_need_a_known_order_are_refused_by_name(options: dict[str, Any], instead: str) -> None:
     with pytest.raises(ValueError, match=instead):
-        DataLoader(Numbers(), **options)
+        DataLoader(NumberStream(), **options)
 
 
 def test_the_epoch_is_told_to_a_dataset_that_wants_to_know() -> None:
-    loader: Any = DataLoader(Numbers(), batch_size=5)
+    loader: Any = DataLoader(NumberStream(), batch_size=5)
     loader.set_epoch(2)
     assert [batch.tolist() for batch in loader] == [[20, 21, 22, 23, 24], [25, 26, 27, 28, 29]]
 
@@ -91,7 +91,7 @@ def test_a_subclass_of_the_loader_says_that_it_takes_no_iterable_dataset() -> No
         pass
 
     with pytest.raises(TypeError, match="Own takes no IterableDataset: make forebay"):
-        Own(Numbers())
+        Own(NumberStream())
 
 
 def test_the_loader_takes_all_that_torchs_takes_in_its_order() -> None:

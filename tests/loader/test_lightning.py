@@ -12,7 +12,7 @@ from forebay.loader import StateError
 from tests.loader.data import Indices
 
 
-class Counted(Indices):
+class CountedEpochs(Indices):
     """Counts what is read of it."""
 
     reads = 0
@@ -27,7 +27,7 @@ def made(batch_size: int = 4, samples: int = 20, **options: Any) -> DataLoader:
 
 
 def test_it_begins_with_the_first_batch_that_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    samples = Counted(20)
+    samples = CountedEpochs(20)
     loader = DataLoader(samples, 4, seed=1)
     forgotten, batches = iter(loader), iter(loader)
     loader.sampler.set_epoch(2)

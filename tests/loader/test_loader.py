@@ -19,18 +19,18 @@ from torch.utils.data import DistributedSampler, IterableDataset, get_worker_inf
 
 from forebay.loader import Extent, LoaderError, RecordShards, SampleError
 from forebay.torch import DataLoader, Keyed
-from tests.loader.data import Files, GlobalFiles, Indices, write_records
+from tests.loader.data import GlobalFiles, Indices, KeyedFiles, write_records
 from tests.support import LONG_S, PROGRAM_S, wait_until
 
 
-class Endless(IterableDataset[int]):
+class EndlessLoader(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
 
 
 def test_an_iterable_dataset_has_no_keyed_samples() -> None:
     with pytest.raises(TypeError, match=r"Endless is an IterableDataset, whose order is not known beforehand: .*") as refused:
-        Keyed(Endless())
+        Keyed(EndlessLoader())
     assert "\n" not in str(refused.value)
 
 
@@ -102,7 +102,7 @@ def test_arguments_that_can_not_be_are_refused(options: dict[str, Any], wrong: s
         DataLoader(Indices(10), **options)
 
 
-class Runs(Indices):
+class RunsOfSamples(Indices):
     def __init__(self, ends: list[int]) -> None:
         super().__init__(10)
         self.ends = ends
@@ -121,7 +121,7 @@ class Runs(Indices):
 )
 def test_blocks_that_can_not_be_are_refused(ends: list[int], at_once: int, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        DataLoader(Runs(ends), shuffle="blocks", blocks_at_once=at_once)
+        DataLoader(RunsOfSamples(ends), shuffle="blocks", blocks_at_once=at_once)
 
 
 def test_shards_are_read_ahead_in_whatever_order(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_what_is_for_processes_is_refused_where_there_are_none(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {name: print if name == "worker_init_fn" else "fork"}
     with pytest.raises(ValueError, match=f"{name} is for worker processes, and this dataset is decoded in threads"):
-        DataLoader(Files(tmp_path, 3), num_workers=1, **options)
+        DataLoader(KeyedFiles(tmp_path, 3), num_workers=1, **options)
 
 
 @pytest.mark.parametrize("epoch", [-1, 2**32 - 1, "x", 1.5, True])
@@ -186,7 +186,7 @@ def test_ranks_come_from_torch_distributed_which_has_to_be_initialised_before(mo
         iter(early)
 
 
-class Broken(Files):
+class Broken(KeyedFiles):
     """Some samples can't be decoded, some files are not there, and one ends early."""
 
     def __init__(self, folder: Path) -> None:
@@ -206,7 +206,7 @@ class BrokenGlobally(Broken):
     keyed = False
 
 
-class Plain(Indices):
+class PlainSquares(Indices):
     def __getitem__(self, index: int) -> object:
         if index in (4, 5, 6, 7):
             raise ArithmeticError(f"odd\nbytes in {index}")
@@ -218,7 +218,7 @@ class Plain(Indices):
 
 
 def broken(kind: str, folder: Path) -> object:
-    return Plain(12) if kind == "plain" else (Broken if kind == "threads" else BrokenGlobally)(folder)
+    return PlainSquares(12) if kind == "plain" else (Broken if kind == "threads" else BrokenGlobally)(folder)
 
 
 KINDS = [("plain", 0), ("plain", 2), ("threads", 2), ("processes", 0), ("processes", 2)]
@@ -280,7 +280,7 @@ def test_samples_that_fail_may_be_skipped_and_are_counted(
         list(whole)
 
 
-class Greedy(Files):
+class Greedy(KeyedFiles):
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> tuple[object, ...]:
         raise MemoryError
 
@@ -296,12 +296,12 @@ def failing(samples: list[Any]) -> Any:  # noqa: ANN401
 
 
 def test_what_puts_batches_together_may_fail(tmp_path: Path) -> None:
-    for dataset in (Indices(4), Files(tmp_path, 4)):
+    for dataset in (Indices(4), KeyedFiles(tmp_path, 4)):
         with pytest.raises(ZeroDivisionError):
             list(DataLoader(dataset, 2, num_workers=1, collate_fn=failing, report=False))
 
 
-class Stuck(Files):
+class Stuck(KeyedFiles):
     """Decoding waits for a gate."""
 
     gate = threading.Event()
@@ -321,7 +321,7 @@ def test_a_batch_that_takes_too_long_is_an_error_if_that_was_asked_for(tmp_path:
     Stuck.gate.set()
 
 
-class Slow(Files):
+class SlowSamples(KeyedFiles):
     """Decoding of sample 2 waits for a gate."""
 
     def __init__(self, folder: Path) -> None:
@@ -339,7 +339,7 @@ class Slow(Files):
 
 
 def test_a_sample_that_takes_long_to_decode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = Slow(tmp_path)
+    dataset = SlowSamples(tmp_path)
 
     def say(line: str) -> None:
         if f": decoding sample 2 ({dataset.paths[2]}) goes on" in line:
@@ -351,7 +351,7 @@ def test_a_sample_that_takes_long_to_decode_is_named(tmp_path: Path, monkeypatch
 
 
 def test_an_epoch_that_is_left_while_a_sample_is_decoded_decodes_no_other(tmp_path: Path) -> None:
-    dataset = Slow(tmp_path)
+    dataset = SlowSamples(tmp_path)
     before = set(threading.enumerate())
     epoch = iter(DataLoader(dataset, 8, num_workers=1, report=False))
     assert dataset.is_waiting.wait(LONG_S)
@@ -364,7 +364,7 @@ def test_an_epoch_that_is_left_while_a_sample_is_decoded_decodes_no_other(tmp_pa
     assert dataset.decoded == [0, 1, 2]
 
 
-class Hung(Files):
+class Hung(KeyedFiles):
     """The last sample is in a pipe that nobody writes to: its file system hangs."""
 
     def __init__(self, folder: Path) -> None:
@@ -393,8 +393,8 @@ def test_a_stall_says_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert released
 
 
-@pytest.mark.parametrize("kind", [Files, GlobalFiles])
-def test_an_epoch_leaves_nothing_behind_however_it_ends(kind: type[Files], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [KeyedFiles, GlobalFiles])
+def test_an_epoch_leaves_nothing_behind_however_it_ends(kind: type[KeyedFiles], tmp_path: Path) -> None:
     dataset = kind(tmp_path, 12)
 
     def running() -> set[object]:
@@ -421,7 +421,7 @@ def test_an_epoch_leaves_nothing_behind_however_it_ends(kind: type[Files], tmp_p
     wait_until(nothing_is_left, "those of an epoch that failed to end")
 
 
-class Collecting(Files):
+class Collecting(KeyedFiles):
     """Decoding collects garbage, once the gate is open."""
 
     gate = threading.Event()
@@ -516,7 +516,7 @@ def test_pinned_memory_without_a_gpu_is_ordinary_memory(tmp_path: Path) -> None:
         return
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        for dataset in (Files(tmp_path, 3), GlobalFiles(tmp_path, 3)):
+        for dataset in (KeyedFiles(tmp_path, 3), GlobalFiles(tmp_path, 3)):
             assert not next(iter(DataLoader(dataset, 3, num_workers=1, pin_memory=True, report=False)))[0].is_pinned()
     assert len([1 for one in warned if "pin" in str(one.message)]) >= 2
 

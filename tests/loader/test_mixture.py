@@ -11,10 +11,10 @@ from torch.utils.data import DistributedSampler, Subset
 from forebay.loader import FixedRows, Mixture, StateError, mixture
 from forebay.loader.dataset import is_located
 from forebay.torch import DataLoader, Keyed
-from tests.loader.data import Files, GlobalFiles, Indices, same
+from tests.loader.data import GlobalFiles, Indices, KeyedFiles, same
 
 
-class Named(Indices):
+class NamedDataset(Indices):
     """Each sample is its dataset's name and its index."""
 
     def __init__(self, name: str, length: int) -> None:
@@ -38,14 +38,14 @@ def drawn(dataset: Mixture, epochs: int) -> list[list[tuple[str, int]]]:
     [((1, 1), None, [8, 7]), ((3, 1), 12, [9, 3]), ((0.5, 0.25), 10, [7, 3]), ((1, 1e-3), 1001, [1000, 1]), ((2, 2), 7, [4, 3])],
 )
 def test_shares_are_by_weight(weights: tuple[float, float], samples: int | None, counts: list[int]) -> None:
-    made = mixture([Named("a", 5), Named("b", 10)], weights, samples)
+    made = mixture([NamedDataset("a", 5), NamedDataset("b", 10)], weights, samples)
     assert (made.counts, len(made)) == (counts, sum(counts))
     for epoch in drawn(made, 3):
         assert Counter(name for name, _ in epoch) == dict(zip("ab", counts, strict=True))
 
 
 def test_each_dataset_is_gone_through_before_any_of_it_comes_again() -> None:
-    made = mixture([Named("a", 5), Named("b", 10)], [2, 1], 9, seed=4)
+    made = mixture([NamedDataset("a", 5), NamedDataset("b", 10)], [2, 1], 9, seed=4)
     epochs = drawn(made, 10)
     for name, length in (("a", 5), ("b", 10)):
         indices = [index for epoch in epochs for its, index in epoch if its == name]
@@ -54,11 +54,11 @@ def test_each_dataset_is_gone_through_before_any_of_it_comes_again() -> None:
         assert all(sorted(one) == list(range(length)) for one in rounds)
         assert len({tuple(one) for one in rounds}) > 1, "each time in another order"
     assert drawn(made, 10) == epochs
-    assert drawn(mixture([Named("a", 5), Named("b", 10)], [2, 1], 9, seed=5), 10) != epochs
+    assert drawn(mixture([NamedDataset("a", 5), NamedDataset("b", 10)], [2, 1], 9, seed=5), 10) != epochs
 
 
-@pytest.mark.parametrize("kind", [Indices, Files, GlobalFiles])
-def test_it_is_loaded_as_what_it_is_made_of(kind: type[Indices] | type[Files], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Indices, KeyedFiles, GlobalFiles])
+def test_it_is_loaded_as_what_it_is_made_of(kind: type[Indices] | type[KeyedFiles], tmp_path: Path) -> None:
     parts: list[object] = [
         kind(length) if issubclass(kind, Indices) else kind(tmp_path / name, length) for name, length in (("a", 6), ("b", 9))
     ]
@@ -81,7 +81,7 @@ def test_it_is_loaded_as_what_it_is_made_of(kind: type[Indices] | type[Files], t
 
 
 def test_a_part_of_a_mixture_is_told_its_epoch() -> None:
-    made = mixture([Named("a", 50)], [1], 10)
+    made = mixture([NamedDataset("a", 50)], [1], 10)
     loader = DataLoader(Subset(made, [0, 1, 2]), 3, report=False)  # type: ignore[arg-type]
     found = [[index.tolist() for _, index in loader] for _ in range(2)]
     assert found[0] != found[1]
@@ -89,7 +89,9 @@ def test_a_part_of_a_mixture_is_told_its_epoch() -> None:
 
 def test_a_state_is_of_one_mixture_only() -> None:
     def loader(weights: list[float], **options: Any) -> DataLoader:
-        return DataLoader(mixture([Named("a", 50), Named("b", 50)], weights, 20, **options), 4, shuffle=True, seed=1, report=False)
+        return DataLoader(
+            mixture([NamedDataset("a", 50), NamedDataset("b", 50)], weights, 20, **options), 4, shuffle=True, seed=1, report=False
+        )
 
     whole, stopped, resumed = loader([1, 1]), loader([1, 1]), loader([1, 1])
     for one in (whole, stopped):

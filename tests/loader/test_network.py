@@ -19,7 +19,7 @@ import pytest
 from forebay.loader import DirectSource, Extent
 from forebay.torch import DataLoader
 from tests.loader.node import a_node
-from tests.loader.test_objects import OPTIONS, ROOT, Both, Objects, both, read
+from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.support import LONG_S
 from tests.views.conftest import bucket, moto, new_backend
 from tests.views.store import Server, Store, serve
@@ -78,7 +78,7 @@ def relay(one: socket.socket, other: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxy(both: Both) -> Iterator[Proxy]:
+def proxy(both: FilesAndObjects) -> Iterator[Proxy]:
     both.bucket.put("p/a", CONTENT)
     made = Proxy(both.bucket)
     server = Server(("127.0.0.1", 0), made.handler())
@@ -99,7 +99,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) 
         monkeypatch.setenv(name, value)
 
 
-def an_agent(both: Both, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> DataLoader:
+def an_agent(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> DataLoader:
     """A loader agent, started by a job with another environment. It stays as long as this loader."""
     with monkeypatch.context() as patch:
         surroundings(patch, variables)
@@ -108,7 +108,7 @@ def an_agent(both: Both, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str
     return loader
 
 
-def read_by_agent(both: Both) -> None:
+def read_by_agent(both: FilesAndObjects) -> None:
     """Reads all extents, and finds that the agent has."""
     loader = DataLoader(Objects(EXTENTS), **OPTIONS | {"batch_size": 1, "shuffle": False}, cache=f"{both.node.cache}=64M", hedge_budget=0.0)
     assert [bytes(batch[0].tolist()) for batch in loader] == [CONTENT[at : at + 10] for at in range(0, 200, 10)]
@@ -130,7 +130,7 @@ def test_what_is_excepted_is_read_without_the_proxy(excepted: str, proxy: Proxy,
     assert proxy.asked == []
 
 
-def test_the_agent_of_another_job_takes_the_ranks_proxy(both: Both, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_of_another_job_takes_the_ranks_proxy(both: FilesAndObjects, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     other = an_agent(both, monkeypatch, {})
     proxy.wants = "user:pass word"
     by = f"http://user:pass%20word@127.0.0.1:{proxy.port}"
@@ -140,7 +140,7 @@ def test_the_agent_of_another_job_takes_the_ranks_proxy(both: Both, proxy: Proxy
     del other
 
 
-def test_the_agent_of_another_job_forgets_that_jobs_network(both: Both, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_of_another_job_forgets_that_jobs_network(both: FilesAndObjects, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     other = an_agent(both, monkeypatch, {"ALL_PROXY": proxy.url, "SSL_CERT_FILE": "/nowhere", "AWS_CA_BUNDLE": "/nowhere"})
     surroundings(monkeypatch, {})
     read_by_agent(both)
@@ -177,12 +177,12 @@ def test_s07_a_bad_proxy_is_named_without_its_password(
 
 
 @pytest.fixture
-def secured(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Both, Path]]:
+def secured(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FilesAndObjects, Path]]:
     """A store with a certificate, and that of its authority."""
     authority, context = certified(tmp_path)
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(a_node(monkeypatch))
-        made = Both(node, stack.enter_context(serve(moto, new_backend(), context)))
+        made = FilesAndObjects(node, stack.enter_context(serve(moto, new_backend(), context)))
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
         surroundings(monkeypatch, made.bucket.environment)
@@ -191,7 +191,7 @@ def secured(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
-def test_the_ranks_certificates_are_believed(name: str, secured: tuple[Both, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_certificates_are_believed(name: str, secured: tuple[FilesAndObjects, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     both, authority = secured
     other = an_agent(both, monkeypatch, {})
     # As it is written from the job's directory, which is not the agent's.
@@ -202,7 +202,7 @@ def test_the_ranks_certificates_are_believed(name: str, secured: tuple[Both, Pat
     del other
 
 
-def test_the_profiles_certificates_are_believed(secured: tuple[Both, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profiles_certificates_are_believed(secured: tuple[FilesAndObjects, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     both, authority = secured
     config = both.node.root / "config"
     config.write_text(f"[default]\nca_bundle = {authority}\n")
@@ -210,7 +210,7 @@ def test_the_profiles_certificates_are_believed(secured: tuple[Both, Path], monk
     assert read(DirectSource(), [Extent(f"{ROOT}/a")]) == [CONTENT]
 
 
-def test_a_certificate_of_another_authority_is_refused(secured: tuple[Both, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_of_another_authority_is_refused(secured: tuple[FilesAndObjects, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     both, authority = secured
     with pytest.raises(OSError, match="certificate"):
         read(DirectSource(), [Extent(f"{ROOT}/a")])

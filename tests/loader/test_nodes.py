@@ -13,7 +13,7 @@ import pytest
 from forebay.loader import _nodes
 from forebay.loader._nodes import homes
 from forebay.torch import DataLoader
-from tests.loader.data import Files, Indices
+from tests.loader.data import Indices, KeyedFiles
 
 
 def machine(root: Path, *nodes: str) -> Path:
@@ -47,7 +47,7 @@ def test_a_rank_has_its_share_of_the_nodes(
     assert homes(environment, machine(tmp_path / "node", *nodes)) == found
 
 
-class Where(Files):
+class Where(KeyedFiles):
     """Samples say where they were decoded."""
 
     def decode(self, data: memoryview, i: int, rng: object, /) -> tuple[object, ...]:

@@ -33,7 +33,7 @@ from forebay.loader import (
 from forebay.loader._paths import look_up
 from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same, write_records
-from tests.loader.node import Node, Served, a_node
+from tests.loader.node import LoaderNode, ServedSource, a_node
 from tests.views.conftest import bucket, moto  # noqa: F401 # fixtures of these tests, too
 from tests.views.store import BUCKET, KEY, SECRET, Store
 
@@ -43,10 +43,10 @@ OPTIONS: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_wor
 
 
 @dataclass
-class Both:
+class FilesAndObjects:
     """A directory, and a store with the same content below a prefix."""
 
-    node: Node
+    node: LoaderNode
     bucket: Store
 
     @property
@@ -62,13 +62,13 @@ class Both:
 
 
 @pytest.fixture
-def both(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:  # noqa: F811 # a fixture
+def both(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesAndObjects]:  # noqa: F811 # a fixture
     with a_node(monkeypatch) as node:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
-        yield Both(node, bucket)
+        yield FilesAndObjects(node, bucket)
 
 
 class Objects:
@@ -87,8 +87,8 @@ class Objects:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-@pytest.fixture(params=[DirectSource, Served], ids=["direct", "agent"])
-def source(both: Both, request: pytest.FixtureRequest) -> Iterator[Source]:
+@pytest.fixture(params=[DirectSource, ServedSource], ids=["direct", "agent"])
+def source(both: FilesAndObjects, request: pytest.FixtureRequest) -> Iterator[Source]:
     made = request.param()
     yield made
     made.close()
@@ -122,7 +122,7 @@ FOLDER = {
 }
 
 
-def test_ranges_of_objects_are_read(both: Both, source: Source) -> None:
+def test_ranges_of_objects_are_read(both: FilesAndObjects, source: Source) -> None:
     content = bytes(at % 251 for at in range(5000))
     both.put({"whole": content, "empty": b"", "day=1/x+y #?%.bin": content[::-1]})
     whole, empty, odd = (f"{ROOT}/{name}" for name in ("whole", "empty", "day=1/x+y #?%.bin"))
@@ -142,7 +142,7 @@ def test_ranges_of_objects_are_read(both: Both, source: Source) -> None:
     assert read(source, list(extents)) == list(extents.values())
 
 
-def test_a_long_range_is_asked_for_in_parts(both: Both) -> None:
+def test_a_long_range_is_asked_for_in_parts(both: FilesAndObjects) -> None:
     content = os.urandom(MIB) * 65
     both.bucket.put("p/long", content)
     assert read(DirectSource(), [Extent(f"{ROOT}/long", 5)]) == [content[5:]]
@@ -150,7 +150,7 @@ def test_a_long_range_is_asked_for_in_parts(both: Both) -> None:
     assert asked == [f"bytes=5-{5 + 64 * MIB - 1}", f"bytes={5 + 64 * MIB}-{65 * MIB - 1}"]
 
 
-def test_a_folder_is_what_its_copy_is(both: Both) -> None:
+def test_a_folder_is_what_its_copy_is(both: FilesAndObjects) -> None:
     both.put(FOLDER | {"b/notes.txt": b"no image", "loose.png": b"no class"})
     both.bucket.put("p/a/", b"")
     both.bucket.put("pq/other/1.png", picture(7))
@@ -164,7 +164,7 @@ def test_a_folder_is_what_its_copy_is(both: Both) -> None:
     assert set(both.bucket.gets()) == {f"p/{name}" for name in FOLDER}
 
 
-def test_worker_processes_have_connections_of_their_own(both: Both) -> None:
+def test_worker_processes_have_connections_of_their_own(both: FilesAndObjects) -> None:
     both.put(FOLDER)
     ours, theirs = ImageFolder(ROOT, drawn), ImageFolder(both.dir, drawn)
     assert same(DataLoader(ours, **OPTIONS), DataLoader(theirs, **OPTIONS)) == 2
@@ -185,7 +185,7 @@ def copied(fields: Mapping[str, memoryview], rng: object) -> list[bytes]:
     return [bytes(data) for _, data in sorted(fields.items())]
 
 
-def kinds(both: Both) -> dict[str, Callable[[str, Path], Any]]:
+def kinds(both: FilesAndObjects) -> dict[str, Callable[[str, Path], Any]]:
     """Each kind of dataset of a root, with a directory for its index."""
     import pyarrow
     import pyarrow.parquet
@@ -225,7 +225,7 @@ def decoded(dataset: Any) -> list[str]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("kind", ["a.tar", "a.records", "tokens", "tokens.npy", "m.bin", "rows", "a.parquet"])
-def test_each_kind_of_dataset_is_what_its_copy_is(both: Both, kind: str) -> None:
+def test_each_kind_of_dataset_is_what_its_copy_is(both: FilesAndObjects, kind: str) -> None:
     make = kinds(both)[kind]
     index = both.node.root / "index"
     ours, theirs = make(ROOT, index), make(str(both.dir), index)
@@ -243,7 +243,7 @@ def test_each_kind_of_dataset_is_what_its_copy_is(both: Both, kind: str) -> None
 
 
 @pytest.mark.parametrize("cache", [None, "ram=1M", "{node}/cache=64M"])
-def test_f05_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(both: Both, cache: str | None) -> None:
+def test_f05_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(both: FilesAndObjects, cache: str | None) -> None:
     both.put(FOLDER)
     theirs = list(DataLoader(ImageFolder(both.dir, as_tensor), **OPTIONS))
     ours = ImageFolder(ROOT, as_tensor)
@@ -267,7 +267,7 @@ def test_f05_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(bot
         list(fresh)
 
 
-def test_what_lies_on_a_disk_serves_the_next_job_without_a_question(both: Both) -> None:
+def test_what_lies_on_a_disk_serves_the_next_job_without_a_question(both: FilesAndObjects) -> None:
     both.put(FOLDER)
     theirs = list(DataLoader(ImageFolder(both.dir, as_tensor), **OPTIONS))
     cache: dict[str, Any] = {"cache": f"{both.node.cache}=64M", "hedge_budget": 0.0}
@@ -290,7 +290,9 @@ def test_what_lies_on_a_disk_serves_the_next_job_without_a_question(both: Both) 
     assert set(both.bucket.gets()) == {"p/a/Y.png"}, "only what has changed is read again"
 
 
-def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_it(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_it(
+    both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both.put(FOLDER)
     with monkeypatch.context() as patch:
         for name in both.bucket.environment:
@@ -313,7 +315,7 @@ def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_i
             assert KEY.encode() not in content, path
 
 
-def test_f05_a_store_that_knows_no_conditions_is_found_out(both: Both) -> None:
+def test_f05_a_store_that_knows_no_conditions_is_found_out(both: FilesAndObjects) -> None:
     both.bucket.forgets_conditions = True
     both.put({"a": b"1" * 100})
     mark = look_up(f"{ROOT}/a").mark
@@ -346,7 +348,7 @@ NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADA
     ],
 )
 def test_what_can_not_be_had_is_said_in_one_line(
-    both: Both, path: str, variables: dict[str, str], kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+    both: FilesAndObjects, path: str, variables: dict[str, str], kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both.put({"a": b"1" * 100})
     for name, value in variables.items():
@@ -361,21 +363,21 @@ def test_what_can_not_be_had_is_said_in_one_line(
     assert SECRET not in str(failed.value)
 
 
-def test_an_endpoint_where_nobody_answers_is_named(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_where_nobody_answers_is_named(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(OSError, match=r"refused.*; the endpoint is http://127.0.0.1:1"):
         ImageFolder(ROOT)
 
 
-def test_an_object_that_ends_early_is_named(both: Both, source: Source) -> None:
+def test_an_object_that_ends_early_is_named(both: FilesAndObjects, source: Source) -> None:
     both.put({"a": b"1" * 100})
     for extent in (Extent(f"{ROOT}/a", 90, 20), Extent(f"{ROOT}/a", 200, 20), Extent(f"{ROOT}/a", 101)):
         with pytest.raises(EOFError, match=f"{ROOT}/a ends before byte"):
             read(source, [extent])
 
 
-def test_what_is_no_folder_is_refused(both: Both) -> None:
+def test_what_is_no_folder_is_refused(both: FilesAndObjects) -> None:
     both.put({"a/1.png": picture(1), "b/1.txt": b"no image"})
     with pytest.raises(FileNotFoundError, match=r"in b$"):
         ImageFolder(ROOT)
@@ -393,7 +395,7 @@ def test_what_is_no_folder_is_refused(both: Both) -> None:
         ImageFolder(ROOT)
 
 
-def test_paths_that_are_no_addresses_any_more_are_refused(both: Both) -> None:
+def test_paths_that_are_no_addresses_any_more_are_refused(both: FilesAndObjects) -> None:
     for make in (ImageFolder, lambda path: TokenFile(path, 3), lambda path: FixedRows(path, 3), lambda path: TarShards([path], copied)):
         with pytest.raises(ValueError, match="takes a slash out of an address; give it as text, 's3://data/p'"):
             make(Path(ROOT))

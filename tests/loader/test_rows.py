@@ -13,7 +13,7 @@ import torch
 from forebay.loader import FixedRows
 from forebay.torch import DataLoader, _cache
 from tests.loader.data import same
-from tests.loader.node import Node, a_node
+from tests.loader.node import LoaderNode, a_node
 
 ROWS, ROW_BYTES, HEAD = 203, 48, 16
 CONTENT = np.random.default_rng(0).integers(0, 256, (ROWS, ROW_BYTES), dtype=np.uint8)
@@ -22,7 +22,7 @@ CACHED: dict[str, Any] = OPTIONS | {"cache": "ram=1M", "hedge_budget": 0}
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
@@ -38,7 +38,7 @@ def no_decode(self: FixedRows, data: memoryview, i: int, rng: Any, /) -> Any:  #
 
 
 @pytest.fixture
-def rows(node: Node, monkeypatch: pytest.MonkeyPatch) -> FixedRows:
+def rows(node: LoaderNode, monkeypatch: pytest.MonkeyPatch) -> FixedRows:
     """No Python is to run for a row."""
     monkeypatch.setattr(FixedRows, "decode", no_decode)
     return FixedRows(written(node.root), ROW_BYTES, offset=HEAD)
@@ -52,7 +52,7 @@ class Reversed(FixedRows):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_rows_of_a_class_with_a_decode_of_its_own_are_decoded(node: Node, cached: bool) -> None:
+def test_rows_of_a_class_with_a_decode_of_its_own_are_decoded(node: LoaderNode, cached: bool) -> None:
     loader = DataLoader(Reversed(written(node.root), ROW_BYTES, offset=HEAD), **(CACHED if cached else OPTIONS) | {"shuffle": False})
     assert torch.equal(torch.cat(list(loader)), torch.from_numpy(CONTENT[:, ::-1].copy()))
 
@@ -134,7 +134,7 @@ def test_a_batch_that_is_larger_than_the_board_holds_nothing_up(
     assert capfd.readouterr().err.count("a batch has 203 samples") == 1
 
 
-def test_the_agent_is_killed_and_no_batch_is_another(node: Node, rows: FixedRows, plain: DataLoader) -> None:
+def test_the_agent_is_killed_and_no_batch_is_another(node: LoaderNode, rows: FixedRows, plain: DataLoader) -> None:
     loader = DataLoader(FixedRows(rows.path, ROW_BYTES, offset=HEAD), **CACHED)
     ours = []
     for number, batch in enumerate(loader):

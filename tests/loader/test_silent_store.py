@@ -22,7 +22,7 @@ from forebay.loader._paths import look_up, objects_below
 from forebay.loader.source import read_sample
 from forebay.torch import DataLoader
 from tests.loader.test_interrupt import lives, processes, shared_memory
-from tests.loader.test_objects import OPTIONS, ROOT, Both, Objects, both, read
+from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.support import LONG_S, wait_until
 from tests.support import ROOT as REPOSITORY
 from tests.views.conftest import bucket, moto
@@ -67,8 +67,8 @@ PROGRAM = textwrap.dedent("""
 
 
 @pytest.fixture
-def silent(both: Both, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A store with two objects, one of which never answers. Returns a function that waits for its request."""
+def silent(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A store with two objects, one of which is asked for in vain. Gives what waits until it has been."""
     both.bucket.put_all({"p/file": b"1" * 100, "p/silent": b"2" * 100, "p/silent/a/1.png": b"3"})
     for name, value in PATIENCE.items():
         monkeypatch.setenv(name, value)
@@ -130,7 +130,7 @@ KINDS = ["object", "shards", "rows", "folder", "alone", "threads", "processes", 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: Both, silent: Callable[[], None]) -> None:
+def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: FilesAndObjects, silent: Callable[[], None]) -> None:
     agent = None
     with interrupted(kind, silent):
         agent = both.node.agent() if kind == "cache" else None
@@ -139,7 +139,7 @@ def test_f11_ctrl_c_ends_whoever_waits_for_a_silent_store(kind: str, both: Both,
 
 
 @pytest.fixture
-def deaf(both: Both, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+def deaf(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
     """An endpoint that takes no connection, as of a host that is gone.
 
     Gives what waits until somebody tries to make one.
@@ -172,13 +172,13 @@ def test_f11_ctrl_c_ends_whoever_waits_for_a_store_that_is_gone(kind: str, deaf:
     ],
     ids=["object", "sample", "listing"],
 )
-def test_f11_after_ctrl_c_the_same_process_asks_again(work: Callable[[], Any], both: Both, silent: Callable[[], None]) -> None:
+def test_f11_after_ctrl_c_the_same_process_asks_again(work: Callable[[], Any], both: FilesAndObjects, silent: Callable[[], None]) -> None:
     interrupted_once(silent, work)
     both.bucket.behave = None
     assert work()
 
 
-def test_f11_a_signal_whose_handler_raises_nothing_ends_nothing(both: Both, silent: Callable[[], None]) -> None:
+def test_f11_a_signal_whose_handler_raises_nothing_ends_nothing(both: FilesAndObjects, silent: Callable[[], None]) -> None:
     heard = threading.Event()
 
     def hear(*_: object) -> None:
@@ -203,7 +203,7 @@ def test_f11_a_signal_whose_handler_raises_nothing_ends_nothing(both: Both, sile
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_f11_closing_a_source_ends_what_it_asks_for(both: Both, silent: Callable[[], None]) -> None:
+def test_f11_closing_a_source_ends_what_it_asks_for(both: FilesAndObjects, silent: Callable[[], None]) -> None:
     source = DirectSource()
     failed: list[Exception] = []
 
@@ -224,7 +224,7 @@ def test_f11_closing_a_source_ends_what_it_asks_for(both: Both, silent: Callable
     assert read(DirectSource(), [Extent(f"{ROOT}/file")]) == [b"1" * 100]
 
 
-def test_f11_the_agent_ends_what_it_asks_for_when_nobody_wants_it(both: Both, silent: Callable[[], None]) -> None:
+def test_f11_the_agent_ends_what_it_asks_for_when_nobody_wants_it(both: FilesAndObjects, silent: Callable[[], None]) -> None:
     dataset = Objects([Extent(f"{ROOT}/{'file' if n < 8 else 'silent'}") for n in range(16)])
     options = OPTIONS | {"shuffle": False, "cache": f"{both.node.cache}=64M", "hedge_budget": 0.0}
     other = DataLoader(Objects([Extent(f"{ROOT}/file")] * 4), **options)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
 
 from forebay.torch import DataLoader
-from tests.loader.data import Views
+from tests.loader.data import FileViews
 
 DATASETS: list[Any] = [list(range(5)), [np.ones(2) * n for n in range(3)], [{"a": 1}, {"a": 2}], ["x", "y"], [(1, torch.ones(1))]]
 
@@ -52,12 +52,12 @@ def test_a_sampler_that_gives_lists_asks_the_dataset_for_each_in_one_call() -> N
 
 
 def test_samples_that_are_read_ahead_outlive_their_bytes(tmp_path: Path) -> None:
-    files = Views(tmp_path / "files", 40)
+    files = FileViews(tmp_path / "files", 40)
     kept = list(DataLoader(files, batch_size=None, num_workers=2, report=False))
     assert [bytes(sample.numpy()) for sample in kept] == [files.content(index) for index in range(40)]
 
 
-class Failing(Dataset[int]):
+class FailingSingles(Dataset[int]):
     def __len__(self) -> int:
         return 6
 
@@ -69,7 +69,7 @@ class Failing(Dataset[int]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_that_fails_is_left_out_if_that_is_asked_for(workers: int) -> None:
-    loader = DataLoader(Failing(), batch_size=None, num_workers=workers, on_error="skip", report=False)
+    loader = DataLoader(FailingSingles(), batch_size=None, num_workers=workers, on_error="skip", report=False)
     assert list(loader) == [0, 2, 4]
     assert loader.skipped == 3
 

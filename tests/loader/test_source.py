@@ -14,7 +14,7 @@ import pytest
 
 from forebay.loader import DirectSource, Extent, LoaderError, Source
 from forebay.loader.source import FILES_OPEN, read_sample
-from tests.loader.node import Served
+from tests.loader.node import ServedSource
 from tests.loader.singly import Singly
 from tests.support import LONG_S, wait_until
 
@@ -23,7 +23,7 @@ SOURCES: list[Callable[[], Source]] = [
     # All that is asked for is beyond its window.
     lambda: DirectSource(threads=1, window_bytes=1),
     lambda: DirectSource(threads=3, window_bytes=1000),
-    Served,
+    ServedSource,
 ]
 
 

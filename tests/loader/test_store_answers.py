@@ -10,7 +10,7 @@ import pytest
 from forebay.loader import DirectSource, Extent, Source
 from forebay.loader._paths import look_up
 from forebay.torch import DataLoader
-from tests.loader.test_objects import MIB, OPTIONS, ROOT, Both, Objects, both, read, source
+from tests.loader.test_objects import MIB, OPTIONS, ROOT, FilesAndObjects, Objects, both, read, source
 from tests.views.conftest import bucket, moto
 from tests.views.store import Answer, Asked, first_times, refusal, truncated
 
@@ -55,7 +55,7 @@ LASTING: dict[str, tuple[Fault, type[Exception], str]] = {
 
 
 @pytest.fixture
-def store(both: Both) -> Iterator[Both]:
+def store(both: FilesAndObjects) -> Iterator[FilesAndObjects]:
     """With an object of 1000 bytes."""
     both.bucket.put("p/a", CONTENT)
     both.bucket.put("p/b", b"2")
@@ -63,18 +63,18 @@ def store(both: Both) -> Iterator[Both]:
     both.bucket.behave = None
 
 
-def ranges(both: Both) -> list[str | None]:
+def ranges(both: FilesAndObjects) -> list[str | None]:
     return [one.range for one in both.bucket.asked if one.key == "p/a"]
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_f03_what_passes_is_got_over(fault: str, store: Both, source: Source) -> None:
+def test_f03_what_passes_is_got_over(fault: str, store: FilesAndObjects, source: Source) -> None:
     store.bucket.behave = first_times(2, "p/a", PASSING[fault])
     assert read(source, [Extent(f"{ROOT}/a"), Extent(f"{ROOT}/b")]) == [CONTENT, b"2"]
 
 
 @pytest.mark.parametrize("fault", LASTING)
-def test_f03_what_lasts_is_said_in_one_line(fault: str, store: Both) -> None:
+def test_f03_what_lasts_is_said_in_one_line(fault: str, store: FilesAndObjects) -> None:
     answer, kind, words = LASTING[fault]
     store.bucket.behave = first_times(1000, "p/a", answer)
     with pytest.raises(kind) as caught:
@@ -88,14 +88,14 @@ def test_f03_what_lasts_is_said_in_one_line(fault: str, store: Both) -> None:
     assert words in str(failed.value)
 
 
-def test_f04_a_read_that_makes_progress_is_not_given_up_and_goes_on_where_it_stopped(store: Both, source: Source) -> None:
+def test_f04_a_read_that_makes_progress_is_not_given_up_and_goes_on_where_it_stopped(store: FilesAndObjects, source: Source) -> None:
     store.bucket.behave = lambda asked, forward: replace(forward(), sent=100) if asked.key == "p/a" else forward()
     assert read(source, [Extent(f"{ROOT}/a"), Extent(f"{ROOT}/b")]) == [CONTENT, b"2"]
     # More often than $AWS_MAX_ATTEMPTS says, which counts failed attempts.
     assert ranges(store) == [ALL, *(f"bytes={at}-999" for at in range(100, 1000, 100))]
 
 
-def test_f04_what_is_tried_in_vain_is_counted_from_the_last_progress_on(store: Both) -> None:
+def test_f04_what_is_tried_in_vain_is_counted_from_the_last_progress_on(store: FilesAndObjects) -> None:
     # Each bit comes with the last attempt that there is for it.
     turns = itertools.cycle([refusal(503, "SlowDown"), refusal(500, "InternalError"), None])
 
@@ -107,14 +107,14 @@ def test_f04_what_is_tried_in_vain_is_counted_from_the_last_progress_on(store: B
     assert ranges(store) == [ALL] * 3 + ["bytes=300-999"] * 3 + ["bytes=600-999"] * 3 + ["bytes=900-999"] * 3
 
 
-def test_f04_a_read_without_progress_is_given_up(store: Both) -> None:
+def test_f04_a_read_without_progress_is_given_up(store: FilesAndObjects) -> None:
     store.bucket.behave = lambda asked, forward: replace(forward(), sent=0 if asked.range == "bytes=100-999" else 100)
     with pytest.raises(OSError, match=r"ended (early|900 bytes early)"):
         read(DirectSource(), [Extent(f"{ROOT}/a")])
     assert ranges(store) == [ALL, *["bytes=100-999"] * 3]
 
 
-CHANGES: dict[str, Callable[[Both], None]] = {
+CHANGES: dict[str, Callable[[FilesAndObjects], None]] = {
     "replaced": lambda both: both.bucket.put("p/a", bytes(1000)),
     "shorter": lambda both: both.bucket.put("p/a", b"2" * 10),
     "longer": lambda both: both.bucket.put("p/a", b"2" * 5000),
@@ -124,7 +124,7 @@ CHANGES: dict[str, Callable[[Both], None]] = {
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["conditions", "no conditions"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change: str, forgets: bool, store: Both) -> None:
+def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change: str, forgets: bool, store: FilesAndObjects) -> None:
     store.bucket.forgets_conditions = forgets
 
     def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
@@ -139,7 +139,7 @@ def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change:
     assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, f"{ROOT}/a")
 
 
-def test_f05_an_object_that_is_removed_while_it_is_read_is_told_by_name(store: Both) -> None:
+def test_f05_an_object_that_is_removed_while_it_is_read_is_told_by_name(store: FilesAndObjects) -> None:
     def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
         if asked.range != "bytes=500-999":
             return truncated(forward())

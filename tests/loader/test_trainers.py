@@ -46,8 +46,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def wanted(rank: int) -> list[list[Any]]:
-    """Returns epoch and samples of each batch of a rank, as torch deals them."""
-    sampler: DistributedSampler[Any] = DistributedSampler(trainers.Samples(), RANKS, rank, seed=trainers.SEED)
+    """Yields epoch and samples of each batch of a rank, as torch deals them."""
+    sampler: DistributedSampler[Any] = DistributedSampler(trainers.TrainerSamples(), RANKS, rank, seed=trainers.SEED)
     batches = []
     for epoch in range(trainers.EPOCHS):
         sampler.set_epoch(epoch)
@@ -84,7 +84,7 @@ def test_accelerate_may_skip_batches(found: Found) -> None:
 
 
 def test_accelerate_goes_on_on_another_number_of_ranks_in_other_batches(found: Found) -> None:
-    sampler: DistributedSampler[Any] = DistributedSampler(trainers.Samples(), 1, 0, seed=trainers.SEED)
+    sampler: DistributedSampler[Any] = DistributedSampler(trainers.TrainerSamples(), 1, 0, seed=trainers.SEED)
     rest = []
     for epoch, had in ((1, 2 * trainers.BATCH * RANKS), (2, 0)):
         sampler.set_epoch(epoch)

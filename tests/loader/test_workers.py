@@ -23,8 +23,8 @@ from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
 from forebay.loader._workers import WorkerSeat, WorkerServing
 from forebay.torch import DataLoader, Keyed
-from tests.loader.data import GlobalFiles, Views, same
-from tests.loader.node import SAMPLES, Node, a_node
+from tests.loader.data import FileViews, GlobalFiles, same
+from tests.loader.node import SAMPLES, LoaderNode, a_node
 from tests.support import LONG_S, wait_until
 
 LENGTH = 120
@@ -34,13 +34,13 @@ CACHED: dict[str, Any] = OPTIONS | {"cache": "ram=1M", "hedge_budget": 0}
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
     with a_node(monkeypatch) as node:
         yield node
 
 
 @pytest.fixture
-def files(node: Node) -> GlobalFiles:
+def files(node: LoaderNode) -> GlobalFiles:
     return GlobalFiles(node.root / "samples", LENGTH)
 
 
@@ -86,7 +86,7 @@ def test_batches_are_torch_s_and_files_are_read_once(
     assert all("of this node's samples 100 % were cached, and 0.0 MB read from the source" in line for line in said[1:]), said
 
 
-def test_samples_on_a_disk_serve_workers_too(node: Node, files: GlobalFiles) -> None:
+def test_samples_on_a_disk_serve_workers_too(node: LoaderNode, files: GlobalFiles) -> None:
     loader = DataLoader(files, **CACHED | {"cache": f"{node.cache}=64M"})
     other = DataLoader(files, **OPTIONS)
     for number in range(3):
@@ -152,7 +152,7 @@ def test_one_that_is_left_and_kept_is_none_either(files: GlobalFiles) -> None:
     assert is_nothing_held(loader)
 
 
-class Remembering:
+class RememberingCollate:
     """Keeps the samples of the batch before, as one that mixes pictures might."""
 
     def __init__(self) -> None:
@@ -164,15 +164,15 @@ class Remembering:
         return torch.stack([torch.tensor(one) for one in mixed])
 
 
-class UnkeyedViews(Views):
+class UnkeyedViews(FileViews):
     keyed = False
 
 
-def test_what_a_collate_function_keeps_stays_as_it_is(node: Node) -> None:
+def test_what_a_collate_function_keeps_stays_as_it_is(node: LoaderNode) -> None:
     views = UnkeyedViews(node.root / "views", LENGTH)
     # So little memory that all of it is used again and again.
-    loader = DataLoader(views, **CACHED | {"policy": "none", "collate_fn": Remembering(), "num_workers": 1})
-    other = DataLoader(views, **OPTIONS | {"collate_fn": Remembering(), "num_workers": 1})
+    loader = DataLoader(views, **CACHED | {"policy": "none", "collate_fn": RememberingCollate(), "num_workers": 1})
+    other = DataLoader(views, **OPTIONS | {"collate_fn": RememberingCollate(), "num_workers": 1})
     for number in range(3):
         assert same(epoch(loader, number), epoch(other, number)) == len(loader)
 
@@ -211,7 +211,7 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_signals")
-def test_a_worker_that_is_killed_leaves_nothing(node: Node) -> None:
+def test_a_worker_that_is_killed_leaves_nothing(node: LoaderNode) -> None:
     files = Dying(node.root / "samples", LENGTH)
     loader = DataLoader(files, **CACHED | {"policy": "none"})
     other = DataLoader(files, **OPTIONS)
@@ -237,7 +237,7 @@ def test_a_worker_that_is_killed_leaves_nothing(node: Node) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_agent_is_killed_and_no_batch_is_another(
-    node: Node, files: GlobalFiles, persistent: bool, capfd: pytest.CaptureFixture[str]
+    node: LoaderNode, files: GlobalFiles, persistent: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     loader = DataLoader(files, **CACHED, persistent_workers=persistent)
     ours = []
@@ -258,7 +258,7 @@ def test_the_agent_is_killed_and_no_batch_is_another(
     assert said.count("the loader agent serves rank 0 again") == 1
 
 
-def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
+def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: LoaderNode) -> None:
     agent = AgentRank(
         "0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), RankPlace("job", 0, 1, 0, 1), ("ram=1M",)
     )
@@ -286,7 +286,7 @@ def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: Node) -> None:
         one.close()
 
 
-def test_an_agent_that_stands_still_is_not_waited_for(node: Node, files: GlobalFiles, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_agent_that_stands_still_is_not_waited_for(node: LoaderNode, files: GlobalFiles, capfd: pytest.CaptureFixture[str]) -> None:
     loader = DataLoader(files, **CACHED)
     batches = iter(loader)
     ours = [next(batches)]
@@ -336,7 +336,7 @@ def test_without_workers_there_is_no_cache(files: GlobalFiles) -> None:
         DataLoader(files, **CACHED | {"num_workers": 0})
 
 
-def test_nothing_grows_from_one_epoch_to_the_next(node: Node, files: GlobalFiles) -> None:
+def test_nothing_grows_from_one_epoch_to_the_next(node: LoaderNode, files: GlobalFiles) -> None:
     loader = DataLoader(files, **CACHED, persistent_workers=True)
 
     def open_files() -> int:

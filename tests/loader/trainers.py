@@ -24,7 +24,7 @@ STEPS = (6, 8)
 Seen = list[tuple[int, list[int]]]
 
 
-class Samples(Dataset[Any]):
+class TrainerSamples(Dataset[Any]):
     """Each sample is its index."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Samples(Dataset[Any]):
         return {"x": float(index)}
 
 
-class Endless(IterableDataset[Any]):
+class EndlessSampler(IterableDataset[Any]):
     """In no order that could be known."""
 
     def __iter__(self) -> Iterator[dict[str, float]]:
@@ -48,7 +48,7 @@ class Endless(IterableDataset[Any]):
         return 1
 
 
-class Model(nn.Module):
+class TinyModel(nn.Module):
     """Remembers what it is given."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def lightning(root: Path) -> dict[str, Seen]:
     class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model = Model()
+            self.model = TinyModel()
             self.epochs: list[int] = []
 
         def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -91,7 +91,7 @@ def lightning(root: Path) -> dict[str, Seen]:
         options = {"max_epochs": EPOCHS, "callbacks": [] if state or options else saving, **shown, **options}
         trainer = pl.Trainer(accelerator="cpu", devices=distributed.get_world_size(), strategy="ddp", default_root_dir=root, **options)
         module = Module()
-        trainer.fit(module, Loader(Samples(), BATCH, shuffle=True, seed=SEED, report=False), ckpt_path=state)
+        trainer.fit(module, Loader(TrainerSamples(), BATCH, shuffle=True, seed=SEED, report=False), ckpt_path=state)
         return list(zip(module.epochs, module.model.seen, strict=True))
 
     found = {"whole": fit(), "limited": fit(limit_train_batches=2, enable_checkpointing=False)}
@@ -107,9 +107,9 @@ def accelerate(root: Path) -> dict[str, Seen]:
 
     def train(state: str = "", skip: int = 0, **options: Any) -> Seen:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-        samples = Samples()
+        samples = TrainerSamples()
         own = DataLoader(samples, **{"batch_size": BATCH, "shuffle": True, "seed": SEED, "report": False, **options})
-        model, loader = accelerator.prepare(Model(), prepare(accelerator, own))
+        model, loader = accelerator.prepare(TinyModel(), prepare(accelerator, own))
         if state:
             accelerator.load_state(str(root / state))
         is_whole = not (state or skip)
@@ -149,13 +149,17 @@ def transformers(root: Path) -> dict[str, Seen]:
 
     def refused(kind: type[Trainer], samples: Any) -> str:  # noqa: ANN401  (some dataset)
         try:
-            kind(Model(), TrainingArguments(output_dir=str(root), use_cpu=True, report_to=[]), train_dataset=samples).get_train_dataloader()
+            kind(
+                TinyModel(), TrainingArguments(output_dir=str(root), use_cpu=True, report_to=[]), train_dataset=samples
+            ).get_train_dataloader()
         except (TypeError, ValueError) as error:
             return str(error)
         return "not refused"
 
-    assert refused(Weighted, Samples()).startswith("WeightedRandomSampler is an order that the loader does not have"), "its own order"
-    assert refused(Trainer, Endless()) == "not refused", "transformers' own loader reads it"
+    assert refused(Weighted, TrainerSamples()).startswith("WeightedRandomSampler is an order that the loader does not have"), (
+        "its own order"
+    )
+    assert refused(Trainer, EndlessSampler()) == "not refused", "transformers' own loader reads it"
 
     def train(state: Path | None = None) -> Seen:
         arguments = TrainingArguments(
@@ -172,7 +176,7 @@ def transformers(root: Path) -> dict[str, Seen]:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        model, samples = Model(), Samples()
+        model, samples = TinyModel(), TrainerSamples()
         trainer = Trainer(model, arguments, train_dataset=samples, loader_options={"report": False})
         trainer.train(resume_from_checkpoint=str(state) if state else None)
         assert samples.reads == sum(len(batch) for batch in model.seen), "what was had is not read again"

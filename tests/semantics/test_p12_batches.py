@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, Subset, default_collate
 
 from forebay.loader import DirectSource, Request, mixture
 from forebay.torch import DataLoader, Keyed
-from tests.loader.data import Drawing, Files, GlobalFiles, Indices, Views, same
+from tests.loader.data import DrawingFiles, FileViews, GlobalFiles, Indices, KeyedFiles, same
 
 SAMPLES = 22
 SEED = 5
@@ -35,8 +35,8 @@ def ours(dataset: object, epoch: int = 0, **options: Any) -> list[Any]:
 
 def dataset_of(kind: str, folder: Path) -> object:
     if kind == "plain":
-        return Drawing(SAMPLES)
-    return (Files if kind == "threads" else GlobalFiles)(folder, SAMPLES)
+        return DrawingFiles(SAMPLES)
+    return (KeyedFiles if kind == "threads" else GlobalFiles)(folder, SAMPLES)
 
 
 @pytest.mark.parametrize("kind", ["plain", "threads", "processes"])
@@ -64,14 +64,18 @@ def test_p12_workers_that_are_started_anew_have_all_they_need(tmp_path: Path) ->
 
 
 def test_p12_workers_that_stay_see_the_next_epoch(tmp_path: Path) -> None:
-    for dataset in (Drawing(SAMPLES), GlobalFiles(tmp_path, SAMPLES)):
+    for dataset in (DrawingFiles(SAMPLES), GlobalFiles(tmp_path, SAMPLES)):
         loader = DataLoader(dataset, 4, shuffle=True, seed=SEED, rank=1, world_size=2, num_workers=2, persistent_workers=True, report=False)
         for epoch in range(3):
             same(loader, wanted(dataset, epoch))
 
 
 def test_p12_an_epoch_that_was_left_halfway_does_not_show_in_the_next(tmp_path: Path) -> None:
-    for dataset, persistent in ((Files(tmp_path, SAMPLES), False), (GlobalFiles(tmp_path, SAMPLES), True), (Drawing(SAMPLES), False)):
+    for dataset, persistent in (
+        (KeyedFiles(tmp_path, SAMPLES), False),
+        (GlobalFiles(tmp_path, SAMPLES), True),
+        (DrawingFiles(SAMPLES), False),
+    ):
         loader = DataLoader(
             dataset, 4, shuffle=True, seed=SEED, rank=1, world_size=2, num_workers=2, persistent_workers=persistent, report=False
         )
@@ -90,7 +94,7 @@ def test_p12_the_source_changes_nothing(
 ) -> None:
     for place in ("_loader", "_processes"):
         monkeypatch.setattr(f"forebay.torch.{place}.connect", lambda *_: DirectSource(threads=threads, window_bytes=window_bytes))
-    keyed, processes = Files(tmp_path, SAMPLES), GlobalFiles(tmp_path, SAMPLES)
+    keyed, processes = KeyedFiles(tmp_path, SAMPLES), GlobalFiles(tmp_path, SAMPLES)
     same(ours(keyed, num_workers=3, prefetch_factor=prefetch), wanted(keyed, 0))
     if prefetch == 1:
         same(ours(processes, num_workers=2, prefetch_factor=prefetch), wanted(processes, 0))
@@ -132,7 +136,7 @@ class Reused(Request):
 def test_p12_samples_may_be_views_of_what_was_read(kind: type[DirectSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("_loader", "_processes"):
         monkeypatch.setattr(f"forebay.torch.{place}.connect", lambda *_: kind())
-    dataset = Views(tmp_path, SAMPLES)
+    dataset = FileViews(tmp_path, SAMPLES)
     expected = wanted(dataset, 0)
     for workers in (0, 3):
         same(ours(dataset, num_workers=workers), expected)
@@ -147,7 +151,7 @@ def mixed(samples: list[object]) -> tuple[object, torch.Tensor]:
 
 
 def test_p12_what_puts_batches_together_may_draw(tmp_path: Path) -> None:
-    for dataset in (Indices(SAMPLES), Files(tmp_path, SAMPLES), GlobalFiles(tmp_path, SAMPLES)):
+    for dataset in (Indices(SAMPLES), KeyedFiles(tmp_path, SAMPLES), GlobalFiles(tmp_path, SAMPLES)):
         torch.manual_seed(1)
         ways = [ours(dataset, num_workers=workers, collate_fn=mixed) for workers in (0, 1, 2)]
         assert same(ways[1], ways[0]) == same(ways[2], ways[0]) == 3
@@ -162,7 +166,7 @@ def test_p12_what_puts_batches_together_may_draw(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_p12_threads_draw_as_torchs_workers_do(persistent: bool, tmp_path: Path) -> None:
-    files = Files(tmp_path, SAMPLES)
+    files = KeyedFiles(tmp_path, SAMPLES)
     drawn = []
     kinds: list[Any] = [(TorchLoader, Keyed(files)), (DataLoader, files)]
     for kind, dataset in kinds:
@@ -180,7 +184,7 @@ class Split(Indices):
         return torch.get_num_threads()
 
 
-class SplitFiles(Files):
+class SplitFiles(KeyedFiles):
     def __init__(self, folder: Path, *, keyed: bool) -> None:
         super().__init__(folder, 4)
         self.keyed = keyed
@@ -215,7 +219,7 @@ def test_p12_sums_are_divided_among_no_threads(tmp_path: Path) -> None:
 
 
 def test_p12_a_subset_is_read_ahead_as_the_whole_is(tmp_path: Path) -> None:
-    whole = Files(tmp_path, SAMPLES)
+    whole = KeyedFiles(tmp_path, SAMPLES)
     dataset: Any = Subset(Subset(whole, list(range(2, SAMPLES))), list(range(9, -1, -1)))  # type: ignore[arg-type]
     loader = DataLoader(dataset, 4, seed=SEED, report=False)
     assert loader.num_workers > 0

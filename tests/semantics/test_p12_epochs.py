@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, SequentialSampler, Subset
 
 from forebay.loader import LoaderError, StateError
 from forebay.torch import DataLoader
-from tests.loader.data import Files
+from tests.loader.data import KeyedFiles
 
 
 class Growing(Dataset[int]):
@@ -60,7 +60,7 @@ def test_p12_shuffled_epochs_and_samplers_follow_the_dataset_as_torchs_do() -> N
 
 
 def test_p12_a_subset_that_is_given_other_indices_is_read_by_them(tmp_path: Any) -> None:  # noqa: ANN401  (a path)
-    whole: Any = Files(tmp_path, 12)
+    whole: Any = KeyedFiles(tmp_path, 12)
     subset: Subset[Any] = Subset(whole, [0, 1, 2, 3])
     loader = DataLoader(subset, 2, num_workers=1, report=False)
     for indices in ([0, 1, 2, 3], [5, 7, 9, 11, 4], [8]):
@@ -96,7 +96,7 @@ def test_p12_settings_that_torch_reads_in_each_epoch_are_read_in_each() -> None:
 
 
 def test_p12_a_cache_needs_a_length_that_stays(tmp_path: Any) -> None:  # noqa: ANN401  (a path)
-    files = Files(tmp_path / "files", 8)
+    files = KeyedFiles(tmp_path / "files", 8)
     loader = DataLoader(files, 2, num_workers=1, cache="ram=64M", seed=0, report=False)
     del files.paths[4:]
     with pytest.raises(LoaderError, match="the dataset has 4 samples, and had 8 when the loader was made"):

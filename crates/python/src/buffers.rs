@@ -18,9 +18,9 @@ pub(crate) unsafe fn export(view: *mut ffi::Py_buffer, flags: c_int, owner: &Bou
 }
 
 /// Bytes of an object of Python's, which is borrowed for as long as this lives.
-pub(crate) struct Input(PyBuffer<u8>);
+pub(crate) struct ReadBuffer(PyBuffer<u8>);
 
-impl Input {
+impl ReadBuffer {
     /// Borrows the memory of `object`.
     ///
     /// # Errors
@@ -46,9 +46,9 @@ impl Input {
 }
 
 /// Writable bytes of an object of Python's, which is borrowed for as long as this lives.
-pub(crate) struct Output(PyBuffer<u8>);
+pub(crate) struct WriteBuffer(PyBuffer<u8>);
 
-impl Output {
+impl WriteBuffer {
     /// Borrows the memory of `object`, of `length` bytes.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::buffers::{Input, Output};
+use crate::buffers::{ReadBuffer, WriteBuffer};
 
 /// Red, green and blue.
 const PLANES: usize = 3;
@@ -27,7 +27,7 @@ fn area((left, top, width, height): Rectangle) -> Area {
 /// Returns width and height of a JPEG file that `cut_image` can decode, `None` for any other file.
 #[pyfunction]
 pub(crate) fn image_size(data: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
-    Ok(forebay_images::size(Input::new(data)?.bytes()).ok())
+    Ok(forebay_images::size(ReadBuffer::new(data)?.bytes()).ok())
 }
 
 /// Decodes a part of a JPEG file, resizes it, and writes a window of that to the buffer `pixels`, as planes of red,
@@ -47,8 +47,8 @@ pub(crate) fn cut_image(
     is_down_first: bool,
     is_mirrored: bool,
 ) -> PyResult<bool> {
-    let data = Input::new(data)?;
-    let mut pixels = Output::new(pixels, (window.2 as usize).saturating_mul(window.3 as usize).saturating_mul(PLANES))?;
+    let data = ReadBuffer::new(data)?;
+    let mut pixels = WriteBuffer::new(pixels, (window.2 as usize).saturating_mul(window.3 as usize).saturating_mul(PLANES))?;
     let cut = Cut {
         part: area(part),
         resized,

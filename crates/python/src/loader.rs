@@ -218,7 +218,7 @@ impl LoaderRank {
     }
 
     /// Returns what a worker process needs to find this rank's ring and the agent's memory: see `LoaderWorker`.
-    fn seat(&self) -> PyResult<WorkerSeat> {
+    fn seat(&self) -> PyResult<SeatParts> {
         let worker::Seat { rank, agent, board, arena } = self.0.rank.seat()?;
         Ok((rank, agent, board, arena))
     }
@@ -243,7 +243,7 @@ impl LoaderRank {
 
 /// The processes of a rank and of its agent (0 if that is unknown), and for ring and arena the rank's descriptor and
 /// the file's number.
-type WorkerSeat = (i32, i32, (i32, u64), (i32, u64));
+type SeatParts = (i32, i32, (i32, u64), (i32, u64));
 
 /// A worker process of a rank, which sees the agent's answers to the rank. The memory is mapped for as long as the
 /// object lives.
@@ -254,7 +254,7 @@ pub(crate) struct LoaderWorker(worker::Worker);
 impl LoaderWorker {
     /// Takes what a rank's `seat()` has returned.
     #[new]
-    fn new(seat: WorkerSeat) -> PyResult<Self> {
+    fn new(seat: SeatParts) -> PyResult<Self> {
         let (rank, agent, board, arena) = seat;
         worker::Worker::new(&worker::Seat { rank, agent, board, arena })
             .map(Self)

@@ -18,7 +18,7 @@ use forebay_agent::samples::{SampleStatus, client};
 use pyo3::{exceptions::PyIndexError, ffi, prelude::*, types::PyMemoryView};
 
 use crate::{
-    buffers::{Output, export},
+    buffers::{WriteBuffer, export},
     fork::duration,
 };
 
@@ -65,13 +65,13 @@ impl ServedRank {
     }
 }
 
-struct Batch {
+struct RequestedBatch {
     rank: Arc<ServedRank>,
-    state: Mutex<BatchState>,
+    state: Mutex<RequestState>,
 }
 
 #[derive(Default)]
-struct BatchState {
+struct RequestState {
     /// Extents by the agent's numbers; `None` of samples that the rank is to read itself.
     extents: Vec<Option<u32>>,
     /// Sequence numbers of the requests; `None` before a request is passed on, and once it is given back.
@@ -87,7 +87,7 @@ struct BatchState {
     is_released: bool,
 }
 
-impl BatchState {
+impl RequestState {
     /// Takes out the requests that nobody looks at.
     fn unviewed(&mut self) -> Vec<u64> {
         let samples = self.numbers.iter_mut().zip(&self.views);
@@ -111,8 +111,8 @@ impl BatchState {
     }
 }
 
-impl Batch {
-    fn state(&self) -> MutexGuard<'_, BatchState> {
+impl RequestedBatch {
+    fn state(&self) -> MutexGuard<'_, RequestState> {
         // Nothing in it can be left half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,7 +154,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for RequestedBatch {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !state.is_released {
@@ -168,18 +168,18 @@ impl Drop for Batch {
 /// The samples of a batch, requested from the agent. What was passed on is given back once the batch is released, or
 /// forgotten, and no view of it is left.
 #[pyclass(frozen)]
-pub(crate) struct LoaderBatch(Arc<Batch>);
+pub(crate) struct LoaderBatch(Arc<RequestedBatch>);
 
 impl LoaderBatch {
     pub(crate) fn new(rank: Arc<ServedRank>, extents: Vec<Option<u32>>) -> Self {
         let samples = extents.len();
-        let state = BatchState {
+        let state = RequestState {
             extents,
             numbers: vec![None; samples],
             views: vec![0; samples],
-            ..BatchState::default()
+            ..RequestState::default()
         };
-        Self(Arc::new(Batch {
+        Self(Arc::new(RequestedBatch {
             rank,
             state: Mutex::new(state),
         }))
@@ -191,7 +191,7 @@ impl LoaderBatch {
     /// Passes requests on to the agent, at most `most` in a row, in the order of the samples. Returns false where the
     /// ring has no room for all of them.
     fn pass_on(&self, epoch: u32, iteration: u32, most: usize) -> bool {
-        let Batch { rank, state } = &*self.0;
+        let RequestedBatch { rank, state } = &*self.0;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.next < state.extents.len() && !state.is_released {
             let left = state.extents.iter().enumerate().skip(state.next);
@@ -300,7 +300,7 @@ impl LoaderBatch {
             let state = self.0.state();
             (state.numbers.len(), state.runs())
         };
-        let mut rows = Output::new(rows, samples.saturating_mul(row_bytes))?;
+        let mut rows = WriteBuffer::new(rows, samples.saturating_mul(row_bytes))?;
         if row_bytes == 0 {
             return Ok((0..samples).collect());
         }
@@ -351,7 +351,7 @@ impl LoaderBatch {
 /// A batch that a worker process looks at, until this ends or is freed.
 #[pyclass(frozen)]
 pub(crate) struct LoaderLoan {
-    batch: Arc<Batch>,
+    batch: Arc<RequestedBatch>,
     mark: u64,
 }
 
@@ -384,7 +384,7 @@ impl Drop for LoaderLoan {
 /// The bytes of a sample in the agent's memory, which stay as they are for as long as this lives.
 #[pyclass(frozen)]
 pub(crate) struct SampleBytes {
-    batch: Arc<Batch>,
+    batch: Arc<RequestedBatch>,
     place: usize,
     offset: u64,
     length: u32,
