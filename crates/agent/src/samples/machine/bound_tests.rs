@@ -8,6 +8,7 @@ use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::residency::{Belady, Forebay, Lobster, Lru, Pinned};
 use forebay_policy::schedule::EarliestDeadline;
+use forebay_store::Version;
 
 use super::*;
 

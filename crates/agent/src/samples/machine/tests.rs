@@ -10,6 +10,7 @@ use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
 use forebay_policy::residency::{Belady, FillFirst as FillFirstCache, Forebay, Lobster, Lru, NoCache, Nopfs, Pinned, nopfs::Uses};
 use forebay_policy::schedule::{self, EarliestDeadline, FirstCome, NodeModel, Static};
+use forebay_store::Version;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -203,7 +204,7 @@ impl Play {
         for action in actions {
             self.carry_out(action);
         }
-        let resident = self.core.placement.used_bytes(forebay_policy::TierIndex(0));
+        let resident = self.core.storage.resident_bytes();
         assert!(resident <= self.world.memory_bytes, "memory for residents is kept to");
     }
 
@@ -404,11 +405,7 @@ impl Play {
         self.happen(&[]);
         assert!(self.core.is_idle());
         let held: u64 = self.places.values().map(|(_, bytes)| u64::from(*bytes)).sum();
-        assert_eq!(
-            held,
-            self.core.placement.used_bytes(forebay_policy::TierIndex(0)),
-            "only residents are left in memory"
-        );
+        assert_eq!(held, self.core.storage.resident_bytes(), "only residents are left in memory");
         for (sample, disk) in self.core.on_disks() {
             assert_eq!(
                 (disk, self.disk.get(&sample)),
@@ -563,7 +560,7 @@ fn what_could_not_be_read_once_counts_as_large_as_others() {
     assert_eq!(play.core.figures().refused_failed, 1);
     let read = play.seen[0].iter().position(|seen| matches!(seen, RequestView::Ready(_)));
     let read = play.wanted[0][read.expect("one was read")].sample;
-    assert_eq!(play.core.copies.expected_bytes(failing), size_of(read));
+    assert_eq!(play.core.storage.copies.expected_bytes(failing), size_of(read));
     play.play(&chances());
 }
 

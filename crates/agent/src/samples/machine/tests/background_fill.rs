@@ -81,7 +81,7 @@ fn what_was_far_away_hurries_when_its_step_comes_near() {
     play.read_all();
     play.ask_steps(8);
     // The window's reads are under way or wait; then background fill waits behind them.
-    while play.core.fills.is_empty() {
+    while play.core.reads.fills.is_empty() {
         assert!(!play.reads.is_empty());
         play.end_read(0, 99);
     }
@@ -93,11 +93,11 @@ fn what_was_far_away_hurries_when_its_step_comes_near() {
         play.let_go(0, turn);
     }
     let near = (3 + play.world.window as usize) * batch;
-    let far = play.core.fills.clone();
+    let far = play.core.reads.fills.clone();
     for number in far {
-        let waiting = play.core.flights.waiting_for_fill(number).unwrap_or_default().to_vec();
+        let waiting = play.core.reads.flights.waiting_for_fill(number).unwrap_or_default().to_vec();
         assert!(waiting.iter().all(|&(_, turn)| turn as usize >= near), "{waiting:?}");
     }
     play.play(&chances());
-    assert_eq!(play.core.flights.coming_bytes(), 0, "nothing is on its way any more");
+    assert_eq!(play.core.reads.flights.coming_bytes(), 0, "nothing is on its way any more");
 }

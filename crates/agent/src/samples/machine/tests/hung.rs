@@ -57,7 +57,7 @@ fn what_is_let_go_while_its_read_hangs_holds_nobody_up() {
         }
         play.let_go(0, turn);
     }
-    assert_eq!(play.core.pass, Some(1), "the policy has come to the second epoch");
+    assert_eq!(play.core.requests.pass(), Some(1), "the policy has come to the second epoch");
     assert!(!play.core.is_idle());
     while !play.reads.is_empty() {
         play.end_read(0, 99);

@@ -79,7 +79,7 @@ fn what_a_rank_refers_to_for_long_stays_and_holds_nothing_up() {
     }
     assert_eq!(play.seen[0][0], RequestView::Ready(held), "its bytes were given to nobody else");
     play.let_go(0, 0);
-    assert_eq!(play.core.copies.lent(), 0, "then nothing is lent any more");
+    assert_eq!(play.core.storage.copies.lent(), 0, "then nothing is lent any more");
 }
 
 #[test]

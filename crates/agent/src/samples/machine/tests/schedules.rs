@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 
 use forebay_policy::schedule::{Request, StepLoad};
 
+use forebay_policy::schedule::Concurrency;
+
 use super::*;
 
 const THREADS: u32 = 8;
@@ -63,7 +65,7 @@ fn rounds(world: MachineWorld, scheduler: Box<dyn Scheduler>) -> u32 {
     play.core = world.core_with(scheduler);
     let mut rounds = 0;
     while !play.is_over() {
-        play.core.concurrency = all_threads();
+        play.core.reads.concurrency = all_threads();
         // Alternately, each as far as it can.
         while (0..ranks).fold(false, |moved, rank| {
             let is_in_step = (0..ranks).all(|other| step_of(&play, rank) <= step_of(&play, other));

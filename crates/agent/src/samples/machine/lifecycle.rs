@@ -1,0 +1,277 @@
+//! Life of a request: from the policy's admission over the read of its sample to its release.
+
+use forebay_contract::board::Answer;
+use forebay_policy::ids::Sample;
+use forebay_policy::schedule::Class;
+use forebay_store::Version;
+
+use super::flights::{ReadState, SampleRead};
+use super::ranks::RequestStage;
+use super::{Actions, ArenaRange, DiskIndex, DiskOperation, Machine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer};
+
+impl Machine {
+    /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
+    pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) {
+        let access = self.requests.access(rank, turn);
+        let sample = access.sample;
+        let copy = *self.storage.copies.of(sample);
+        if let Some((place, _)) = copy.memory {
+            let bytes = self.storage.copies.learn(sample, place.bytes);
+            self.residency.arrived(access, bytes);
+            self.figures.from_memory += 1;
+            self.hand_over(rank, turn, sample, place, actions);
+            return;
+        }
+        if let Some(flight) = copy.flight.and_then(|number| self.reads.flights.get(number)) {
+            flight.waiting.push((rank, turn));
+            return;
+        }
+        let from = match copy.resident {
+            Some((tier, bytes, version)) if tier.0 > 0 => ReadFrom::Disk {
+                disk: tier.0 - 1,
+                version,
+                bytes,
+            },
+            _ => ReadFrom::Source,
+        };
+        let step = self.requests.of(rank).used(turn).step;
+        let expected_bytes = self.storage.copies.expected_bytes(sample);
+        let mut read = SampleRead::new((sample, expected_bytes), from, (rank, turn), class, now_s);
+        read.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
+        let number = self.reads.flights.add(read);
+        self.storage.copies.of(sample).flight = Some(number);
+        self.reads.queue(number, step, &self.storage.copies, now_s);
+        if class == Class::Fill {
+            self.reads.fills.push(number);
+        }
+    }
+
+    /// Raises a background fill to demand, for this step of this rank.
+    pub(super) fn hurry(&mut self, number: u32, rank: usize, step: u64, now_s: f64) {
+        if let Some(flight) = self.reads.flights.get(number) {
+            flight.class = Class::Demand;
+            flight.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
+        }
+        self.reads.queue(number, step, &self.storage.copies, now_s);
+    }
+
+    fn hand_over(&mut self, rank: usize, turn: u64, sample: Sample, place: ArenaRange, actions: &mut Actions) {
+        self.storage.copies.lend(sample);
+        self.requests.of_mut(rank).set_stage(turn, RequestStage::Ready);
+        let ready = Answer::Ready {
+            offset: place.offset,
+            length: place.bytes,
+        };
+        actions.push(answer(rank, turn, ready));
+    }
+
+    /// Takes the result of a try of a read.
+    pub(super) fn read_ended(&mut self, number: u32, outcome: ReadOutcome, now_s: f64, actions: &mut Actions) {
+        let Some(flight) = self.reads.flights.get(number).filter(|flight| flight.under_way > 0) else {
+            return;
+        };
+        flight.under_way -= 1;
+        let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
+        let took_s = now_s - flight.times.tried_s;
+        let is_done = flight.state == ReadState::Done;
+        let is_last = flight.under_way == 0;
+        let was_hung = flight.hung > 0;
+        flight.hung -= u32::from(was_hung);
+        self.reads.rank_figures[rank].ended(took_s);
+        self.reads.threads.end(rank, was_hung);
+        match outcome {
+            ReadOutcome::Whole { place, version, left_on } => {
+                self.count(from, place, left_on);
+                if let ReadFrom::Disk { disk, .. } = from {
+                    self.storage.disk_worked(disk, DiskOperation::Read);
+                }
+                if is_done {
+                    // Another try was faster. A sample that an earlier job had left is claimed twice then.
+                    self.storage.free(place, actions);
+                    actions.extend(left_on.map(|disk| MachineAction::Release { sample, disk }));
+                } else {
+                    self.complete(number, place, version, left_on, now_s, actions);
+                }
+            }
+            ReadOutcome::NoRoom { bytes } => {
+                self.storage.copies.learn(sample, bytes);
+                if !is_done && is_last {
+                    self.reads.abandon_hedge(number);
+                    if let Some(flight) = self.reads.flights.get(number) {
+                        flight.state = ReadState::Starved;
+                    }
+                    self.reads.flights.starved.push(number);
+                }
+            }
+            ReadOutcome::Gone | ReadOutcome::DiskFault if !is_done => {
+                if let (ReadOutcome::DiskFault, ReadFrom::Disk { disk, .. }) = (outcome, from) {
+                    self.storage.disk_failed(disk, DiskOperation::Read);
+                }
+                self.storage.is_gone(sample);
+                if let Some(flight) = self.reads.flights.get(number) {
+                    flight.from = ReadFrom::Source;
+                    let step = flight
+                        .waiting
+                        .first()
+                        .map_or(0, |&(rank, turn)| self.requests.of(rank).used(turn).step);
+                    self.reads.queue(number, step, &self.storage.copies, now_s);
+                }
+            }
+            ReadOutcome::Failed if !is_done && is_last => {
+                let refused = self.refuse(number, now_s, actions);
+                self.figures.refused_failed += refused;
+            }
+            ReadOutcome::Gone | ReadOutcome::DiskFault | ReadOutcome::Failed => {}
+        }
+        self.reads.flights.free_if_over(number);
+    }
+
+    /// Completes a read with its first answer: all requests that wait for it get the bytes.
+    fn complete(
+        &mut self,
+        number: u32,
+        place: ArenaRange,
+        version: Version,
+        left_on: Option<DiskIndex>,
+        now_s: f64,
+        actions: &mut Actions,
+    ) {
+        let Some(flight) = self.reads.flights.get(number) else { return };
+        let (sample, is_of_source) = (flight.sample, flight.from == ReadFrom::Source && left_on.is_none());
+        let waiting = self.reads.flights.end(number);
+        self.reads.measure(number, u64::from(place.bytes), is_of_source, now_s);
+        let bytes = self.storage.copies.learn(sample, place.bytes);
+        self.storage.add(sample, place, version);
+        if let Some(disk) = left_on {
+            self.storage.adopt(sample, disk, place.bytes, version, actions);
+        }
+        // While it counts as being read, none of it is given up between one request and the next.
+        for (rank, turn) in waiting {
+            let access = self.requests.access(rank, turn);
+            self.residency.arrived(access, bytes);
+            if self.requests.of(rank).used(turn).stage == RequestStage::Dropped {
+                self.requests.of_mut(rank).set_stage(turn, RequestStage::Over);
+                self.consume(access, now_s, actions);
+            } else {
+                self.hand_over(rank, turn, sample, place, actions);
+            }
+        }
+        self.storage.copies.of(sample).flight = None;
+        self.storage.settle(sample, &*self.residency, now_s, actions);
+    }
+
+    /// Refuses a sample: ranks that wait for it read it themselves. Returns the number of their requests.
+    fn refuse(&mut self, number: u32, now_s: f64, actions: &mut Actions) -> u64 {
+        self.reads.abandon_hedge(number);
+        let Some(flight) = self.reads.flights.get(number) else { return 0 };
+        let sample = flight.sample;
+        let waiting = self.reads.flights.end(number);
+        // The policy needs a size, and the sample may be readable the next time: it counts with the expected size.
+        let expected_bytes = self.storage.copies.expected_bytes(sample);
+        let bytes = self.storage.copies.learn(sample, expected_bytes);
+        let mut refused = 0;
+        for (rank, turn) in waiting {
+            let access = self.requests.access(rank, turn);
+            self.residency.arrived(access, bytes);
+            if self.requests.of(rank).used(turn).stage == RequestStage::Dropped {
+                self.requests.of_mut(rank).set_stage(turn, RequestStage::Over);
+            } else {
+                self.requests.of_mut(rank).set_stage(turn, RequestStage::Refused);
+                actions.push(answer(rank, turn, Answer::Refused));
+                refused += 1;
+            }
+            self.consume(access, now_s, actions);
+        }
+        self.storage.copies.of(sample).flight = None;
+        self.storage.settle(sample, &*self.residency, now_s, actions);
+        refused
+    }
+
+    /// Retries samples for which the arena had no room. A sample that a rank needs now is retried once anything was
+    /// freed, or else refused, so that the rank reads it itself; any other sample once its size was freed.
+    pub(super) fn feed_starved(&mut self, now_s: f64, actions: &mut Actions) {
+        for number in std::mem::take(&mut self.reads.flights.starved) {
+            let Some(flight) = self.reads.flights.get(number) else { continue };
+            let freed_bytes = self.storage.freed_bytes() - flight.freed_bytes;
+            let (sample, ranks) = (flight.sample, self.requests.ranks());
+            let is_needed = flight.waiting.iter().any(|&(rank, turn)| {
+                let rank = &ranks[rank];
+                rank.used(turn).step <= rank.oldest_step()
+            });
+            let wanted_bytes = u64::from(self.storage.copies.expected_bytes(sample));
+            if is_needed && freed_bytes == 0 {
+                self.figures.refused_no_room += self.refuse(number, now_s, actions);
+                self.reads.flights.free_if_over(number);
+            } else if (is_needed || freed_bytes >= wanted_bytes) && self.reads.has_free_thread() {
+                self.reads.begin_try(number, &self.storage, now_s, actions);
+            } else {
+                self.reads.flights.starved.push(number);
+            }
+        }
+    }
+
+    /// Releases a request of a rank.
+    pub(super) fn released(&mut self, rank: usize, low: u32, now_s: f64, actions: &mut Actions) {
+        if let Some(turn) = self.requests.of(rank).turn(low) {
+            self.let_go(rank, turn, now_s, actions);
+        } else if let Some(sample) = self.requests.of_mut(rank).let_held_go(low) {
+            self.give_back(sample, now_s, actions);
+        }
+    }
+
+    /// Begins a step of a rank: see [`super::ranks::RankRequests::overtake`].
+    pub(super) fn stepped(&mut self, rank: usize, step: RankStep, now_s: f64, actions: &mut Actions) {
+        self.requests.of_mut(rank).stepped(step.steps, now_s);
+        // Clamped as in requests.
+        let iteration = step.iteration.min(self.requests.iterations().saturating_sub(1));
+        let overtaken = self.requests.of_mut(rank).overtake(step.epoch, iteration);
+        self.glance(overtaken.iter().map(|turn| self.requests.of(rank).used(*turn).sample));
+        for turn in overtaken {
+            let access = self.requests.access(rank, turn);
+            self.requests.of_mut(rank).set_stage(turn, RequestStage::Over);
+            self.consume(access, now_s, actions);
+        }
+    }
+
+    fn give_back(&mut self, sample: Sample, now_s: f64, actions: &mut Actions) {
+        self.storage.copies.give_back(sample);
+        self.storage.settle(sample, &*self.residency, now_s, actions);
+    }
+
+    fn let_go(&mut self, rank: usize, turn: u64, now_s: f64, actions: &mut Actions) {
+        match self.requests.of(rank).used(turn).stage {
+            RequestStage::Coming => self.requests.of_mut(rank).drop_use(turn),
+            RequestStage::Ready => {
+                let access = self.requests.access(rank, turn);
+                self.requests.of_mut(rank).set_stage(turn, RequestStage::Over);
+                self.storage.copies.give_back(access.sample);
+                self.consume(access, now_s, actions);
+            }
+            RequestStage::Asked | RequestStage::Refused => self.requests.of_mut(rank).set_stage(turn, RequestStage::Over),
+            RequestStage::Dropped | RequestStage::Over => {}
+        }
+    }
+
+    /// Removes a rank: all of its requests are released.
+    pub(super) fn gone(&mut self, rank: usize, now_s: f64, actions: &mut Actions) {
+        self.requests.of_mut(rank).set_gone();
+        for turn in self.requests.of(rank).open() {
+            self.let_go(rank, turn, now_s, actions);
+        }
+        for sample in self.requests.of_mut(rank).let_all_held_go() {
+            self.give_back(sample, now_s, actions);
+        }
+    }
+
+    fn count(&mut self, from: ReadFrom, place: ArenaRange, left_on: Option<DiskIndex>) {
+        let bytes = u64::from(place.bytes);
+        if from == ReadFrom::Source && left_on.is_none() {
+            self.figures.from_source += 1;
+            self.figures.source_bytes += bytes;
+        } else {
+            self.figures.from_disk += 1;
+            self.figures.disk_bytes += bytes;
+            self.figures.left_by_others += u64::from(left_on.is_some());
+        }
+    }
+}
