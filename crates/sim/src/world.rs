@@ -33,14 +33,20 @@ pub(crate) struct World<'a> {
     prediction: Prediction,
     /// Steps begun, over all epochs: so also the number of the next one.
     pub(crate) begun: u64,
-    /// End of the step under way, or of the last one, in seconds.
-    ends_s: f64,
-    is_stepping: bool,
+    step: StepUnderWay,
     /// True if samples beyond the window are requested as well.
     pub(crate) asks_beyond: bool,
     /// Ranks whose batch for the next step is ready.
     pub(crate) ready: u32,
-    /// Batches of a step that begins.
+}
+
+/// The step of all ranks that is under way, or was the last.
+#[derive(Debug, Default)]
+struct StepUnderWay {
+    is_running: bool,
+    /// Its end in seconds.
+    ends_s: f64,
+    /// Batches of its ranks.
     batches: Vec<Batch>,
 }
 
@@ -65,10 +71,8 @@ impl<'a> World<'a> {
             tally: Tally::new(scenario, orders.iterations()),
             asks_beyond: scenario.background_fill || residency.window().is_none(),
             begun: 0,
-            ends_s: 0.0,
-            is_stepping: false,
+            step: StepUnderWay::default(),
             ready: 0,
-            batches: Vec::new(),
             scenario,
             sizes,
             orders,
@@ -213,7 +217,7 @@ impl<'a> World<'a> {
     fn deadline_s(&self, step: u64) -> f64 {
         let now_s = self.calendar.now_s();
         let steps_between = (step - self.begun) as f64;
-        self.ends_s.max(now_s) + steps_between * self.scenario.step_s
+        self.step.ends_s.max(now_s) + steps_between * self.scenario.step_s
     }
 
     /// Returns a scheduler's request for a sample.
@@ -261,7 +265,7 @@ impl<'a> World<'a> {
     }
 
     fn begin_if_ready(&mut self) {
-        if !self.is_stepping && self.ready == self.scenario.world() {
+        if !self.step.is_running && self.ready == self.scenario.world() {
             self.begin_step();
         }
     }
@@ -272,16 +276,16 @@ impl<'a> World<'a> {
         let (epoch, iteration) = self.orders.place(step);
         self.begun += 1;
         self.ready = 0;
-        self.batches.clear();
+        self.step.batches.clear();
         for state in &mut self.ranks {
-            self.batches.push(state.take_batch());
+            self.step.batches.push(state.take_batch());
             self.ready += u32::from(state.next_batch().is_some_and(Batch::is_ready));
         }
-        self.tally.begun((epoch, iteration), &self.batches);
+        self.tally.begun((epoch, iteration), &self.step.batches);
         self.consume(step);
-        self.is_stepping = true;
-        self.ends_s = self.calendar.now_s() + self.scenario.step_s;
-        self.calendar.enter(self.ends_s, Event::StepEnd);
+        self.step.is_running = true;
+        self.step.ends_s = self.calendar.now_s() + self.scenario.step_s;
+        self.calendar.enter(self.step.ends_s, Event::StepEnd);
         if iteration + 1 == self.orders.iterations() {
             self.orders.advance();
             self.residency.begin(epoch + 1, self.orders.epochs());
@@ -312,7 +316,7 @@ impl<'a> World<'a> {
     }
 
     fn step_ended(&mut self) {
-        self.is_stepping = false;
+        self.step.is_running = false;
         self.tally.ended(self.orders.place(self.begun - 1), self.calendar.now_s());
         let here = self
             .ranks

@@ -47,6 +47,7 @@ pub(super) struct SampleRead {
 
 /// Times of a read in seconds.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_field_names, reason = "the unit stands last in names")]
 pub(super) struct ReadTimes {
     /// Time at which it was queued last.
     pub(super) queued_s: f64,
