@@ -391,9 +391,9 @@ LONE = """
 import sys
 from pathlib import Path
 from forebay.torch import DataLoader
-from tests.loader.data import Files
+from tests.loader.data import KeyedFiles
 
-print(len(list(DataLoader(Files(Path(sys.argv[1]), 120), num_workers=2, cache=sys.argv[2], report=False))))
+print(len(list(DataLoader(KeyedFiles(Path(sys.argv[1]), 120), num_workers=2, cache=sys.argv[2], report=False))))
 """
 
 
