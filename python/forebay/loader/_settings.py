@@ -3,13 +3,14 @@
 import json
 import re
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import forebay
 from forebay import _core
 
-__all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "cache_words", "check_choices", "kept"]
+__all__ = ["LOOKING_AHEAD", "POLICIES", "SCHEDULES", "AgentSettings", "Kept", "cache_words", "chosen_settings", "kept"]
 
 _POLICIES = _core.loader_policies()
 POLICIES = tuple(name for name, _, _ in _POLICIES)
@@ -76,41 +77,34 @@ def cache_words(cache: object) -> tuple[str, ...]:
     return words
 
 
-def check_choices(policy: str | None, schedule: str | None, hedge_budget: float | None, background_fill: object) -> None:
-    """Refuses what a user can't choose; None is no choice.
+def _choice(default: Any, is_valid: Callable[[Any], bool], mend: str) -> Any:  # noqa: ANN401  (of any type)
+    """Declares a setting that a user may choose: its default, its check, and the mend that a refusal names."""
+    return field(default=default, metadata={"is_valid": is_valid, "mend": mend})
 
-    Raises:
-        ValueError: one of them can't be.
-    """
-    for name, choice, choices in (("policy", policy, POLICIES), ("schedule", schedule, SCHEDULES)):
-        if choice is not None and choice not in choices:
-            raise ValueError(f"{name}={choice!r}: give one of {', '.join(choices)}")
-    # For Python a truth is a number, too.
-    is_share = isinstance(hedge_budget, int | float) and not isinstance(hedge_budget, bool) and 0 <= hedge_budget <= 1
-    if hedge_budget is not None and not is_share:
-        raise ValueError(f"hedge_budget={hedge_budget!r}: give the share of reads that may be made twice, from 0 to 1")
-    if background_fill is not None and not isinstance(background_fill, bool):
-        raise ValueError(f"background_fill={background_fill!r}: give True or False")
+
+def _is_share(value: object) -> bool:
+    # For Python a bool is a number, too.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What all ranks of a loader must want alike.
+    """The settings that have to be equal in all ranks of a loader.
 
     Attributes:
-        uses: samples of the dataset, where the order is known; else those that all ranks together use in an epoch.
+        uses: samples of the dataset if the order is known; otherwise the samples that all ranks together use in an epoch.
         batch: samples of a batch of one rank.
-        seed: of the order; 0 where there is none.
+        seed: seed of the order; 0 without one.
         window: iterations ahead that samples are requested.
-        window_bytes: memory that samples pass through between their fetch and their use, of all ranks of the node.
-        reads_max: most reads at once, for all ranks of the node.
-        policy: which samples stay, by its name in `forebay plan`.
-        schedule: which read comes next, likewise.
-        hedge_budget: share of reads that may be made again where they take long.
-        order: how the dataset is permuted in each epoch: `torch`, `sequential`, or `unknown`, where the agent is not to
+        window_bytes: bytes of memory for samples between their fetch and their use, for all ranks of the node.
+        reads_max: most concurrent reads, for all ranks of the node.
+        policy: name of the policy that decides which samples stay, as in `forebay plan`.
+        schedule: name of the schedule that decides which read comes next, as in `forebay plan`.
+        hedge_budget: share of reads that may be made a second time if the first takes long.
+        order: permutation of the dataset in each epoch: `torch`, `sequential`, or `unknown` if the agent is not to
             compute it.
-        drop_last: of the sampler, and of the loader, where the order is known.
-        background_fill: samples beyond the window are read into memory that is free, when nothing else is to be done.
+        drop_last: `drop_last` of the sampler, and of the loader, if the order is known.
+        background_fill: whether samples beyond the window are read into free memory when nothing else is to be done.
     """
 
     uses: int
@@ -119,15 +113,29 @@ class AgentSettings:
     window: int
     window_bytes: int
     reads_max: int = 64
-    policy: str = "forebay"
-    schedule: str = "earliest_deadline"
-    hedge_budget: float = 0.01
+    policy: str = _choice("forebay", POLICIES.__contains__, f"give one of {', '.join(POLICIES)}")
+    schedule: str = _choice("earliest_deadline", SCHEDULES.__contains__, f"give one of {', '.join(SCHEDULES)}")
+    hedge_budget: float = _choice(0.01, _is_share, "give the share of reads that may be made twice, from 0 to 1")
     order: str = "unknown"
     drop_last: tuple[bool, bool] = (False, False)
-    background_fill: bool = False
+    background_fill: bool = _choice(False, lambda value: isinstance(value, bool), "give True or False")
 
     @property
     def ahead(self) -> int:
-        """Iterations ahead that a rank asks for samples."""
+        """Iterations ahead that a rank requests samples."""
         is_far = self.background_fill or self.policy in _UNBOUNDED
         return max(self.window, FILL_USES // self.batch) if is_far else self.window
+
+
+def chosen_settings(**choices: Any) -> dict[str, Any]:
+    """Returns the settings that a user has chosen, checked; None stands for no choice.
+
+    Raises:
+        ValueError: a choice is invalid.
+    """
+    declared = {one.name: one.metadata for one in fields(AgentSettings)}
+    chosen = {name: choice for name, choice in choices.items() if choice is not None}
+    for name, choice in chosen.items():
+        if not declared[name]["is_valid"](choice):
+            raise ValueError(f"{name}={choice!r}: {declared[name]['mend']}")
+    return chosen

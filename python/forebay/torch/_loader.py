@@ -27,7 +27,7 @@ from forebay.loader._failures import sample_error
 from forebay.loader._given import check_epoch, check_map_style, check_whole
 from forebay.loader._launcher import processors
 from forebay.loader._report import EpochReport, Meter
-from forebay.loader._settings import cache_words, check_choices
+from forebay.loader._settings import cache_words, chosen_settings
 from forebay.loader._threads import Decoding, Threads
 from forebay.loader._workers import WorkerServing
 from forebay.loader.dataset import Located
@@ -194,7 +194,9 @@ class DataLoader(Generic[T_co]):
     ) -> None:
         check_map_style(dataset)
         check_order(in_order, pin_memory_device)
-        check_choices(policy, schedule, hedge_budget, background_fill)
+        # False is the default of background_fill, and no choice.
+        fill = None if background_fill is False else background_fill
+        choices = chosen_settings(policy=policy, schedule=schedule, hedge_budget=hedge_budget, background_fill=fill)
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         check_objects(sampler, batch_sampler, collate_fn, worker_init_fn, generator)
         check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
@@ -223,8 +225,7 @@ class DataLoader(Generic[T_co]):
             check_threads(worker_init_fn, multiprocessing_context)
         else:
             self._processes_now()
-        chosen = {"policy": policy, "schedule": schedule, "hedge_budget": hedge_budget, "background_fill": background_fill or None}
-        self._agent: AgentRank | None = self._made_agent(cache_words(cache), {name: one for name, one in chosen.items() if one is not None})
+        self._agent: AgentRank | None = self._made_agent(cache_words(cache), choices)
         self._is_made = True
 
     def __setattr__(self, name: str, value: object) -> None:
