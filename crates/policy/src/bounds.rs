@@ -40,7 +40,7 @@ const fn memory_bytes(cluster: Cluster) -> u64 {
 
 /// Resources that one epoch needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct EpochWork {
     /// Steps times the duration of a step (forward, backward, update) in seconds.
     pub compute_s: f64,
     /// Bytes from the source.
@@ -64,7 +64,7 @@ pub struct Capacity {
 
 /// Resource that limits an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum EpochLimit {
     /// The accelerators.
     Compute,
     /// The source's bandwidth.
@@ -76,15 +76,15 @@ pub enum Limit {
 }
 
 /// Returns the shortest time of an epoch in seconds, and the resource that takes it (the first in the order of
-/// [`Limit`] of several).
-pub fn epoch_s(work: Work, capacity: Capacity) -> (f64, Limit) {
+/// [`EpochLimit`] of several).
+pub fn epoch_s(work: EpochWork, capacity: Capacity) -> (f64, EpochLimit) {
     // Nothing to do takes no time, whatever the rate.
     let time = |amount: f64, rate: f64| if amount == 0.0 { 0.0 } else { amount / rate };
-    let mut longest = (work.compute_s, Limit::Compute);
+    let mut longest = (work.compute_s, EpochLimit::Compute);
     for (seconds, limit) in [
-        (time(work.source_bytes, capacity.bytes_per_s), Limit::Bytes),
-        (time(work.source_requests, capacity.requests_per_s), Limit::Requests),
-        (time(work.cpu_s, capacity.cores), Limit::Cpu),
+        (time(work.source_bytes, capacity.bytes_per_s), EpochLimit::Bytes),
+        (time(work.source_requests, capacity.requests_per_s), EpochLimit::Requests),
+        (time(work.cpu_s, capacity.cores), EpochLimit::Cpu),
     ] {
         if seconds > longest.0 {
             longest = (seconds, limit);
@@ -94,7 +94,7 @@ pub fn epoch_s(work: Work, capacity: Capacity) -> (f64, Limit) {
 }
 
 /// Least time in seconds that the accelerators wait for data in an epoch.
-pub fn stall_s(work: Work, capacity: Capacity) -> f64 {
+pub fn stall_s(work: EpochWork, capacity: Capacity) -> f64 {
     epoch_s(work, capacity).0 - work.compute_s
 }
 
@@ -110,7 +110,7 @@ pub fn lru_share(fits: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Capacity, Limit, Work, epoch_s, lru_share, source_bytes, source_requests, stall_s};
+    use super::{Capacity, EpochLimit, EpochWork, epoch_s, lru_share, source_bytes, source_requests, stall_s};
     use crate::ids::Cluster;
 
     const fn memory(nodes: u16, cache_bytes: u64) -> Cluster {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_epoch_takes_what_its_scarcest_resource_takes() {
-        let work = Work {
+        let work = EpochWork {
             compute_s: 10.0,
             source_bytes: 1e9,
             source_requests: 1e4,
@@ -150,8 +150,8 @@ mod tests {
             requests_per_s: f64::INFINITY,
             cores: 8.0,
         };
-        assert_eq!(epoch_s(work, ample), (10.0, Limit::Compute));
-        assert_eq!(epoch_s(work, Capacity { bytes_per_s: 5e7, ..ample }), (20.0, Limit::Bytes));
+        assert_eq!(epoch_s(work, ample), (10.0, EpochLimit::Compute));
+        assert_eq!(epoch_s(work, Capacity { bytes_per_s: 5e7, ..ample }), (20.0, EpochLimit::Bytes));
         assert_eq!(
             epoch_s(
                 work,
@@ -160,17 +160,17 @@ mod tests {
                     ..ample
                 }
             ),
-            (25.0, Limit::Requests)
+            (25.0, EpochLimit::Requests)
         );
-        assert_eq!(epoch_s(work, Capacity { cores: 2.0, ..ample }), (30.0, Limit::Cpu));
+        assert_eq!(epoch_s(work, Capacity { cores: 2.0, ..ample }), (30.0, EpochLimit::Cpu));
         assert!((stall_s(work, Capacity { cores: 2.0, ..ample }) - 20.0).abs() < 1e-9);
         let tied = Capacity {
             bytes_per_s: 1e8,
             requests_per_s: 1e3,
             cores: 6.0,
         };
-        assert_eq!(epoch_s(work, tied), (10.0, Limit::Compute), "the first of several");
-        let idle = Work {
+        assert_eq!(epoch_s(work, tied), (10.0, EpochLimit::Compute), "the first of several");
+        let idle = EpochWork {
             source_bytes: 0.0,
             source_requests: 0.0,
             ..work
@@ -184,7 +184,7 @@ mod tests {
                     cores: 8.0
                 }
             ),
-            (10.0, Limit::Compute)
+            (10.0, EpochLimit::Compute)
         );
     }
 

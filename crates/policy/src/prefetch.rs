@@ -60,14 +60,14 @@ pub enum Next {
 
 /// A directory in which programs have opened files at the source.
 #[derive(Clone, Copy, Debug)]
-struct Directory {
+struct OpenedDirectory {
     opened_at_ms: u64,
     is_listed: bool,
 }
 
 /// The directory being worked on.
 #[derive(Clone, Copy, Debug)]
-struct Listing {
+struct ListedNames {
     /// Names that are left.
     left: usize,
     /// Names in a row that were looked at and too large.
@@ -82,8 +82,8 @@ pub struct Prefetch {
     asked: u64,
     /// Time at which programs were last seen to ask the source; `None` before the first look.
     asked_at_ms: Option<u64>,
-    directories: Vec<Directory>,
-    listing: Option<Listing>,
+    directories: Vec<OpenedDirectory>,
+    listing: Option<ListedNames>,
     /// An answer is due.
     is_waiting: bool,
     /// Time at which the batch began whose copies are being made.
@@ -97,7 +97,7 @@ impl Prefetch {
     pub fn asked_in(&mut self, directory: u32, now_ms: u64) {
         let at = directory as usize;
         if at == self.directories.len() {
-            self.directories.push(Directory {
+            self.directories.push(OpenedDirectory {
                 opened_at_ms: now_ms,
                 is_listed: false,
             });
@@ -187,7 +187,7 @@ impl Prefetch {
     /// Takes the answer to [`Next::List`]: the number of files without a copy.
     pub fn listed(&mut self, files: usize) {
         self.is_waiting = false;
-        self.listing = Some(Listing {
+        self.listing = Some(ListedNames {
             left: files,
             too_large: 0,
             smallest: u64::MAX,

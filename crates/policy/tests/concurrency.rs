@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 /// A source that answers each read after `latency_s`, and gives `bytes_per_s` in all.
 #[derive(Clone, Copy, Debug)]
-struct Source {
+struct PacedSource {
     latency_s: f64,
     bytes_per_s: f64,
 }
 
-impl Source {
+impl PacedSource {
     /// Returns the reads of `bytes` a second with `at_once` concurrent reads.
     fn rate(self, at_once: u32, bytes: u64) -> f64 {
         (f64::from(at_once) / self.latency_s).min(self.bytes_per_s / bytes as f64)
@@ -25,7 +25,7 @@ impl Source {
 }
 
 /// Ends reads one after the other at the source's rate.
-fn read(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64, reads: u32) {
+fn read(found: &mut Concurrency, now_s: &mut f64, source: PacedSource, bytes: u64, reads: u32) {
     for _ in 0..reads {
         *now_s += 1.0 / source.rate(found.limit(), bytes);
         found.ended(*now_s, bytes, true);
@@ -33,7 +33,7 @@ fn read(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64, re
 }
 
 /// Returns the mean number over some thousand reads.
-fn settled(found: &mut Concurrency, now_s: &mut f64, source: Source, bytes: u64) -> f64 {
+fn settled(found: &mut Concurrency, now_s: &mut f64, source: PacedSource, bytes: u64) -> f64 {
     read(found, now_s, source, bytes, 50_000);
     let mut sum = 0.0;
     for _ in 0..50_000 {
@@ -50,14 +50,14 @@ proptest! {
     fn as_many_as_keep_the_source_busy_and_not_many_more(latency_ms in 1..50_u32, enough in 1..60_u32) {
         const BYTES: u64 = 100_000;
         let latency_s = f64::from(latency_ms) / 1e3;
-        let source = Source { latency_s, bytes_per_s: f64::from(enough) / latency_s * BYTES as f64 };
+        let source = PacedSource { latency_s, bytes_per_s: f64::from(enough) / latency_s * BYTES as f64 };
         prop_assert!((source.enough(BYTES) - f64::from(enough)).abs() < 1e-6);
         let (mut found, mut now_s) = (Concurrency::new(64), 0.0);
         let mean = settled(&mut found, &mut now_s, source, BYTES);
         let enough = f64::from(enough);
         prop_assert!(mean >= 0.8 * enough - 1.0 && mean <= 1.6 * enough + 2.0, "{mean} where {enough} are enough");
         // Then the source changes.
-        let quicker = Source { latency_s: latency_s / 8.0, ..source };
+        let quicker = PacedSource { latency_s: latency_s / 8.0, ..source };
         let mean = settled(&mut found, &mut now_s, quicker, BYTES);
         prop_assert!(mean <= 1.6 * enough / 8.0 + 4.0, "{mean} where {} are enough", enough / 8.0);
     }

@@ -67,7 +67,7 @@ const QUOTA: u64 = 1_000;
 const IDLE_S: u32 = 3;
 
 /// A tier as the agent keeps it, with time in seconds.
-struct Model {
+struct EvictionModel {
     placement: FillFirst,
     published: BTreeMap<u64, Candidate>,
     in_flight: BTreeMap<u64, Candidate>,
@@ -76,7 +76,7 @@ struct Model {
     next: u32,
 }
 
-impl Model {
+impl EvictionModel {
     fn new() -> Self {
         let spec = TierSpec {
             quota_bytes: QUOTA,
@@ -176,7 +176,7 @@ proptest! {
     fn p8_room_is_made_within_the_quota_and_never_from_what_is_in_use(
         steps in proptest::collection::vec((0u32..6, 0u32..4, 0u64..400, any::<prop::sample::Index>()), 1..200),
     ) {
-        let mut model = Model::new();
+        let mut model = EvictionModel::new();
         for (what, directory, bytes, index) in steps {
             match what {
                 0 | 1 => model.miss(directory, bytes)?,

@@ -267,13 +267,13 @@ fn any_event() -> impl Strategy<Value = Event> {
 
 /// Copies by tier, kept one by one: their sums must agree with the state.
 #[derive(Default)]
-struct Model {
+struct PlacementModel {
     in_flight: BTreeMap<CopyId, (TierIndex, u64)>,
     published: Vec<(TierIndex, u64)>,
     sizes: BTreeMap<CopyId, u64>,
 }
 
-impl Model {
+impl PlacementModel {
     fn take(&mut self, event: Event, action: Action) {
         match (event, action) {
             (Event::Offer { size, .. }, Action::Place { copy, tier }) => {
@@ -301,7 +301,7 @@ proptest! {
     #[test]
     fn p8_never_over_quota_never_two_places_and_sums_return_to_zero(events in prop::collection::vec(any_event(), 0..120)) {
         let mut state = tiers(&SPECS);
-        let mut model = Model::default();
+        let mut model = PlacementModel::default();
         for event in events {
             let action = step(&mut state, event);
             model.take(event, action);

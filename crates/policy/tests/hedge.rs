@@ -18,7 +18,7 @@ fn after(budget: f64, bytes: u64, latencies_s: impl IntoIterator<Item = f64>) ->
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum HedgeMove {
     Begin { bytes: u64, slack_s: f64 },
     End(usize),
     Abandon(usize),
@@ -26,13 +26,13 @@ enum Move {
     Ask,
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<HedgeMove>> {
     let one = prop_oneof![
-        6 => (prop_oneof![Just(0), 1..4_u64, 1024..2048_u64], -1.0..1.0_f64).prop_map(|(bytes, slack_s)| Move::Begin { bytes, slack_s }),
-        5 => any::<usize>().prop_map(Move::End),
-        1 => any::<usize>().prop_map(Move::Abandon),
-        5 => (0.0..0.2_f64).prop_map(Move::Wait),
-        5 => Just(Move::Ask),
+        6 => (prop_oneof![Just(0), 1..4_u64, 1024..2048_u64], -1.0..1.0_f64).prop_map(|(bytes, slack_s)| HedgeMove::Begin { bytes, slack_s }),
+        5 => any::<usize>().prop_map(HedgeMove::End),
+        1 => any::<usize>().prop_map(HedgeMove::Abandon),
+        5 => (0.0..0.2_f64).prop_map(HedgeMove::Wait),
+        5 => Just(HedgeMove::Ask),
     ];
     proptest::collection::vec(one, 0..1500)
 }
@@ -48,15 +48,15 @@ proptest! {
         let mut hedged = Vec::new();
         for one in moves {
             match one {
-                Move::Begin { bytes, slack_s } => {
+                HedgeMove::Begin { bytes, slack_s } => {
                     under_way.push((hedge.begun(now_s, bytes, now_s + slack_s), bytes));
                     begun += 1;
                     begun_bytes += bytes;
                 }
-                Move::End(nth) if !under_way.is_empty() => hedge.ended(now_s, under_way.swap_remove(nth % under_way.len()).0),
-                Move::Abandon(nth) if !under_way.is_empty() => hedge.abandoned(under_way.swap_remove(nth % under_way.len()).0),
-                Move::Wait(seconds) => now_s += seconds,
-                Move::Ask => {
+                HedgeMove::End(nth) if !under_way.is_empty() => hedge.ended(now_s, under_way.swap_remove(nth % under_way.len()).0),
+                HedgeMove::Abandon(nth) if !under_way.is_empty() => hedge.abandoned(under_way.swap_remove(nth % under_way.len()).0),
+                HedgeMove::Wait(seconds) => now_s += seconds,
+                HedgeMove::Ask => {
                     while let Some(read) = hedge.due(now_s) {
                         let &(_, bytes) = under_way.iter().find(|(id, _)| *id == read).expect("under way");
                         prop_assert!(hedged.last() != Some(&(read, now_s)), "twice at once");

@@ -13,19 +13,19 @@ use proptest::prelude::*;
 
 const EPOCHS: EpochNumber = 4;
 
-type New = fn(&Job) -> Box<dyn Residency>;
+type FreshPolicy = fn(&MemoryJob) -> Box<dyn Residency>;
 
-fn samples(job: &Job) -> u32 {
+fn samples(job: &MemoryJob) -> u32 {
     job.order.deal.samples()
 }
 
-const LRU: New = |job| Box::new(Lru::new(job.cluster, samples(job), job.ahead));
-const BELADY: New = |job| Box::new(Belady::new(job.cluster, samples(job), job.ahead));
-const NOPFS: New = |job| Box::new(Nopfs::new(job.cluster, samples(job), job.ahead, job.uses()));
-const LOBSTER: New = |job| Box::new(Lobster::corrected(job.cluster, samples(job), job.ahead));
-const LOBSTER_AS_WRITTEN: New = |job| Box::new(Lobster::as_written(job.cluster, samples(job)));
+const LRU: FreshPolicy = |job| Box::new(Lru::new(job.cluster, samples(job), job.ahead));
+const BELADY: FreshPolicy = |job| Box::new(Belady::new(job.cluster, samples(job), job.ahead));
+const NOPFS: FreshPolicy = |job| Box::new(Nopfs::new(job.cluster, samples(job), job.ahead, job.uses()));
+const LOBSTER: FreshPolicy = |job| Box::new(Lobster::corrected(job.cluster, samples(job), job.ahead));
+const LOBSTER_AS_WRITTEN: FreshPolicy = |job| Box::new(Lobster::as_written(job.cluster, samples(job)));
 
-const POLICIES: [New; 11] = [
+const POLICIES: [FreshPolicy; 11] = [
     LRU,
     BELADY,
     NOPFS,
@@ -41,14 +41,14 @@ const POLICIES: [New; 11] = [
 
 /// A job small enough to look at everything after every call.
 #[derive(Clone, Debug)]
-struct Job {
+struct MemoryJob {
     cluster: Cluster,
     order: Order,
     sizes: Vec<u32>,
     ahead: Iteration,
 }
 
-impl Job {
+impl MemoryJob {
     fn uses(&self) -> nopfs::Uses {
         nopfs::Uses::count(self.cluster, samples(self), (0..EPOCHS).map(|number| self.order.epoch(number)))
     }
@@ -68,7 +68,7 @@ impl Job {
 }
 
 /// Memories that together hold this percentage of the data.
-fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -> impl Strategy<Value = Job> {
+fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -> impl Strategy<Value = MemoryJob> {
     let shape = (1..4_u16, 1..3_u32, 1..4_u32, 0..3_u32, percent);
     (shape, sizes, any::<u64>(), any::<bool>()).prop_map(|((nodes, gpus, batch, ahead, percent), sizes, seed, drop)| {
         let total: u64 = sizes.iter().map(|&bytes| u64::from(bytes)).sum();
@@ -80,7 +80,7 @@ fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -
         let deal = Deal::new(sizes.len() as u32, cluster.world(), batch).expect("a deal");
         let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
         let permutation = Permutation::Counter;
-        Job {
+        MemoryJob {
             cluster,
             order: Order { permutation, seed, deal },
             sizes,
@@ -98,11 +98,11 @@ fn equal_sizes() -> impl Strategy<Value = Vec<u32>> {
 }
 
 /// Grade of a node's copy by the policy's criterion: the highest goes first.
-type Worth = fn(&Watched, Node, Sample) -> u64;
+type Worth = fn(&WatchedPolicy, Node, Sample) -> u64;
 
 /// Passes every call on to a policy, and checks admissions and removals.
-struct Watched<'a> {
-    job: &'a Job,
+struct WatchedPolicy<'a> {
+    job: &'a MemoryJob,
     policy: Box<dyn Residency>,
     /// True if samples are fetched as far ahead as memory allows, as background fill does.
     fills: bool,
@@ -123,8 +123,8 @@ struct Watched<'a> {
     shrank: bool,
 }
 
-impl<'a> Watched<'a> {
-    fn new(job: &'a Job, new: New, fills: bool) -> Self {
+impl<'a> WatchedPolicy<'a> {
+    fn new(job: &'a MemoryJob, new: FreshPolicy, fills: bool) -> Self {
         Self {
             job,
             policy: new(job),
@@ -241,7 +241,7 @@ impl<'a> Watched<'a> {
     }
 }
 
-impl Residency for Watched<'_> {
+impl Residency for WatchedPolicy<'_> {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -387,7 +387,7 @@ proptest! {
     #[test]
     fn what_is_not_due_is_let_in_only_where_it_fits(job in jobs(any_sizes(), 1..250), fills: bool) {
         for new in POLICIES {
-            job.run(&mut Watched::new(&job, new, fills));
+            job.run(&mut WatchedPolicy::new(&job, new, fills));
         }
     }
 
@@ -395,9 +395,9 @@ proptest! {
     #[test]
     fn where_there_is_room_nothing_waits(job in jobs(equal_sizes(), 100..101)) {
         let cache_bytes = 2 * job.total_bytes() + 20 * u64::from(job.cluster.gpus * job.order.deal.batch() * job.sizes[0]);
-        let job = Job { cluster: Cluster { cache_bytes, ..job.cluster }, ..job };
+        let job = MemoryJob { cluster: Cluster { cache_bytes, ..job.cluster }, ..job };
         for new in POLICIES {
-            let mut watched = Watched::new(&job, new, false);
+            let mut watched = WatchedPolicy::new(&job, new, false);
             job.run(&mut watched);
             prop_assert_eq!(watched.waits, 0, "{}", watched.name());
         }
@@ -411,7 +411,7 @@ proptest! {
         let used_before: Worth = |watched, node, sample| u64::MAX - watched.used_at[&(node, sample)];
         let used_seldom: Worth = |watched, node, sample| u64::from(u8::MAX - watched.uses_of.of(node, sample));
         for (new, worth) in [(BELADY, used_later), (LRU, used_before), (NOPFS, used_seldom)] {
-            let mut watched = Watched::new(&job, new, false);
+            let mut watched = WatchedPolicy::new(&job, new, false);
             watched.worth = Some(worth);
             job.run(&mut watched);
         }
@@ -430,7 +430,7 @@ fn each_policy_says_what_it_is_and_how_far_it_looks() {
         seed: 0,
         deal: Deal::new(10, 2, 1).expect("a deal"),
     };
-    let job = Job {
+    let job = MemoryJob {
         cluster,
         order,
         sizes: vec![10; 10],

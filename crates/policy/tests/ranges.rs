@@ -8,17 +8,17 @@ use proptest::prelude::*;
 const LENGTH: u64 = 200;
 
 #[derive(Clone, Debug)]
-enum Move {
+enum RangeMove {
     Take(u64),
     TakeAt(u64, u64),
     Give(usize),
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<RangeMove>> {
     let one = prop_oneof![
-        4 => (0..40_u64).prop_map(Move::Take),
-        1 => (0..LENGTH + 10, 0..40_u64).prop_map(|(start, bytes)| Move::TakeAt(start, bytes)),
-        4 => any::<usize>().prop_map(Move::Give),
+        4 => (0..40_u64).prop_map(RangeMove::Take),
+        1 => (0..LENGTH + 10, 0..40_u64).prop_map(|(start, bytes)| RangeMove::TakeAt(start, bytes)),
+        4 => any::<usize>().prop_map(RangeMove::Give),
     ];
     proptest::collection::vec(one, 0..300)
 }
@@ -40,11 +40,11 @@ proptest! {
         for one in moves {
             let before = longest(&free);
             match one {
-                Move::Take(bytes) => match ranges.take(bytes) {
+                RangeMove::Take(bytes) => match ranges.take(bytes) {
                     Some(start) => taken.push((start, bytes)),
                     None => prop_assert!(bytes > before, "{bytes} do not fit into {before}"),
                 },
-                Move::TakeAt(start, bytes) => {
+                RangeMove::TakeAt(start, bytes) => {
                     let wanted = free.get(start as usize..(start + bytes) as usize);
                     let is_free = bytes == 0 || wanted.is_some_and(|bytes| bytes.iter().all(|is_free| *is_free));
                     prop_assert_eq!(ranges.take_at(start, bytes), is_free);
@@ -52,11 +52,11 @@ proptest! {
                         taken.push((start, bytes));
                     }
                 }
-                Move::Give(nth) if !taken.is_empty() => {
+                RangeMove::Give(nth) if !taken.is_empty() => {
                     let (start, bytes) = taken.swap_remove(nth % taken.len());
                     ranges.give(start, bytes);
                 }
-                Move::Give(_) => {}
+                RangeMove::Give(_) => {}
             }
             free.fill(true);
             for &(start, bytes) in taken.iter().filter(|(_, bytes)| *bytes > 0) {

@@ -38,7 +38,7 @@ const POLICIES: [New; 10] = [
 
 /// Uses of a sample by a node that were fetched and not consumed.
 #[derive(Default)]
-struct UnderWay {
+struct OpenUses {
     uses: u32,
     /// Nodes that keep the copies used.
     kept_by: Vec<Node>,
@@ -46,16 +46,16 @@ struct UnderWay {
 
 /// Passes every call on to a policy, and checks each answer. Bytes may arrive as late as possible: just before the next
 /// use ends.
-struct Checked<'a> {
+struct CheckedPolicy<'a> {
     policy: Box<dyn Residency>,
     cluster: Cluster,
     sizes: &'a [u32],
     late: bool,
     arriving: Vec<(Access, u32)>,
-    under_way: BTreeMap<(Node, Sample), UnderWay>,
+    under_way: BTreeMap<(Node, Sample), OpenUses>,
 }
 
-impl<'a> Checked<'a> {
+impl<'a> CheckedPolicy<'a> {
     fn new(policy: Box<dyn Residency>, cluster: Cluster, sizes: &'a [u32], late: bool) -> Self {
         Self {
             policy,
@@ -96,7 +96,7 @@ impl<'a> Checked<'a> {
     }
 }
 
-impl Residency for Checked<'_> {
+impl Residency for CheckedPolicy<'_> {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -193,7 +193,7 @@ impl Residency for Checked<'_> {
 
 /// A job small enough to check everything after every call.
 #[derive(Clone, Debug)]
-struct Small {
+struct SmallJob {
     cluster: Cluster,
     order: Order,
     sizes: Vec<u32>,
@@ -203,7 +203,7 @@ struct Small {
 
 const EPOCHS: EpochNumber = 4;
 
-fn any_small(sizes: impl Strategy<Value = Vec<u32>>) -> impl Strategy<Value = Small> {
+fn any_small(sizes: impl Strategy<Value = Vec<u32>>) -> impl Strategy<Value = SmallJob> {
     let cluster = (1..6u16, 1..4u32, 0..300u64);
     let order = (1..6u32, any::<u64>(), any::<[bool; 3]>());
     (cluster, order, sizes, 0..5u32).prop_map(|((nodes, gpus, percent), (batch, seed, [drop, torch, late]), sizes, ahead)| {
@@ -216,7 +216,7 @@ fn any_small(sizes: impl Strategy<Value = Vec<u32>>) -> impl Strategy<Value = Sm
         let deal = Deal::new(sizes.len() as u32, cluster.world(), batch).expect("a deal");
         let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
         let permutation = if torch { Permutation::Torch } else { Permutation::Counter };
-        Small {
+        SmallJob {
             cluster,
             order: Order { permutation, seed, deal },
             sizes,
@@ -234,13 +234,13 @@ fn any_sizes() -> impl Strategy<Value = Vec<u32>> {
     ]
 }
 
-fn replayed(job: &Small, policy: &mut dyn Residency) -> Vec<Traffic> {
+fn replayed(job: &SmallJob, policy: &mut dyn Residency) -> Vec<Traffic> {
     let mut replay = Replay::new(job.cluster, job.order, EPOCHS, |sample| job.sizes[sample as usize]);
     std::iter::from_fn(|| replay.epoch(policy)).collect()
 }
 
 /// Bytes of all samples that an epoch uses.
-fn used_bytes(job: &Small, epoch: EpochNumber) -> u64 {
+fn used_bytes(job: &SmallJob, epoch: EpochNumber) -> u64 {
     let mut used = vec![false; job.sizes.len()];
     let order = job.order.epoch(epoch);
     order
@@ -261,7 +261,7 @@ proptest! {
     #[test]
     fn every_policy_keeps_the_promises_of_residency(job in any_small(any_sizes())) {
         for new in POLICIES {
-            let policy = || Checked::new(new(job.cluster, job.order, job.ahead), job.cluster, &job.sizes, job.late);
+            let policy = || CheckedPolicy::new(new(job.cluster, job.order, job.ahead), job.cluster, &job.sizes, job.late);
             let mut checked = policy();
             let epochs = replayed(&job, &mut checked);
             prop_assert!(checked.under_way.is_empty());
@@ -290,7 +290,7 @@ proptest! {
     ) {
         // Where an epoch is padded, a sample is used again after it was consumed.
         let Ok(deal) = job.order.deal.sampler_drop_last(true) else { return Ok(()) };
-        let job = Small { ahead: job.ahead + 2, order: Order { deal, ..job.order }, ..job };
+        let job = SmallJob { ahead: job.ahead + 2, order: Order { deal, ..job.order }, ..job };
         let samples = job.sizes.len() as u32;
         let mut policy = Forebay::new(job.cluster, samples, job.ahead);
         if rotating {
@@ -299,13 +299,13 @@ proptest! {
         // A memory smaller than the due steps is another case.
         let step = u64::from(job.order.deal.batch() * job.cluster.gpus) * 1_900;
         prop_assume!(job.cluster.cache_bytes > 4 * step);
-        let mut watched = Watched { policy, cluster: job.cluster, epoch: 0, held: Vec::new() };
+        let mut watched = WatchedReads { policy, cluster: job.cluster, epoch: 0, held: Vec::new() };
         replayed(&job, &mut watched);
     }
 }
 
 /// Checks the source's reads against the samples held when the epoch began.
-struct Watched {
+struct WatchedReads {
     policy: Forebay,
     cluster: Cluster,
     epoch: EpochNumber,
@@ -313,7 +313,7 @@ struct Watched {
     held: Vec<bool>,
 }
 
-impl Residency for Watched {
+impl Residency for WatchedReads {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -367,13 +367,13 @@ impl Residency for Watched {
 }
 
 /// A job large enough for figures.
-struct Large {
+struct LargeJob {
     cluster: Cluster,
     order: Order,
     sizes: Vec<u32>,
 }
 
-impl Large {
+impl LargeJob {
     /// Creates a job whose memories together hold `percent` of the data. Skewed sizes follow a Pareto distribution with
     /// shape 1.5, cut off at thirty times the mean.
     fn new(samples: u32, nodes: Node, batch: u32, percent: u64, skewed: bool) -> Self {
@@ -436,7 +436,7 @@ fn forebay_reads_hardly_more_than_the_bound() {
     for (nodes, batch) in [(1, 8), (2, 8), (8, 8), (64, 2)] {
         for percent in [10, 25, 50, 75, 90, 95, 100, 102, 105, 110] {
             for (skewed, rotating) in [(false, false), (true, false), (false, true), (true, true)] {
-                let job = Large::new(20_000, nodes, batch, percent, skewed);
+                let job = LargeJob::new(20_000, nodes, batch, percent, skewed);
                 let (total, window) = (job.total_bytes(), job.window_bytes());
                 let bar = 1.02 * bounds::source_bytes(total, job.cluster) as f64 + f64::from(nodes) * window;
                 let mut policy = job.forebay(rotating);
@@ -460,7 +460,7 @@ fn forebay_reads_hardly_more_than_the_bound() {
 
 #[test]
 fn rotating_owners_save_peer_bytes_at_equal_source_bytes() {
-    let job = Large::new(40_000, 8, 8, 25, false);
+    let job = LargeJob::new(40_000, 8, 8, 25, false);
     let [fixed, rotating] = [false, true].map(|rotating| job.run(&mut job.forebay(rotating), 4)[3]);
     let all = job.total_bytes() as f64;
     assert!((rotating.bytes[SOURCE] as f64 - fixed.bytes[SOURCE] as f64).abs() < 0.005 * all);
@@ -473,7 +473,7 @@ fn rotating_owners_save_peer_bytes_at_equal_source_bytes() {
 #[test]
 fn while_memory_is_short_the_smallest_samples_stay() {
     for nodes in [1, 8] {
-        let job = Large::new(40_000, nodes, 4, 30, true);
+        let job = LargeJob::new(40_000, nodes, 4, 30, true);
         let requests = job.run(&mut job.forebay(false), 4)[3].samples[SOURCE] as f64;
         let kept = Cluster {
             cache_bytes: job.cluster.cache_bytes - job.window_bytes() as u64,
@@ -492,7 +492,7 @@ fn while_memory_is_short_the_smallest_samples_stay() {
 #[test]
 fn room_that_is_left_holds_what_nodes_use_next() {
     let share = |percent| {
-        let job = Large::new(40_000, 8, 8, percent, true);
+        let job = LargeJob::new(40_000, 8, 8, percent, true);
         let epochs = job.run(&mut job.forebay(false), 8);
         assert!(
             epochs[2..].iter().all(|traffic| traffic.bytes[SOURCE] == 0),
@@ -509,7 +509,7 @@ fn room_that_is_left_holds_what_nodes_use_next() {
 }
 
 /// Every other sample is four times as large, and in this order one of two nodes uses all of these.
-fn uneven(cache_bytes: u64) -> Large {
+fn uneven(cache_bytes: u64) -> LargeJob {
     let cluster = Cluster {
         nodes: 2,
         gpus: 1,
@@ -521,7 +521,7 @@ fn uneven(cache_bytes: u64) -> Large {
         deal: Deal::new(4_000, 2, 4).expect("a deal"),
     };
     let sizes = (0..4_000).map(|sample| if sample % 2 == 0 { 40_000 } else { 10_000 }).collect();
-    Large { cluster, order, sizes }
+    LargeJob { cluster, order, sizes }
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn a_node_is_asked_again_whether_it_has_room_to_spare() {
 #[test]
 fn pinned_equals_belady_on_one_node_with_equal_sizes() {
     for percent in [10, 30, 60, 90, 100, 120] {
-        let job = Large::new(20_000, 1, 8, percent, false);
+        let job = LargeJob::new(20_000, 1, 8, percent, false);
         let samples = job.sizes.len() as u32;
         let pinned = job.run(&mut Pinned::new(job.cluster, samples, 4), 4);
         let belady = job.run(&mut Belady::new(job.cluster, samples, 4), 4);
@@ -566,7 +566,7 @@ fn pinned_equals_belady_on_one_node_with_equal_sizes() {
 
 #[test]
 fn peers_serve_what_is_pinned_and_not_what_fills_first() {
-    let job = Large::new(20_000, 4, 8, 60, false);
+    let job = LargeJob::new(20_000, 4, 8, 60, false);
     let pinned = job.run(&mut Pinned::new(job.cluster, 20_000, 4), 3)[2];
     let fill_first = job.run(&mut FillFirst::new(job.cluster, 20_000, 4), 3)[2];
     let none = job.run(&mut NoCache::new(job.cluster, 20_000, 4), 3)[2];

@@ -5,11 +5,11 @@ mod drawn;
 use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU, proportional};
-use forebay_policy::schedule::{Class, EarliestDeadline, FirstCome, Lobster, NodeModel, Request, Scheduler, Static, StepLoad};
+use forebay_policy::schedule::{EarliestDeadline, FirstCome, Lobster, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad};
 use proptest::prelude::*;
 
-fn request(sample: u32, local_rank: u32) -> Request {
-    Request {
+fn request(sample: u32, local_rank: u32) -> ReadRequest {
+    ReadRequest {
         local_rank,
         ticket: 0,
         sample,
@@ -19,7 +19,7 @@ fn request(sample: u32, local_rank: u32) -> Request {
         deadline_s: 1.0,
         predicted_s: 0.1,
         queued_s: 0.0,
-        class: Class::Demand,
+        class: ReadClass::Demand,
     }
 }
 
@@ -65,19 +65,19 @@ fn all() -> Vec<Box<dyn Scheduler>> {
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum ScheduleMove {
     Push { rank: u32, deadline: u8, fill: bool },
     Pick,
     Finish(usize),
     Assign(Vec<u64>),
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<ScheduleMove>> {
     let one = prop_oneof![
-        4 => (0..4_u32, any::<u8>(), any::<bool>()).prop_map(|(rank, deadline, fill)| Move::Push { rank, deadline, fill }),
-        3 => Just(Move::Pick),
-        2 => any::<usize>().prop_map(Move::Finish),
-        1 => proptest::collection::vec(prop_oneof![1 => Just(0_u64), 3 => 1..40_000_u64], 4).prop_map(Move::Assign),
+        4 => (0..4_u32, any::<u8>(), any::<bool>()).prop_map(|(rank, deadline, fill)| ScheduleMove::Push { rank, deadline, fill }),
+        3 => Just(ScheduleMove::Pick),
+        2 => any::<usize>().prop_map(ScheduleMove::Finish),
+        1 => proptest::collection::vec(prop_oneof![1 => Just(0_u64), 3 => 1..40_000_u64], 4).prop_map(ScheduleMove::Assign),
     ];
     proptest::collection::vec(one, 0..120)
 }
@@ -86,9 +86,9 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 struct Driver {
     scheduler: Box<dyn Scheduler>,
     busy: Vec<u32>,
-    at_work: Vec<Request>,
-    picked: Vec<Request>,
-    waiting: Vec<Request>,
+    at_work: Vec<ReadRequest>,
+    picked: Vec<ReadRequest>,
+    waiting: Vec<ReadRequest>,
 }
 
 impl Driver {
@@ -131,21 +131,21 @@ impl Driver {
         }
     }
 
-    fn run(&mut self, moves: &[Move]) {
+    fn run(&mut self, moves: &[ScheduleMove]) {
         for (nth, one) in moves.iter().enumerate() {
             match one {
-                Move::Push { rank, deadline, fill } => {
-                    let request = Request {
+                ScheduleMove::Push { rank, deadline, fill } => {
+                    let request = ReadRequest {
                         deadline_s: f64::from(*deadline),
-                        class: if *fill { Class::Fill } else { Class::Demand },
+                        class: if *fill { ReadClass::Fill } else { ReadClass::Demand },
                         ..request(nth as u32, *rank)
                     };
                     self.scheduler.push(request);
                     self.waiting.push(request);
                 }
-                Move::Pick => drop(self.pick()),
-                Move::Finish(nth) => self.finish(*nth),
-                Move::Assign(bytes) => self.scheduler.assign(&step(1.0, bytes)),
+                ScheduleMove::Pick => drop(self.pick()),
+                ScheduleMove::Finish(nth) => self.finish(*nth),
+                ScheduleMove::Assign(bytes) => self.scheduler.assign(&step(1.0, bytes)),
             }
             assert_eq!(self.scheduler.waiting(), self.waiting.len());
         }
@@ -157,7 +157,7 @@ proptest! {
 
     #[test]
     fn every_pushed_request_is_picked_exactly_once_whatever_the_scheduler(moves in moves()) {
-        let pushed = moves.iter().filter(|one| matches!(one, Move::Push { .. })).count();
+        let pushed = moves.iter().filter(|one| matches!(one, ScheduleMove::Push { .. })).count();
         for scheduler in all() {
             let mut driver = Driver::new(scheduler);
             driver.run(&moves);
@@ -180,10 +180,10 @@ proptest! {
     ) {
         let mut scheduler = EarliestDeadline::new(1);
         for (sample, &(deadline, predicted, fill)) in waiting.iter().enumerate() {
-            scheduler.push(Request {
+            scheduler.push(ReadRequest {
                 deadline_s: f64::from(deadline),
                 predicted_s: f64::from(predicted),
-                class: if fill { Class::Fill } else { Class::Demand },
+                class: if fill { ReadClass::Fill } else { ReadClass::Demand },
                 ..request(sample as u32, 0)
             });
         }
@@ -266,7 +266,7 @@ proptest! {
 fn a_hundred_thousand_requests_wait() {
     for mut scheduler in all() {
         for sample in 0..100_000 {
-            scheduler.push(Request {
+            scheduler.push(ReadRequest {
                 deadline_s: f64::from(sample * 7919 % 100_000),
                 ..request(sample, sample % 4)
             });
@@ -282,8 +282,8 @@ fn a_hundred_thousand_requests_wait() {
 #[test]
 fn first_come_takes_what_came_first() {
     let mut scheduler = FirstCome::new(2);
-    for (sample, class) in [(3, Class::Fill), (1, Class::Demand), (2, Class::Demand)] {
-        scheduler.push(Request {
+    for (sample, class) in [(3, ReadClass::Fill), (1, ReadClass::Demand), (2, ReadClass::Demand)] {
+        scheduler.push(ReadRequest {
             class,
             deadline_s: f64::from(sample),
             ..request(sample, 0)

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU};
-use forebay_policy::schedule::{Class, EarliestDeadline, FirstCome, Lobster, NodeModel, Request, Scheduler, Static, StepLoad};
+use forebay_policy::schedule::{EarliestDeadline, FirstCome, Lobster, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad};
 
 const RANKS: u32 = 4;
 const THREADS: u32 = 8;
@@ -15,20 +15,20 @@ const STEPS: u32 = 8;
 
 /// Gives all threads to the first rank, and one at a time to others that have none: no rank waits for ever.
 #[derive(Default)]
-struct AllToOne {
-    queues: [VecDeque<Request>; RANKS as usize],
+struct FavouriteRank {
+    queues: [VecDeque<ReadRequest>; RANKS as usize],
 }
 
-impl Scheduler for AllToOne {
+impl Scheduler for FavouriteRank {
     fn name(&self) -> &'static str {
         "all_to_one"
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.queues[request.local_rank as usize].push_back(request);
     }
 
-    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest> {
         let first = self.queues[0].pop_front();
         first.or_else(|| {
             let waits = |rank: &usize| busy[*rank] == 0 && !self.queues[*rank].is_empty();
@@ -86,7 +86,7 @@ fn rounds(scheduler: &mut dyn Scheduler, train_s: f64) -> f64 {
     let mut rounds = 0;
     for step in 0..STEPS {
         for number in 0..BATCH * RANKS {
-            scheduler.push(Request {
+            scheduler.push(ReadRequest {
                 ticket: number,
                 local_rank: number % RANKS,
                 sample: step * BATCH * RANKS + number,
@@ -96,7 +96,7 @@ fn rounds(scheduler: &mut dyn Scheduler, train_s: f64) -> f64 {
                 deadline_s: step.into(),
                 predicted_s: 1.0,
                 queued_s: step.into(),
-                class: Class::Demand,
+                class: ReadClass::Demand,
             });
         }
         scheduler.assign(&StepLoad {
@@ -132,6 +132,6 @@ fn each_schedule_serves_ranks_that_need_alike_as_fast_as_all_threads_can() {
 
 #[test]
 fn a_schedule_that_gives_one_rank_all_threads_is_found_out() {
-    let found = rounds(&mut AllToOne::default(), 0.5);
+    let found = rounds(&mut FavouriteRank::default(), 0.5);
     assert!(found > 1.25, "{found:.2} times as long");
 }

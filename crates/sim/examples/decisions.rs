@@ -44,7 +44,7 @@ fn main() -> io::Result<()> {
     let orders = u64::from(policy.horizon().max(2)) * 4 * u64::from(samples);
     let decided_s = epochs_s(&scenario, order, bytes_of, &mut *policy)?;
     drop(policy);
-    let walked_s = epochs_s(&scenario, order, bytes_of, &mut Nothing)?;
+    let walked_s = epochs_s(&scenario, order, bytes_of, &mut NoDecisions)?;
     let memory_bytes = memory_bytes()?.saturating_sub(orders);
     let told = json!({ "policy": name, "samples": samples, "epochs_s": decided_s, "walks_s": walked_s, "memory_bytes": memory_bytes });
     writeln!(io::stdout(), "{told}")
@@ -69,9 +69,9 @@ fn epochs_s(
 }
 
 /// Decides nothing.
-struct Nothing;
+struct NoDecisions;
 
-impl Residency for Nothing {
+impl Residency for NoDecisions {
     fn name(&self) -> &'static str {
         "nothing"
     }

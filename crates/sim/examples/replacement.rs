@@ -25,17 +25,17 @@ const FREED_COPIES: usize = 1024;
 const NO_VICTIMS_PAUSE_S: u64 = 5;
 
 /// The files that an epoch reads, by number and in order.
-type Epoch = Vec<u32>;
+type FileEpoch = Vec<u32>;
 
 #[derive(Clone, Copy)]
-enum Policy {
+enum TierPolicyUnderTest {
     FillFirst,
     Lru,
 }
 
 /// One node with one tier.
-struct Node {
-    policy: Policy,
+struct TierNode {
+    policy: TierPolicyUnderTest,
     placement: FillFirst,
     /// Copies by file.
     copies: BTreeMap<u32, Candidate>,
@@ -45,8 +45,8 @@ struct Node {
     next: u32,
 }
 
-impl Node {
-    fn new(policy: Policy) -> Self {
+impl TierNode {
+    fn new(policy: TierPolicyUnderTest) -> Self {
         let spec = TierSpec {
             quota_bytes: TIER_FILES * FILE_BYTES,
             quota_inodes: u64::MAX,
@@ -68,7 +68,7 @@ impl Node {
         if self.copies.contains_key(&file) {
             return false;
         }
-        if !self.place(file, now_s) && matches!(self.policy, Policy::Lru) && now_s >= self.no_victims_until_s {
+        if !self.place(file, now_s) && matches!(self.policy, TierPolicyUnderTest::Lru) && now_s >= self.no_victims_until_s {
             let unused_s = |directory: u32| self.used_at.get(&directory).map_or(u32::MAX, |at| (now_s - at) as u32);
             let want = Want {
                 bytes_min: FILE_BYTES,
@@ -117,8 +117,8 @@ impl Node {
 }
 
 /// Returns the share of opens that the source answered after the first epoch.
-fn from_source(policy: Policy, epochs: &[Epoch]) -> f64 {
-    let mut node = Node::new(policy);
+fn from_source(policy: TierPolicyUnderTest, epochs: &[FileEpoch]) -> f64 {
+    let mut node = TierNode::new(policy);
     let (mut missed, mut all) = (0, 0);
     for (nth, epoch) in epochs.iter().enumerate() {
         for (at, file) in epoch.iter().enumerate() {
@@ -134,7 +134,7 @@ fn from_source(policy: Policy, epochs: &[Epoch]) -> f64 {
 }
 
 /// Shuffles by Fisher and Yates, with a generator that is the same everywhere.
-fn shuffled(mut files: Epoch, seed: u64) -> Epoch {
+fn shuffled(mut files: FileEpoch, seed: u64) -> FileEpoch {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for at in (1..files.len()).rev() {
         state ^= state << 13;
@@ -146,7 +146,7 @@ fn shuffled(mut files: Epoch, seed: u64) -> Epoch {
 }
 
 /// Returns epochs over one set of files.
-fn again(files: std::ops::Range<u32>, epochs: u64, is_shuffled: bool) -> Vec<Epoch> {
+fn again(files: std::ops::Range<u32>, epochs: u64, is_shuffled: bool) -> Vec<FileEpoch> {
     let order = |nth| {
         if is_shuffled {
             shuffled(files.clone().collect(), nth + 1)
@@ -165,7 +165,7 @@ fn main() {
     let drifting = (0..20)
         .map(|nth| shuffled((nth * set / 10..nth * set / 10 + set).collect(), u64::from(nth) + 1))
         .collect();
-    let workloads: [(&str, Vec<Epoch>); 5] = [
+    let workloads: [(&str, Vec<FileEpoch>); 5] = [
         ("one set, 2 x the tier, in random order", again(double.clone(), 10, true)),
         ("one set, 2 x the tier, file after file", again(double, 10, false)),
         ("one set, 1.25 x the tier, file after file", again(0..tier * 5 / 4, 10, false)),
@@ -177,7 +177,7 @@ fn main() {
         "opens that the source answers after the first epoch", "fill_first", "lru"
     );
     for (name, epochs) in &workloads {
-        let [fill_first, lru] = [Policy::FillFirst, Policy::Lru].map(|policy| from_source(policy, epochs));
+        let [fill_first, lru] = [TierPolicyUnderTest::FillFirst, TierPolicyUnderTest::Lru].map(|policy| from_source(policy, epochs));
         println!("{name:<60}{:>10.1} %{:>6.1} %", fill_first * 100.0, lru * 100.0);
     }
 }

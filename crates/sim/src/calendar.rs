@@ -7,7 +7,7 @@ use forebay_policy::ids::Node;
 
 /// A future event. A `slot` is a sample on its way (see `flight`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum WorldEvent {
     /// A peer or the node's memory may begin to send.
     Send { slot: u32 },
     /// The source's first byte arrives.
@@ -29,21 +29,21 @@ pub(crate) enum Event {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Entry {
+struct CalendarEntry {
     at_s: f64,
     sequence: u64,
-    event: Event,
+    event: WorldEvent,
 }
 
-impl Eq for Entry {}
+impl Eq for CalendarEntry {}
 
-impl Ord for Entry {
+impl Ord for CalendarEntry {
     fn cmp(&self, other: &Self) -> Ordering {
         self.at_s.total_cmp(&other.at_s).then(self.sequence.cmp(&other.sequence))
     }
 }
 
-impl PartialOrd for Entry {
+impl PartialOrd for CalendarEntry {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -52,7 +52,7 @@ impl PartialOrd for Entry {
 /// Events by time; those of the same time in the order in which they were entered.
 #[derive(Debug, Default)]
 pub(crate) struct Calendar {
-    entries: BinaryHeap<Reverse<Entry>>,
+    entries: BinaryHeap<Reverse<CalendarEntry>>,
     entered: u64,
     now_s: f64,
 }
@@ -64,10 +64,10 @@ impl Calendar {
     }
 
     /// Adds an event, which can't be in the past.
-    pub(crate) fn enter(&mut self, at_s: f64, event: Event) {
+    pub(crate) fn enter(&mut self, at_s: f64, event: WorldEvent) {
         debug_assert!(at_s >= self.now_s, "{event:?} at {at_s}, before {}", self.now_s);
         self.entered += 1;
-        self.entries.push(Reverse(Entry {
+        self.entries.push(Reverse(CalendarEntry {
             at_s,
             sequence: self.entered,
             event,
@@ -75,7 +75,7 @@ impl Calendar {
     }
 
     /// Takes the next event, and moves the clock to it.
-    pub(crate) fn next(&mut self) -> Option<Event> {
+    pub(crate) fn next(&mut self) -> Option<WorldEvent> {
         let Reverse(entry) = self.entries.pop()?;
         self.now_s = entry.at_s;
         Some(entry.event)
@@ -89,13 +89,13 @@ mod tests {
     #[test]
     fn events_come_by_time_then_in_the_order_entered() {
         let mut calendar = Calendar::default();
-        calendar.enter(2.0, Event::StepEnd);
-        calendar.enter(1.0, Event::Sent { slot: 1 });
-        calendar.enter(1.0, Event::Sent { slot: 2 });
-        assert_eq!(calendar.next(), Some(Event::Sent { slot: 1 }));
-        assert_eq!(calendar.next(), Some(Event::Sent { slot: 2 }));
+        calendar.enter(2.0, WorldEvent::StepEnd);
+        calendar.enter(1.0, WorldEvent::Sent { slot: 1 });
+        calendar.enter(1.0, WorldEvent::Sent { slot: 2 });
+        assert_eq!(calendar.next(), Some(WorldEvent::Sent { slot: 1 }));
+        assert_eq!(calendar.next(), Some(WorldEvent::Sent { slot: 2 }));
         assert!((calendar.now_s() - 1.0).abs() < f64::EPSILON);
-        assert_eq!(calendar.next(), Some(Event::StepEnd));
+        assert_eq!(calendar.next(), Some(WorldEvent::StepEnd));
         assert_eq!(calendar.next(), None);
     }
 }

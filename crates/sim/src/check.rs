@@ -12,7 +12,7 @@ use crate::scenario::{Order, Preprocessing, Scenario, ScenarioError, Sizes};
 /// Epochs of the training that NoPFS counts uses over: the Lobster paper's.
 const TRAINING_EPOCHS: u32 = 50;
 
-type Checked = Result<(), ScenarioError>;
+type CheckResult = Result<(), ScenarioError>;
 
 fn refuse(key: &'static str, value: impl Display, allowed: impl Into<String>) -> ScenarioError {
     ScenarioError {
@@ -23,12 +23,12 @@ fn refuse(key: &'static str, value: impl Display, allowed: impl Into<String>) ->
 }
 
 /// Refuses zero.
-fn some(key: &'static str, value: u64) -> Checked {
+fn some(key: &'static str, value: u64) -> CheckResult {
     if value == 0 { Err(refuse(key, value, "1 or more")) } else { Ok(()) }
 }
 
 /// Refuses a rate that is not above zero; it may be infinite, for no limit.
-fn rate(key: &'static str, value: f64) -> Checked {
+fn rate(key: &'static str, value: f64) -> CheckResult {
     if value > 0.0 {
         Ok(())
     } else {
@@ -37,7 +37,7 @@ fn rate(key: &'static str, value: f64) -> Checked {
 }
 
 /// Refuses a time, or another number, that is negative or not finite.
-fn finite(key: &'static str, value: f64) -> Checked {
+fn finite(key: &'static str, value: f64) -> CheckResult {
     if value.is_finite() && value >= 0.0 {
         Ok(())
     } else {
@@ -45,7 +45,7 @@ fn finite(key: &'static str, value: f64) -> Checked {
     }
 }
 
-fn share(key: &'static str, value: f64) -> Checked {
+fn share(key: &'static str, value: f64) -> CheckResult {
     if (0.0..=1.0).contains(&value) {
         Ok(())
     } else {
@@ -135,7 +135,7 @@ impl Scenario {
     ///
     /// # Errors
     /// The first invalid field.
-    pub fn check(&self) -> Checked {
+    pub fn check(&self) -> CheckResult {
         self.check_cluster()?;
         self.check_dataset()?;
         self.check_job()?;
@@ -143,7 +143,7 @@ impl Scenario {
         self.order().map(|_| ())
     }
 
-    fn check_cluster(&self) -> Checked {
+    fn check_cluster(&self) -> CheckResult {
         some("cluster.nodes", self.nodes.into())?;
         some("cluster.gpus", self.gpus.into())?;
         if u64::from(self.nodes) * u64::from(self.gpus) > u64::from(u16::MAX) {
@@ -174,7 +174,7 @@ impl Scenario {
         finite("source.tail", self.source.latency.sigma)
     }
 
-    fn check_dataset(&self) -> Checked {
+    fn check_dataset(&self) -> CheckResult {
         let samples = self.dataset.samples;
         some("dataset.samples", samples.into())?;
         if samples == u32::MAX {
@@ -198,7 +198,7 @@ impl Scenario {
         }
     }
 
-    fn check_job(&self) -> Checked {
+    fn check_job(&self) -> CheckResult {
         some("job.batch", self.batch.into())?;
         if u64::from(self.batch) * u64::from(self.world()) > u64::from(self.dataset.samples) {
             return Err(self.batch_too_large());
@@ -219,7 +219,7 @@ impl Scenario {
         share("preprocessing.decline", self.preprocessing.decline)
     }
 
-    fn check_loader(&self) -> Checked {
+    fn check_loader(&self) -> CheckResult {
         if self.window.len() != 1 && self.window.len() != self.world() as usize {
             let allowed = format!("one number, or one for each of {} ranks", self.world());
             return Err(refuse("loader.window", format!("{} numbers", self.window.len()), allowed));

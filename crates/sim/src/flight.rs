@@ -2,12 +2,12 @@
 
 use forebay_policy::ids::{Rank, Sample};
 use forebay_policy::residency::Origin;
-use forebay_policy::schedule::Class;
+use forebay_policy::schedule::ReadClass;
 use forebay_policy::schedule::hedge::ReadId;
 
 /// Progress of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum SampleStage {
     /// It waits for a thread to read it.
     Queued,
     /// It is being read, and no byte has arrived yet.
@@ -22,15 +22,15 @@ pub(crate) enum Stage {
 
 /// One sample on its way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct SampleUnderWay {
     pub(crate) rank: Rank,
     pub(crate) sample: Sample,
     /// The step that uses it, counted over all epochs.
     pub(crate) step: u64,
     pub(crate) bytes: u32,
     pub(crate) origin: Origin,
-    pub(crate) class: Class,
-    pub(crate) stage: Stage,
+    pub(crate) class: ReadClass,
+    pub(crate) stage: SampleStage,
     /// Events and requests that still name it, besides the one that its stage waits for.
     pub(crate) held: u8,
     /// Predicted start of its step when it was requested, in seconds.
@@ -45,13 +45,13 @@ pub(crate) struct Flight {
 
 /// Samples on their way, by slot. Slots are used again.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
-    slots: Vec<Flight>,
+pub(crate) struct SamplesUnderWay {
+    slots: Vec<SampleUnderWay>,
     free: Vec<u32>,
 }
 
-impl Flights {
-    pub(crate) fn add(&mut self, flight: Flight) -> u32 {
+impl SamplesUnderWay {
+    pub(crate) fn add(&mut self, flight: SampleUnderWay) -> u32 {
         if let Some(slot) = self.free.pop() {
             self.slots[slot as usize] = flight;
             return slot;
@@ -60,13 +60,13 @@ impl Flights {
         (self.slots.len() - 1) as u32
     }
 
-    pub(crate) fn get(&mut self, slot: u32) -> &mut Flight {
+    pub(crate) fn get(&mut self, slot: u32) -> &mut SampleUnderWay {
         &mut self.slots[slot as usize]
     }
 
     /// Ends a sample: the rank needs nothing more from it.
     pub(crate) fn end(&mut self, slot: u32) {
-        self.get(slot).stage = Stage::Done;
+        self.get(slot).stage = SampleStage::Done;
         self.free_if_unnamed(slot);
     }
 
@@ -83,7 +83,7 @@ impl Flights {
 
     fn free_if_unnamed(&mut self, slot: u32) {
         let flight = self.get(slot);
-        if flight.stage == Stage::Done && flight.held == 0 {
+        if flight.stage == SampleStage::Done && flight.held == 0 {
             self.free.push(slot);
         }
     }

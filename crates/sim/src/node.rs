@@ -12,7 +12,7 @@ use crate::pipe::Pipe;
 use crate::scenario::Scenario;
 
 /// A sample that waits to be preprocessed: those of the nearest step first, then in order of arrival.
-type Waiting = Reverse<(u64, u64, u32)>;
+type PreprocessEntry = Reverse<(u64, u64, u32)>;
 
 pub(crate) struct NodeState {
     /// The node's first rank.
@@ -33,7 +33,7 @@ pub(crate) struct NodeState {
     pub(crate) fills: Vec<(u64, u32)>,
     /// Load of the latest requests, for the scheduler.
     pub(crate) load: StepLoad,
-    here: BinaryHeap<Waiting>,
+    here: BinaryHeap<PreprocessEntry>,
     came: u64,
 }
 

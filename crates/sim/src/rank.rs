@@ -8,7 +8,7 @@ use crate::orders::Orders;
 
 /// A batch being prepared.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct RankBatch {
     /// Samples of it that were requested, and their bytes from memory, peers and the source.
     pub(crate) asked: u32,
     pub(crate) asked_bytes: [u64; 3],
@@ -22,7 +22,7 @@ pub(crate) struct Batch {
     pub(crate) prepared_s: Option<(f64, f64)>,
 }
 
-impl Batch {
+impl RankBatch {
     pub(crate) fn is_ready(&self) -> bool {
         self.unprepared == 0
     }
@@ -48,7 +48,7 @@ pub(crate) struct RankState {
     /// Factor by which its reads and its preprocessing take longer than others'.
     pub(crate) slowness: f64,
     /// Batches from the next step to begin on.
-    batches: VecDeque<Batch>,
+    batches: VecDeque<RankBatch>,
     /// Step of the first of these batches.
     first: u64,
     /// Samples of the batch being requested, from the next one on, in reverse order.
@@ -91,39 +91,39 @@ impl RankState {
             self.unasked.extend(orders.batch(self.rank, step)?);
             self.unasked.reverse();
             self.place = 0;
-            self.batches.push_back(Batch {
+            self.batches.push_back(RankBatch {
                 unprepared: self.unasked.len() as u32,
-                ..Batch::default()
+                ..RankBatch::default()
             });
         }
         Some((self.asking(), *self.unasked.last()?))
     }
 
     /// Records that the next sample was requested; returns its batch.
-    pub(crate) fn advance(&mut self) -> &mut Batch {
+    pub(crate) fn advance(&mut self) -> &mut RankBatch {
         self.unasked.pop();
         self.place += 1;
         self.batch(self.asking())
     }
 
     /// The batch of a step that has not begun.
-    pub(crate) fn batch(&mut self, step: u64) -> &mut Batch {
+    pub(crate) fn batch(&mut self, step: u64) -> &mut RankBatch {
         &mut self.batches[(step - self.first) as usize]
     }
 
     /// Returns the latest batch before step `limit` of which a sample was requested.
-    pub(crate) fn latest_batch(&self, limit: u64) -> Option<&Batch> {
+    pub(crate) fn latest_batch(&self, limit: u64) -> Option<&RankBatch> {
         let before = limit.saturating_sub(self.first).min(self.batches.len() as u64);
         self.batches.range(..before as usize).next_back()
     }
 
     /// The batch of the next step to begin.
-    pub(crate) fn next_batch(&self) -> Option<&Batch> {
+    pub(crate) fn next_batch(&self) -> Option<&RankBatch> {
         self.batches.front()
     }
 
     /// Begins the next step, and takes its batch.
-    pub(crate) fn take_batch(&mut self) -> Batch {
+    pub(crate) fn take_batch(&mut self) -> RankBatch {
         self.first += 1;
         self.batches.pop_front().unwrap_or_default()
     }

@@ -3,31 +3,31 @@
 use forebay_policy::ids::Node;
 use forebay_policy::residency::{Access, Origin};
 
-use crate::calendar::Event;
-use crate::flight::Stage;
+use crate::calendar::WorldEvent;
+use crate::flight::SampleStage;
 use crate::rank::extend;
 use crate::world::World;
 
 impl World<'_> {
     /// Processes an event of a sample.
-    pub(crate) fn happen(&mut self, event: Event) {
+    pub(crate) fn happen(&mut self, event: WorldEvent) {
         match event {
-            Event::Send { slot } => self.send(slot),
-            Event::FirstByte { slot } => self.first_byte(slot),
-            Event::Sent { slot } => self.sent(slot),
-            Event::Received { slot } => self.received(slot),
-            Event::Arrived { slot } => self.arrived(slot),
-            Event::HedgeDue { node } => self.hedge(node as usize),
-            Event::Prepared { slot } => {
+            WorldEvent::Send { slot } => self.send(slot),
+            WorldEvent::FirstByte { slot } => self.first_byte(slot),
+            WorldEvent::Sent { slot } => self.sent(slot),
+            WorldEvent::Received { slot } => self.received(slot),
+            WorldEvent::Arrived { slot } => self.arrived(slot),
+            WorldEvent::HedgeDue { node } => self.hedge(node as usize),
+            WorldEvent::Prepared { slot } => {
                 let node = self.node_of(slot);
                 self.nodes[node].preparing -= 1;
                 self.prepared(slot);
                 self.put_to_work(node);
             }
-            Event::HandedOver { to, bytes } => {
+            WorldEvent::HandedOver { to, bytes } => {
                 self.nodes[usize::from(to)].incoming.carry_on(self.calendar.now_s(), bytes);
             }
-            Event::StepEnd => {}
+            WorldEvent::StepEnd => {}
         }
     }
 
@@ -79,15 +79,15 @@ impl World<'_> {
     fn read(&mut self, node: usize, slot: u32) {
         let now_s = self.calendar.now_s();
         let flight = self.flights.get(slot);
-        if flight.stage != Stage::Queued {
+        if flight.stage != SampleStage::Queued {
             // It was requested again as it came within the window, and has been read since.
             self.flights.release(slot);
             return;
         }
         flight.stage = if flight.origin == Origin::Local {
-            Stage::Here
+            SampleStage::Here
         } else {
-            Stage::Asked
+            SampleStage::Asked
         };
         flight.began_s = now_s;
         let flight = *flight;
@@ -99,9 +99,9 @@ impl World<'_> {
         match flight.origin {
             Origin::Local => {
                 let done_s = state.memory.carry(now_s, flight.bytes);
-                self.calendar.enter(done_s, Event::Received { slot });
+                self.calendar.enter(done_s, WorldEvent::Received { slot });
             }
-            Origin::Peer(_) => self.calendar.enter(now_s + self.scenario.link.latency_s, Event::Send { slot }),
+            Origin::Peer(_) => self.calendar.enter(now_s + self.scenario.link.latency_s, WorldEvent::Send { slot }),
             Origin::Source => {
                 self.request_from_source(slot);
                 self.hedge_begun(node, slot);
@@ -118,29 +118,29 @@ impl World<'_> {
         let place = flight.step * u64::from(self.scenario.world()) + u64::from(flight.rank);
         let first_byte_s = self.source.request(self.calendar.now_s(), place, nth);
         self.flights.hold(slot);
-        self.calendar.enter(first_byte_s, Event::FirstByte { slot });
+        self.calendar.enter(first_byte_s, WorldEvent::FirstByte { slot });
     }
 
     fn send(&mut self, slot: u32) {
         let flight = self.flights.get(slot);
-        flight.stage = Stage::Coming;
+        flight.stage = SampleStage::Coming;
         let Origin::Peer(peer) = flight.origin else { return };
         let bytes = flight.bytes;
         let sent_s = self.nodes[usize::from(peer)].outgoing.carry(self.calendar.now_s(), bytes);
         self.flights.hold(slot);
-        self.calendar.enter(sent_s, Event::Sent { slot });
+        self.calendar.enter(sent_s, WorldEvent::Sent { slot });
     }
 
     fn first_byte(&mut self, slot: u32) {
         let flight = self.flights.get(slot);
-        let again = flight.stage != Stage::Asked;
+        let again = flight.stage != SampleStage::Asked;
         if !again {
-            flight.stage = Stage::Coming;
+            flight.stage = SampleStage::Coming;
         }
         let (bytes, step) = (flight.bytes, flight.step);
         self.tally.sent(self.orders.place(step).0, bytes, again);
         let sent_s = self.source.send(self.calendar.now_s(), bytes);
-        self.calendar.enter(sent_s, Event::Sent { slot });
+        self.calendar.enter(sent_s, WorldEvent::Sent { slot });
     }
 
     fn sent(&mut self, slot: u32) {
@@ -148,9 +148,9 @@ impl World<'_> {
         let node = self.node_of(slot);
         let flight = self.flights.get(slot);
         let received_s = self.nodes[node].incoming.carry_on(now_s, flight.bytes);
-        if flight.stage == Stage::Coming {
-            flight.stage = Stage::Here;
-            self.calendar.enter(received_s, Event::Received { slot });
+        if flight.stage == SampleStage::Coming {
+            flight.stage = SampleStage::Here;
+            self.calendar.enter(received_s, WorldEvent::Received { slot });
         }
         self.flights.release(slot);
     }
@@ -162,7 +162,7 @@ impl World<'_> {
         if slowness > 1.0 {
             let now_s = self.calendar.now_s();
             self.calendar
-                .enter(now_s + (slowness - 1.0) * (now_s - flight.began_s), Event::Arrived { slot });
+                .enter(now_s + (slowness - 1.0) * (now_s - flight.began_s), WorldEvent::Arrived { slot });
         } else {
             self.arrived(slot);
         }
@@ -213,7 +213,7 @@ impl World<'_> {
         let share = f64::from(flight.bytes) / self.sizes.mean();
         let alone_s = self.scenario.preprocessing.seconds_a_sample * share * rank.slowness;
         let takes_s = alone_s * self.scenario.preprocessing.slowdown(self.nodes[node].preparing);
-        self.calendar.enter(now_s + takes_s, Event::Prepared { slot });
+        self.calendar.enter(now_s + takes_s, WorldEvent::Prepared { slot });
     }
 
     fn prepared(&mut self, slot: u32) {
@@ -260,7 +260,7 @@ impl World<'_> {
             let Some(read) = hedging.hedge.due(now_s) else { break };
             let slot = hedging.slots[&read];
             // A read whose bytes are arriving is not made faster, but a reader of files does not know that.
-            if matches!(self.flights.get(slot).stage, Stage::Asked | Stage::Coming) {
+            if matches!(self.flights.get(slot).stage, SampleStage::Asked | SampleStage::Coming) {
                 self.request_from_source(slot);
             }
         }
@@ -276,7 +276,7 @@ impl World<'_> {
         };
         if next_s < hedging.asks_at_s {
             hedging.asks_at_s = next_s;
-            self.calendar.enter(next_s, Event::HedgeDue { node: node as u16 });
+            self.calendar.enter(next_s, WorldEvent::HedgeDue { node: node as u16 });
         }
     }
 }

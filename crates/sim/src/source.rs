@@ -5,14 +5,14 @@ use crate::pipe::Pipe;
 use crate::scenario::{self, Scenario};
 
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct SourceState {
     is: scenario::Source,
     pipe: Pipe,
     draw: Draw,
     admits_at_s: f64,
 }
 
-impl Source {
+impl SourceState {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         Self {
             is: scenario.source,

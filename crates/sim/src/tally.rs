@@ -4,7 +4,7 @@ use forebay_policy::residency::Origin;
 
 use crate::node::origin_index;
 use crate::outcome::{EpochFigures, Outcome, Step};
-use crate::rank::Batch;
+use crate::rank::RankBatch;
 use crate::scenario::Scenario;
 
 /// Share of a training step above which waits count.
@@ -91,9 +91,9 @@ impl Tally {
     }
 
     /// Counts a step that begins, with the batch of each rank.
-    pub(crate) fn begun(&mut self, (epoch, iteration): (u32, u32), batches: &[Batch]) {
+    pub(crate) fn begun(&mut self, (epoch, iteration): (u32, u32), batches: &[RankBatch]) {
         let ended_s = self.step_ended_s;
-        let late = |batch: &Batch| (batch.ready_s() - ended_s).max(0.0);
+        let late = |batch: &RankBatch| (batch.ready_s() - ended_s).max(0.0);
         let (least, most) = batches
             .iter()
             .map(late)

@@ -4,18 +4,18 @@ use std::ops::ControlFlow;
 
 use forebay_policy::ids::Node;
 use forebay_policy::residency::{Access, Fetch, Residency};
-use forebay_policy::schedule::{Class, Request, Scheduler};
+use forebay_policy::schedule::{ReadClass, ReadRequest, Scheduler};
 
-use crate::calendar::{Calendar, Event};
-use crate::flight::{Flight, Flights, Stage};
+use crate::calendar::{Calendar, WorldEvent};
+use crate::flight::{SampleStage, SampleUnderWay, SamplesUnderWay};
 use crate::ideal;
 use crate::machine::Prediction;
 use crate::node::{NodeState, origin_index};
 use crate::orders::Orders;
-use crate::rank::{Batch, RankState};
+use crate::rank::{RankBatch, RankState};
 use crate::scenario::Scenario;
 use crate::sizes::Sizes;
-use crate::source::Source;
+use crate::source::SourceState;
 use crate::tally::Tally;
 use crate::{Failure, Outcome, Progress};
 
@@ -26,9 +26,9 @@ pub(crate) struct World<'a> {
     pub(crate) residency: Box<dyn Residency>,
     pub(crate) nodes: Vec<NodeState>,
     pub(crate) ranks: Vec<RankState>,
-    pub(crate) flights: Flights,
+    pub(crate) flights: SamplesUnderWay,
     pub(crate) calendar: Calendar,
-    pub(crate) source: Source,
+    pub(crate) source: SourceState,
     pub(crate) tally: Tally,
     prediction: Prediction,
     /// Steps begun, over all epochs: so also the number of the next one.
@@ -47,7 +47,7 @@ struct StepUnderWay {
     /// Its end in seconds.
     ends_s: f64,
     /// Batches of its ranks.
-    batches: Vec<Batch>,
+    batches: Vec<RankBatch>,
 }
 
 impl<'a> World<'a> {
@@ -64,9 +64,9 @@ impl<'a> World<'a> {
         Self {
             nodes: nodes.collect(),
             ranks: ranks.collect(),
-            flights: Flights::default(),
+            flights: SamplesUnderWay::default(),
             calendar: Calendar::default(),
-            source: Source::new(scenario),
+            source: SourceState::new(scenario),
             prediction: Prediction::new(scenario, sizes.mean()),
             tally: Tally::new(scenario, orders.iterations()),
             asks_beyond: scenario.background_fill || residency.window().is_none(),
@@ -87,7 +87,7 @@ impl<'a> World<'a> {
         self.begin_if_ready();
         loop {
             match self.calendar.next() {
-                Some(Event::StepEnd) => {
+                Some(WorldEvent::StepEnd) => {
                     if watch(Progress {
                         steps: self.begun,
                         of: steps,
@@ -167,15 +167,19 @@ impl<'a> World<'a> {
             Fetch::Wait => self.nodes[node].full = true,
             Fetch::From(origin) => {
                 let bytes = self.sizes.of(sample);
-                let class = if beyond && !unthrottled { Class::Fill } else { Class::Demand };
-                let flight = Flight {
+                let class = if beyond && !unthrottled {
+                    ReadClass::Fill
+                } else {
+                    ReadClass::Demand
+                };
+                let flight = SampleUnderWay {
                     rank,
                     sample,
                     step,
                     bytes,
                     origin,
                     class,
-                    stage: Stage::Queued,
+                    stage: SampleStage::Queued,
                     held: 0,
                     deadline_s: self.deadline_s(step),
                     hedged: None,
@@ -189,8 +193,8 @@ impl<'a> World<'a> {
         false
     }
 
-    fn asked(&mut self, node: usize, flight: Flight) {
-        let Flight {
+    fn asked(&mut self, node: usize, flight: SampleUnderWay) {
+        let SampleUnderWay {
             rank,
             sample,
             step,
@@ -204,7 +208,7 @@ impl<'a> World<'a> {
         let batch = self.ranks[rank as usize].advance();
         batch.asked += 1;
         batch.asked_bytes[origin_index(origin)] += u64::from(expected_bytes);
-        if class == Class::Fill {
+        if class == ReadClass::Fill {
             self.flights.hold(slot);
             self.nodes[node].fills.push((step, slot));
         }
@@ -221,9 +225,9 @@ impl<'a> World<'a> {
     }
 
     /// Returns a scheduler's request for a sample.
-    fn request(&mut self, slot: u32) -> Request {
+    fn request(&mut self, slot: u32) -> ReadRequest {
         let now_s = self.calendar.now_s();
-        let Flight {
+        let SampleUnderWay {
             rank,
             sample,
             step,
@@ -232,7 +236,7 @@ impl<'a> World<'a> {
             deadline_s,
             ..
         } = *self.flights.get(slot);
-        Request {
+        ReadRequest {
             ticket: slot,
             local_rank: rank % self.scenario.gpus,
             sample,
@@ -251,11 +255,11 @@ impl<'a> World<'a> {
         let fills = std::mem::take(&mut self.nodes[node].fills);
         for (step, slot) in fills {
             let flight = *self.flights.get(slot);
-            if flight.stage != Stage::Queued {
+            if flight.stage != SampleStage::Queued {
                 self.flights.release(slot);
             } else if step < self.begun + self.ranks[flight.rank as usize].window {
                 // The request that waits as background fill still names the slot.
-                self.flights.get(slot).class = Class::Demand;
+                self.flights.get(slot).class = ReadClass::Demand;
                 let request = self.request(slot);
                 self.nodes[node].scheduler.push(request);
             } else {
@@ -279,13 +283,13 @@ impl<'a> World<'a> {
         self.step.batches.clear();
         for state in &mut self.ranks {
             self.step.batches.push(state.take_batch());
-            self.ready += u32::from(state.next_batch().is_some_and(Batch::is_ready));
+            self.ready += u32::from(state.next_batch().is_some_and(RankBatch::is_ready));
         }
         self.tally.begun((epoch, iteration), &self.step.batches);
         self.consume(step);
         self.step.is_running = true;
         self.step.ends_s = self.calendar.now_s() + self.scenario.step_s;
-        self.calendar.enter(self.step.ends_s, Event::StepEnd);
+        self.calendar.enter(self.step.ends_s, WorldEvent::StepEnd);
         if iteration + 1 == self.orders.iterations() {
             self.orders.advance();
             self.residency.begin(epoch + 1, self.orders.epochs());
@@ -308,7 +312,7 @@ impl<'a> World<'a> {
                 while let Some(handover) = self.residency.handover() {
                     let bytes = self.sizes.of(handover.sample);
                     let sent_s = self.nodes[usize::from(handover.from)].outgoing.carry(self.calendar.now_s(), bytes);
-                    self.calendar.enter(sent_s, Event::HandedOver { to: handover.to, bytes });
+                    self.calendar.enter(sent_s, WorldEvent::HandedOver { to: handover.to, bytes });
                     self.tally.handed_over(epoch, bytes);
                 }
             }

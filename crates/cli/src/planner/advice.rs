@@ -1,6 +1,6 @@
 //! What to do, in one sentence.
 
-use forebay_policy::bounds::{self, Capacity, Limit, Work};
+use forebay_policy::bounds::{self, Capacity, EpochLimit, EpochWork};
 use forebay_policy::residency::PolicyName;
 
 use super::{
@@ -17,11 +17,11 @@ const LITTLE: f64 = 0.03;
 
 /// What limits a row's last epoch even where the fewest bytes are read.
 #[expect(clippy::cast_precision_loss, reason = "times are compared roughly")]
-pub fn limit(row: &Row) -> Limit {
+pub fn limit(row: &Row) -> EpochLimit {
     let (scenario, warm) = (&row.scenario, &row.warm);
     let samples = warm.samples_by_origin.iter().sum::<u64>() as f64;
     let bound_bytes = row.bound_bytes() as f64;
-    let work = Work {
+    let work = EpochWork {
         compute_s: f64::from(warm.iterations) * scenario.step_s,
         source_bytes: bound_bytes,
         source_requests: samples * bound_bytes / (row.data_bytes() as f64).max(1.0),
@@ -59,10 +59,10 @@ pub fn sentence(comparison: &Comparison, factor: u32) -> String {
     let gain = plain.map_or(1.0, |plain| plain.warm.seconds / policy.warm.seconds.max(1e-9));
     let limit = limit(policy);
     let words = match limit {
-        Limit::Compute => "computing",
-        Limit::Bytes => "the source's bandwidth",
-        Limit::Requests => "the source's rate of requests",
-        Limit::Cpu => "preprocessing",
+        EpochLimit::Compute => "computing",
+        EpochLimit::Bytes => "the source's bandwidth",
+        EpochLimit::Requests => "the source's rate of requests",
+        EpochLimit::Cpu => "preprocessing",
     };
     if gain < 1.0 + LITTLE {
         let saved = saved(plain, policy);
@@ -114,14 +114,14 @@ fn saved(plain: Option<&Row>, policy: &Row) -> String {
 }
 
 /// What would lift the limit.
-fn what_next(comparison: &Comparison, policy: &Row, limit: Limit, factor: u32) -> String {
+fn what_next(comparison: &Comparison, policy: &Row, limit: EpochLimit, factor: u32) -> String {
     match limit {
-        Limit::Compute if policy.over_ideal() > 1.0 + NOTICEABLE => {
+        EpochLimit::Compute if policy.over_ideal() > 1.0 + NOTICEABLE => {
             "; what is beyond that is the source's latency, which more loading threads or a wider window may hide".into()
         }
-        Limit::Compute => String::new(),
-        Limit::Cpu => "; more threads, or cheaper preprocessing, would help next".into(),
-        Limit::Bytes | Limit::Requests => enough_cache(comparison, policy, factor),
+        EpochLimit::Compute => String::new(),
+        EpochLimit::Cpu => "; more threads, or cheaper preprocessing, would help next".into(),
+        EpochLimit::Bytes | EpochLimit::Requests => enough_cache(comparison, policy, factor),
     }
 }
 
@@ -147,7 +147,7 @@ fn enough_cache(comparison: &Comparison, policy: &Row, factor: u32) -> String {
 }
 
 fn limit_is_lifted(policy: &Row, row: &Row) -> bool {
-    !matches!(limit(row), Limit::Bytes | Limit::Requests) && row.warm.seconds < policy.warm.seconds * (1.0 - LITTLE)
+    !matches!(limit(row), EpochLimit::Bytes | EpochLimit::Requests) && row.warm.seconds < policy.warm.seconds * (1.0 - LITTLE)
 }
 
 #[cfg(test)]
@@ -207,16 +207,19 @@ mod tests {
 
     #[test]
     fn what_limits_is_what_takes_longest_at_the_bound() {
-        assert_eq!(limit(&row(PolicyName::Forebay, "200 kB", 8.0, [200_000, 0, 800_000])), Limit::Bytes);
+        assert_eq!(
+            limit(&row(PolicyName::Forebay, "200 kB", 8.0, [200_000, 0, 800_000])),
+            EpochLimit::Bytes
+        );
         assert_eq!(
             limit(&row(PolicyName::Forebay, "900 kB", 2.5, [900_000, 0, 100_000])),
-            Limit::Compute
+            EpochLimit::Compute
         );
         let mut busy = row(PolicyName::Forebay, "900 kB", 8.0, [900_000, 0, 100_000]);
         busy.scenario.preprocessing.seconds_a_sample = 1.0;
-        assert_eq!(limit(&busy), Limit::Cpu);
+        assert_eq!(limit(&busy), EpochLimit::Cpu);
         busy.scenario.source.requests_per_s = 0.1;
-        assert_eq!(limit(&busy), Limit::Requests);
+        assert_eq!(limit(&busy), EpochLimit::Requests);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the end of an epoch its memory holds the samples used last, at the start those used first), and nodes do not look at
 //! each other's memories, so they give up last copies.
 
-use super::cache::{Cache, Candidate, Grade, Preference};
+use super::cache::{Cache, Grade, GradedCopy, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
 use crate::ids::{Cluster, EpochNumber, Iteration, Sample};
 use crate::order::Epoch;
@@ -61,7 +61,7 @@ impl Preference for FurthestUse {
         self.future.glance(sample)
     }
 
-    fn grade(&self, copy: Candidate) -> Option<Grade> {
+    fn grade(&self, copy: GradedCopy) -> Option<Grade> {
         Some(self.future.grade(self.future.next_use_on(copy.node, copy.sample, copy.from)))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! This is the common part of LRU, Belady, NoPFS and Lobster; a [`Preference`] grades the copies.
 
-use super::copies::Copies;
-use super::queue::{Queues, Slot};
+use super::copies::ClusterCopies;
+use super::queue::{CopySlot, GradeQueues};
 use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::Epoch;
@@ -13,7 +13,7 @@ pub type Grade = u32;
 
 /// A copy that is to be graded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct GradedCopy {
     /// Node that holds the copy.
     pub node: Node,
     /// Sample that is copied.
@@ -46,7 +46,7 @@ pub trait Preference: Send {
     }
 
     /// Returns the grade of a copy between uses; `None` if it goes immediately.
-    fn grade(&self, copy: Candidate) -> Option<Grade>;
+    fn grade(&self, copy: GradedCopy) -> Option<Grade>;
 
     /// Returns true if a copy's grade depends on the copies and uses of other nodes.
     fn looks_around(&self) -> bool {
@@ -77,8 +77,8 @@ const LOOK_AT: usize = 64;
 pub struct Cache<P> {
     preference: P,
     window: Option<Iteration>,
-    copies: Copies,
-    queues: Queues,
+    copies: ClusterCopies,
+    queues: GradeQueues,
     epoch: EpochNumber,
     iterations: Iteration,
     /// Last step that is due, by node.
@@ -91,8 +91,8 @@ impl<P: Preference> Cache<P> {
     /// Creates empty memories of `cluster` for a dataset of `samples`. `window`: see [`Residency::window`].
     pub fn with(preference: P, cluster: Cluster, samples: u32, window: Option<Iteration>) -> Self {
         let nodes = usize::from(cluster.nodes);
-        let queues = Queues::new(nodes, preference.grades() as usize);
-        let copies = Copies::new(cluster, samples);
+        let queues = GradeQueues::new(nodes, preference.grades() as usize);
+        let copies = ClusterCopies::new(cluster, samples);
         Self {
             preference,
             window,
@@ -110,10 +110,10 @@ impl<P: Preference> Cache<P> {
         u64::from(access.epoch) * u64::from(self.iterations) + u64::from(access.iteration)
     }
 
-    fn grade(&self, slot: Slot, just_used: bool) -> Option<Grade> {
+    fn grade(&self, slot: CopySlot, just_used: bool) -> Option<Grade> {
         let (node, sample) = self.copies.what(slot);
         let last = self.preference.looks_around() && self.copies.is_last(slot);
-        self.preference.grade(Candidate {
+        self.preference.grade(GradedCopy {
             node,
             sample,
             last,
@@ -123,7 +123,7 @@ impl<P: Preference> Cache<P> {
     }
 
     /// Queues a copy by its worth, or gives it up.
-    fn settle(&mut self, slot: Slot, just_used: bool) {
+    fn settle(&mut self, slot: CopySlot, just_used: bool) {
         let (node, _) = self.copies.what(slot);
         if let Some(grade) = self.grade(slot, just_used) {
             self.copies.keep(slot);
@@ -134,7 +134,7 @@ impl<P: Preference> Cache<P> {
     }
 
     /// Grades the other queued copies of a sample again, if the policy looks at other nodes.
-    fn settle_others(&mut self, sample: Sample, settled: Option<Slot>) {
+    fn settle_others(&mut self, sample: Sample, settled: Option<CopySlot>) {
         if !self.preference.looks_around() {
             return;
         }
@@ -153,7 +153,7 @@ impl<P: Preference> Cache<P> {
     }
 
     /// Gives up copies of a node until `excess` is 0. Returns true if that succeeded.
-    fn make_room(&mut self, node: Node, step: Option<u64>, excess: impl Fn(&Copies) -> u64) -> bool {
+    fn make_room(&mut self, node: Node, step: Option<u64>, excess: impl Fn(&ClusterCopies) -> u64) -> bool {
         while excess(&self.copies) > 0 {
             let Some((grade, oldest, newest)) = self.queues.highest(usize::from(node)) else {
                 return false;

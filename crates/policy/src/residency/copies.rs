@@ -4,29 +4,29 @@
 
 use super::Access;
 use super::given_up::GivenUp;
-use super::queue::{Link, Links, NONE, Slot};
+use super::queue::{CopySlot, NONE, QueueLink, QueueLinks};
 use crate::ids::{Cluster, Node, Sample};
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct SampleEntry {
     /// Size in bytes; while that is unknown, the reserved bytes.
     bytes: u32,
     /// First of its copies.
-    first: Slot,
+    first: CopySlot,
     /// True if the size is known.
     sure: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Copy {
+struct CopyEntry {
     sample: Sample,
     /// The sample's next copy, on another node; or the next free slot.
-    next: Slot,
+    next: CopySlot,
     node: Node,
     /// Uses that were begun and are not over. Above 1 only if an epoch is padded or two epochs overlap.
     uses: u8,
     flags: u8,
-    link: Link,
+    link: QueueLink,
 }
 
 /// Flag: the bytes of the copy have arrived.
@@ -35,37 +35,37 @@ const ARRIVED: u8 = 1;
 const KEPT: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct HeldMemory {
     bytes: u64,
     kept_bytes: u64,
 }
 
-impl Links for Copies {
-    fn link(&mut self, slot: Slot) -> &mut Link {
+impl QueueLinks for ClusterCopies {
+    fn link(&mut self, slot: CopySlot) -> &mut QueueLink {
         &mut self.slab[slot as usize].link
     }
 }
 
 /// All copies of all nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Copies {
+pub(super) struct ClusterCopies {
     cluster: Cluster,
-    samples: Vec<Known>,
-    slab: Vec<Copy>,
-    free: Slot,
-    held: Vec<Held>,
+    samples: Vec<SampleEntry>,
+    slab: Vec<CopyEntry>,
+    free: CopySlot,
+    held: Vec<HeldMemory>,
     known: u64,
     known_bytes: u64,
     given_up: GivenUp,
 }
 
-impl Copies {
+impl ClusterCopies {
     /// Creates no copies, for samples of unknown sizes.
     pub(super) fn new(cluster: Cluster, samples: u32) -> Self {
         Self {
             cluster,
             samples: vec![
-                Known {
+                SampleEntry {
                     bytes: 0,
                     first: NONE,
                     sure: false
@@ -74,7 +74,7 @@ impl Copies {
             ],
             slab: Vec::new(),
             free: NONE,
-            held: vec![Held::default(); usize::from(cluster.nodes)],
+            held: vec![HeldMemory::default(); usize::from(cluster.nodes)],
             known: 0,
             known_bytes: 0,
             given_up: GivenUp::default(),
@@ -97,27 +97,27 @@ impl Copies {
     }
 
     /// The node's copy of a sample.
-    pub(super) fn find(&self, node: Node, sample: Sample) -> Option<Slot> {
+    pub(super) fn find(&self, node: Node, sample: Sample) -> Option<CopySlot> {
         self.of_sample(sample).find(|&slot| self.slab[slot as usize].node == node)
     }
 
     /// The latest copy of a sample.
-    pub(super) fn first(&self, sample: Sample) -> Option<Slot> {
+    pub(super) fn first(&self, sample: Sample) -> Option<CopySlot> {
         existing(self.samples[sample as usize].first)
     }
 
     /// Returns another copy of the same sample; following it visits each copy once.
-    pub(super) fn next(&self, slot: Slot) -> Option<Slot> {
+    pub(super) fn next(&self, slot: CopySlot) -> Option<CopySlot> {
         existing(self.slab[slot as usize].next)
     }
 
-    fn of_sample(&self, sample: Sample) -> impl Iterator<Item = Slot> + '_ {
+    fn of_sample(&self, sample: Sample) -> impl Iterator<Item = CopySlot> + '_ {
         std::iter::successors(self.first(sample), |&slot| self.next(slot))
     }
 
     /// Returns true if the sample has just one copy in the cluster.
-    pub(super) fn is_last(&self, slot: Slot) -> bool {
-        let Copy { sample, next, .. } = self.slab[slot as usize];
+    pub(super) fn is_last(&self, slot: CopySlot) -> bool {
+        let CopyEntry { sample, next, .. } = self.slab[slot as usize];
         next == NONE && self.samples[sample as usize].first == slot
     }
 
@@ -131,42 +131,42 @@ impl Copies {
 
     /// Touches the entries needed to give up the copies queued behind this one: the sample of the next copy, and the
     /// copy after that. Their cache misses overlap, and are over when the entries matter.
-    pub(super) fn glance_behind(&self, slot: Slot, newest_first: bool) -> u32 {
-        let behind = |slot: Slot| existing(self.slab[slot as usize].link.behind(newest_first));
+    pub(super) fn glance_behind(&self, slot: CopySlot, newest_first: bool) -> u32 {
+        let behind = |slot: CopySlot| existing(self.slab[slot as usize].link.behind(newest_first));
         let Some(next) = behind(slot) else { return 0 };
         let sample = self.slab[next as usize].sample;
         self.samples[sample as usize].bytes ^ behind(next).map_or(0, |after| self.slab[after as usize].sample)
     }
 
     /// Returns a copy's node and sample.
-    pub(super) fn what(&self, slot: Slot) -> (Node, Sample) {
+    pub(super) fn what(&self, slot: CopySlot) -> (Node, Sample) {
         let copy = self.slab[slot as usize];
         (copy.node, copy.sample)
     }
 
     /// Returns true if a copy stays between uses.
-    pub(super) fn is_kept(&self, slot: Slot) -> bool {
+    pub(super) fn is_kept(&self, slot: CopySlot) -> bool {
         self.slab[slot as usize].flags & KEPT != 0
     }
 
     /// Returns true if a use of a copy is under way.
-    pub(super) fn in_use(&self, slot: Slot) -> bool {
+    pub(super) fn in_use(&self, slot: CopySlot) -> bool {
         self.slab[slot as usize].uses > 0
     }
 
     /// Takes all copies out of queues. Returns all slots, used and free.
-    pub(super) fn unlink_all(&mut self) -> std::ops::Range<Slot> {
-        self.slab.iter_mut().for_each(|copy| copy.link = Link::NOWHERE);
-        0..self.slab.len() as Slot
+    pub(super) fn unlink_all(&mut self) -> std::ops::Range<CopySlot> {
+        self.slab.iter_mut().for_each(|copy| copy.link = QueueLink::NOWHERE);
+        0..self.slab.len() as CopySlot
     }
 
     /// Returns the grade under which a copy is queued.
-    pub(super) fn grade(&self, slot: Slot) -> Option<u32> {
+    pub(super) fn grade(&self, slot: CopySlot) -> Option<u32> {
         self.slab[slot as usize].link.grade()
     }
 
     /// Begins a use of a copy.
-    pub(super) fn begin_use(&mut self, slot: Slot) {
+    pub(super) fn begin_use(&mut self, slot: CopySlot) {
         self.slab[slot as usize].uses += 1;
     }
 
@@ -183,7 +183,7 @@ impl Copies {
     }
 
     fn expected_bytes(&self, sample: Sample) -> u32 {
-        let Known { bytes, first, sure } = self.samples[sample as usize];
+        let SampleEntry { bytes, first, sure } = self.samples[sample as usize];
         if sure || first != NONE {
             bytes
         } else {
@@ -192,21 +192,21 @@ impl Copies {
     }
 
     /// Brings a sample into a node that has no copy of it, for a use that begins.
-    pub(super) fn bring(&mut self, node: Node, sample: Sample) -> Slot {
+    pub(super) fn bring(&mut self, node: Node, sample: Sample) -> CopySlot {
         let bytes = self.expected_bytes(sample);
         let known = &mut self.samples[sample as usize];
         known.bytes = bytes;
-        let copy = Copy {
+        let copy = CopyEntry {
             sample,
             next: known.first,
             node,
             uses: 1,
             flags: 0,
-            link: Link::NOWHERE,
+            link: QueueLink::NOWHERE,
         };
         let slot = self.free;
         if slot == NONE {
-            known.first = self.slab.len() as Slot;
+            known.first = self.slab.len() as CopySlot;
             self.slab.push(copy);
         } else {
             known.first = slot;
@@ -221,7 +221,7 @@ impl Copies {
         if let Some(slot) = self.find(access.node, access.sample) {
             self.slab[slot as usize].flags |= ARRIVED;
         }
-        let Known {
+        let SampleEntry {
             bytes: reserved,
             first,
             sure,
@@ -240,13 +240,13 @@ impl Copies {
             }
             slot = copy.next;
         }
-        self.samples[access.sample as usize] = Known { bytes, first, sure: true };
+        self.samples[access.sample as usize] = SampleEntry { bytes, first, sure: true };
         self.known += 1;
         self.known_bytes += u64::from(bytes);
     }
 
     /// Ends a use. Returns the copy if no other use of it is under way.
-    pub(super) fn end_use(&mut self, access: Access) -> Option<Slot> {
+    pub(super) fn end_use(&mut self, access: Access) -> Option<CopySlot> {
         let slot = self.find(access.node, access.sample)?;
         let copy = &mut self.slab[slot as usize];
         copy.uses -= 1;
@@ -254,7 +254,7 @@ impl Copies {
     }
 
     /// Makes a copy stay between uses.
-    pub(super) fn keep(&mut self, slot: Slot) {
+    pub(super) fn keep(&mut self, slot: CopySlot) {
         let copy = &mut self.slab[slot as usize];
         if copy.flags & KEPT == 0 {
             copy.flags |= KEPT;
@@ -268,8 +268,8 @@ impl Copies {
     }
 
     /// Gives up a copy.
-    pub(super) fn give_up(&mut self, slot: Slot) {
-        let Copy {
+    pub(super) fn give_up(&mut self, slot: CopySlot) {
+        let CopyEntry {
             sample, next, node, flags, ..
         } = self.slab[slot as usize];
         self.given_up.note(node, sample);
@@ -289,19 +289,19 @@ impl Copies {
         if flags & KEPT != 0 {
             held.kept_bytes -= bytes;
         }
-        self.slab[slot as usize] = Copy {
+        self.slab[slot as usize] = CopyEntry {
             sample,
             next: self.free,
             node,
             uses: 0,
             flags: 0,
-            link: Link::NOWHERE,
+            link: QueueLink::NOWHERE,
         };
         self.free = slot;
     }
 }
 
-fn existing(slot: Slot) -> Option<Slot> {
+fn existing(slot: CopySlot) -> Option<CopySlot> {
     (slot != NONE).then_some(slot)
 }
 

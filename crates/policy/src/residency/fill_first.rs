@@ -2,8 +2,8 @@
 //! evicted. Nodes know nothing of one another. The decisions are those of [`crate::fill_first`], which the agent
 //! carries out for whole files; here each node's memory is one tier.
 
-use super::kept::Kept;
-use super::window::{Held, Share, Window};
+use super::kept::KeptSamples;
+use super::window::{HeldMemory, ResidencyWindow, WindowShare};
 use super::{Access, Fetch, Origin, Residency};
 use crate::fill_first::{self as placement, Action, CopyId, Event, TierIndex, TierSpec};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -15,8 +15,8 @@ const MEMORY: TierIndex = TierIndex(0);
 /// Monarch's placement over the memories of nodes.
 #[derive(Clone, Debug)]
 pub struct FillFirst {
-    window: Window,
-    kept: Kept,
+    window: ResidencyWindow,
+    kept: KeptSamples,
     samples: u32,
     placements: Vec<placement::FillFirst>,
 }
@@ -29,8 +29,8 @@ impl FillFirst {
             quota_inodes: u64::from(samples),
         };
         Self {
-            window: Window::new(cluster, samples, ahead, Share::Bounded),
-            kept: Kept::new(cluster.nodes, samples),
+            window: ResidencyWindow::new(cluster, samples, ahead, WindowShare::Bounded),
+            kept: KeptSamples::new(cluster.nodes, samples),
             samples,
             placements: (0..cluster.nodes).map(|_| placement::FillFirst::new([memory])).collect(),
         }
@@ -98,7 +98,7 @@ impl Residency for FillFirst {
         let bytes = self.window.size(sample);
         let held = self.window.close(access);
         self.give_up(node);
-        if held == Held::Copy || self.kept.contains(node, sample) {
+        if held == HeldMemory::Copy || self.kept.contains(node, sample) {
             return;
         }
         let size = u64::from(bytes);

@@ -1,31 +1,31 @@
 //! Copies that nodes keep beyond their use: a set for each node, and the bytes of each node's memory.
 
 use super::Access;
-use super::window::Window;
+use super::window::ResidencyWindow;
 use crate::ids::{Node, Sample};
 
 /// A set of samples for each node: a bit for each sample and node, in memory that is not touched where nothing was ever
 /// kept.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptSamples {
     samples: u32,
     /// Words of 64 nodes that a sample takes.
     words: usize,
     bits: Vec<u64>,
-    nodes: Vec<OfNode>,
+    nodes: Vec<NodeKept>,
     /// Number of copies on all nodes.
     copies: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct OfNode {
+struct NodeKept {
     copies: u32,
     bytes: u64,
     /// Position of the search for a copy to give up.
     hand: Sample,
 }
 
-impl Kept {
+impl KeptSamples {
     /// Creates empty sets.
     pub(super) fn new(nodes: Node, samples: u32) -> Self {
         let words = usize::from(nodes).div_ceil(64);
@@ -33,7 +33,7 @@ impl Kept {
             samples,
             words,
             bits: vec![0; words * samples as usize],
-            nodes: vec![OfNode::default(); usize::from(nodes)],
+            nodes: vec![NodeKept::default(); usize::from(nodes)],
             copies: 0,
         }
     }
@@ -105,7 +105,7 @@ impl Kept {
 
     /// Returns the next sample, in cyclic order, that the node keeps, that is not in use, and that `may_go`; looks at
     /// `most` samples at most.
-    pub(super) fn next(&mut self, node: Node, most: u32, window: &Window, may_go: impl Fn(Sample) -> bool) -> Option<Sample> {
+    pub(super) fn next(&mut self, node: Node, most: u32, window: &ResidencyWindow, may_go: impl Fn(Sample) -> bool) -> Option<Sample> {
         if self.copies(node) == 0 {
             return None;
         }
@@ -129,18 +129,18 @@ mod tests {
     use super::*;
     use crate::drawn;
     use crate::ids::Cluster;
-    use crate::residency::window::Share;
+    use crate::residency::window::WindowShare;
 
     const SAMPLES: u32 = 20;
 
     /// Returns a window in which these samples are in use.
-    fn using(samples: &BTreeSet<Sample>) -> Window {
+    fn using(samples: &BTreeSet<Sample>) -> ResidencyWindow {
         let cluster = Cluster {
             nodes: 1,
             gpus: 1,
             cache_bytes: 1,
         };
-        let mut window = Window::new(cluster, SAMPLES, 0, Share::Whole);
+        let mut window = ResidencyWindow::new(cluster, SAMPLES, 0, WindowShare::Whole);
         for &sample in samples {
             window.open_copy(Access {
                 node: 0,
@@ -161,7 +161,7 @@ mod tests {
             moves in proptest::collection::vec((0..200_u16, 0..SAMPLES), 0..200), nodes in 1..200_u16,
             used in proptest::collection::btree_set(0..SAMPLES, 0..10), odd: bool,
         ) {
-            let mut kept = Kept::new(nodes, SAMPLES);
+            let mut kept = KeptSamples::new(nodes, SAMPLES);
             let mut plain: BTreeMap<Node, BTreeSet<Sample>> = BTreeMap::new();
             let bytes = |sample: Sample| 100 + sample;
             for (node, sample) in moves {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_search_goes_on_where_it_ended_and_no_further_than_it_may() {
-        let mut kept = Kept::new(2, SAMPLES);
+        let mut kept = KeptSamples::new(2, SAMPLES);
         for sample in [3, 5, 19] {
             kept.insert(1, sample, 1);
         }

@@ -25,7 +25,7 @@
 //! - *Reuse distance* is that of the co-located GPUs (Section 3, Observation 4), in both variants; "across all GPUs"
 //!   (Section 4.4) means these.
 
-use super::cache::{Cache, Candidate, Grade, Preference};
+use super::cache::{Cache, Grade, GradedCopy, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
 use crate::ids::{Cluster, EpochNumber, Iteration, Sample};
 use crate::order::Epoch;
@@ -36,12 +36,12 @@ pub type Lobster = Cache<ReuseDistance>;
 /// Grades a copy by its node's next use: the later the use, the less the copy is worth.
 #[derive(Clone, Debug)]
 pub struct ReuseDistance {
-    text: Text,
+    text: TextRules,
     future: Future,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Text {
+enum TextRules {
     AsWritten,
     Corrected,
 }
@@ -50,7 +50,7 @@ impl Lobster {
     /// Creates the text's policy: prefetch is bounded by memory alone.
     pub fn as_written(cluster: Cluster, samples: u32) -> Self {
         let preference = ReuseDistance {
-            text: Text::AsWritten,
+            text: TextRules::AsWritten,
             future: Future::new(cluster, EPOCHS_AHEAD),
         };
         Self::with(preference, cluster, samples, None)
@@ -60,7 +60,7 @@ impl Lobster {
     /// unbounded prefetch.
     pub fn as_written_within(cluster: Cluster, samples: u32, window: Iteration) -> Self {
         let preference = ReuseDistance {
-            text: Text::AsWritten,
+            text: TextRules::AsWritten,
             future: Future::new(cluster, EPOCHS_AHEAD),
         };
         Self::with(preference, cluster, samples, Some(window))
@@ -69,7 +69,7 @@ impl Lobster {
     /// Creates the corrected policy, with a window of `window` iterations.
     pub fn corrected(cluster: Cluster, samples: u32, window: Iteration) -> Self {
         let preference = ReuseDistance {
-            text: Text::Corrected,
+            text: TextRules::Corrected,
             future: Future::new(cluster, EPOCHS_AHEAD),
         };
         Self::with(preference, cluster, samples, Some(window))
@@ -88,8 +88,8 @@ impl ReuseDistance {
 impl Preference for ReuseDistance {
     fn name(&self) -> &'static str {
         match self.text {
-            Text::AsWritten => "lobster_as_written",
-            Text::Corrected => "lobster",
+            TextRules::AsWritten => "lobster_as_written",
+            TextRules::Corrected => "lobster",
         }
     }
 
@@ -99,8 +99,8 @@ impl Preference for ReuseDistance {
 
     fn grades(&self) -> u32 {
         match self.text {
-            Text::AsWritten => self.future.grades(),
-            Text::Corrected => 2 * self.future.grades(),
+            TextRules::AsWritten => self.future.grades(),
+            TextRules::Corrected => 2 * self.future.grades(),
         }
     }
 
@@ -117,19 +117,19 @@ impl Preference for ReuseDistance {
         self.future.glance(sample)
     }
 
-    fn grade(&self, copy: Candidate) -> Option<Grade> {
+    fn grade(&self, copy: GradedCopy) -> Option<Grade> {
         let next_on_node = || self.future.next_use_on(copy.node, copy.sample, copy.from);
         match (self.text, copy.last) {
-            (Text::AsWritten, last) => {
+            (TextRules::AsWritten, last) => {
                 let next = next_on_node();
                 let goes = copy.just_used && !last && self.beyond_next_epoch(next, copy.from);
                 (!goes).then(|| self.future.grade(next))
             }
-            (Text::Corrected, true) => {
+            (TextRules::Corrected, true) => {
                 let next = self.future.next_use(copy.sample, copy.from);
                 Some(self.future.grade(next.map(|next| next.step)))
             }
-            (Text::Corrected, false) => Some(self.future.grades() + self.future.grade(next_on_node())),
+            (TextRules::Corrected, false) => Some(self.future.grades() + self.future.grade(next_on_node())),
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         };
         let mut future = Future::new(cluster, EPOCHS_AHEAD);
         future.begin(0, &[order.epoch(0), order.epoch(1), order.epoch(2)]);
-        let text = Text::AsWritten;
+        let text = TextRules::AsWritten;
         let reuse = ReuseDistance { text, future };
         for finished in 0..12 {
             let first_of_that = (finished / 4 + 2) * 4;

@@ -3,7 +3,7 @@
 //! For uses in random order it is the worst of the usual policies: of one node that holds a share f of the dataset, a
 //! use finds its sample with probability f + (1 - f) ln(1 - f), which is 4.9 % at f = 29.6 %.
 
-use super::cache::{Cache, Candidate, Grade, Preference};
+use super::cache::{Cache, Grade, GradedCopy, Preference};
 use crate::ids::{Cluster, EpochNumber, Iteration};
 use crate::order::Epoch;
 
@@ -38,7 +38,7 @@ impl Preference for Recency {
         false
     }
 
-    fn grade(&self, _: Candidate) -> Option<Grade> {
+    fn grade(&self, _: GradedCopy) -> Option<Grade> {
         Some(0)
     }
 }

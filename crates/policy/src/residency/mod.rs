@@ -41,7 +41,7 @@ pub mod replay;
 mod window;
 
 pub use belady::Belady;
-pub use cache::{Cache, Candidate, Grade, Preference};
+pub use cache::{Cache, Grade, GradedCopy, Preference};
 pub use choice::{PolicyInput, PolicyName};
 pub use fill_first::FillFirst;
 pub use forebay::Forebay;

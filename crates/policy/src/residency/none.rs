@@ -1,7 +1,7 @@
 //! No cache: each node has a just-in-time window and keeps nothing, like torch's `DataLoader` with its
 //! `prefetch_factor`.
 
-use super::window::{Share, Window};
+use super::window::{ResidencyWindow, WindowShare};
 use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
@@ -9,14 +9,14 @@ use crate::order;
 /// A window and nothing else; the window may take all of a node's memory.
 #[derive(Clone, Debug)]
 pub struct NoCache {
-    window: Window,
+    window: ResidencyWindow,
 }
 
 impl NoCache {
     /// Creates windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
-            window: Window::new(cluster, samples, ahead, Share::Whole),
+            window: ResidencyWindow::new(cluster, samples, ahead, WindowShare::Whole),
         }
     }
 }

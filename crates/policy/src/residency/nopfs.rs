@@ -7,7 +7,7 @@
 //! for a window only (NoPFS's staging buffer) and are read from another node that has them, or from the source. The
 //! choice is made for the whole training: it does not depend on the time of a use.
 
-use super::cache::{Cache, Candidate, Grade, Preference};
+use super::cache::{Cache, Grade, GradedCopy, Preference};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::Epoch;
 
@@ -78,7 +78,7 @@ impl Preference for Frequency {
         u32::from(self.uses.of(0, sample))
     }
 
-    fn grade(&self, copy: Candidate) -> Option<Grade> {
+    fn grade(&self, copy: GradedCopy) -> Option<Grade> {
         Some(u32::from(u8::MAX - self.uses.of(copy.node, copy.sample)))
     }
 
@@ -99,7 +99,7 @@ mod tests {
             uses: Uses { nodes: 1, counts },
         };
         let grade = |sample| {
-            frequency.grade(Candidate {
+            frequency.grade(GradedCopy {
                 node: 0,
                 sample,
                 last: false,

@@ -5,8 +5,8 @@
 //! an epoch, no choice of samples avoids more reads. Nodes serve one another from their memories (its partitioned
 //! cache); while memory is short, no sample is therefore kept twice.
 
-use super::kept::Kept;
-use super::window::{Held, NOBODY, Share, Window};
+use super::kept::KeptSamples;
+use super::window::{HeldMemory, NOBODY, ResidencyWindow, WindowShare};
 use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
@@ -14,8 +14,8 @@ use crate::order;
 /// A cache that keeps the samples that came first.
 #[derive(Clone, Debug)]
 pub struct Pinned {
-    window: Window,
-    kept: Kept,
+    window: ResidencyWindow,
+    kept: KeptSamples,
     samples: u32,
 }
 
@@ -23,8 +23,8 @@ impl Pinned {
     /// Creates empty memories, with windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         Self {
-            window: Window::new(cluster, samples, ahead, Share::Bounded),
-            kept: Kept::new(cluster.nodes, samples),
+            window: ResidencyWindow::new(cluster, samples, ahead, WindowShare::Bounded),
+            kept: KeptSamples::new(cluster.nodes, samples),
             samples,
         }
     }
@@ -92,7 +92,7 @@ impl Residency for Pinned {
         let bytes = self.window.size(sample);
         let held = self.window.close(access);
         self.give_up(node);
-        if held == Held::Copy || self.kept.contains(node, sample) {
+        if held == HeldMemory::Copy || self.kept.contains(node, sample) {
             return;
         }
         if self.window.leaves(node, self.kept.bytes(node) + u64::from(bytes)) {

@@ -4,19 +4,19 @@
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A copy by its place in the slab of copies.
-pub(super) type Slot = u32;
+pub(super) type CopySlot = u32;
 
 /// A copy's links in a queue. They are stored beside the other fields of the copy, since memory is read a cache line at
 /// a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Link {
-    older: Slot,
-    newer: Slot,
+pub(super) struct QueueLink {
+    older: CopySlot,
+    newer: CopySlot,
     /// Grade under which the copy is queued; [`NONE`] if it is in no queue.
     grade: u32,
 }
 
-impl Link {
+impl QueueLink {
     /// In no queue.
     pub(super) const NOWHERE: Self = Self {
         older: NONE,
@@ -30,21 +30,21 @@ impl Link {
     }
 
     /// Returns the copy that comes next, if queues are taken from one end.
-    pub(super) const fn behind(&self, newest_first: bool) -> Slot {
+    pub(super) const fn behind(&self, newest_first: bool) -> CopySlot {
         if newest_first { self.older } else { self.newer }
     }
 }
 
 /// Storage of the links of all copies.
-pub(super) trait Links {
+pub(super) trait QueueLinks {
     /// The link of a copy.
-    fn link(&mut self, slot: Slot) -> &mut Link;
+    fn link(&mut self, slot: CopySlot) -> &mut QueueLink;
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Ends {
-    oldest: Slot,
-    newest: Slot,
+    oldest: CopySlot,
+    newest: CopySlot,
 }
 
 const EMPTY: Ends = Ends {
@@ -53,15 +53,15 @@ const EMPTY: Ends = Ends {
 };
 
 /// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and a
-/// [`Link`] a copy.
+/// [`QueueLink`] a copy.
 #[derive(Clone, Debug)]
-pub(super) struct Queues {
+pub(super) struct GradeQueues {
     ends: Vec<Ends>,
     used: Vec<Bits>,
     grades: usize,
 }
 
-impl Queues {
+impl GradeQueues {
     /// Creates empty queues.
     pub(super) fn new(nodes: usize, grades: usize) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Queues {
     }
 
     /// Queues a copy that is in no queue, as the newest of its grade.
-    pub(super) fn push(&mut self, links: &mut impl Links, node: usize, slot: Slot, grade: u32) {
+    pub(super) fn push(&mut self, links: &mut impl QueueLinks, node: usize, slot: CopySlot, grade: u32) {
         let ends = &mut self.ends[node * self.grades + grade as usize];
         let older = std::mem::replace(&mut ends.newest, slot);
         if older == NONE {
@@ -96,12 +96,12 @@ impl Queues {
         }
         let link = links.link(slot);
         debug_assert_eq!(link.grade, NONE, "queued once");
-        *link = Link { older, newer: NONE, grade };
+        *link = QueueLink { older, newer: NONE, grade };
     }
 
     /// Takes a copy out, if it is in a queue.
-    pub(super) fn remove(&mut self, links: &mut impl Links, node: usize, slot: Slot) {
-        let link = std::mem::replace(links.link(slot), Link::NOWHERE);
+    pub(super) fn remove(&mut self, links: &mut impl QueueLinks, node: usize, slot: CopySlot) {
+        let link = std::mem::replace(links.link(slot), QueueLink::NOWHERE);
         let Some(grade) = link.grade() else { return };
         let ends = &mut self.ends[node * self.grades + grade as usize];
         match link.older {
@@ -118,7 +118,7 @@ impl Queues {
     }
 
     /// A node's highest grade with copies, and its oldest and newest copy.
-    pub(super) fn highest(&self, node: usize) -> Option<(u32, Slot, Slot)> {
+    pub(super) fn highest(&self, node: usize) -> Option<(u32, CopySlot, CopySlot)> {
         let grade = self.used[node].highest()?;
         let ends = self.ends[node * self.grades + grade];
         Some((grade as u32, ends.oldest, ends.newest))
@@ -178,17 +178,17 @@ impl Bits {
 mod tests {
     use super::*;
 
-    impl Links for Vec<Link> {
-        fn link(&mut self, slot: Slot) -> &mut Link {
+    impl QueueLinks for Vec<QueueLink> {
+        fn link(&mut self, slot: CopySlot) -> &mut QueueLink {
             &mut self[slot as usize]
         }
     }
 
     #[test]
     fn the_highest_grade_is_found_whatever_came_and_went() {
-        let mut queues = Queues::new(2, 300_000);
-        let mut links = vec![Link::NOWHERE; 20_000];
-        let mut plain: std::collections::BTreeMap<u32, Vec<Slot>> = std::collections::BTreeMap::new();
+        let mut queues = GradeQueues::new(2, 300_000);
+        let mut links = vec![QueueLink::NOWHERE; 20_000];
+        let mut plain: std::collections::BTreeMap<u32, Vec<CopySlot>> = std::collections::BTreeMap::new();
         let mut state = 1_u64;
         for turn in 0..20_000_u32 {
             state = state

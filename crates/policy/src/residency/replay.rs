@@ -32,7 +32,7 @@ pub struct Replay<F> {
     bytes_of: F,
     orders: Vec<Epoch>,
     current: EpochNumber,
-    ahead: Vec<Ahead>,
+    ahead: Vec<StepUses>,
     /// Uses of this step, to be consumed.
     step: Vec<Access>,
     /// Traffic of this epoch and of later ones whose uses were fetched.
@@ -41,7 +41,7 @@ pub struct Replay<F> {
 
 /// Uses of a node in one step, of which the first `fetched` were fetched.
 #[derive(Clone, Debug, Default)]
-struct Ahead {
+struct StepUses {
     epoch: EpochNumber,
     iteration: Iteration,
     uses: Vec<Access>,
@@ -58,7 +58,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
     /// If the cluster's ranks are not those that the order is dealt to.
     pub fn new(cluster: Cluster, order: Order, epochs: EpochNumber, bytes_of: F) -> Self {
         assert_eq!(cluster.world(), order.deal.world(), "an order is dealt to the cluster's ranks");
-        let ahead = vec![Ahead::default(); usize::from(cluster.nodes)];
+        let ahead = vec![StepUses::default(); usize::from(cluster.nodes)];
         Self {
             cluster,
             order,
@@ -136,8 +136,8 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
     }
 
     /// Lists the uses of a node in a step, in order.
-    fn list_uses(&self, node: Node, ahead: &mut Ahead) {
-        let Ahead { epoch, iteration, .. } = *ahead;
+    fn list_uses(&self, node: Node, ahead: &mut StepUses) {
+        let StepUses { epoch, iteration, .. } = *ahead;
         let order = &self.orders[(epoch - self.current) as usize];
         let deal = order.deal();
         let first = u32::from(node) * self.cluster.gpus;

@@ -26,7 +26,7 @@ const BRIM_PART: u64 = 16;
 
 /// Share of a node's memory that the window may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Share {
+pub(super) enum WindowShare {
     /// At most W.
     Bounded,
     /// All of it: the policy keeps nothing.
@@ -35,7 +35,7 @@ pub(super) enum Share {
 
 /// Memory that a use held while it was under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldMemory {
     /// Bytes of the window, which are free again.
     Window,
     /// A copy that the node keeps.
@@ -52,26 +52,26 @@ const MORE: u8 = 4;
 /// Record of a sample, aligned such that none spans two cache lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(16))]
-struct Record {
+struct SampleUse {
     /// Size in bytes; while that is unknown, the reserved bytes.
     bytes: u32,
     /// The node of a use that is under way, or [`NOBODY`].
     user: Node,
-    /// See [`Window::owner`].
+    /// See [`ResidencyWindow::owner`].
     owner: Node,
     flags: u8,
 }
 
 /// Another use under way of a sample that has one in its record. Rare: epochs overlap, or one is padded.
 #[derive(Clone, Copy, Debug)]
-struct Use {
+struct OtherUse {
     sample: Sample,
     node: Node,
     of_copy: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct OfNode {
+struct NodeWindow {
     bytes: u64,
     /// Last step that is in progress or next: its samples are let in whatever they need, or nothing would ever move
     /// again.
@@ -80,13 +80,13 @@ struct OfNode {
 
 /// The windows of all nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
+pub(super) struct ResidencyWindow {
     cluster: Cluster,
-    share: Share,
+    share: WindowShare,
     ahead: Iteration,
-    records: Vec<Record>,
-    more: Vec<Use>,
-    nodes: Vec<OfNode>,
+    records: Vec<SampleUse>,
+    more: Vec<OtherUse>,
+    nodes: Vec<NodeWindow>,
     epoch: EpochNumber,
     /// Steps of the epochs before this one.
     steps_before: u64,
@@ -99,15 +99,15 @@ pub(super) struct Window {
     limit_bytes: u64,
 }
 
-impl Window {
+impl ResidencyWindow {
     /// Creates empty windows, over `samples` of unknown size, that reach `ahead` iterations beyond the current one.
-    pub(super) fn new(cluster: Cluster, samples: u32, ahead: Iteration, share: Share) -> Self {
+    pub(super) fn new(cluster: Cluster, samples: u32, ahead: Iteration, share: WindowShare) -> Self {
         let mut window = Self {
             cluster,
             share,
             ahead,
             records: vec![
-                Record {
+                SampleUse {
                     bytes: 0,
                     user: NOBODY,
                     owner: NOBODY,
@@ -116,7 +116,7 @@ impl Window {
                 samples as usize
             ],
             more: Vec::new(),
-            nodes: vec![OfNode::default(); usize::from(cluster.nodes)],
+            nodes: vec![NodeWindow::default(); usize::from(cluster.nodes)],
             epoch: 0,
             steps_before: 0,
             iterations: 0,
@@ -233,7 +233,7 @@ impl Window {
         } else {
             self.mean_bytes() as u32
         };
-        let OfNode { bytes: used, due } = self.nodes[usize::from(access.node)];
+        let NodeWindow { bytes: used, due } = self.nodes[usize::from(access.node)];
         let after = used + u64::from(bytes);
         let fits = after <= self.limit_bytes && kept_bytes + after <= self.cluster.cache_bytes;
         if !fits && self.step(access) > due {
@@ -276,12 +276,12 @@ impl Window {
     }
 
     /// Ends a use, and returns the memory that it held.
-    pub(super) fn close(&mut self, access: Access) -> Held {
+    pub(super) fn close(&mut self, access: Access) -> HeldMemory {
         let step = self.step(access);
         let node = &mut self.nodes[usize::from(access.node)];
         node.due = node.due.max(step + 1);
         let held = self.take(access);
-        if held == Held::Window {
+        if held == HeldMemory::Window {
             self.nodes[usize::from(access.node)].bytes -= u64::from(self.size(access.sample));
         }
         held
@@ -294,7 +294,7 @@ impl Window {
             record.flags = (record.flags & !OF_COPY) | if of_copy { OF_COPY } else { 0 };
         } else {
             record.flags |= MORE;
-            self.more.push(Use {
+            self.more.push(OtherUse {
                 sample: access.sample,
                 node: access.node,
                 of_copy,
@@ -302,16 +302,24 @@ impl Window {
         }
     }
 
-    fn take(&mut self, access: Access) -> Held {
+    fn take(&mut self, access: Access) -> HeldMemory {
         let record = &mut self.records[access.sample as usize];
         if record.flags & MORE == 0 {
             debug_assert_eq!(record.user, access.node, "a use that is over was begun");
             record.user = NOBODY;
-            return if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
+            return if record.flags & OF_COPY == 0 {
+                HeldMemory::Window
+            } else {
+                HeldMemory::Copy
+            };
         }
         if record.user == access.node {
             // Another use takes the record's place, so this one is among the others.
-            let held = if record.flags & OF_COPY == 0 { Held::Window } else { Held::Copy };
+            let held = if record.flags & OF_COPY == 0 {
+                HeldMemory::Window
+            } else {
+                HeldMemory::Copy
+            };
             if let Some(at) = self.more.iter().position(|other| other.sample == access.sample) {
                 let other = self.more.swap_remove(at);
                 record.user = other.node;
@@ -324,11 +332,11 @@ impl Window {
             .more
             .iter()
             .position(|other| other.sample == access.sample && other.node == access.node);
-        let held = at.map_or(Held::Copy, |at| {
+        let held = at.map_or(HeldMemory::Copy, |at| {
             if self.more.swap_remove(at).of_copy {
-                Held::Copy
+                HeldMemory::Copy
             } else {
-                Held::Window
+                HeldMemory::Window
             }
         });
         self.note_more(access.sample);
@@ -352,7 +360,7 @@ impl Window {
     /// Chooses the limit from the sizes known so far.
     fn measure(&mut self) {
         let memory = self.cluster.cache_bytes;
-        if self.share == Share::Whole {
+        if self.share == WindowShare::Whole {
             self.limit_bytes = memory;
             return;
         }

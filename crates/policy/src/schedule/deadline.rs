@@ -10,14 +10,14 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::{Request, Scheduler, StepLoad};
+use super::{ReadRequest, Scheduler, StepLoad};
 
 /// Earliest deadline first over a shared pool.
 #[derive(Clone, Debug)]
 pub struct EarliestDeadline {
     threads: u32,
     pushed: u64,
-    heap: BinaryHeap<Waiting>,
+    heap: BinaryHeap<QueuedRead>,
 }
 
 impl EarliestDeadline {
@@ -33,19 +33,19 @@ impl EarliestDeadline {
 
 /// A queued read; the heap's greatest is read next.
 #[derive(Clone, Debug)]
-struct Waiting {
-    request: Request,
+struct QueuedRead {
+    request: ReadRequest,
     /// Sequence number: the count of earlier pushes.
     turn: u64,
 }
 
-impl Waiting {
+impl QueuedRead {
     fn begin_by_s(&self) -> f64 {
         self.request.deadline_s - self.request.predicted_s
     }
 }
 
-impl Ord for Waiting {
+impl Ord for QueuedRead {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.request.class.cmp(&self.request.class))
             .then_with(|| other.begin_by_s().total_cmp(&self.begin_by_s()))
@@ -54,34 +54,34 @@ impl Ord for Waiting {
     }
 }
 
-impl PartialOrd for Waiting {
+impl PartialOrd for QueuedRead {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for QueuedRead {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Waiting {}
+impl Eq for QueuedRead {}
 
 impl Scheduler for EarliestDeadline {
     fn name(&self) -> &'static str {
         "earliest_deadline"
     }
 
-    fn push(&mut self, request: Request) {
-        self.heap.push(Waiting {
+    fn push(&mut self, request: ReadRequest) {
+        self.heap.push(QueuedRead {
             request,
             turn: self.pushed,
         });
         self.pushed += 1;
     }
 
-    fn pick(&mut self, _busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, _busy: &[u32]) -> Option<ReadRequest> {
         self.heap.pop().map(|waiting| waiting.request)
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::{Request, Scheduler, StepLoad};
+use super::{ReadRequest, Scheduler, StepLoad};
 
 /// One queue, one pool.
 #[derive(Clone, Debug)]
 pub struct FirstCome {
     threads: u32,
-    queue: VecDeque<Request>,
+    queue: VecDeque<ReadRequest>,
 }
 
 impl FirstCome {
@@ -26,11 +26,11 @@ impl Scheduler for FirstCome {
         "first_come"
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.queue.push_back(request);
     }
 
-    fn pick(&mut self, _busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, _busy: &[u32]) -> Option<ReadRequest> {
         self.queue.pop_front()
     }
 

@@ -1,14 +1,14 @@
 //! Static: each rank has threads of its own, always the same equal number, as if each rank's process had its own
 //! loader.
 
-use super::queues::Queues;
-use super::{Request, Scheduler, StepLoad};
+use super::queues::RankQueues;
+use super::{ReadRequest, Scheduler, StepLoad};
 
 /// An equal share of the threads for each rank. A thread that has nothing to read for its rank does not help another.
 #[derive(Clone, Debug)]
 pub struct Static {
     threads: Vec<u32>,
-    queues: Queues,
+    queues: RankQueues,
 }
 
 impl Static {
@@ -17,7 +17,7 @@ impl Static {
         let (each, over) = (threads / ranks, threads % ranks);
         Self {
             threads: (0..ranks).map(|rank| each + u32::from(rank < over)).collect(),
-            queues: Queues::new(ranks),
+            queues: RankQueues::new(ranks),
         }
     }
 }
@@ -27,11 +27,11 @@ impl Scheduler for Static {
         "static"
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.queues.push(request);
     }
 
-    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest> {
         self.queues.pick(&self.threads, busy)
     }
 

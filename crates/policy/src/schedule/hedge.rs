@@ -80,7 +80,7 @@ impl Latencies {
 
 /// A read under way.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
+struct HedgedRead {
     bytes: u64,
     began_s: f64,
     deadline_s: f64,
@@ -91,27 +91,27 @@ struct UnderWay {
 
 /// Seconds, in the order of `f64::total_cmp`.
 #[derive(Clone, Copy, Debug)]
-struct Seconds(f64);
+struct OrderedSeconds(f64);
 
-impl Ord for Seconds {
+impl Ord for OrderedSeconds {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-impl PartialOrd for Seconds {
+impl PartialOrd for OrderedSeconds {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Seconds {
+impl PartialEq for OrderedSeconds {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Seconds {}
+impl Eq for OrderedSeconds {}
 
 /// Reads under way on a node, their latencies, and the budget that is left.
 #[derive(Clone, Debug)]
@@ -123,10 +123,10 @@ pub struct Hedge {
     begun_bytes: u64,
     hedged: u64,
     hedged_bytes: u64,
-    under_way: BTreeMap<ReadId, UnderWay>,
+    under_way: BTreeMap<ReadId, HedgedRead>,
     /// Predicted times at which reads fall due; entries of ended reads stay until they come up. A read that began while
     /// no percentile was known has no entry.
-    dues: BinaryHeap<Reverse<(Seconds, ReadId)>>,
+    dues: BinaryHeap<Reverse<(OrderedSeconds, ReadId)>>,
 }
 
 impl Hedge {
@@ -155,7 +155,7 @@ impl Hedge {
         let read = ReadId(self.begun);
         self.begun += 1;
         self.begun_bytes += bytes;
-        let under_way = UnderWay {
+        let under_way = HedgedRead {
             bytes,
             began_s: now_s,
             deadline_s,
@@ -182,7 +182,7 @@ impl Hedge {
     /// Returns the read that is to be made again now, within the budget; of several the one due for longest. Call it
     /// until `None`.
     pub fn due(&mut self, now_s: f64) -> Option<ReadId> {
-        while let Some(&Reverse((Seconds(known_s), read))) = self.dues.peek() {
+        while let Some(&Reverse((OrderedSeconds(known_s), read))) = self.dues.peek() {
             if known_s > now_s {
                 return None;
             }
@@ -193,7 +193,7 @@ impl Hedge {
             // Reads have become slower since the entry was made: it is not due yet.
             if let Some(due_s) = self.due_s(&under_way).filter(|due_s| *due_s > now_s) {
                 self.dues.pop();
-                self.dues.push(Reverse((Seconds(due_s), read)));
+                self.dues.push(Reverse((OrderedSeconds(due_s), read)));
                 continue;
             }
             if !self.affords(under_way.bytes) {
@@ -204,7 +204,7 @@ impl Hedge {
             self.hedged_bytes += under_way.bytes;
             self.wait_for(
                 read,
-                UnderWay {
+                HedgedRead {
                     made_s: now_s,
                     tries: under_way.tries + 1,
                     ..under_way
@@ -217,7 +217,7 @@ impl Hedge {
 
     /// Returns the time at which to ask again, if nothing begins or ends before; `None` if no read can fall due.
     pub fn next_s(&mut self) -> Option<f64> {
-        while let Some(&Reverse((Seconds(due_s), read))) = self.dues.peek() {
+        while let Some(&Reverse((OrderedSeconds(due_s), read))) = self.dues.peek() {
             if let Some(under_way) = self.under_way.get(&read) {
                 return self.affords(under_way.bytes).then_some(due_s);
             }
@@ -236,14 +236,14 @@ impl Hedge {
         self.hedged
     }
 
-    fn wait_for(&mut self, read: ReadId, under_way: UnderWay) {
+    fn wait_for(&mut self, read: ReadId, under_way: HedgedRead) {
         self.under_way.insert(read, under_way);
         if let Some(due_s) = self.due_s(&under_way) {
-            self.dues.push(Reverse((Seconds(due_s), read)));
+            self.dues.push(Reverse((OrderedSeconds(due_s), read)));
         }
     }
 
-    fn due_s(&self, read: &UnderWay) -> Option<f64> {
+    fn due_s(&self, read: &HedgedRead) -> Option<f64> {
         let quantile_s = self.latencies[size_class(read.bytes)].quantile_s(Self::QUANTILE)?;
         let patience_s = quantile_s * f64::from((read.tries - PATIENT_TRIES).max(0)).exp2();
         let margin_s = quantile_s * (self.budget_left() / RESERVE).min(1.0);

@@ -18,8 +18,8 @@
 //!   initial number.
 //! - tau: a share of the training step, [`TAU`] unless set otherwise.
 
-use super::queues::Queues;
-use super::{Request, Scheduler, StepLoad};
+use super::queues::RankQueues;
+use super::{ReadRequest, Scheduler, StepLoad};
 use crate::models::{LoadModel, Portfolio};
 
 /// Share of a training step by which loading and preprocessing may differ from it: tau of Algorithm 1.
@@ -83,7 +83,7 @@ pub struct Lobster {
     errata: Vec<Erratum>,
     loading: u32,
     assigned: Vec<u32>,
-    queues: Queues,
+    queues: RankQueues,
 }
 
 impl Lobster {
@@ -107,7 +107,7 @@ impl Lobster {
             errata: errata.to_vec(),
             loading,
             assigned: proportional(&vec![1; node.ranks as usize], loading),
-            queues: Queues::new(node.ranks),
+            queues: RankQueues::new(node.ranks),
             node,
         }
     }
@@ -205,7 +205,7 @@ struct Predicted<'a> {
     threads: u32,
     /// T_p: all ranks' batches by the other threads.
     preprocess_s: f64,
-    reading: Reading<'a>,
+    reading: LoadTimes<'a>,
 }
 
 /// A node's threads divided between loading, by rank, and preprocessing.
@@ -225,7 +225,7 @@ impl Division {
 }
 
 /// Equation 1, by rank.
-enum Reading<'a> {
+enum LoadTimes<'a> {
     /// Bytes are put into the text's formula.
     AsWritten(&'a LoadModel),
     /// Seconds of one thread by rank.
@@ -239,10 +239,10 @@ impl<'a> Predicted<'a> {
         let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
         let bytes: [u64; 3] = std::array::from_fn(|origin| load.bytes.iter().map(|bytes| bytes[origin]).sum());
         let reading = if lobster.has(Erratum::Equation1) {
-            Reading::AsWritten(&node.load)
+            LoadTimes::AsWritten(&node.load)
         } else {
             let shares = node.load.shares(bytes, threads);
-            Reading::Corrected(load.bytes.iter().map(|&bytes| shares.thread_seconds(bytes)).collect())
+            LoadTimes::Corrected(load.bytes.iter().map(|&bytes| shares.thread_seconds(bytes)).collect())
         };
         Self {
             load,
@@ -255,9 +255,9 @@ impl<'a> Predicted<'a> {
     /// T_L of Equation 1: infinite where there is something to read and no thread.
     fn load_s(&self, rank: usize, threads: u32) -> f64 {
         match &self.reading {
-            Reading::AsWritten(model) => model.as_written(self.load.bytes[rank], threads),
-            Reading::Corrected(thread_seconds) if thread_seconds[rank] > 0.0 => thread_seconds[rank] / f64::from(threads),
-            Reading::Corrected(_) => 0.0,
+            LoadTimes::AsWritten(model) => model.as_written(self.load.bytes[rank], threads),
+            LoadTimes::Corrected(thread_seconds) if thread_seconds[rank] > 0.0 => thread_seconds[rank] / f64::from(threads),
+            LoadTimes::Corrected(_) => 0.0,
         }
     }
 
@@ -321,11 +321,11 @@ impl Scheduler for Lobster {
         self.name
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.queues.push(request);
     }
 
-    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest> {
         self.queues.pick(&self.assigned, busy)
     }
 

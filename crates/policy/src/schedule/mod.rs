@@ -36,16 +36,16 @@ use crate::residency::Origin;
 /// Purpose of a read. Only [`EarliestDeadline`] tells them apart; in other schedules a fill waits in line like any
 /// other read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
+pub enum ReadClass {
     /// A rank waits for it, or will at its deadline.
     Demand,
-    /// It fills memory for a later epoch: only when nothing of [`Class::Demand`] waits.
+    /// It fills memory for a later epoch: only when nothing of [`ReadClass::Demand`] waits.
     Fill,
 }
 
 /// A read that waits for a thread. Times are seconds on the driver's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct ReadRequest {
     /// The driver's own number for it, handed back untouched.
     pub ticket: u32,
     /// The rank that will use it, counted within its node: `0..gpus`.
@@ -58,7 +58,7 @@ pub struct Request {
     pub origin: Origin,
     /// The step that needs it, counted over all epochs.
     pub step: u64,
-    /// Predicted start of that step in seconds; for [`Class::Fill`] the time at which its memory is needed, which only
+    /// Predicted start of that step in seconds; for [`ReadClass::Fill`] the time at which its memory is needed, which only
     /// orders fills.
     pub deadline_s: f64,
     /// Predicted duration of the read and the preprocessing in seconds.
@@ -66,7 +66,7 @@ pub struct Request {
     /// Time of the request in seconds.
     pub queued_s: f64,
     /// Purpose.
-    pub class: Class,
+    pub class: ReadClass,
 }
 
 /// Load of one step of a node, from which a scheduler assigns threads: one entry for each rank of the node.
@@ -86,11 +86,11 @@ pub trait Scheduler: Send {
     fn name(&self) -> &'static str;
 
     /// Adds a request to its rank's queue.
-    fn push(&mut self, request: Request);
+    fn push(&mut self, request: ReadRequest);
 
     /// Returns the next read of a free thread (fewer than [`loading_threads`](Self::loading_threads) are at work).
     /// `busy[r]` is the number of threads at work for the node's `r`-th rank.
-    fn pick(&mut self, busy: &[u32]) -> Option<Request>;
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest>;
 
     /// Returns true if [`assign`](Self::assign) does anything.
     fn assigns(&self) -> bool {

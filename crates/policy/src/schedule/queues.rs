@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use super::Request;
+use super::ReadRequest;
 
 /// One queue a rank, each in order of arrival.
 #[derive(Clone, Debug)]
-pub(super) struct Queues {
-    by_rank: Vec<VecDeque<(u64, Request)>>,
+pub(super) struct RankQueues {
+    by_rank: Vec<VecDeque<(u64, ReadRequest)>>,
     pushed: u64,
     waiting: usize,
 }
 
-impl Queues {
+impl RankQueues {
     pub(super) fn new(ranks: u32) -> Self {
         Self {
             by_rank: vec![VecDeque::new(); ranks as usize],
@@ -21,7 +21,7 @@ impl Queues {
         }
     }
 
-    pub(super) fn push(&mut self, request: Request) {
+    pub(super) fn push(&mut self, request: ReadRequest) {
         self.by_rank[request.local_rank as usize].push_back((self.pushed, request));
         self.pushed += 1;
         self.waiting += 1;
@@ -31,7 +31,7 @@ impl Queues {
     /// threads`; of equal ones the oldest request): if more threads are given out than there are, each rank still gets
     /// its share. If no rank is below its number, it serves one that was given none and has none: else such a rank, and
     /// with it the whole job, would wait for ever.
-    pub(super) fn pick(&mut self, threads: &[u32], busy: &[u32]) -> Option<Request> {
+    pub(super) fn pick(&mut self, threads: &[u32], busy: &[u32]) -> Option<ReadRequest> {
         let mut next: Option<(f64, u64, usize)> = None;
         for (rank, queue) in self.by_rank.iter().enumerate() {
             let Some(&(turn, _)) = queue.front() else { continue };

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use forebay_policy::schedule::Scheduler;
 use forebay_sim::{Failure, Scenario, Sizes, simulate_with};
 
-use crate::simple::{Everything, Queue, scenario};
+use crate::simple::{ArrivalQueue, KeepsEverything, scenario};
 
 fn refused(change: impl Fn(&mut Scenario)) -> String {
     let mut bad = scenario();
@@ -101,12 +101,12 @@ fn numbers_that_mean_nothing_are_refused() {
 fn a_policy_without_room_for_the_next_step_ends_the_simulation() {
     let scenario = scenario();
     let mut queues = || -> Box<dyn Scheduler> {
-        Box::new(Queue {
+        Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
             threads: 1,
         })
     };
-    let nothing_fits = Everything::new(4_000, 0);
+    let nothing_fits = KeepsEverything::new(4_000, 0);
     let found = simulate_with(&scenario, Box::new(nothing_fits), &mut queues, &mut |_| ControlFlow::Continue(()));
     let Err(Failure::Scenario(error)) = found else {
         panic!("{found:?}")
@@ -122,12 +122,12 @@ fn a_watcher_sees_each_step_and_may_stop() {
     let scenario = scenario();
     let mut seen = Vec::new();
     let mut queues = || -> Box<dyn Scheduler> {
-        Box::new(Queue {
+        Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
             threads: 1,
         })
     };
-    let everything = Box::new(Everything::new(4_000, 1));
+    let everything = Box::new(KeepsEverything::new(4_000, 1));
     let found = simulate_with(&scenario, everything, &mut queues, &mut |progress| {
         seen.push((progress.steps, progress.of));
         if progress.steps == 3 {

@@ -8,7 +8,7 @@ use forebay_policy::order::Epoch;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::ScheduleName;
-use forebay_policy::schedule::{Request, Scheduler, StepLoad};
+use forebay_policy::schedule::{ReadRequest, Scheduler, StepLoad};
 use forebay_sim::{Dataset, Latency, Link, Order, Outcome, Preprocessing, Scenario, Sizes, Source, simulate_with};
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
@@ -52,13 +52,13 @@ impl Residency for Nothing {
 }
 
 /// Node 0 keeps every sample that any node has read; there is room for this number of bytes of the others.
-pub(crate) struct Everything {
+pub(crate) struct KeepsEverything {
     kept: Vec<bool>,
     room: u64,
     bytes: u64,
 }
 
-impl Everything {
+impl KeepsEverything {
     pub(crate) fn new(samples: u32, room: u64) -> Self {
         Self {
             kept: vec![false; samples as usize],
@@ -68,7 +68,7 @@ impl Everything {
     }
 }
 
-impl Residency for Everything {
+impl Residency for KeepsEverything {
     fn name(&self) -> &'static str {
         "everything"
     }
@@ -116,21 +116,21 @@ impl Residency for Everything {
 }
 
 /// One queue in order of arrival.
-pub(crate) struct Queue {
-    pub(crate) waiting: VecDeque<Request>,
+pub(crate) struct ArrivalQueue {
+    pub(crate) waiting: VecDeque<ReadRequest>,
     pub(crate) threads: u32,
 }
 
-impl Scheduler for Queue {
+impl Scheduler for ArrivalQueue {
     fn name(&self) -> &'static str {
         "queue"
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.waiting.push_back(request);
     }
 
-    fn pick(&mut self, _: &[u32]) -> Option<Request> {
+    fn pick(&mut self, _: &[u32]) -> Option<ReadRequest> {
         self.waiting.pop_front()
     }
 
@@ -203,7 +203,7 @@ pub(crate) fn scenario() -> Scenario {
 /// Runs the scenario with nothing kept, and a queue a node.
 pub(crate) fn run(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
-        Box::new(Queue {
+        Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
             threads: scenario.loading_threads,
         })
@@ -214,11 +214,11 @@ pub(crate) fn run(scenario: &Scenario) -> Outcome {
 /// Runs the scenario with everything kept by node 0, and a queue a node.
 pub(crate) fn run_keeping(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
-        Box::new(Queue {
+        Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
             threads: scenario.loading_threads,
         })
     };
-    let everything = Everything::new(scenario.dataset.samples, 1);
+    let everything = KeepsEverything::new(scenario.dataset.samples, 1);
     simulate_with(scenario, Box::new(everything), &mut queues, &mut |_| ControlFlow::Continue(())).expect("it can be")
 }

@@ -1,7 +1,7 @@
 //! Samples that are being read: the requests that wait for each, and the tries.
 
 use forebay_policy::ids::Sample;
-use forebay_policy::schedule::Class;
+use forebay_policy::schedule::ReadClass;
 use forebay_policy::schedule::hedge::ReadId;
 
 use super::ReadFrom;
@@ -29,7 +29,7 @@ pub(super) struct SampleRead {
     pub(super) waiting: Vec<(usize, u64)>,
     pub(super) rank: usize,
     pub(super) deadline_s: f64,
-    pub(super) class: Class,
+    pub(super) class: ReadClass,
     /// Expected size in bytes.
     bytes: u32,
     /// Entries that the scheduler has for it: a second one if it was queued again in a higher class.
@@ -59,7 +59,7 @@ pub(super) struct ReadTimes {
 
 impl SampleRead {
     /// Creates a read of `bytes` for the request `turn` of a rank.
-    pub(super) fn new((sample, bytes): (Sample, u32), from: ReadFrom, (rank, turn): (usize, u64), class: Class, now_s: f64) -> Self {
+    pub(super) fn new((sample, bytes): (Sample, u32), from: ReadFrom, (rank, turn): (usize, u64), class: ReadClass, now_s: f64) -> Self {
         Self {
             sample,
             from,
@@ -141,7 +141,7 @@ impl SampleReads {
     /// Returns the requests that wait for a background fill which waits for a thread; `None` for any other read.
     pub(super) fn waiting_for_fill(&mut self, number: u32) -> Option<&[(usize, u64)]> {
         let flight = self.get(number)?;
-        (flight.class == Class::Fill && flight.state == ReadState::Queued).then_some(flight.waiting.as_slice())
+        (flight.class == ReadClass::Fill && flight.state == ReadState::Queued).then_some(flight.waiting.as_slice())
     }
 
     /// Sets aside the reads whose last try began before `before_s`, at most `room`. Returns the rank of each.

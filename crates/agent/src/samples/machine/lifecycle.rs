@@ -2,7 +2,7 @@
 
 use forebay_contract::board::Answer;
 use forebay_policy::ids::Sample;
-use forebay_policy::schedule::Class;
+use forebay_policy::schedule::ReadClass;
 use forebay_store::Version;
 
 use super::flights::{ReadState, SampleRead};
@@ -11,7 +11,7 @@ use super::{Actions, ArenaRange, DiskIndex, DiskOperation, Machine, MachineActio
 
 impl Machine {
     /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
-    pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) {
+    pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: ReadClass, now_s: f64, actions: &mut Actions) {
         let access = self.requests.access(rank, turn);
         let sample = access.sample;
         let copy = *self.storage.copies.of(sample);
@@ -41,7 +41,7 @@ impl Machine {
         let number = self.reads.flights.add(read);
         self.storage.copies.of(sample).flight = Some(number);
         self.reads.queue(number, step, &self.storage.copies, now_s);
-        if class == Class::Fill {
+        if class == ReadClass::Fill {
             self.reads.fills.push(number);
         }
     }
@@ -49,7 +49,7 @@ impl Machine {
     /// Raises a background fill to demand, for this step of this rank.
     pub(super) fn hurry(&mut self, number: u32, rank: usize, step: u64, now_s: f64) {
         if let Some(flight) = self.reads.flights.get(number) {
-            flight.class = Class::Demand;
+            flight.class = ReadClass::Demand;
             flight.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
         }
         self.reads.queue(number, step, &self.storage.copies, now_s);

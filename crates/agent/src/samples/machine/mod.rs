@@ -40,7 +40,7 @@ use forebay_policy::fill_first::FillFirst;
 use forebay_policy::ids::Sample;
 use forebay_policy::order;
 use forebay_policy::residency::{Access, Fetch, Residency};
-use forebay_policy::schedule::{Class, Scheduler};
+use forebay_policy::schedule::{ReadClass, Scheduler};
 
 use events::{Actions, DiskOperation, answer, origin_of};
 pub(crate) use events::{ArenaRange, DiskIndex, MachineAction, MachineEvent, RankStep, ReadFrom, ReadOutcome, WriteError};
@@ -215,12 +215,12 @@ impl Machine {
         let Some((rank, turn)) = self.requests.nearest(self.reach(), false) else {
             return false;
         };
-        self.full = !self.let_in(rank, turn, Class::Demand, now_s, actions);
+        self.full = !self.let_in(rank, turn, ReadClass::Demand, now_s, actions);
         !self.full
     }
 
     /// Asks the policy to let a request in. Returns true if it has room.
-    fn let_in(&mut self, rank: usize, turn: u64, class: Class, now_s: f64, actions: &mut Actions) -> bool {
+    fn let_in(&mut self, rank: usize, turn: u64, class: ReadClass, now_s: f64, actions: &mut Actions) -> bool {
         let access = self.requests.access(rank, turn);
         match self.residency.fetch(access) {
             Fetch::Wait => false,
@@ -245,7 +245,7 @@ impl Machine {
             let stuck = self.requests.stuck();
             let Some((rank, turn)) = stuck else { return };
             // Another rank's request may be the one that had to wait, before this one came.
-            if !self.let_in(rank, turn, Class::Demand, now_s, actions) {
+            if !self.let_in(rank, turn, ReadClass::Demand, now_s, actions) {
                 self.requests.of_mut(rank).fetched(turn);
                 self.requests.of_mut(rank).set_stage(turn, RequestStage::Refused);
                 self.figures.refused_no_room += 1;
@@ -274,9 +274,9 @@ impl Machine {
         }
         self.raise_near_fills(now_s);
         let class = if self.residency.window().is_some() {
-            Class::Fill
+            ReadClass::Fill
         } else {
-            Class::Demand
+            ReadClass::Demand
         };
         while !self.full && !self.full_beyond && self.reads.scheduler.waiting() < self.reads.reads_limit() as usize {
             let Some((rank, turn)) = self.requests.nearest(self.reach(), true) else {

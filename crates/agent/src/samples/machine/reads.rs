@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_policy::models::Recent;
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
-use forebay_policy::schedule::{Concurrency, Hedge, Request, Scheduler, StepLoad};
+use forebay_policy::schedule::{Concurrency, Hedge, ReadRequest, Scheduler, StepLoad};
 
 use super::copies::{MEMORY, SampleCopies};
 use super::figures::RankFigures;
@@ -98,7 +98,7 @@ impl ReadControl {
         flight.times.queued_s = now_s;
         let bytes = copies.expected_bytes(flight.sample);
         let origin = origin_of(flight.from);
-        let request = Request {
+        let request = ReadRequest {
             ticket: number,
             local_rank: flight.rank as u32,
             sample: flight.sample,

@@ -31,7 +31,7 @@ fn deeds() -> impl Strategy<Value = Vec<(Deed, Node, Sample)>> {
 
 /// A copy, in a plain list.
 #[derive(Clone, Copy, Debug)]
-struct Plain {
+struct PlainCopy {
     node: Node,
     sample: Sample,
     uses: u32,
@@ -40,9 +40,9 @@ struct Plain {
 }
 
 /// The copies beside a plain list of them.
-struct Checked {
-    copies: Copies,
-    plain: Vec<Plain>,
+struct CheckedCopies {
+    copies: ClusterCopies,
+    plain: Vec<PlainCopy>,
     sizes: Vec<u32>,
     /// Bytes reserved for each sample while its size is unknown.
     reserved: Vec<u32>,
@@ -58,7 +58,7 @@ fn access(node: Node, sample: Sample) -> Access {
     }
 }
 
-impl Checked {
+impl CheckedCopies {
     fn new(sizes: Vec<u32>) -> Self {
         let cluster = Cluster {
             nodes: NODES,
@@ -66,7 +66,7 @@ impl Checked {
             cache_bytes: CACHE_BYTES,
         };
         Self {
-            copies: Copies::new(cluster, SAMPLES),
+            copies: ClusterCopies::new(cluster, SAMPLES),
             plain: Vec::new(),
             sizes,
             reserved: vec![0; SAMPLES as usize],
@@ -74,7 +74,7 @@ impl Checked {
         }
     }
 
-    fn find(&mut self, node: Node, sample: Sample) -> Option<&mut Plain> {
+    fn find(&mut self, node: Node, sample: Sample) -> Option<&mut PlainCopy> {
         self.plain.iter_mut().find(|copy| (copy.node, copy.sample) == (node, sample))
     }
 
@@ -92,7 +92,7 @@ impl Checked {
         sum / known.len().max(1) as u64
     }
 
-    fn held(&self, of: impl Fn(&Plain) -> bool) -> u64 {
+    fn held(&self, of: impl Fn(&PlainCopy) -> bool) -> u64 {
         self.plain
             .iter()
             .filter(|copy| of(copy))
@@ -110,7 +110,7 @@ impl Checked {
                 self.reserved[sample as usize] = expected;
                 let slot = self.copies.bring(node, sample);
                 prop_assert_eq!(self.copies.what(slot), (node, sample));
-                self.plain.push(Plain {
+                self.plain.push(PlainCopy {
                     node,
                     sample,
                     uses: 1,
@@ -162,7 +162,7 @@ impl Checked {
         }
         for sample in 0..SAMPLES {
             let copies: Vec<_> = self.plain.iter().filter(|copy| copy.sample == sample).collect();
-            let slots: Vec<Slot> = std::iter::successors(self.copies.first(sample), |&slot| self.copies.next(slot)).collect();
+            let slots: Vec<CopySlot> = std::iter::successors(self.copies.first(sample), |&slot| self.copies.next(slot)).collect();
             prop_assert_eq!(slots.len(), copies.len());
             for copy in &copies {
                 let slot = self.copies.find(copy.node, sample).expect("it is found");
@@ -199,7 +199,7 @@ proptest! {
     /// it has arrived.
     #[test]
     fn copies_are_a_list(deeds in deeds(), sizes in proptest::collection::vec(1..60_u32, SAMPLES as usize)) {
-        let mut checked = Checked::new(sizes);
+        let mut checked = CheckedCopies::new(sizes);
         for (deed, node, sample) in deeds {
             checked.make(deed, node, sample)?;
             checked.check()?;

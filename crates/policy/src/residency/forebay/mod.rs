@@ -21,11 +21,11 @@ mod outlook;
 mod replicas;
 mod spare;
 
-use self::outlook::{Outlook, Part};
+use self::outlook::{EpochPart, Outlook};
 use self::replicas::Replicas;
 use self::spare::{Spare, class_of};
 use super::given_up::GivenUp;
-use super::window::{NOBODY, Share, Window};
+use super::window::{NOBODY, ResidencyWindow, WindowShare};
 use super::{Access, Fetch, Handover, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
@@ -38,7 +38,7 @@ const REFILL: f64 = 2.0;
 pub struct Forebay {
     cluster: Cluster,
     rotating: bool,
-    window: Window,
+    window: ResidencyWindow,
     /// Bytes that each node keeps as owner.
     owned_bytes: Vec<u64>,
     owned: u32,
@@ -63,7 +63,7 @@ impl Forebay {
         Self {
             cluster,
             rotating: false,
-            window: Window::new(cluster, samples, ahead, Share::Bounded),
+            window: ResidencyWindow::new(cluster, samples, ahead, WindowShare::Bounded),
             owned_bytes: vec![0; usize::from(cluster.nodes)],
             owned: 0,
             spare: Spare::new(cluster.nodes),
@@ -150,7 +150,7 @@ impl Forebay {
 
     /// Gives up replicas of the node until `bytes` fit beside the copies that it keeps; given a part of the next epoch,
     /// only replicas used after it. Returns true if they fit.
-    fn make_room(&mut self, node: Node, bytes: u32, part: Option<Part>) -> bool {
+    fn make_room(&mut self, node: Node, bytes: u32, part: Option<EpochPart>) -> bool {
         let bytes = u64::from(bytes);
         if bytes > self.room(node) {
             return false;

@@ -6,30 +6,30 @@ use crate::residency::Access;
 use crate::residency::window::NOBODY;
 
 /// A part of an epoch: iterations are counted in this many parts, which is fine enough to compare next uses.
-pub(super) type Part = u16;
+pub(super) type EpochPart = u16;
 /// Parts of an epoch.
-pub(super) const PARTS: Part = 512;
+pub(super) const PARTS: EpochPart = 512;
 
 #[derive(Clone, Copy, Debug)]
-struct Use {
+struct NextUser {
     node: Node,
-    part: Part,
+    part: EpochPart,
 }
 
-const NEVER: Use = Use { node: NOBODY, part: 0 };
+const NEVER: NextUser = NextUser { node: NOBODY, part: 0 };
 
 /// Eight bytes a sample, since each consumed sample is looked up here.
 #[derive(Clone, Copy, Debug)]
-struct Uses {
+struct SampleUses {
     /// Node of its use in this epoch, while that is to come.
     now: Node,
-    next: Use,
+    next: NextUser,
 }
 
 /// Next uses of all samples. Empty until the first [`Self::begin`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outlook {
-    uses: Vec<Uses>,
+    uses: Vec<SampleUses>,
 }
 
 impl Outlook {
@@ -46,11 +46,11 @@ impl Outlook {
         cluster: Cluster,
         samples: u32,
         next: Option<&order::Epoch>,
-        mut seen: impl FnMut(Sample, Node, Part, bool),
+        mut seen: impl FnMut(Sample, Node, EpochPart, bool),
     ) {
-        self.uses.resize(samples as usize, Uses { now: NOBODY, next: NEVER });
+        self.uses.resize(samples as usize, SampleUses { now: NOBODY, next: NEVER });
         for uses in &mut self.uses {
-            *uses = Uses {
+            *uses = SampleUses {
                 now: uses.next.node,
                 next: NEVER,
             };
@@ -60,12 +60,12 @@ impl Outlook {
         let nodes: Vec<Node> = (0..cluster.world()).map(|rank| cluster.node_of(rank)).collect();
         let iterations = u64::from(deal.iterations());
         for iteration in 0..deal.iterations() {
-            let part = (u64::from(iteration) * u64::from(PARTS) / iterations) as Part;
+            let part = (u64::from(iteration) * u64::from(PARTS) / iterations) as EpochPart;
             let positions = deal.step_positions(iteration);
             let ranks = nodes.iter().cycle();
             for ((_, sample), &node) in next.samples(positions.start..positions.end.min(u64::from(samples))).zip(ranks) {
                 let uses = &mut self.uses[sample as usize];
-                uses.next = Use { node, part };
+                uses.next = NextUser { node, part };
                 seen(sample, node, part, uses.now == node);
             }
         }
@@ -91,7 +91,7 @@ impl Outlook {
 
     /// Returns the part of the next epoch in which the node uses the sample; `None` if it does not, or nothing is
     /// known.
-    pub(super) fn next(&self, node: Node, sample: Sample) -> Option<Part> {
+    pub(super) fn next(&self, node: Node, sample: Sample) -> Option<EpochPart> {
         self.uses
             .get(sample as usize)
             .and_then(|uses| (uses.next.node == node).then_some(uses.next.part))
@@ -152,7 +152,7 @@ mod tests {
                 prop_assert!(outlook.is_known());
                 prop_assert_eq!(seen.len(), next.len());
                 for (sample, (node, iteration)) in &next {
-                    let part = (u64::from(*iteration) * u64::from(PARTS) / u64::from(deal.iterations())) as Part;
+                    let part = (u64::from(*iteration) * u64::from(PARTS) / u64::from(deal.iterations())) as EpochPart;
                     let is_used_now = now.get(sample).is_some_and(|(user, _)| user == node);
                     prop_assert_eq!(seen.get(sample).copied(), Some((*node, part, is_used_now)));
                     prop_assert_eq!(outlook.next(*node, *sample), Some(part));

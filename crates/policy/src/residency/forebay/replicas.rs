@@ -2,17 +2,17 @@
 //! may go at any time. For another replica, a node first gives up replicas that it is not known to use again, then
 //! those used latest.
 
-use super::outlook::{Outlook, PARTS, Part};
+use super::outlook::{EpochPart, Outlook, PARTS};
 use crate::ids::{Node, Sample};
 use crate::residency::Access;
-use crate::residency::kept::Kept;
-use crate::residency::window::Window;
+use crate::residency::kept::KeptSamples;
+use crate::residency::window::ResidencyWindow;
 
 /// Samples looked at in search of one that is idle.
 const PROBES: u32 = 256;
 
 #[derive(Clone, Debug)]
-struct OfNode {
+struct NodeReplicas {
     /// Replicas by the part of the next epoch in which the node uses them. Replicas that are gone stay listed.
     by_part: Vec<Vec<Sample>>,
     /// Number of parts up to the last one that lists a replica.
@@ -26,21 +26,21 @@ struct OfNode {
 #[derive(Clone, Debug)]
 pub(super) struct Replicas {
     samples: u32,
-    kept: Kept,
-    nodes: Vec<OfNode>,
+    kept: KeptSamples,
+    nodes: Vec<NodeReplicas>,
 }
 
 impl Replicas {
     /// Creates no replicas.
     pub(super) fn new(nodes: Node, samples: u32) -> Self {
-        let node = OfNode {
+        let node = NodeReplicas {
             by_part: vec![Vec::new(); usize::from(PARTS)],
             end: 0,
             wanted: 0,
         };
         Self {
             samples,
-            kept: Kept::new(nodes, samples),
+            kept: KeptSamples::new(nodes, samples),
             nodes: vec![node; usize::from(nodes)],
         }
     }
@@ -75,14 +75,14 @@ impl Replicas {
 
     /// Records a foreseen use of the next epoch by this node, which makes an idle replica wanted. (A sample that the
     /// node uses in this epoch too is recorded after that use.)
-    pub(super) fn foresee(&mut self, node: Node, sample: Sample, part: Part, used_now: bool) {
+    pub(super) fn foresee(&mut self, node: Node, sample: Sample, part: EpochPart, used_now: bool) {
         if !used_now && self.kept.contains(node, sample) {
             self.list(node, sample, part);
         }
     }
 
     /// Adds a replica of the node, with the part of the next epoch in which the node uses it, if it is known to.
-    pub(super) fn insert(&mut self, node: Node, sample: Sample, bytes: u32, next: Option<Part>) {
+    pub(super) fn insert(&mut self, node: Node, sample: Sample, bytes: u32, next: Option<EpochPart>) {
         self.kept.insert(node, sample, bytes);
         if let Some(part) = next {
             self.list(node, sample, part);
@@ -90,7 +90,7 @@ impl Replicas {
     }
 
     /// Records that the node has used its replica, as `foreseen` or not.
-    pub(super) fn used(&mut self, node: Node, sample: Sample, foreseen: bool, next: Option<Part>) {
+    pub(super) fn used(&mut self, node: Node, sample: Sample, foreseen: bool, next: Option<EpochPart>) {
         if foreseen {
             self.unwant(node);
             if let Some(part) = next {
@@ -109,7 +109,7 @@ impl Replicas {
 
     /// Returns the node's least useful replica: one that is idle, else the one used last in the next epoch, if that is
     /// after `part`.
-    pub(super) fn worst(&mut self, node: Node, part: Option<Part>, window: &Window, outlook: &Outlook) -> Option<Sample> {
+    pub(super) fn worst(&mut self, node: Node, part: Option<EpochPart>, window: &ResidencyWindow, outlook: &Outlook) -> Option<Sample> {
         let idle = self.kept.copies(node).saturating_sub(self.nodes[usize::from(node)].wanted);
         // If few are idle, the search costs more than they are worth.
         if u64::from(idle) * u64::from(PROBES) >= u64::from(self.samples) {
@@ -137,7 +137,7 @@ impl Replicas {
     }
 
     /// Returns any replica of the node that is not in use.
-    pub(super) fn any(&mut self, node: Node, window: &Window) -> Option<Sample> {
+    pub(super) fn any(&mut self, node: Node, window: &ResidencyWindow) -> Option<Sample> {
         self.kept.next(node, self.samples, window, |_| true)
     }
 
@@ -146,7 +146,7 @@ impl Replicas {
         *wanted = wanted.saturating_sub(1);
     }
 
-    fn list(&mut self, node: Node, sample: Sample, part: Part) {
+    fn list(&mut self, node: Node, sample: Sample, part: EpochPart) {
         let of_node = &mut self.nodes[usize::from(node)];
         of_node.by_part[usize::from(part)].push(sample);
         of_node.end = of_node.end.max(usize::from(part) + 1);
@@ -165,7 +165,7 @@ mod tests {
     use crate::drawn;
     use crate::ids::Cluster;
     use crate::order::{Deal, Order, Permutation};
-    use crate::residency::window::Share;
+    use crate::residency::window::WindowShare;
 
     /// Few enough samples that the search for an idle replica is always made.
     const SAMPLES: u32 = 120;
@@ -176,13 +176,13 @@ mod tests {
     };
 
     /// Returns the outlook at the beginning of the first epoch, and windows in which some samples are in use.
-    fn begun(seed: u64, used: &[Sample]) -> (Outlook, Window) {
+    fn begun(seed: u64, used: &[Sample]) -> (Outlook, ResidencyWindow) {
         let deal = Deal::new(SAMPLES, CLUSTER.world(), 4).expect("a deal");
         let permutation = Permutation::Counter;
         let next = Order { permutation, seed, deal }.epoch(1);
         let mut outlook = Outlook::default();
         outlook.begin(CLUSTER, SAMPLES, Some(&next), |_, _, _, _| {});
-        let mut window = Window::new(CLUSTER, SAMPLES, 0, Share::Whole);
+        let mut window = ResidencyWindow::new(CLUSTER, SAMPLES, 0, WindowShare::Whole);
         for &sample in used {
             window.open_copy(Access {
                 node: 0,
@@ -215,8 +215,8 @@ mod tests {
     fn check_round(
         replicas: &mut Replicas,
         mut left: BTreeSet<Sample>,
-        part: Option<Part>,
-        window: &Window,
+        part: Option<EpochPart>,
+        window: &ResidencyWindow,
         outlook: &Outlook,
     ) -> Result<(), TestCaseError> {
         for &sample in &left {

@@ -21,7 +21,7 @@ pub(super) const fn class_of(bytes: u32) -> u8 {
 const TOLD: u8 = 64;
 
 #[derive(Clone, Debug)]
-struct OfNode {
+struct NodeSpares {
     classes: Vec<Vec<Sample>>,
     /// Number of classes up to the last one that has any.
     end: usize,
@@ -32,7 +32,7 @@ struct OfNode {
 /// Spare samples of all nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Spare {
-    nodes: Vec<OfNode>,
+    nodes: Vec<NodeSpares>,
 }
 
 impl Spare {
@@ -40,7 +40,7 @@ impl Spare {
     pub(super) fn new(nodes: Node) -> Self {
         Self {
             nodes: vec![
-                OfNode {
+                NodeSpares {
                     classes: vec![Vec::new(); CLASSES],
                     end: 0,
                     told: 0,

@@ -14,7 +14,7 @@ fn deal(samples: u32, world: u32, batch: u32) -> Deal {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Move {
+enum WindowMove {
     /// Opens a use this many steps after the epoch's first.
     Open {
         node: Node,
@@ -30,20 +30,20 @@ enum Move {
 }
 
 /// Few samples, so that uses of one meet.
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<WindowMove>> {
     let open = (0..NODES, 0..SAMPLES, 0..2 * ITERATIONS, any::<bool>(), 0..120_u64);
     let one = prop_oneof![
-        8 => open.prop_map(|(node, sample, step, of_copy, kept_bytes)| Move::Open { node, sample, step, of_copy, kept_bytes }),
-        5 => any::<usize>().prop_map(Move::Arrive),
-        5 => any::<usize>().prop_map(Move::Close),
-        1 => (0..4_usize).prop_map(Move::Begin),
+        8 => open.prop_map(|(node, sample, step, of_copy, kept_bytes)| WindowMove::Open { node, sample, step, of_copy, kept_bytes }),
+        5 => any::<usize>().prop_map(WindowMove::Arrive),
+        5 => any::<usize>().prop_map(WindowMove::Close),
+        1 => (0..4_usize).prop_map(WindowMove::Begin),
     ];
     proptest::collection::vec(one, 0..200)
 }
 
 /// A window beside a plain list of the uses that are under way.
-struct Checked {
-    window: Window,
+struct CheckedWindow {
+    window: ResidencyWindow,
     cluster: Cluster,
     sizes: Vec<u32>,
     /// Bytes reserved for each sample while its size is unknown.
@@ -59,14 +59,14 @@ fn step_of(access: Access) -> u64 {
     u64::from(access.epoch * ITERATIONS + access.iteration)
 }
 
-impl Checked {
-    fn new(sizes: Vec<u32>, share: Share) -> Self {
+impl CheckedWindow {
+    fn new(sizes: Vec<u32>, share: WindowShare) -> Self {
         let cluster = Cluster {
             nodes: NODES,
             gpus: 1,
             cache_bytes: 130,
         };
-        let mut window = Window::new(cluster, SAMPLES, 1, share);
+        let mut window = ResidencyWindow::new(cluster, SAMPLES, 1, share);
         window.begin(0, deal(SAMPLES, cluster.world(), 1));
         Self {
             window,
@@ -128,7 +128,7 @@ impl Checked {
     /// Ends a use whose bytes have arrived. Of several uses of a sample by a node, any may be the one that ends.
     fn close(&mut self, access: Access) -> Result<(), TestCaseError> {
         self.arrive(access);
-        let of_copy = self.window.close(access) == Held::Copy;
+        let of_copy = self.window.close(access) == HeldMemory::Copy;
         let ended =
             |(other, other_of_copy): &(Access, bool)| (other.node, other.sample, *other_of_copy) == (access.node, access.sample, of_copy);
         let Some(at) = self.uses.iter().position(ended) else {
@@ -140,9 +140,9 @@ impl Checked {
         Ok(())
     }
 
-    fn make(&mut self, one: Move) -> Result<(), TestCaseError> {
+    fn make(&mut self, one: WindowMove) -> Result<(), TestCaseError> {
         match one {
-            Move::Open {
+            WindowMove::Open {
                 node,
                 sample,
                 step,
@@ -158,9 +158,9 @@ impl Checked {
                 };
                 self.open(access, of_copy, kept_bytes)?;
             }
-            Move::Arrive(nth) if !self.uses.is_empty() => self.arrive(self.uses[nth % self.uses.len()].0),
-            Move::Close(nth) if !self.uses.is_empty() => self.close(self.uses[nth % self.uses.len()].0)?,
-            Move::Begin(late) => {
+            WindowMove::Arrive(nth) if !self.uses.is_empty() => self.arrive(self.uses[nth % self.uses.len()].0),
+            WindowMove::Close(nth) if !self.uses.is_empty() => self.close(self.uses[nth % self.uses.len()].0)?,
+            WindowMove::Begin(late) => {
                 let of_epoch = self
                     .uses
                     .iter()
@@ -172,7 +172,7 @@ impl Checked {
                 self.epoch += 1;
                 self.window.begin(self.epoch, deal(SAMPLES, self.cluster.world(), 1));
             }
-            Move::Arrive(_) | Move::Close(_) => {}
+            WindowMove::Arrive(_) | WindowMove::Close(_) => {}
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ proptest! {
     /// the samples in use.
     #[test]
     fn a_window_is_the_list_of_its_uses(moves in moves(), sizes in proptest::collection::vec(1..40_u32, SAMPLES as usize), whole: bool) {
-        let mut checked = Checked::new(sizes, if whole { Share::Whole } else { Share::Bounded });
+        let mut checked = CheckedWindow::new(sizes, if whole { WindowShare::Whole } else { WindowShare::Bounded });
         for one in moves {
             checked.make(one)?;
             checked.check()?;
@@ -217,14 +217,14 @@ proptest! {
 }
 
 /// Returns the limit of a window over samples of these sizes, all known, ten a step.
-fn limit_bytes(cache_bytes: u64, ahead: Iteration, sizes: &[u32], share: Share) -> u64 {
+fn limit_bytes(cache_bytes: u64, ahead: Iteration, sizes: &[u32], share: WindowShare) -> u64 {
     let cluster = Cluster {
         nodes: 1,
         gpus: 2,
         cache_bytes,
     };
     let samples = sizes.len() as u32;
-    let mut window = Window::new(cluster, samples, ahead, share);
+    let mut window = ResidencyWindow::new(cluster, samples, ahead, share);
     window.begin(0, deal(samples, cluster.world(), 5));
     for (sample, &bytes) in (0..).zip(sizes) {
         let access = Access {
@@ -244,7 +244,7 @@ fn limit_bytes(cache_bytes: u64, ahead: Iteration, sizes: &[u32], share: Share) 
 
 #[test]
 fn the_limit_is_what_is_fetched_ahead_and_within_w() {
-    let limit = |cache_bytes, ahead, sizes: &[u32]| limit_bytes(cache_bytes, ahead, sizes, Share::Bounded);
+    let limit = |cache_bytes, ahead, sizes: &[u32]| limit_bytes(cache_bytes, ahead, sizes, WindowShare::Bounded);
     let equal = [100; 200];
     // A step needs 1000 bytes. W is 2 % of the memory, 20,000 bytes, of which a sixteenth is left.
     assert_eq!(limit(1_000_000, 0, &equal), 1000);
@@ -254,7 +254,7 @@ fn the_limit_is_what_is_fetched_ahead_and_within_w() {
     assert_eq!(limit(100_000, 1, &equal), 2000);
     assert_eq!(limit(100_000, 4, &equal), 4000 - 250);
     assert_eq!(limit(1500, 4, &equal), 1500, "no more than there is");
-    assert_eq!(limit_bytes(1_000_000, 4, &equal, Share::Whole), 1_000_000);
+    assert_eq!(limit_bytes(1_000_000, 4, &equal, WindowShare::Whole), 1_000_000);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn the_limit_leaves_the_largest_sample_of_w_and_half_of_it_at_most() {
     let limit = |bytes: u32| {
         let mut sizes = [100; 200];
         sizes[7] = bytes;
-        limit_bytes(100_000, 100, &sizes, Share::Bounded)
+        limit_bytes(100_000, 100, &sizes, WindowShare::Bounded)
     };
     // W is forty samples of 104.5 or 149.5 bytes.
     assert_eq!(limit(1000), 4180 - 1000);
@@ -274,5 +274,5 @@ fn the_limit_allows_for_the_spread_of_sizes() {
     let sizes: Vec<u32> = (0..200).map(|sample| if sample % 2 == 0 { 50 } else { 150 }).collect();
     // Twenty samples of 100 bytes in the mean, each 50 away from it: three standard deviations.
     let spread = 3.0 * (20.0 * 2500.0_f64).sqrt();
-    assert_eq!(limit_bytes(1_000_000, 1, &sizes, Share::Bounded), 2000 + spread.ceil() as u64);
+    assert_eq!(limit_bytes(1_000_000, 1, &sizes, WindowShare::Bounded), 2000 + spread.ceil() as u64);
 }

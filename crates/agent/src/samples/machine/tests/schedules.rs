@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use forebay_policy::schedule::{Request, StepLoad};
+use forebay_policy::schedule::{ReadRequest, StepLoad};
 
 use forebay_policy::schedule::Concurrency;
 
@@ -16,7 +16,7 @@ const THREADS: u32 = 8;
 /// a time.
 struct AllToOne {
     favoured: usize,
-    queues: Vec<VecDeque<Request>>,
+    queues: Vec<VecDeque<ReadRequest>>,
 }
 
 impl AllToOne {
@@ -33,11 +33,11 @@ impl Scheduler for AllToOne {
         "all_to_one"
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: ReadRequest) {
         self.queues[request.local_rank as usize].push_back(request);
     }
 
-    fn pick(&mut self, busy: &[u32]) -> Option<Request> {
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest> {
         let favoured = self.queues[self.favoured].pop_front();
         favoured.or_else(|| {
             let waits = |rank: &usize| busy[*rank] == 0 && !self.queues[*rank].is_empty();
