@@ -184,7 +184,7 @@ def quads(world: World, tier: Tier) -> Generator[Beside]:
     When all is recovered, another run starts and recovers once more.
 
     Raises:
-        ProgramError: even with turns of one epoch adoption is over before four of them.
+        ProgramError: even with turns of one epoch recovery is over before four of them.
     """
     turn_s = world.size.seconds / TURNS
     while True:

@@ -61,7 +61,7 @@ PHRASES = {
     r"\blet(?:s|ting)? go\b": "release",
     r"\banew\b": "again, rebuilt",
     r"\b(?:is|are|was|were|be|been) of (?:no |any |little )?use\b": "useful",
-    r"(?<![Tt]here )\bis no (?!\w+er\b|more|less|worse|different)": "is not a, invalid, missing",
+    r"(?<![Tt]here )\bis no (?!(?!number)\w+er\b|more|less|worse|different)": "is not a, invalid, missing",
     r"(?<![Tt]here )\bis none\b(?! of)": "is missing, is not one",
     r"\b(?:by|of|for|after) so many\b": "by N",
 }

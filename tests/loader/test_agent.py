@@ -372,7 +372,7 @@ def test_a_rank_that_leaves_is_told_of_once(node: LoaderNode, capfd: pytest.Capt
 
 
 def test_what_the_rank_has_read_itself_is_not_asked_for(node: LoaderNode) -> None:
-    # The board is too small for all of it.
+    # The request ring is too small for all of it.
     agent = made(window=1)
     source = begun(agent, node)
     singly = Singly(source)
