@@ -90,12 +90,14 @@ class Agent:
     def status(self) -> dict[str, Any] | None:
         """Counters of the agent; None if there is no agent."""
         for path in self._tier.runtime.glob("*/control.sock"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError, ValueError):
-                connection.settimeout(20)
-                connection.connect(str(path))
-                connection.sendall(b'{"op":"status"}\n')
-                status: dict[str, Any] = json.loads(connection.makefile().readline())
-                return status
+            # A wheel from before November 2026 has a stream socket with a line a request.
+            for kind, request in ((socket.SOCK_SEQPACKET, b'{"request":"status"}'), (socket.SOCK_STREAM, b'{"op":"status"}\n')):
+                with socket.socket(socket.AF_UNIX, kind) as connection, contextlib.suppress(OSError, ValueError):
+                    connection.settimeout(20)
+                    connection.connect(str(path))
+                    connection.sendall(request)
+                    status: dict[str, Any] = json.loads(connection.recv(1 << 16))
+                    return status
         return None
 
     def settle(self) -> float:

@@ -20,16 +20,14 @@ def wait_until_idle(handed_over: int = 0) -> None:
     """Opens nothing under the source."""
     (agent,) = Path(os.environ["FOREBAY_RUNTIME_DIR"]).glob("*/control.sock")
     deadline = time.monotonic() + IDLE_S_MAX
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(agent))
-        with connection.makefile("rw") as lines:
-            while time.monotonic() < deadline:
-                lines.write('{"op": "status"}\n')
-                lines.flush()
-                status = json.loads(lines.readline())
-                if status["handed_over"] >= handed_over and not status["in_flight"] and not status["adopting"]:
-                    return
-                time.sleep(0.02)
+        while time.monotonic() < deadline:
+            connection.send(b'{"request": "status"}')
+            status = json.loads(connection.recv(1 << 16))
+            if status["handed_over"] >= handed_over and not status["in_flight"] and not status["adopting"]:
+                return
+            time.sleep(0.02)
     sys.exit(f"the agent is at work after {IDLE_S_MAX} s: {status}")
 
 

@@ -279,7 +279,7 @@ class Place:
     def status(self) -> dict[str, Any]:
         """Returns the agent's counters over all its runs."""
         (agent,) = self.agents()
-        return _ask(agent, {"op": "status"})
+        return _ask(agent, {"request": "status"})
 
     def agent_pid(self) -> int:
         (agent,) = self.agents()
@@ -324,7 +324,7 @@ class Place:
             for agent in self.agents():
                 # One that is just ending hears nothing more.
                 with suppress(ConnectionError, FileNotFoundError):
-                    _ask(agent, {"op": "stop"})
+                    _ask(agent, {"request": "stop"})
             return not self._is_held()
 
         wait_until(ended, "the end of agents")
@@ -399,7 +399,7 @@ def as_user(uid: int | None) -> list[str]:
 
 @contextmanager
 def _connected(agent: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(LONG_S)
         # An agent speaks with its own user only.
         user, owner = os.geteuid(), agent.stat().st_uid
@@ -438,10 +438,9 @@ def _answers(agent: Path) -> bool:
 
 def _ask(agent: Path, request: dict[str, Any]) -> dict[str, Any]:
     """One request to an agent. One that ends meanwhile says nothing more."""
-    with _connected(agent) as connection, connection.makefile("rw") as lines:
-        lines.write(json.dumps(request) + "\n")
-        lines.flush()
-        answer: dict[str, Any] = json.loads(lines.readline() or '{"reply": "stopping"}')
+    with _connected(agent) as connection:
+        connection.send(json.dumps(request).encode())
+        answer: dict[str, Any] = json.loads(connection.recv(1 << 16) or b'{"response": "stopping"}')
         return answer
 
 

@@ -99,7 +99,7 @@ def test_a_kept_agent_is_ended(filled: Desk) -> None:
 def test_s10_what_an_agent_left_that_was_killed(filled: Desk) -> None:
     filled.run("-q", "--keep", "--", "true")
     (control,) = filled.runtime.glob("*/control.sock")
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(control))
         agent = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
     os.kill(agent, signal.SIGKILL)

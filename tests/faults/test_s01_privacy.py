@@ -52,7 +52,7 @@ def test_s01_nobody_else_reads_a_copy_nor_speaks_to_the_agent(place: Place) -> N
             assert read.returncode != 0, path
             assert b"Permission denied" in read.stderr
         (control,) = place.runtime.glob("*/control.sock")
-        speak = "import socket, sys\nsocket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+        speak = "import socket, sys\nsocket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
         said = subprocess.run(
             [*support.as_user(NOBODY), support.python_for(NOBODY), "-E", "-c", speak, control], capture_output=True, text=True, check=False
         )

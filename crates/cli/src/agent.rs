@@ -1,4 +1,5 @@
-//! `forebay agent`: the background process of a role. It outlives the run that started it, and keeps none of that run's descriptors.
+//! `forebay agent`: the background process of a role. It outlives the run that started it, and keeps none of that run's
+//! descriptors.
 
 use std::{
     fs,
@@ -29,7 +30,8 @@ pub fn main() -> u8 {
     }
 }
 
-/// Closes all but the standard streams: this process would keep pipes and locks of the shell open that started the first run.
+/// Closes all but the standard streams: this process would keep pipes and locks of the shell open that started the
+/// first run.
 #[expect(unsafe_code, reason = "descriptors that this process was started with belong to nobody in it")]
 fn close_inherited() {
     let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);

@@ -14,7 +14,7 @@ use forebay_agent::{
     samples,
     tiering::{
         Connection,
-        protocol::{Request, Status},
+        protocol::{ControlRequest, Status},
         ram,
     },
 };
@@ -145,7 +145,7 @@ impl Report {
         if named.is_empty() {
             dirs.extend(tiers);
         }
-        match connection.ask(&Request::Stop) {
+        match connection.ask(&ControlRequest::Stop) {
             // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it is in use.
             Ok(_) => {
                 drop(lock_when_free(agent, END_DEADLINE));

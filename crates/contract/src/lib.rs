@@ -31,6 +31,7 @@ pub mod message;
 mod opens;
 pub mod region;
 pub mod run;
+mod version;
 mod writer;
 
 pub use board::Board;
@@ -46,11 +47,8 @@ pub use mappings::{IndexReader, Mappings};
 pub use opens::Opens;
 pub use region::Region;
 pub use run::Run;
+pub use version::{CONTRACT_VERSION, VERSIONS, Version};
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
-
-/// Version of all shared memory and all messages between processes of a node. Processes of different versions refuse each other. A layout that changes without a
-/// new version does not build (`layout.rs`); for messages in JSON a test of the agent fails.
-pub const CONTRACT_VERSION: u32 = 9;
 
 /// Longest path that is looked up or handed to the agent, in bytes without the final NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -21,24 +21,26 @@ pub enum ForkRequest {
         rank: u32,
         /// Number of ranks of the job.
         ranks: u32,
-        /// True for a rank that trains already, by the page of an earlier fork agent. It looks at this agent's page from [`ForkRequest::Measured`] on.
+        /// True for a rank that trains already, by the page of an earlier fork agent. It looks at this agent's page
+        /// from [`ForkRequest::Measured`] on.
         #[serde(default)]
         rejoins: bool,
         /// Steps of shadow verification of its clones, unless their commands say otherwise.
         #[serde(default)]
         shadow: u32,
     },
-    /// Tells the size of a rank's state, and that the rank looks at the page at its step boundaries. If a descriptor of the state's manifest comes beside it, all
-    /// ranks are compared. No answer.
+    /// Tells the size of a rank's state, and that the rank looks at the page at its step boundaries. If a descriptor of
+    /// the state's manifest comes beside it, all ranks are compared. No answer.
     Measured {
         /// Bytes.
         bytes: u64,
     },
-    /// Replaces a rank's layout: sealed descriptors of the upcoming state's manifest, and of the memory in which its large tensors are located. No answer.
+    /// Replaces a rank's layout: sealed descriptors of the upcoming state's manifest, and of the memory in which its
+    /// large tensors are located. No answer.
     Layout,
-    /// Publishes a rank's state for forks. Beside it come sealed descriptors of its manifest and of the copied part; for a state that is partly read in place
-    /// also those of the read lease, of the copy-on-write buffer, and of the memory that is read. The reader's number in the read lease is the fork's place
-    /// in `forks`. No answer.
+    /// Publishes a rank's state for forks. Beside it come sealed descriptors of its manifest and of the copied part;
+    /// for a state that is partly read in place also those of the read lease, of the copy-on-write buffer, and of the
+    /// memory that is read. The reader's number in the read lease is the fork's place in `forks`. No answer.
     Publish {
         /// Numbers of the forks.
         forks: Vec<u64>,
@@ -60,7 +62,8 @@ pub enum ForkRequest {
         version: u32,
         /// Name of the job.
         job: String,
-        /// First step at which the job may be forked. Without it: the first step boundary at which all ranks of the clone are waiting.
+        /// First step at which the job may be forked. Without it: the first step boundary at which all ranks of the
+        /// clone are waiting.
         at: Option<u64>,
         /// Steps of shadow verification. Without it: the number that the job gave.
         #[serde(default)]
@@ -68,8 +71,8 @@ pub enum ForkRequest {
     },
     /// Asks for a fork's progress. Answer: [`ForkResponse::Progress`].
     Progress,
-    /// Asks for the state of a rank of a clone. Answers: [`ForkResponse::Waiting`] immediately, and [`ForkResponse::State`] once all ranks of the job have
-    /// published theirs.
+    /// Asks for the state of a rank of a clone. Answers: [`ForkResponse::Waiting`] immediately, and
+    /// [`ForkResponse::State`] once all ranks of the job have published theirs.
     Fetch {
         /// Version of the protocol.
         version: u32,
@@ -80,11 +83,12 @@ pub enum ForkRequest {
         /// Number of ranks of the clone.
         ranks: u32,
     },
-    /// Tells that a rank of a clone has loaded and checked its state; beside it comes a descriptor of the manifest with all digests. Answer, once all ranks have:
-    /// [`ForkResponse::Exists`], or [`ForkResponse::Shadow`].
+    /// Tells that a rank of a clone has loaded and checked its state; beside it comes a descriptor of the manifest with
+    /// all digests. Answer, once all ranks have: [`ForkResponse::Exists`], or [`ForkResponse::Shadow`].
     Loaded,
-    /// Tells that a rank of a job has taken its steps since these forks, or, with no fork named, that a rank of a clone has taken those of its shadow
-    /// verification; beside it comes a descriptor of the manifest after them. The clone's rank is answered, once all have: [`ForkResponse::Exists`].
+    /// Tells that a rank of a job has taken its steps since these forks, or, with no fork named, that a rank of a clone
+    /// has taken those of its shadow verification; beside it comes a descriptor of the manifest after them. The clone's
+    /// rank is answered, once all have: [`ForkResponse::Exists`].
     Repeated {
         /// Numbers of the forks.
         forks: Vec<u64>,
@@ -131,11 +135,13 @@ pub enum ForkResponse {
     },
     /// Progress of a fork.
     Progress(ForkProgress),
-    /// The state will come. If the clone has as many ranks as the job, the descriptors of the rank's last [`ForkRequest::Layout`] come beside it: the clone
-    /// prepares by them, and reads there. Others may have taken their place by the time of the state.
+    /// The state will come. If the clone has as many ranks as the job, the descriptors of the rank's last
+    /// [`ForkRequest::Layout`] come beside it: the clone prepares by them, and reads there. Others may have taken their
+    /// place by the time of the state.
     Waiting,
-    /// A state; beside it come the descriptors of [`ForkRequest::Publish`] of the same rank of the job. If the job has another number of ranks, they are rank
-    /// 0's, without a read lease, and one descriptor for the manifest of each other rank follows.
+    /// A state; beside it come the descriptors of [`ForkRequest::Publish`] of the same rank of the job. If the job has
+    /// another number of ranks, they are rank 0's, without a read lease, and one descriptor for the manifest of each
+    /// other rank follows.
     State {
         /// Name of the clone.
         name: String,
@@ -144,7 +150,8 @@ pub enum ForkResponse {
         /// Number of ranks of the job.
         ranks: u32,
     },
-    /// All ranks of the clone have loaded their states. They now take the steps of shadow verification, and send [`ForkRequest::Repeated`].
+    /// All ranks of the clone have loaded their states. They now take the steps of shadow verification, and send
+    /// [`ForkRequest::Repeated`].
     Shadow,
     /// The clone exists: all of its ranks have their states, and have passed all checks.
     Exists,
@@ -204,4 +211,102 @@ pub struct ForkableJob {
     pub bytes: u64,
     /// Number of its clones that came to exist.
     pub clones: u64,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::to_string;
+
+    use super::*;
+
+    /// Returns one of each message, with all fields: `messages.rs` digests them.
+    pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
+        let mut messages = requests();
+        messages.extend(responses(refusal));
+        messages
+    }
+
+    fn requests() -> Vec<String> {
+        let forks = vec![1, 2];
+        let requests = [
+            ForkRequest::Register {
+                version: 0,
+                job: "job".into(),
+                rank: 1,
+                ranks: 2,
+                rejoins: true,
+                shadow: 3,
+            },
+            ForkRequest::Measured { bytes: 1 },
+            ForkRequest::Layout,
+            ForkRequest::Publish {
+                forks: forks.clone(),
+                epoch: 1,
+                step: 2,
+            },
+            ForkRequest::Abort {
+                forks: forks.clone(),
+                why: "why".into(),
+            },
+            ForkRequest::Fork {
+                version: 0,
+                job: "job".into(),
+                at: Some(1),
+                shadow: Some(2),
+            },
+            ForkRequest::Progress,
+            ForkRequest::Fetch {
+                version: 0,
+                fork: 1,
+                rank: 2,
+                ranks: 3,
+            },
+            ForkRequest::Loaded,
+            ForkRequest::Repeated { forks },
+            ForkRequest::Failed { why: "why".into() },
+            ForkRequest::Jobs,
+        ];
+        requests.iter().map(|request| to_string(request).unwrap()).collect()
+    }
+
+    fn responses(refusal: Refusal) -> Vec<String> {
+        let responses = [
+            ForkResponse::Registered { secret: 1 },
+            ForkResponse::Forking {
+                fork: 1,
+                name: "name".into(),
+                ranks: 2,
+                shadow: 3,
+                secret: 4,
+            },
+            ForkResponse::Progress(ForkProgress {
+                asked: true,
+                ranks: 1,
+                here: 2,
+                taken: true,
+                loaded: 3,
+                is_over: true,
+            }),
+            ForkResponse::Waiting,
+            ForkResponse::State {
+                name: "name".into(),
+                reader: 1,
+                ranks: 2,
+            },
+            ForkResponse::Shadow,
+            ForkResponse::Exists,
+            ForkResponse::Jobs {
+                jobs: vec![ForkableJob {
+                    job: "job".into(),
+                    ranks: 1,
+                    ranks_here: 2,
+                    step: Some(3),
+                    bytes: 4,
+                    clones: 5,
+                }],
+            },
+            ForkResponse::Refused(refusal),
+        ];
+        responses.iter().map(|response| to_string(response).unwrap()).collect()
+    }
 }

@@ -38,7 +38,8 @@ use crate::{
 
 const SECRET_BYTES: usize = 32;
 
-/// A published state of one rank: sealed descriptors of its manifest and its copied part, and the read lease on the rest.
+/// A published state of one rank: sealed descriptors of its manifest and its copied part, and the read lease on the
+/// rest.
 #[derive(Debug)]
 struct PublishedState {
     descriptors: Vec<OwnedFd>,
@@ -50,7 +51,8 @@ type Effects = Vec<Effect<Arc<PublishedState>>>;
 /// Runs the fork agent until no peer has been connected for a while.
 ///
 /// # Errors
-/// [`AgentError::AlreadyRunning`] if another one runs; else the error that ended it, which is also the last line of its log.
+/// [`AgentError::AlreadyRunning`] if another one runs; else the error that ended it, which is also the last line of its
+/// log.
 pub fn serve(config: &ForkConfig) -> Result<(), AgentError> {
     let dir = config.forks_dir.as_path();
     live(dir, || {
@@ -278,7 +280,8 @@ impl<'a> Forks<'a> {
 impl PublishedState {
     /// Checks the descriptors of a published state. Returns the digests of its replicated entries with it.
     fn received(descriptors: Vec<OwnedFd>, known: &mut Sections) -> Result<(Digests, Self), String> {
-        // Either all of the state is copied, or a read lease, a copy-on-write buffer and the memory of the rest come with it.
+        // Either all of the state is copied, or a read lease, a copy-on-write buffer and the memory of the rest come
+        // with it.
         let ([_, copied] | [_, copied, _, _, _, ..]) = descriptors.as_slice() else {
             return Err(missing());
         };

@@ -1,5 +1,5 @@
-//! Admission of new connections: none beyond the maximum, and none right after there was no descriptor for one. The listening socket stays readable meanwhile,
-//! so whoever waited on it would be woken again and again for nothing.
+//! Admission of new connections: none beyond the maximum, and none right after there was no descriptor for one. The
+//! listening socket stays readable meanwhile, so whoever waited on it would be woken again and again for nothing.
 
 use std::{
     os::fd::OwnedFd,

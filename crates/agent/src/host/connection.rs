@@ -35,7 +35,8 @@ pub(crate) fn listening(path: &Path) -> Result<OwnedFd, AgentError> {
     Ok(socket)
 }
 
-/// A connection and the process that opened it. A forked child, such as a loader's worker, has a descriptor of it too, and may live longer.
+/// A connection and the process that opened it. A forked child, such as a loader's worker, has a descriptor of it too,
+/// and may live longer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,

@@ -99,7 +99,8 @@ impl Host {
         }
     }
 
-    /// Sleeps until a peer, the doorbell or the role's deadline. Returns the peers that have sent something, or have gone.
+    /// Sleeps until a peer, the doorbell or the role's deadline. Returns the peers that have sent something, or have
+    /// gone.
     fn wait<R: Role>(&self, role: &mut R, turn: Turn) -> Result<Vec<Peer>, AgentError> {
         let has_work = role.before_sleep();
         let now = Instant::now();
@@ -128,12 +129,14 @@ impl Host {
         let Some(socket) = self.peers.get(peer) else { return };
         match packet::receive::<R::Request>(socket) {
             Ok(Some((request, _))) if request.version().is_some_and(|version| version != CONTRACT_VERSION) => {
-                self.peers.send(peer, &R::Response::from(Refusal::other_version()), &[]);
+                self.peers
+                    .send(peer, &R::Response::from(Refusal::other_version(R::OTHER_VERSION_MEND)), &[]);
             }
             Ok(Some((request, descriptors))) => role.hear(peer, request, descriptors, &mut self.peers),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                self.peers.send(peer, &R::Response::from(Refusal::other_version()), &[]);
+                self.peers
+                    .send(peer, &R::Response::from(Refusal::other_version(R::OTHER_VERSION_MEND)), &[]);
                 self.end(role, peer);
             }
             Ok(None) => self.end(role, peer),

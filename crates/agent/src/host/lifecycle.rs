@@ -9,8 +9,8 @@ use rustix::{
 
 use crate::host::{error::AgentError, lock::lock, log, private_dir::private_dir, shared::raise_descriptor_limit};
 
-/// Runs a role in this process: detaches it, takes the lock of its directory, starts its log, and serves. The reason why it could not start, or had to end, is
-/// also the last line of the log.
+/// Runs a role in this process: detaches it, takes the lock of its directory, starts its log, and serves. The reason
+/// why it could not start, or had to end, is also the last line of the log.
 ///
 /// # Errors
 /// [`AgentError::AlreadyRunning`] if another process holds the directory; else the error that ended the role.

@@ -10,8 +10,8 @@ pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(2);
 pub(crate) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 /// Longest packet in bytes.
 pub(crate) const PACKET_BYTES_MAX: usize = 64 << 10;
-/// Descriptors beside a packet: those of a state, and of at most 200 pieces of memory that hold tensors, which is the bound of `forebay.clone`. The kernel
-/// allows 253.
+/// Descriptors beside a packet: those of a state, and of at most 200 pieces of memory that hold tensors, which is the
+/// bound of `forebay.clone`. The kernel allows 253.
 pub(crate) const PACKET_DESCRIPTORS_MAX: usize = 204;
 /// Pause of admission after there was no descriptor for a connection, unless another one closes before.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_secs(1);

@@ -1,6 +1,8 @@
-//! The agent's log: the events that a person needs to explain a refusal, a fallback or a loss. Names of files never appear in it.
+//! The agent's log: the events that a person needs to explain a refusal, a fallback or a loss. Names of files never
+//! appear in it.
 //!
-//! Each line is `UNIX-SECONDS LEVEL MESSAGE key=value ...`. Refusals, fallbacks and lost peers have the messages `refused`, `fallback` and `lost`.
+//! Each line is `UNIX-SECONDS LEVEL MESSAGE key=value ...`. Refusals, fallbacks and lost peers have the messages
+//! `refused`, `fallback` and `lost`.
 
 use std::{fmt, fs::File, path::Path, sync::Arc};
 
@@ -23,7 +25,8 @@ use crate::host::{
 /// Names of the logs that are kept, the newest first.
 pub const LOG_NAMES: [&str; 3] = ["agent.log", "agent.log.1", "agent.log.2"];
 
-/// Starts a new log in an agent's directory, and keeps the two before it. From here on all `tracing` events of this process go there.
+/// Starts a new log in an agent's directory, and keeps the two before it. From here on all `tracing` events of this
+/// process go there.
 pub(crate) fn start(dir: &Path) -> Result<(), AgentError> {
     for pair in LOG_NAMES.windows(2).rev() {
         if let [newer, older] = pair {

@@ -1,7 +1,7 @@
 //! Parts that all roles of the agent share: lifecycle and lock, sockets and packets, shared memory, errors, the log.
 //!
-//! [`lifecycle`] runs a role's process, [`driver`] its one thread: the poll loop, connections and their admission. A role implements [`role::Role`].
-//! A client starts a role by [`start`], and speaks to it by [`connection`].
+//! [`lifecycle`] runs a role's process, [`driver`] its one thread: the poll loop, connections and their admission. A
+//! role implements [`role::Role`]. A client starts a role by [`start`], and speaks to it by [`connection`].
 
 pub(crate) mod admission;
 pub(crate) mod clock;

@@ -10,8 +10,8 @@ use rustix::fs::{self, FileType, Mode, OFlags};
 
 use crate::host::error::{AgentError, io_error};
 
-/// Makes `path` (its parent must exist) or takes it if it is a directory of this user with mode 0700 and no link; else refuses it.
-/// Gives a descriptor of the very directory that was checked.
+/// Makes `path` (its parent must exist) or takes it if it is a directory of this user with mode 0700 and no link; else
+/// refuses it. Gives a descriptor of the very directory that was checked.
 pub fn private_dir(path: &Path) -> Result<OwnedFd, AgentError> {
     match fs::mkdir(path, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -45,7 +45,8 @@ pub fn private_dir(path: &Path) -> Result<OwnedFd, AgentError> {
     Ok(dir)
 }
 
-/// As [`private_dir`] for `path`, making missing parents as well (those are checked the same way only if they were made here).
+/// Makes or takes a private directory like [`private_dir`], and makes its missing parents. Existing parents are not
+/// checked.
 pub fn private_dir_all(path: &Path) -> Result<OwnedFd, AgentError> {
     let mut missing: Vec<PathBuf> = Vec::new();
     let mut at = path.parent();

@@ -49,11 +49,9 @@ impl Refusal {
     }
 
     /// Refuses a peer of another version of Forebay.
-    pub(crate) fn other_version() -> Self {
-        Self::new(
-            RefusalKind::OtherVersion,
-            "the agent is of another version of Forebay: use one version, or wait until its jobs have ended",
-        )
+    pub(crate) fn other_version(mend: &str) -> Self {
+        let why = format!("the agent is of another version of Forebay: {mend}");
+        Self::new(RefusalKind::OtherVersion, why)
     }
 }
 

@@ -26,11 +26,13 @@ pub(crate) trait RoleResponse: Serialize + From<Refusal> {
     fn refusal(&self) -> Option<&Refusal>;
 }
 
-/// Behaviour of one kind of agent. [`Host`](crate::host::driver::Host) owns the lifecycle: it accepts connections, reads requests, checks their version
-/// and calls the role on its one thread. A role never blocks.
+/// Behaviour of one kind of agent. [`Host`](crate::host::driver::Host) owns the lifecycle: it accepts connections,
+/// reads requests, checks their version and calls the role on its one thread. A role never blocks.
 pub(crate) trait Role {
     type Request: RoleRequest;
     type Response: RoleResponse;
+    /// Advice to a peer of another version.
+    const OTHER_VERSION_MEND: &'static str = "use one version, or wait until its jobs have ended";
 
     /// Handles one request, with the descriptors that came beside it.
     fn hear(&mut self, peer: Peer, request: Self::Request, descriptors: Vec<OwnedFd>, peers: &mut Peers);
@@ -43,7 +45,8 @@ pub(crate) trait Role {
         Turn::WaitForPeers
     }
 
-    /// Prepares for sleep: from here on peers ring the doorbell. Returns true if there is work already, so that the host does not sleep.
+    /// Prepares for sleep: from here on peers ring the doorbell. Returns true if there is work already, so that the
+    /// host does not sleep.
     fn before_sleep(&mut self) -> bool {
         false
     }
@@ -71,8 +74,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Sends a packet without blocking, and logs it if it is a refusal. A peer that does not take it is lost: the host closes its connection and calls
-    /// [`Role::gone`].
+    /// Sends a packet without blocking, and logs it if it is a refusal. A peer that does not take it is lost: the host
+    /// closes its connection and calls [`Role::gone`].
     pub(crate) fn send(&mut self, to: Peer, response: &impl RoleResponse, descriptors: &[BorrowedFd<'_>]) {
         let Some(socket) = self.sockets.get(&to) else { return };
         if let Some(refusal) = response.refusal() {

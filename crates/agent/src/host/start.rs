@@ -56,8 +56,8 @@ pub(crate) fn start_until<S: RoleSettings, T>(settings: &S, command: &Path, conn
         match &mut child {
             None => child = Some(spawn(settings, command, &log)?),
             Some(running) => {
-                // It ends by itself if another agent is just ending or starting, or if we were held up for so long that it saw no client. Then we start
-                // another one.
+                // It ends by itself if another agent is just ending or starting, or if we were held up for so long that
+                // it saw no client. Then we start another one.
                 if let Ok(Some(exit)) = running.try_wait() {
                     if !matches!(exit.code(), Some(code) if code == 0 || code == i32::from(EXIT_ALREADY_RUNNING)) {
                         return Err(AgentError::Failed { why: last_line(&log) });
@@ -90,7 +90,8 @@ fn spawn(settings: &str, command: &Path, log: &Path) -> Result<Child, AgentError
         .stdin(reader)
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    // Clients send the variables that lead to their stores: those of the job that starts the agent must not apply to other jobs.
+    // Clients send the variables that lead to their stores: those of the job that starts the agent must not apply to
+    // other jobs.
     for name in forebay_objects::VARIABLES.into_iter().filter(|name| *name != "HOME") {
         agent.env_remove(name);
     }

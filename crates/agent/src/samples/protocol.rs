@@ -1,4 +1,5 @@
-//! Messages of the loader agent's socket: one JSON value a packet, descriptors beside it. Requests for samples go through the request rings.
+//! Messages of the loader agent's socket: one JSON value a packet, descriptors beside it. Requests for samples go
+//! through the request rings.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -15,8 +16,8 @@ use crate::host::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum LoaderRequest {
-    /// Makes this connection a rank of a loader. The first rank of a node sends a descriptor of the extents beside it. Answer, once all ranks of the node have
-    /// come: [`LoaderResponse::Registered`].
+    /// Makes this connection a rank of a loader. The first rank of a node sends a descriptor of the extents beside it.
+    /// Answer, once all ranks of the node have come: [`LoaderResponse::Registered`].
     Register {
         /// Version of the protocol.
         version: u32,
@@ -38,7 +39,8 @@ impl RoleRequest for LoaderRequest {
     }
 }
 
-/// Variables of an environment ([`forebay_objects::VARIABLES`]). Some are secrets: they stay in memory, and `Debug` does not show them.
+/// Variables of an environment ([`forebay_objects::VARIABLES`]). Some are secrets: they stay in memory, and `Debug`
+/// does not show them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Variables(pub BTreeMap<String, String>);
@@ -137,7 +139,8 @@ pub enum OrderName {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub enum LoaderResponse {
-    /// All ranks of the node have registered. Beside it come descriptors of the arena, of the rank's request ring, and of the doorbell.
+    /// All ranks of the node have registered. Beside it come descriptors of the arena, of the rank's request ring, and
+    /// of the doorbell.
     Registered {
         /// Length of the arena in bytes.
         arena_bytes: u64,
@@ -178,8 +181,68 @@ impl RoleResponse for LoaderResponse {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use serde_json::to_string;
+
     use super::*;
+
+    /// Returns one of each message, with all fields: `messages.rs` digests them.
+    pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
+        let alike = Alike {
+            dataset: "digest".into(),
+            samples: 1,
+            extents: 2,
+            seed: 3,
+            batch: 4,
+            world: 5,
+            order: OrderName::Torch,
+            sampler_drop_last: true,
+            drop_last: false,
+            policy: PolicyName::Forebay,
+            schedule: ScheduleName::EarliestDeadline,
+            window: 6,
+            ahead: 7,
+            background_fill: true,
+            window_bytes: 8,
+            memory_bytes: 9,
+            disks: vec![DiskSetting {
+                dir: PathBuf::from("/disk"),
+                bytes: 10,
+            }],
+            reads_max: 11,
+            hedge_budget: 0.5,
+        };
+        let settings = Settings {
+            loader: "loader".into(),
+            rank: 1,
+            local_rank: 2,
+            local_ranks: 3,
+            alike,
+        };
+        let register = LoaderRequest::Register {
+            version: 0,
+            settings: Box::new(settings),
+            variables: Variables([("NAME".to_owned(), "value".to_owned())].into()),
+        };
+        let requests = [register, LoaderRequest::Figures];
+        let responses = [
+            LoaderResponse::Registered {
+                arena_bytes: 1,
+                slots: 2,
+                notes: vec!["note".into()],
+            },
+            LoaderResponse::RankGone { rank: 1 },
+            LoaderResponse::Figures {
+                figures: Figures::default(),
+                of_rank: RankFigures::default(),
+            },
+            LoaderResponse::Refused(refusal),
+        ];
+        let requests = requests.iter().map(|request| to_string(request).unwrap());
+        requests
+            .chain(responses.iter().map(|response| to_string(response).unwrap()))
+            .collect()
+    }
 
     #[test]
     fn debug_does_not_show_credentials() {

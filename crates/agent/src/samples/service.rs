@@ -35,7 +35,8 @@ use crate::{
 /// Runs the loader agent until no peer has been connected for a while.
 ///
 /// # Errors
-/// [`AgentError::AlreadyRunning`] if another one runs; else the error that ended it, which is also the last line of its log.
+/// [`AgentError::AlreadyRunning`] if another one runs; else the error that ended it, which is also the last line of its
+/// log.
 pub fn serve(config: &LoaderConfig) -> Result<(), AgentError> {
     live(&config.loaders_dir, || {
         let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
@@ -177,7 +178,7 @@ impl Loaders {
         self.carry_out(effects, peers);
     }
 
-    /// Has a loader prepared, all of whose ranks have come.
+    /// Starts to prepare a loader, once all of its ranks have come.
     fn prepare(&mut self, loader: String, peers: &mut Peers) {
         let ranks = self.rendezvous.peers(&loader);
         // All ranks may have sent one; the first serves.

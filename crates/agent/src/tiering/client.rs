@@ -1,8 +1,7 @@
-//! Talking to an agent: the command's side.
+//! A command's side of the control socket.
 
 use std::{
-    io::{BufRead, BufReader, ErrorKind, Write},
-    os::unix::{ffi::OsStrExt, net::UnixStream},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -15,6 +14,7 @@ use forebay_contract::{
 
 use crate::{
     host::{
+        connection,
         error::{AgentError, io_error, silent},
         private_dir::private_dir_all,
         shared::SharedFile,
@@ -23,96 +23,72 @@ use crate::{
     tiering::{
         config::AgentConfig,
         limits::LEAVE_MAX,
-        protocol::{Reply, Request, RunFreshness, SourceSetting, Status, Totals},
+        protocol::{ControlRequest, ControlResponse, RunFreshness, SourceSetting, Status, Totals},
     },
 };
 
 const REPLY_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A connection to an agent's control socket.
+/// A command's connection to an agent.
 #[derive(Debug)]
 pub struct Connection {
-    stream: BufReader<UnixStream>,
-    /// What has come of an answer.
-    answer: Vec<u8>,
+    connection: connection::Connection,
+    /// Longest wait for an answer.
+    deadline: Duration,
 }
 
 impl Connection {
-    /// Connects to the agent that has its directory at `dir`.
+    /// Connects to the agent of a directory.
     pub fn open(dir: &Path) -> Result<Self, AgentError> {
         Self::open_for(dir, REPLY_DEADLINE)
     }
 
-    /// As [`Self::open`], for who waits no longer than this for each answer.
+    /// Connects to the agent of a directory, to wait at most `deadline` for each answer.
     pub fn open_for(dir: &Path, deadline: Duration) -> Result<Self, AgentError> {
-        let path = dir.join("control.sock");
-        let stream = UnixStream::connect(&path).map_err(io_error("connect to", &path))?;
-        stream.set_read_timeout(Some(deadline)).map_err(io_error("set up", &path))?;
-        Ok(Self {
-            stream: BufReader::new(stream),
-            answer: Vec::new(),
-        })
+        let connection = connection::Connection::open(&dir.join("control.sock"), deadline)?;
+        Ok(Self { connection, deadline })
     }
 
-    /// The agent's process; `None` where it can't be known, as from within another namespace.
+    /// Returns the agent's process; `None` where it can't be known, as from within another namespace.
     pub fn pid(&self) -> Option<i32> {
-        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok()?;
-        Some(peer.pid.as_raw_nonzero().get())
+        self.connection.pid()
     }
 
-    /// One request and its reply.
-    pub fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
+    /// Sends a request, and waits for its answer.
+    pub fn ask(&mut self, request: &ControlRequest) -> Result<ControlResponse, AgentError> {
         self.send(request)?;
-        let waits = self.stream.get_ref().read_timeout().ok().flatten().unwrap_or(REPLY_DEADLINE);
-        self.receive()?.ok_or_else(|| silent(waits, self.pid()))
+        self.receive()?.ok_or_else(|| silent(self.deadline, self.pid()))
     }
 
-    /// From now on no answer is waited for longer than this.
-    fn wait_no_longer_than(&self, deadline: Duration) -> Result<(), AgentError> {
-        self.stream.get_ref().set_read_timeout(Some(deadline)).map_err(|e| broken(&e))
+    /// Sends a request. [`Self::receive`] takes its answer.
+    pub fn send(&mut self, request: &ControlRequest) -> Result<(), AgentError> {
+        self.connection.send(request, &[])
     }
 
-    /// Sends a request, the reply to which [`Self::receive`] takes.
-    pub fn send(&mut self, request: &Request) -> Result<(), AgentError> {
-        let mut line = serde_json::to_vec(request).map_err(|e| broken(&e))?;
-        line.push(b'\n');
-        self.stream.get_mut().write_all(&line).map_err(|e| broken(&e))
-    }
-
-    /// The reply to the last request; `None` if it has not come in time, and may come later.
-    pub fn receive(&mut self) -> Result<Option<Reply>, AgentError> {
-        match self.stream.read_until(b'\n', &mut self.answer) {
-            Ok(_) if self.answer.last() == Some(&b'\n') => {}
-            Ok(_) => return Err(broken(&"it closed the connection")),
-            // What has come of it is kept.
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
-            Err(error) => return Err(broken(&error)),
-        }
-        match serde_json::from_slice(&std::mem::take(&mut self.answer)).map_err(|e| broken(&e))? {
-            Reply::Refused { why } => Err(AgentError::Refused(why.into())),
-            reply => Ok(Some(reply)),
+    /// Waits for the answer to the last request; `None` if it has not come in time, and may come later.
+    pub fn receive(&mut self) -> Result<Option<ControlResponse>, AgentError> {
+        match self.connection.hear(self.deadline)? {
+            None => Ok(None),
+            Some((ControlResponse::Refused(refusal), _)) => Err(AgentError::Refused(refusal)),
+            Some((response, _)) => Ok(Some(response)),
         }
     }
 
-    /// What the agent has done (for this connection's run, if it has joined one).
+    /// Returns the counts of this connection's run, or of the agent if it has joined none.
     pub fn status(&mut self) -> Result<Status, AgentError> {
-        match self.ask(&Request::Status)? {
-            Reply::Status(status) => Ok(status),
+        match self.ask(&ControlRequest::Status)? {
+            ControlResponse::Status(status) => Ok(status),
             other => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }
 
-    /// What the agent and the doors of all its runs have done since it started.
+    /// Returns the counts of the agent, and of the preload libraries of all its runs, since its start.
     pub fn totals(&mut self) -> Result<Totals, AgentError> {
-        match self.ask(&Request::Totals)? {
-            Reply::Totals(totals) => Ok(totals),
+        match self.ask(&ControlRequest::Totals)? {
+            ControlResponse::Totals(totals) => Ok(totals),
             other => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }
-}
-
-fn broken(error: &dyn std::fmt::Display) -> AgentError {
-    AgentError::Protocol(error.to_string())
 }
 
 /// A run that an agent serves.
@@ -123,7 +99,7 @@ pub struct JoinedRun {
     page_path: PathBuf,
 }
 
-/// What a run asks of its agent.
+/// Settings of a run for its agent.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
     /// The agent to join or start.
@@ -148,10 +124,11 @@ impl RoleSettings for AgentConfig {
 }
 
 impl JoinedRun {
-    /// Joins the agent, starting it with `COMMAND agent` if none stands, and writes the run page.
+    /// Joins the agent, which is started with `COMMAND agent` if none runs, and writes the run page.
     ///
     /// # Errors
-    /// When a tier or the runtime directory is refused, or no agent answers in time. Nothing of the program has run then.
+    /// When a tier or the runtime directory is refused, or no agent answers in time. Nothing of the program has run
+    /// then.
     pub fn begin(request: &RunRequest, command: &Path) -> Result<Self, AgentError> {
         private_dir_all(&request.agent.dir)?;
         let (connection, run, started_at) = join(request, command)?;
@@ -183,7 +160,7 @@ impl JoinedRun {
         })
     }
 
-    /// Path of the run page, for the door.
+    /// Returns the path of the run page, for the preload library.
     pub fn page_path(&self) -> &Path {
         &self.page_path
     }
@@ -201,19 +178,19 @@ impl JoinedRun {
         Run::open(self.page.region()).expect("the run page was laid out when the run began")
     }
 
-    /// What the agent has done for this run.
+    /// Returns the agent's counts of this run.
     pub fn status(&mut self) -> Result<Status, AgentError> {
         self.connection.status()
     }
 
-    /// Ends the run; the agent ends with its last one. Gives the last status.
+    /// Ends the run, and returns its last status. The agent ends with its last run.
     ///
     /// # Errors
-    /// The agent is gone, or does not answer for half a minute: a program's end waits no longer for one that is stopped.
+    /// The agent is gone, or does not answer for half a minute: a program's end waits no longer for a stopped agent.
     pub fn leave(mut self) -> Result<Status, AgentError> {
-        self.connection.wait_no_longer_than(LEAVE_MAX)?;
-        match self.connection.ask(&Request::Leave)? {
-            Reply::Status(status) => Ok(status),
+        self.connection.deadline = LEAVE_MAX;
+        match self.connection.ask(&ControlRequest::Leave)? {
+            ControlResponse::Status(status) => Ok(status),
             other => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }
@@ -231,10 +208,10 @@ fn inode_of(path: &Path) -> Result<(u64, u64), AgentError> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Joins an agent. One that ends, or is killed, before it has answered was not the one to join: the next one is.
+/// Joins an agent. If it ends, or is killed, before it has answered, the next one is joined.
 fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), AgentError> {
     let begun = Instant::now();
-    let join = Request::Join {
+    let join = ControlRequest::Join {
         version: CONTRACT_VERSION,
         sources: request.sources.clone(),
         freshness: request.freshness,
@@ -245,7 +222,7 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
     loop {
         let mut connection = connect_or_start(&request.agent, command)?;
         match connection.ask(&join) {
-            Ok(Reply::Joined { run, started_at }) => return Ok((connection, run, started_at)),
+            Ok(ControlResponse::Joined { run, started_at }) => return Ok((connection, run, started_at)),
             Ok(other) => return Err(AgentError::Protocol(format!("{other:?}"))),
             Err(AgentError::Protocol(_) | AgentError::Lost(_)) if begun.elapsed() < START_DEADLINE => {
                 thread::sleep(Duration::from_millis(5));
@@ -261,14 +238,13 @@ fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
-
     use super::*;
+    use crate::host::connection::listening;
 
     #[test]
     fn an_agent_that_does_not_answer_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let _listener = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        let _listener = listening(&dir.path().join("control.sock")).unwrap();
         let mut connection = Connection::open_for(dir.path(), Duration::from_millis(20)).unwrap();
         let error = connection.status().unwrap_err();
         assert!(matches!(error, AgentError::Silent { .. }), "{error}");

@@ -1,21 +1,31 @@
-//! Serves the control socket. Each connection has a thread, and is the lease of the run that it joined.
+//! The control socket: hands each request of a command to the event loop, and the answer back. A connection is the
+//! lease of the run that it joined.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    collections::HashMap,
+    os::fd::OwnedFd,
     path::Path,
-    sync::mpsc::{Sender, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread,
+    time::{Duration, Instant},
 };
 
-use rustix::net::sockopt;
-
 use crate::{
-    host::error::{AgentError, io_error},
+    host::{
+        doorbell::Doorbell,
+        driver::{Host, HostSettings},
+        error::{AgentError, io_error},
+        log,
+        refusal::Refusal,
+        role::{Peer, Peers, Role, Turn},
+    },
     tiering::{
         handoff::HandoffQueue,
-        limits::REQUEST_BYTES_MAX,
-        protocol::{Reply, Request},
+        limits::{BATCH_PAUSE, CONTROL_PEERS_MAX, QUEUE_WAIT_MAX},
+        protocol::{ControlRequest, ControlResponse},
     },
 };
 
@@ -24,11 +34,11 @@ use crate::{
 pub(crate) enum CommandEvent {
     /// A command sends a request.
     Asked {
-        request: Request,
+        request: ControlRequest,
         /// Number of the run that the connection has joined.
         run: Option<u64>,
-        /// Channel for the answer.
-        reply: Sender<Reply>,
+        /// Way back for the answer.
+        reply: ReplyTo,
     },
     /// A command's connection has closed.
     Disconnected {
@@ -37,68 +47,130 @@ pub(crate) enum CommandEvent {
     },
 }
 
-/// Binds the socket and starts serving. Each connection passes its messages to `deliver`.
-pub(crate) fn start(dir: &Path, queue: HandoffQueue, deliver: impl Fn(CommandEvent) + Clone + Send + 'static) -> Result<(), AgentError> {
-    let path = dir.join("control.sock");
-    let listener = UnixListener::bind(&path).map_err(io_error("bind", &path))?;
-    let accept = move || {
-        for stream in listener.incoming().flatten() {
-            if sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
-                let (deliver, queue) = (deliver.clone(), queue.clone());
-                // Without a thread the connection closes, and the command says that nobody answered.
-                let _ = thread::Builder::new()
-                    .name("connection".into())
-                    .spawn(move || converse(&stream, &deliver, &queue));
-            }
+/// Way back to a peer, from another thread.
+#[derive(Debug)]
+pub(crate) struct ReplyTo {
+    peer: Peer,
+    answers: Sender<(Peer, ControlResponse)>,
+    doorbell: Arc<Doorbell>,
+}
+
+impl ReplyTo {
+    /// Sends the answer from the control thread. A command that has gone gets none.
+    pub(crate) fn send(self, answer: ControlResponse) {
+        if self.answers.send((self.peer, answer)).is_ok() {
+            self.doorbell.ring();
+        }
+    }
+}
+
+/// Binds the socket and starts the thread that serves it, which passes its messages to `deliver`.
+pub(crate) fn start(dir: &Path, queue: HandoffQueue, deliver: impl Fn(CommandEvent) + Send + 'static) -> Result<(), AgentError> {
+    let socket = dir.join("control.sock");
+    let host = Host::open(HostSettings {
+        socket: socket.clone(),
+        peers_max: CONTROL_PEERS_MAX,
+        // The event loop ends the process.
+        idle_max: Duration::MAX,
+        sleep_max: Duration::from_secs(3600),
+    })?;
+    let (answers, answered) = channel();
+    let mut control = Control {
+        queue,
+        deliver,
+        answers,
+        answered,
+        doorbell: host.doorbell(),
+        runs: HashMap::new(),
+        waiting: Vec::new(),
+    };
+    let serve = move || {
+        if let Err(error) = host.run(&mut control) {
+            tracing::error!("the control socket is not served any more: {error}");
         }
     };
     thread::Builder::new()
         .name("control".into())
-        .spawn(accept)
-        .map_err(io_error("start a thread for", &path))?;
+        .spawn(serve)
+        .map_err(io_error("start a thread for", &socket))?;
     Ok(())
 }
 
-fn converse(stream: &UnixStream, deliver: &impl Fn(CommandEvent), queue: &HandoffQueue) {
-    let mut run = None;
-    let mut requests = BufReader::new(stream);
-    loop {
-        let mut line = String::new();
-        match requests.by_ref().take(REQUEST_BYTES_MAX).read_line(&mut line) {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => break,
-        }
-        let reply = match serde_json::from_str::<Request>(&line) {
-            Ok(request) => ask(request, run, deliver, queue),
-            Err(error) => Some(Reply::Refused {
-                why: format!("the request could not be read: {error}"),
-            }),
-        };
-        let Some(reply) = reply else { break };
-        if let Reply::Joined { run: joined, .. } = &reply {
-            run = Some(*joined);
-        }
-        let Ok(mut answer) = serde_json::to_vec(&reply) else { break };
-        answer.push(b'\n');
-        let mut to = stream;
-        if to.write_all(&answer).is_err() {
-            break;
-        }
-    }
-    deliver(CommandEvent::Disconnected { run });
+struct Control<D> {
+    queue: HandoffQueue,
+    deliver: D,
+    answers: Sender<(Peer, ControlResponse)>,
+    answered: Receiver<(Peer, ControlResponse)>,
+    doorbell: Arc<Doorbell>,
+    /// Runs by the connection that joined them.
+    runs: HashMap<Peer, u64>,
+    /// Requests that wait until the event loop has all earlier descriptor handoffs, and the time until which they wait.
+    waiting: Vec<(Peer, ControlRequest, Instant)>,
 }
 
-fn ask(request: Request, run: Option<u64>, deliver: &impl Fn(CommandEvent), queue: &HandoffQueue) -> Option<Reply> {
-    if run.is_some() && matches!(request, Request::Join { .. }) {
-        return Some(Reply::Refused {
-            why: "this connection has joined a run already".into(),
-        });
+impl<D: Fn(CommandEvent)> Role for Control<D> {
+    type Request = ControlRequest;
+    type Response = ControlResponse;
+    const OTHER_VERSION_MEND: &'static str = "wait for its runs to end, or use another tier";
+
+    fn hear(&mut self, peer: Peer, request: ControlRequest, _descriptors: Vec<OwnedFd>, peers: &mut Peers) {
+        if self.runs.contains_key(&peer) && matches!(request, ControlRequest::Join { .. }) {
+            let refusal = Refusal::from("this connection has joined a run already");
+            return peers.send(peer, &ControlResponse::from(refusal), &[]);
+        }
+        // The answer counts all earlier opens; and files that the last program opened just before it ended are copied,
+        // too.
+        let waits = matches!(request, ControlRequest::Status | ControlRequest::Leave) && !self.queue.is_taken();
+        if waits {
+            self.waiting.push((peer, request, Instant::now() + QUEUE_WAIT_MAX));
+        } else {
+            self.pass(peer, request);
+        }
     }
-    // What programs opened before is counted in the answer; and what the last of them opened just before it ended is copied, too.
-    if matches!(request, Request::Status | Request::Leave) {
-        queue.wait_until_taken();
+
+    fn gone(&mut self, peer: Peer, _peers: &mut Peers) {
+        self.waiting.retain(|(waiting, _, _)| *waiting != peer);
+        let run = self.runs.remove(&peer);
+        (self.deliver)(CommandEvent::Disconnected { run });
     }
-    let (reply, answer) = channel();
-    deliver(CommandEvent::Asked { request, run, reply });
-    answer.recv().ok()
+
+    fn turn(&mut self, peers: &mut Peers) -> Turn {
+        while let Ok((peer, answer)) = self.answered.try_recv() {
+            if let ControlResponse::Joined { run, .. } = &answer {
+                if peers.get(peer).is_some() {
+                    self.runs.insert(peer, *run);
+                } else {
+                    log::lost(None, "a command ended before it heard that its run was joined");
+                    (self.deliver)(CommandEvent::Disconnected { run: Some(*run) });
+                }
+            }
+            peers.send(peer, &answer, &[]);
+        }
+        let is_taken = !self.waiting.is_empty() && self.queue.is_taken();
+        let now = Instant::now();
+        for (peer, request, _) in self
+            .waiting
+            .extract_if(.., |(_, _, until)| is_taken || *until <= now)
+            .collect::<Vec<_>>()
+        {
+            self.pass(peer, request);
+        }
+        if self.waiting.is_empty() {
+            Turn::WaitForPeers
+        } else {
+            Turn::WaitUntil(now + BATCH_PAUSE)
+        }
+    }
+}
+
+impl<D: Fn(CommandEvent)> Control<D> {
+    fn pass(&self, peer: Peer, request: ControlRequest) {
+        let reply = ReplyTo {
+            peer,
+            answers: self.answers.clone(),
+            doorbell: Arc::clone(&self.doorbell),
+        };
+        let run = self.runs.get(&peer).copied();
+        (self.deliver)(CommandEvent::Asked { request, run, reply });
+    }
 }

@@ -50,9 +50,10 @@ use crate::{
         mounts::MountTable,
         pages::Pages,
         prefetcher,
-        protocol::{Reply, Request, RunFreshness, SourceSetting, Status},
+        protocol::{ControlRequest, ControlResponse, RunFreshness, SourceSetting, Status},
         reader::Writers,
         recovery::RecoveryBatch,
+        skipped::SkippedCopies,
         sweeper::{SweepRequest, SweepResult},
     },
 };
@@ -290,6 +291,7 @@ impl Clerk {
         set_thread_nice(CLERK_NICE);
         let mut last_tick = Instant::now();
         let mut last_room: Option<Instant> = None;
+        let mut skipped = SkippedCopies::default();
         while !self.stop {
             let pause = self.let_start().map_or(TICK, |left| left.min(TICK));
             match events.recv_timeout(pause) {
@@ -318,8 +320,10 @@ impl Clerk {
                 self.take_waited();
                 self.prefetch_more();
                 self.end_if_drained();
+                skipped.log(&self.total.not_copied, last_tick);
             }
         }
+        skipped.log_all(&self.total.not_copied);
     }
 
     fn handle(&mut self, event: Event) {
@@ -333,13 +337,13 @@ impl Clerk {
             Event::ReadAgain { tier, samples } => self.read_again(tier, &samples),
             Event::Prefetch(answer) => self.prefetched(answer),
             Event::Command(CommandEvent::Asked { request, run, reply }) => {
-                let joins = matches!(request, Request::Join { .. });
+                let joins = matches!(request, ControlRequest::Join { .. });
                 let answer = self.answer(request, run);
                 if joins {
                     self.answer_join(reply, answer);
                 } else {
                     // A command that has gone away needs no answer; its disconnection is told as well.
-                    let _ = reply.send(answer);
+                    reply.send(answer);
                 }
             }
             Event::Command(CommandEvent::Disconnected { run }) => {
@@ -517,10 +521,10 @@ impl Clerk {
         self.publish_room();
     }
 
-    fn answer(&mut self, request: Request, run: Option<u64>) -> Reply {
+    fn answer(&mut self, request: ControlRequest, run: Option<u64>) -> ControlResponse {
         match request {
-            Request::Join {
-                version,
+            ControlRequest::Join {
+                version: _,
                 sources,
                 freshness,
                 keep,
@@ -534,34 +538,27 @@ impl Clerk {
                     excludes,
                     tally: Status::default(),
                 };
-                self.join(version, keep, run)
+                self.join(keep, run)
             }
-            Request::Status => Reply::Status(self.status(run)),
-            Request::Totals => Reply::Totals(self.totals()),
-            Request::Leave => {
+            ControlRequest::Status => ControlResponse::Status(self.status(run)),
+            ControlRequest::Totals => ControlResponse::Totals(self.totals()),
+            ControlRequest::Leave => {
                 let status = self.status(run);
                 if let Some(run) = run {
                     self.leave(run);
                     self.leaving.insert(run);
                 }
-                Reply::Status(status)
+                ControlResponse::Status(status)
             }
-            Request::Stop if self.runs.is_empty() => {
+            ControlRequest::Stop if self.runs.is_empty() => {
                 self.stop = true;
-                Reply::Stopping
+                ControlResponse::Stopping
             }
-            Request::Stop => Reply::Refused {
-                why: format!("{} runs are using it", self.runs.len()),
-            },
+            ControlRequest::Stop => ControlResponse::Refused(format!("{} runs are using it", self.runs.len()).into()),
         }
     }
 
-    fn join(&mut self, version: u32, keep: bool, state: RunState) -> Reply {
-        if version != forebay_contract::CONTRACT_VERSION {
-            return Reply::Refused {
-                why: "it is of another version; wait for its runs to end, or use another tier".into(),
-            };
-        }
+    fn join(&mut self, keep: bool, state: RunState) -> ControlResponse {
         self.next_run += 1;
         let run = self.next_run;
         self.config.keep |= keep;
@@ -570,7 +567,7 @@ impl Clerk {
         self.runs.insert(run, state);
         self.begin_prefetch();
         self.adopt_more();
-        Reply::Joined {
+        ControlResponse::Joined {
             run,
             started_at: self.started_at,
         }

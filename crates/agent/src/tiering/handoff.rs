@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Instant,
 };
 
 use forebay_contract::{
@@ -34,7 +33,7 @@ use crate::{
         limits::BACKLOG,
     },
     tiering::{
-        limits::{BATCH_PAUSE, PACKET_WAIT_MAX, QUEUE_WAIT_MAX},
+        limits::{BATCH_PAUSE, PACKET_WAIT_MAX},
         reader::name_of,
     },
 };
@@ -98,13 +97,10 @@ pub(crate) struct HandoffQueue {
 }
 
 impl HandoffQueue {
-    /// Waits until the clerk was told of all that was handed over before, or for [`QUEUE_WAIT_MAX`].
-    pub(crate) fn wait_until_taken(&self) {
-        let begun = Instant::now();
-        // In this order: what is no longer in the socket's queue is in the receiver's hands until the clerk was told.
-        while (self.is_waiting() || self.taking.load(Ordering::SeqCst)) && begun.elapsed() < QUEUE_WAIT_MAX {
-            thread::sleep(BATCH_PAUSE);
-        }
+    /// Returns true if the event loop was told of all earlier handoffs.
+    pub(crate) fn is_taken(&self) -> bool {
+        // In this order: a handoff that has left the socket's queue is in the receiver's hands until the event loop was told.
+        !self.is_waiting() && !self.taking.load(Ordering::SeqCst)
     }
 
     fn is_waiting(&self) -> bool {

@@ -118,8 +118,8 @@ pub(crate) const ADOPTED_BEFORE_START_MAX: Duration = Duration::from_millis(150)
 pub(crate) const COMPACT_PAUSE: Duration = Duration::from_secs(10);
 /// Leftovers of dead agents that one start removes.
 pub(crate) const REAP_MAX: u64 = 1_000_000;
-/// Longest request on the control socket in bytes.
-pub(crate) const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Most connections to the control socket at the same time: runs, and commands that ask.
+pub(crate) const CONTROL_PEERS_MAX: usize = 4096;
 
 const _: () = assert!(BUFFER_BYTES as u64 <= PIECE_BYTES);
 

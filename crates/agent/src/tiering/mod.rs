@@ -25,6 +25,7 @@ pub mod ram;
 mod reader;
 mod recovery;
 mod serve;
+mod skipped;
 mod sweeper;
 
 pub use client::{Connection, JoinedRun, RunRequest};

@@ -1,69 +1,85 @@
-//! The control socket: one JSON value a line, request and reply in turn. The connection is the run's lease: when it closes,
-//! however the command ended, the run has ended.
+//! Messages of the control socket: one JSON value a packet, request and response in turn. The connection is the run's
+//! lease: the run ends when it closes, however the command ended.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use forebay_policy::pressure::Memory;
 use serde::{Deserialize, Serialize};
 
-use crate::tiering::{config::label, counts::Counts};
+use crate::{
+    host::{
+        refusal::Refusal,
+        role::{RoleRequest, RoleResponse},
+    },
+    tiering::{config::label, counts::Counts},
+};
 
-/// Freshness of a run, as it travels.
+/// Freshness of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunFreshness {
-    /// Seconds.
+    /// Copies serve for so many seconds after they were compared with the source.
     Ttl(u64),
-    /// Never asked again.
+    /// Copies serve for ever.
     Immutable,
-    /// Asked at each open.
+    /// Copies are compared with the source at each open.
     OnOpen,
 }
 
 /// A source of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSetting {
-    /// Absolute path as a program may spell it, no final slash.
+    /// Absolute path in a spelling that programs use, without a final slash.
     pub path: PathBuf,
-    /// Device number that the path leads to.
+    /// Device number of the directory at the path.
     pub dev: u64,
 }
 
-/// What the command asks.
+/// Request of a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-pub enum Request {
-    /// A run begins on this connection.
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum ControlRequest {
+    /// Begins a run on this connection. Answer: [`ControlResponse::Joined`].
     Join {
-        /// Contract version of the command.
+        /// Version of the protocol.
         version: u32,
-        /// Sources.
+        /// Sources with all their spellings.
         sources: Vec<SourceSetting>,
-        /// Freshness.
+        /// Freshness of the run.
         freshness: RunFreshness,
-        /// Stay after the last run.
+        /// True if the agent is to stay after its last run.
         keep: bool,
-        /// Copy ahead of its programs while the source is idle.
+        /// True if files are to be copied ahead of the programs while the source is idle.
         #[serde(default)]
         prefetch: bool,
-        /// Patterns of files that are the source's alone, each with a NUL behind it.
+        /// Patterns of files that are never copied, each followed by a NUL.
         #[serde(default)]
         excludes: Vec<u8>,
     },
-    /// What has been done for this connection's run (or, without one, in all), with all that was handed over before.
+    /// Asks for the counts of this connection's run, or of the agent if it has joined none. They include all earlier
+    /// descriptor handoffs.
     Status,
-    /// What the agent and the doors of all its runs have done since it started.
+    /// Asks for the counts of the agent, and of the preload libraries of all its runs, since its start.
     Totals,
-    /// The run has ended; the reply is its last status.
+    /// Ends the run. Answer: its last status.
     Leave,
-    /// End now: no run may be left (`clean` asks it).
+    /// Ends the agent, if no run is left; `forebay clean` asks it.
     Stop,
 }
 
-/// What the agent answers.
+impl RoleRequest for ControlRequest {
+    fn version(&self) -> Option<u32> {
+        match self {
+            Self::Join { version, .. } => Some(*version),
+            Self::Status | Self::Totals | Self::Leave | Self::Stop => None,
+        }
+    }
+}
+
+/// Answer to a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "reply", rename_all = "snake_case")]
-pub enum Reply {
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum ControlResponse {
     /// The run is joined.
     Joined {
         /// Number of the run.
@@ -71,83 +87,96 @@ pub enum Reply {
         /// `CLOCK_BOOTTIME` of the agent's start in nanoseconds.
         started_at: u64,
     },
-    /// Status.
+    /// Counts of a run or of the agent.
     Status(Status),
-    /// Totals.
+    /// Counts of the agent and of the preload libraries.
     Totals(Totals),
     /// The agent ends.
     Stopping,
-    /// The request can't be carried out.
-    Refused {
-        /// Why, in words for a person.
-        why: String,
-    },
+    /// The request is refused.
+    Refused(Refusal),
 }
 
-/// What the agent has done. It is part of a run's record, which a later version may read: what is not there is nothing.
+impl From<Refusal> for ControlResponse {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl RoleResponse for ControlResponse {
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+/// Counts of an agent or of one run. They are part of a run's record, which a later version may read: a missing count
+/// is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// Hand-overs received.
+    /// Descriptor handoffs received.
     pub handed_over: u64,
     /// Files copied and published.
     pub files_copied: u64,
-    /// Bytes of those.
+    /// Bytes of the files copied and published.
     pub bytes_copied: u64,
-    /// Files published whose copy was there already (another spelling, an earlier run, a refreshed name).
+    /// Files published with an existing copy (another spelling, an earlier run, a refreshed name).
     pub files_confirmed: u64,
-    /// Bytes that the agent read from source descriptors, those of copies that came to nothing included. What of them the page cache
-    /// held was not asked of the source again.
+    /// Bytes that the agent read from source descriptors, also for copies that failed. The page cache answered some of
+    /// these reads.
     pub source_bytes_read: u64,
-    /// Files copied ahead of programs, while the source was idle: none of `files_copied`.
+    /// Files copied ahead of programs, while the source was idle. `files_copied` does not include them.
     pub prefetched_files: u64,
-    /// Bytes of those.
+    /// Bytes of the files copied ahead.
     pub prefetched_bytes: u64,
-    /// Bytes that the agent read ahead and that came to no copy, or that a program read in the same moment.
+    /// Bytes that the agent read ahead without success: no copy was made, or a program read them at the same moment.
     pub prefetched_in_vain_bytes: u64,
-    /// Copies being made ahead: none of `in_flight`.
+    /// Copies being made ahead. `in_flight` does not include them.
     pub prefetching: u64,
-    /// Directories that programs listed at the source: none of `handed_over`.
+    /// Directories that programs listed at the source. `handed_over` does not include them.
     pub listings_handed_over: u64,
-    /// Listings made and published: none of `files_copied`.
+    /// Cached directories made and published. `files_copied` does not include them.
     pub listings_kept: u64,
-    /// Bytes of those.
+    /// Bytes of the cached directories made and published.
     pub listings_bytes: u64,
-    /// Listings that were there already, and found to be those of the source.
+    /// Existing cached directories that still matched the source.
     pub listings_confirmed: u64,
-    /// Of the directories, those of which no listing was made, by reason.
+    /// Directories that were not cached, by reason.
     pub listings_not_kept: BTreeMap<String, u64>,
-    /// Hand-overs that came to nothing, by reason.
+    /// Descriptor handoffs without a copy, by reason.
     pub not_copied: BTreeMap<String, u64>,
-    /// Hand-overs of files and directories whose times were ahead of this node's clock: each waited two seconds before it was copied.
+    /// Descriptor handoffs with times ahead of this node's clock. Each waited two seconds before it was copied.
     pub ahead_of_clock: u64,
-    /// The most that such a time was ahead, in seconds.
+    /// Largest difference between a file's time and this node's clock, in seconds.
     pub clock_ahead_s: u64,
-    /// Copies being made or waiting, listings with them.
+    /// Copies that are being made or wait, cached directories included.
     pub in_flight: u64,
-    /// Of `in_flight`, listings.
+    /// Cached directories that are being made or wait. `in_flight` includes them.
     pub listings_in_flight: u64,
-    /// Directory sweeps.
+    /// Revalidation sweeps.
     pub sweeps: u64,
-    /// Names found changed or gone by sweeps.
+    /// Names that sweeps found changed or removed.
     pub invalidated: u64,
-    /// Copies of earlier runs taken over.
+    /// Copies of earlier runs that were recovered.
     pub adopted: u64,
-    /// Whether adoption is still going on.
+    /// True while copies of earlier runs are recovered.
     pub adopting: bool,
     /// Runs connected now.
     pub runs: u64,
     /// Tiers, top first.
     pub tiers: Vec<TierStatus>,
-    /// The memory that copies count in, as it was seen last; `None` where no tier lies in memory.
+    /// Memory for copies at the last look; `None` if no tier is in memory.
     #[serde(default)]
     pub memory: Option<MemoryStatus>,
-    /// CPU time of the agent so far, in milliseconds.
+    /// CPU time of the agent in milliseconds.
     pub cpu_ms: u64,
 }
 
 impl Status {
-    /// Copies of files being made or waiting.
+    /// Returns the number of copies of files that are being made or wait.
     pub const fn files_in_flight(&self) -> u64 {
         self.in_flight.saturating_sub(self.listings_in_flight)
     }
@@ -165,11 +194,11 @@ pub struct Totals {
 /// Memory as an agent sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStatus {
-    /// The least limit that holds, in bytes.
+    /// Lowest limit that applies, in bytes.
     pub limit_bytes: u64,
-    /// Of it what is free, or as good as.
+    /// Bytes of it that are free or can be reclaimed.
     pub free_bytes: u64,
-    /// Copies are given back when less is free.
+    /// Free bytes below which copies are removed.
     pub floor_bytes: u64,
 }
 
@@ -183,50 +212,91 @@ impl From<Memory> for MemoryStatus {
     }
 }
 
-/// A tier's state.
+/// State of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
-    /// Its directory.
+    /// Directory of the tier.
     pub dir: PathBuf,
-    /// Whether it lies in memory with its agent.
+    /// True if the tier is in memory, and ends with its agent.
     #[serde(default)]
     pub ram: bool,
     /// Quota in bytes.
     pub quota_bytes: u64,
     /// Bytes of copies.
     pub used_bytes: u64,
-    /// Copies of files.
+    /// Number of copies of files.
     pub files: u64,
-    /// Listings of directories.
+    /// Number of cached directories.
     #[serde(default)]
     pub listings: u64,
-    /// Why it is switched off, if it is.
+    /// Reason why the tier is switched off; `None` if it is not.
     pub off: Option<String>,
-    /// How often it was set aside since it was slower than the source.
+    /// Number of times that the tier was set aside for being slower than the source.
     #[serde(default)]
     pub set_aside: u64,
     /// Copies that were removed to make room for others (`--policy lru`).
     #[serde(default)]
     pub replaced_files: u64,
-    /// Bytes of those.
+    /// Bytes of the copies that were removed to make room.
     #[serde(default)]
     pub replaced_bytes: u64,
-    /// Copies that were removed since memory grew short.
+    /// Copies that were removed because memory grew short.
     #[serde(default)]
     pub given_back_files: u64,
-    /// Bytes of those.
+    /// Bytes of the copies that were removed because memory grew short.
     #[serde(default)]
     pub given_back_bytes: u64,
 }
 
 impl TierStatus {
-    /// Copies of files and listings of directories.
+    /// Returns the number of copies of files and of cached directories.
     pub const fn copies(&self) -> u64 {
         self.files + self.listings
     }
 
-    /// What people call it.
+    /// Returns the tier's name for people.
     pub fn label(&self) -> String {
         label(&self.dir, self.ram)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::to_string;
+
+    use super::*;
+
+    /// Returns one of each message, with all fields: `messages.rs` digests them.
+    pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
+        let requests = [
+            ControlRequest::Join {
+                version: 0,
+                sources: vec![SourceSetting {
+                    path: PathBuf::from("/source"),
+                    dev: 1,
+                }],
+                freshness: RunFreshness::Ttl(2),
+                keep: true,
+                prefetch: true,
+                excludes: vec![1, 0],
+            },
+            ControlRequest::Status,
+            ControlRequest::Totals,
+            ControlRequest::Leave,
+            ControlRequest::Stop,
+        ];
+        let status = Status {
+            tiers: vec![TierStatus::default()],
+            ..Status::default()
+        };
+        let replies = [
+            ControlResponse::Joined { run: 1, started_at: 2 },
+            ControlResponse::Status(status),
+            ControlResponse::Totals(Totals::default()),
+            ControlResponse::Stopping,
+            ControlResponse::Refused(refusal),
+        ];
+        let requests = requests.iter().map(|request| to_string(request).unwrap());
+        requests.chain(replies.iter().map(|reply| to_string(reply).unwrap())).collect()
     }
 }

@@ -30,13 +30,15 @@ use forebay_contract::Tier as TierInIndex;
 use forebay_policy::FillFirst;
 use forebay_store::{FreeFloor, Secret, Tier, TierConfig};
 
-/// Bytes of a tier for each file in it: copies are many small files, and a tier may have as many as its quota has blocks.
+/// Bytes of a tier for each file in it: copies are many small files, and a tier may have as many as its quota has
+/// blocks.
 const INODE_BYTES: u64 = 4096;
 
 /// Runs an agent until its last run has ended.
 ///
 /// # Errors
-/// [`AgentError::AlreadyRunning`] if another one serves these tiers; else the error that kept it from starting, which is also the last line of its log.
+/// [`AgentError::AlreadyRunning`] if another one serves these tiers; else the error that kept it from starting, which
+/// is also the last line of its log.
 pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     let dir = config.dir.clone();
     live(&dir, || {

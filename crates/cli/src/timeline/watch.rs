@@ -8,7 +8,7 @@ use std::{
 
 use forebay_agent::tiering::{
     Connection, Counts, JoinedRun,
-    protocol::{Reply, Request},
+    protocol::{ControlRequest, ControlResponse},
 };
 use forebay_contract::Run;
 
@@ -95,12 +95,12 @@ impl Tiers {
     fn ask(&mut self) -> Option<()> {
         let connection = self.connection.as_mut()?;
         if !self.is_asked {
-            connection.send(&Request::Status).ok()?;
+            connection.send(&ControlRequest::Status).ok()?;
             self.is_asked = true;
         }
         if let Some(reply) = connection.receive().ok()? {
             self.is_asked = false;
-            let Reply::Status(status) = reply else { return None };
+            let ControlResponse::Status(status) = reply else { return None };
             for (used, tier) in self.used_bytes.iter_mut().zip(status.tiers) {
                 *used = tier.used_bytes;
             }
@@ -112,49 +112,55 @@ impl Tiers {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{BufRead, BufReader, Write},
-        os::unix::net::UnixListener,
+        fs::File,
+        io::{Read, Write},
+        os::fd::OwnedFd,
+        path::Path,
     };
 
     use forebay_agent::tiering::protocol::{Status, TierStatus};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
 
     use super::*;
 
+    fn listening(path: &Path) -> OwnedFd {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&socket, 1).unwrap();
+        socket
+    }
+
     #[test]
-    fn an_agent_is_asked_once_and_what_it_says_late_is_the_next_looks() {
+    fn an_agent_is_asked_once_and_a_late_answer_serves_the_next_look() {
         let dir = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        let listener = listening(&dir.path().join("control.sock"));
         let mut tiers = Tiers {
             connection: Connection::open_for(dir.path(), Duration::from_millis(10)).ok(),
             is_asked: false,
             used_bytes: vec![1],
         };
-        let (mut agent, _) = listener.accept().unwrap();
+        let mut agent = File::from(accept(&listener).unwrap());
         for _ in 0..3 {
             tiers.look();
         }
         assert_eq!(tiers.used_bytes, [1]);
-        let reply = Reply::Status(Status {
+        let response = ControlResponse::Status(Status {
             tiers: vec![TierStatus {
                 used_bytes: 7,
                 ..TierStatus::default()
             }],
             ..Status::default()
         });
-        let line = serde_json::to_string(&reply).unwrap() + "\n";
-        let (half, rest) = line.split_at(line.len() / 2);
-        agent.write_all(half.as_bytes()).unwrap();
-        tiers.look();
-        assert_eq!(tiers.used_bytes, [1], "half of an answer");
-        agent.write_all(rest.as_bytes()).unwrap();
+        agent.write_all(&serde_json::to_vec(&response).unwrap()).unwrap();
         tiers.look();
         assert_eq!(tiers.used_bytes, [7]);
         tiers.look();
-        agent.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut packet = [0; 64];
+        let questions = (0..2).filter(|_| agent.read(&mut packet).unwrap() > 0).count();
+        assert_eq!(questions, 2, "one question for each answer");
+        drop(agent);
         tiers.look();
         assert!(tiers.connection.is_none(), "it has ended");
         tiers.look();
-        drop(tiers);
-        assert_eq!(BufReader::new(agent).lines().count(), 2, "one question for each answer");
     }
 }

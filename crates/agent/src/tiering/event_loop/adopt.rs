@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, mpsc::Sender},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -21,10 +21,11 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
+        control::ReplyTo,
         handoff::Handoff,
         limits::{ADOPT_AT_ONCE, ADOPTED_BEFORE_START_MAX, COMPACT_PAUSE, COPY_NICE},
         mounts::MountSource,
-        protocol::Reply,
+        protocol::ControlResponse,
         recovery::{self, RecoveredCopy, RecoveredName, RecoveryBatch, RecoveryDemand, RecoveryStage},
     },
 };
@@ -66,8 +67,8 @@ struct Adopting {
 
 #[derive(Debug)]
 struct Joining {
-    reply: Sender<Reply>,
-    answer: Reply,
+    reply: ReplyTo,
+    answer: ControlResponse,
     until: Instant,
 }
 
@@ -131,7 +132,7 @@ impl Clerk {
     }
 
     /// Answers a command that has joined: at once, or after the small tiers have been adopted.
-    pub(super) fn answer_join(&mut self, reply: Sender<Reply>, answer: Reply) {
+    pub(super) fn answer_join(&mut self, reply: ReplyTo, answer: ControlResponse) {
         self.adoption.joining.push(Joining {
             reply,
             answer,
@@ -146,7 +147,7 @@ impl Clerk {
         let is_waiting = self.adoption.tiers.values().any(|tier| tier.is_small && !tier.is_told);
         for joining in self.adoption.joining.extract_if(.., |joining| !is_waiting || joining.until <= now) {
             // A command that has gone away needs no answer; its disconnection is told as well.
-            let _ = joining.reply.send(joining.answer);
+            joining.reply.send(joining.answer);
         }
         self.adoption.joining.iter().map(|joining| joining.until - now).min()
     }
