@@ -48,7 +48,7 @@ pub(crate) enum CommandEvent {
 }
 
 /// Way back to a peer, from another thread.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ReplyTo {
     peer: Peer,
     answers: Sender<(Peer, ControlResponse)>,
@@ -56,6 +56,11 @@ pub(crate) struct ReplyTo {
 }
 
 impl ReplyTo {
+    /// Makes the way back to a peer of the thread that receives `answers` and sleeps on `doorbell`.
+    pub(crate) fn new(peer: Peer, answers: Sender<(Peer, ControlResponse)>, doorbell: Arc<Doorbell>) -> Self {
+        Self { peer, answers, doorbell }
+    }
+
     /// Sends the answer from the control thread. A command that has gone gets none.
     pub(crate) fn send(self, answer: ControlResponse) {
         if self.answers.send((self.peer, answer)).is_ok() {
@@ -165,11 +170,7 @@ impl<D: Fn(CommandEvent)> Role for Control<D> {
 
 impl<D: Fn(CommandEvent)> Control<D> {
     fn pass(&self, peer: Peer, request: ControlRequest) {
-        let reply = ReplyTo {
-            peer,
-            answers: self.answers.clone(),
-            doorbell: Arc::clone(&self.doorbell),
-        };
+        let reply = ReplyTo::new(peer, self.answers.clone(), Arc::clone(&self.doorbell));
         let run = self.runs.get(&peer).copied();
         (self.deliver)(CommandEvent::Asked { request, run, reply });
     }
