@@ -27,7 +27,7 @@ for epoch in range(3):
 # What sessions tell of a fork: the clone asked before the state was taken.
 FORKED = """
 import time
-from forebay.clone._told import tell
+from forebay.clone._events import tell
 
 begun = time.time()
 whose = {"rank": 0, "ranks": 1, "epoch": 0, "step": 1200, "bytes": 4096}

@@ -20,7 +20,7 @@ import pytest
 import forebay
 import forebay.clone as clone
 from forebay import _core
-from forebay.clone._resume import Asked
+from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone.jobs import Job
 
@@ -180,7 +180,7 @@ def train_until(made: Job, session: clone.Session, done: Callable[[], bool], fir
 
 
 def taking(asked: str) -> _core.Taking:
-    told = Asked.from_json(asked)
+    told = CloneRequest.from_json(asked)
     return _core.Taking(told.directory, told.fork, 0, 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forebay import clone
-from forebay.clone._manifest import DIGEST_BYTES, Held, Kind, Section
+from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, EntryKind, Section
 
 
 def with_digests(manifest: clone.Manifest, digests: Mapping[str, bytes]) -> clone.Manifest:
@@ -18,13 +18,13 @@ def with_digests(manifest: clone.Manifest, digests: Mapping[str, bytes]) -> clon
     return dataclasses.replace(manifest, digests=bytes(found))
 
 
-def with_kinds(manifest: clone.Manifest, change: Callable[[str, Kind], Kind]) -> clone.Manifest:
+def with_kinds(manifest: clone.Manifest, change: Callable[[str, EntryKind], EntryKind]) -> clone.Manifest:
     """Other kinds of entries, by their paths."""
 
-    def changed(held: Held) -> Held:
+    def changed(held: CapturedSection) -> CapturedSection:
         section = held.section
         kinds = tuple(change(path, kind) for path, kind in zip(section.paths, section.kinds, strict=True))
-        return Held(Section(section.paths, kinds), held.places)
+        return CapturedSection(Section(section.paths, kinds), held.places)
 
     return dataclasses.replace(manifest, held=tuple(map(changed, manifest.held)))
 

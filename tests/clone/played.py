@@ -14,10 +14,10 @@ import sys
 import time
 
 from forebay import _core
-from forebay.clone import _offer
-from forebay.clone._manifest import DIGEST_BYTES, Held, Kind, Layout, Manifest, Placement, Section
-from forebay.clone._resume import Asked
-from forebay.clone._window import Remote
+from forebay.clone import _description
+from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, EntryKind, Layout, Manifest, Placement, Section
+from forebay.clone._read_lease import ParentTensors
+from forebay.clone._resume import CloneRequest
 
 LONG = 600.0
 LENGTH = 1 << 20
@@ -33,7 +33,7 @@ def arrive(stage: str) -> None:
 
 def clone() -> None:
     """As `resume` does it."""
-    asked = Asked.from_json(os.environ["FOREBAY_CLONE"])
+    asked = CloneRequest.from_json(os.environ["FOREBAY_CLONE"])
     taking = _core.Taking(asked.directory, asked.fork, 0, 1)
     arrive("asked")
     state = taking.state(LONG)
@@ -41,8 +41,8 @@ def clone() -> None:
     _, reader, (text, _, *lying), _ = state
     arrive("state")
     secret = asked.secret.read_bytes()
-    header, manifest = _offer.read(secret, text)
-    remote = Remote(manifest, reader, lying, LONG)
+    header, manifest = _description.read(secret, text)
+    remote = ParentTensors(manifest, reader, lying, LONG)
     digests = {}
     for number, entry in enumerate(manifest.in_place):
         buffer = ctypes.create_string_buffer(entry.length)
@@ -52,7 +52,7 @@ def clone() -> None:
     remote.confirm(time.sleep)
     arrive("confirmed")
     whole = b"".join(digests[entry.path] if entry.place else bytes.fromhex(entry.digest) for entry in manifest.entries)
-    with _offer.described(secret, header, manifest.read(whole)) as described:
+    with _description.described(secret, header, manifest.read(whole)) as described:
         taking.loaded(described)
     assert taking.exists(LONG)
     arrive("exists")
@@ -75,11 +75,14 @@ def source() -> None:
     memory, aside = _core.Shared(LENGTH), _core.Shared(LENGTH)
     window = _core.Window([(memory.address, LENGTH)], len(forks))
     copied = _core.Reserved(64).seal(64)
-    kinds = (Kind.of_values(Placement.REPLICATED, b"{}"), Kind(Placement.REPLICATED, Layout("uint8", (LENGTH,), (1,), "cpu"), LENGTH))
-    held = Held(Section(("model/parameters", "model/parameters/w"), kinds), {1: (0, 0)})
+    kinds = (
+        EntryKind.of_values(Placement.REPLICATED, b"{}"),
+        EntryKind(Placement.REPLICATED, Layout("uint8", (LENGTH,), (1,), "cpu"), LENGTH),
+    )
+    held = CapturedSection(Section(("model/parameters", "model/parameters/w"), kinds), {1: (0, 0)})
     manifest = Manifest("none", 0, 1, (), (held,), b"\1" * DIGEST_BYTES + bytes(DIGEST_BYTES))
     with open(rank.secret, "rb") as secret:  # noqa: PTH123
-        described = _offer.described(secret.read(), _offer.Header("played", 0, 0, step), manifest)
+        described = _description.described(secret.read(), _description.StateHeader("played", 0, 0, step), manifest)
     with described as text:
         state = [text, copied, window.descriptor, aside.descriptor, memory.descriptor]
         rank.offer([number for number, _ in forks], 0, step, state)

@@ -14,10 +14,10 @@ import torch
 
 from forebay import _core
 from forebay.clone._adapter import adapter_of
-from forebay.clone._ahead import Ahead
+from forebay.clone._ahead import PreparedMemory
 from forebay.clone._later import uncollected
 from forebay.clone._manifest import Layout
-from forebay.clone._resume import Asked
+from forebay.clone._resume import CloneRequest
 from forebay.clone._shared import FROM_BYTES, Storage
 from tests import support
 from tests.clone import jobs
@@ -31,7 +31,7 @@ def given_to(here: Node, memory: list[int], ranks: int = 1) -> list[_core.Mapped
     rank = rank_of(here)
     say_lying(rank, memory)
     with here.cloning("trunk") as asked:
-        told = Asked.from_json(asked)
+        told = CloneRequest.from_json(asked)
         return _core.Taking(told.directory, told.fork, 0, ranks).map_ahead()
 
 
@@ -122,7 +122,7 @@ def test_a_clone_reads_from_what_it_has_mapped(here: Node, opened: Opened) -> No
     with here.cloning("trunk") as asked:
         mine = taking(asked)
         adapter = adapter_of(parent.made.model)
-        ahead = Ahead(mine, adapter, (), 1)
+        ahead = PreparedMemory(mine, adapter, (), 1)
         was = parent.fork()
         played = play(asked, mine)
         arenas = played.descriptors[4:]
@@ -171,7 +171,7 @@ def test_more_than_was_made_ready_is_made_then(served: Node) -> None:
     rank = rank_of(served)
     say_lying(rank, [memory.descriptor])
     with served.cloning("trunk") as asked:
-        ahead = Ahead(taking(asked), adapter_of(torch.nn.Identity()), (), 1)
+        ahead = PreparedMemory(taking(asked), adapter_of(torch.nn.Identity()), (), 1)
         tensors = [ahead.empty(large) for _ in range(3)]
         small = ahead.empty(Layout("float32", (1,), (1,), "cpu"))
     storage = Storage(adapter_of(torch.nn.Identity()), ahead.arenas)
@@ -198,7 +198,7 @@ def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: Node, opened
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
-        ahead = Ahead(mine, adapter_of(parent.made.model), (), 1)
+        ahead = PreparedMemory(mine, adapter_of(parent.made.model), (), 1)
         assert ahead.arenas == []
         parent.made.model.double().float()
         was = parent.fork()

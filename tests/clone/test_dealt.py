@@ -13,8 +13,8 @@ from torch import nn
 import forebay.clone as clone
 from forebay.clone import _session, _source
 from forebay.clone._dealt import PLACE, left_out
-from forebay.clone._place import Place
-from forebay.clone._resume import Asked, Resumed, resume
+from forebay.clone._position import LoaderPosition
+from forebay.clone._resume import CloneRequest, Resumed, resume
 from forebay.clone._values import spelled
 from forebay.torch import DataLoader
 from tests import support
@@ -145,7 +145,7 @@ class Small:
 
     def inventory(self) -> clone.Inventory:
         kinds = {"scheduler": None, "scaler": None, "ema": None, "loader": None}
-        return clone.inventory(model=self.model, optimizer=self.optimizer, counters={}, others={PLACE: Place()}, **kinds)
+        return clone.inventory(model=self.model, optimizer=self.optimizer, counters={}, others={PLACE: LoaderPosition()}, **kinds)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ class Parent:
 def become(set_rank: SetRank, asked: str, rank: int, ranks: int) -> tuple[clone.Inventory, Resumed]:
     set_rank(rank, ranks)
     inventory = Small(9).inventory()
-    return inventory, resume(Asked.from_json(asked), inventory, float(support.PROGRAM_S))
+    return inventory, resume(CloneRequest.from_json(asked), inventory, float(support.PROGRAM_S))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3), (3, 2)])

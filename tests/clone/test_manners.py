@@ -20,7 +20,7 @@ from torch import nn
 import forebay.clone as clone
 from forebay.clone._capture import take
 from forebay.clone._errors import RefusedError
-from forebay.clone._resume import Asked, resume
+from forebay.clone._resume import CloneRequest, resume
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
 from tests.support import LONG_S
@@ -95,7 +95,7 @@ def test_what_a_cycle_makes_anew_is_not_set(name: str, wrap: Callable[[object], 
 
 
 def test_the_name_of_the_session_s_own_place_is_taken() -> None:
-    with pytest.raises(ValueError, match=r"^others={'forebay': \.\.\.}: under that name the session keeps its own place: take another$"):
+    with pytest.raises(ValueError, match=r"^others={'forebay': \.\.\.}: under that name the session keeps its own position: take another$"):
         clone.session(model=nn.Linear(1, 1), others={"forebay": {}})
 
 
@@ -189,7 +189,7 @@ def test_a_clone_that_can_not_be_forked_is_one_all_the_same(
 
     with here.cloning("trunk", "--at", "3") as asked:
         train(made, session, 4, 2)
-        monkeypatch.setattr("forebay.clone._session.Source", refuses)
+        monkeypatch.setattr("forebay.clone._session.ForkSource", refuses)
         other = full(2)
         resumed = opened(other, asked=asked)
     assert resumed.resumed == {"epoch": 0, "step": 3}
@@ -226,6 +226,6 @@ def test_no_process_is_forked_while_memory_is_made() -> None:
 
 def test_a_clone_whose_parent_has_ended_says_so(tmp_path: Path) -> None:
     """The parent's secret is gone when the clone comes to `session()`."""
-    asked = Asked(str(tmp_path), "trunk", None, 1, tmp_path / "secrets" / "trunk", {}, 0)
+    asked = CloneRequest(str(tmp_path), "trunk", None, 1, tmp_path / "secrets" / "trunk", {}, 0)
     with pytest.raises(clone.CloneError, match=r"^no clone of trunk: trunk, or this fork of it, has ended before the clone was made: ask"):
         resume(asked, full(1).inventory(), LONG_S)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import pytest
 
 import forebay.clone as clone
-from forebay.clone import _offer, _source, _window
-from forebay.clone._resume import Asked
-from forebay.clone._window import Remote
+from forebay.clone import _description, _read_lease, _source
+from forebay.clone._read_lease import ParentTensors
+from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone.forks import Node, Opened, refusal, taking, train, wait_for_state
 from tests.clone.jobs import full
@@ -142,13 +142,15 @@ def test_f51_a_source_that_is_killed_or_stopped_at_any_message(stage: str, signa
             assert mine.state(0.05) is None
 
 
-def play_state(asked: str, state: tuple[str, int, list[int], int]) -> Remote:
+def play_state(asked: str, state: tuple[str, int, list[int], int]) -> ParentTensors:
     _, reader, (text, _, *lying), _ = state
-    _, manifest = _offer.read(Asked.from_json(asked).secret.read_bytes(), text)
-    return Remote(manifest, reader, lying, float(support.PROGRAM_S))
+    _, manifest = _description.read(CloneRequest.from_json(asked).secret.read_bytes(), text)
+    return ParentTensors(manifest, reader, lying, float(support.PROGRAM_S))
 
 
-@pytest.mark.parametrize(("owner", "where"), [(_source.Source, "point"), (_window.Window, "_close"), (_source.Source, "repeat")])
+@pytest.mark.parametrize(
+    ("owner", "where"), [(_source.ForkSource, "point"), (_read_lease.ReadLease, "_close"), (_source.ForkSource, "repeat")]
+)
 def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
     owner: type, where: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 import forebay.clone as clone
-from forebay.clone import _probation
+from forebay.clone import _shadow
 from tests import support
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
@@ -204,4 +204,4 @@ def test_a_parent_whose_agent_has_ended_compares_nothing(here: Node, opened: Ope
 def test_nonsense_is_refused(verify: object, opened: Opened) -> None:
     with pytest.raises(ValueError, match=r"^verify=.*: write 'digest', or 'shadow:N' for a comparison after N more steps, 1 to 1000"):
         opened(full(1), verify=verify)
-    assert [_probation.steps_of(good) for good in ("digest", "shadow:3", "shadow:1000")] == [0, 3, 1000]
+    assert [_shadow.shadow_steps(good) for good in ("digest", "shadow:3", "shadow:1000")] == [0, 3, 1000]

@@ -13,26 +13,26 @@ import torch
 from torch import nn
 
 from forebay import _core, clone
-from forebay.clone import _offer, _source
-from forebay.clone._filling import Made
-from forebay.clone._inventory import Outline
+from forebay.clone import _description, _source
+from forebay.clone._filling import LoadPlan
+from forebay.clone._inventory import StateSchema
 from forebay.clone._shared import Storage
 from tests.clone import jobs
 from tests.clone.forks import Node, Opened, drop, taking, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, Job, full, job, seed
 
-HEADER = _offer.Header("trunk", 0, 0, 0)
+HEADER = _description.StateHeader("trunk", 0, 0, 0)
 
 
-def outline_of(inventory: clone.Inventory, storage: Storage) -> Outline:
+def outline_of(inventory: clone.Inventory, storage: Storage) -> StateSchema:
     """As it comes to a clone."""
-    with _offer.outlined(b"secret", HEADER, inventory.outline(storage)) as descriptor:
-        header, outline = _offer.read_outline(b"secret", descriptor)
+    with _description.described_schema(b"secret", HEADER, inventory.outline(storage)) as descriptor:
+        header, outline = _description.read_schema(b"secret", descriptor)
     assert header == HEADER
     return outline
 
 
-def received(capture: clone.Capture, outline: Outline) -> clone.Capture:
+def received(capture: clone.Capture, outline: StateSchema) -> clone.Capture:
     """As it comes to a clone."""
     manifest = clone.Manifest.from_json(capture.manifest.to_json(), [held for held, _ in outline])
     return clone.Capture(manifest, os.dup(capture.descriptor))
@@ -142,17 +142,17 @@ def test_what_can_t_be_loaded_is_said_when_it_has_come() -> None:
 
 def test_an_outline_is_of_who_has_the_secret() -> None:
     theirs = job().inventory()
-    with _offer.outlined(b"secret", HEADER, theirs.outline(Storage(theirs.adapter))) as descriptor:
-        with pytest.raises(clone.DamagedError, match="its tag is wrong"):
-            _offer.read_outline(b"another", descriptor)
+    with _description.described_schema(b"secret", HEADER, theirs.outline(Storage(theirs.adapter))) as descriptor:
+        with pytest.raises(clone.DamagedError, match="failed HMAC verification"):
+            _description.read_schema(b"another", descriptor)
         with pytest.raises(clone.DamagedError, match="not of the format"):
-            _offer.read(b"secret", descriptor)
+            _description.read(b"secret", descriptor)
     for lines in (b"", b"{}", b"{}\n[]", b"{}\n[]\n", b'{"paths":["a"],"kinds":[],"kind_of":[0]}\n[]\n'):
         with (
-            _offer._sealed(_offer.OUTLINE, b"secret", HEADER, lines) as descriptor,
-            pytest.raises(clone.DamagedError, match="not an outline"),
+            _description._sealed(_description.OUTLINE, b"secret", HEADER, lines) as descriptor,
+            pytest.raises(clone.DamagedError, match="not a schema of states"),
         ):
-            _offer.read_outline(b"secret", descriptor)
+            _description.read_schema(b"secret", descriptor)
 
 
 def tied(made: Job) -> Job:
@@ -279,7 +279,7 @@ def test_a_job_that_can_t_say_what_clones_will_get_is_forked_all_the_same(
     made = full(1, width=WIDE)
     session = opened(made)
     with monkeypatch.context() as patched:
-        patched.setattr(_source, "outlined", fails)
+        patched.setattr(_source, "described_schema", fails)
         step = train(made, session, 1)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -308,4 +308,4 @@ def test_a_tensor_that_has_to_stay_costs_no_fork_a_look_at_all_others() -> None:
 def test_made_names_its_component() -> None:
     known = job().inventory()
     made = known.get_ready(outline_of(known, Storage(known.adapter)), known.survey(), known.adapter.empty)
-    assert all(isinstance(one, Made) and one.name == name for name, one in made.items())
+    assert all(isinstance(one, LoadPlan) and one.name == name for name, one in made.items())

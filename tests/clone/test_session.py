@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import forebay.clone as clone
-from forebay.clone import _offer, _session, _source
+from forebay.clone import _description, _session, _source
 from forebay.clone._errors import RefusedError
-from forebay.clone._later import Later
-from forebay.clone._resume import Asked
+from forebay.clone._later import ThreadResult
+from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone import jobs
 from tests.clone.forks import Node, Opened, State, drop, refusal, taking, train, train_until, wait_for_state
@@ -99,14 +99,14 @@ def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
     train(made, session, 1)
     begun: list[int] = []
 
-    def noting(ask: Callable[[], Any], *, goes_on: bool = False) -> Later[Any]:
+    def noting(ask: Callable[[], Any], *, goes_on: bool = False) -> ThreadResult[Any]:
         if goes_on:
             begun.append(made.counters["step"])
-        return Later(ask, goes_on=goes_on)
+        return ThreadResult(ask, goes_on=goes_on)
 
-    monkeypatch.setattr("forebay.clone._source.Later", noting)
+    monkeypatch.setattr("forebay.clone._source.ThreadResult", noting)
     # From then on its steps take longer.
-    monkeypatch.setattr(_source.Source, "_steps_ahead", lambda _: 2 if begun else 6)
+    monkeypatch.setattr(_source.ForkSource, "_steps_ahead", lambda _: 2 if begun else 6)
     with here.cloning("trunk") as asked:
         state: Future[State] = executor.submit(wait_for_state, taking(asked))
         train_until(made, session, state.done, 2)
@@ -286,8 +286,8 @@ def test_s07_a_state_that_the_job_has_not_made_is_refused(here: Node, opened: Op
         train(made, session, 3, 2)
         forged = here.root / "secret"
         forged.write_bytes(bytes(32))
-        told = Asked.from_json(asked)
-        with pytest.raises(clone.DamagedError, match="its tag is wrong"):
+        told = CloneRequest.from_json(asked)
+        with pytest.raises(clone.DamagedError, match="failed HMAC verification"):
             opened(full(2), asked=asked.replace(str(told.secret), str(forged)))
 
 
@@ -313,26 +313,26 @@ def test_s07_the_secret_of_a_job_is_private_and_told_to_nobody(here: Node, opene
 
 
 def test_what_describes_a_state_is_read_back_or_refused() -> None:
-    header = _offer.Header("trunk", 0, 1, 2)
+    header = _description.StateHeader("trunk", 0, 1, 2)
     manifest = full(1).inventory().manifest()
-    with _offer.described(b"secret", header, manifest) as descriptor:
-        assert _offer.read(b"secret", descriptor) == (header, manifest)
+    with _description.described(b"secret", header, manifest) as descriptor:
+        assert _description.read(b"secret", descriptor) == (header, manifest)
         text = os.pread(descriptor, 1 << 20, 0)
-        with pytest.raises(clone.DamagedError, match="its tag is wrong"):
-            _offer.read(b"Secret", descriptor)
+        with pytest.raises(clone.DamagedError, match="failed HMAC verification"):
+            _description.read(b"Secret", descriptor)
     lines = text.split(b"\n")
     for wrong, match in (
         (b"", "not of the format"),
         (b"\x80\x04.", "not of the format"),
-        (lines[0], "its tag is wrong"),
-        (text.replace(b'"step": 2', b'"step": 3'), "its tag is wrong"),
-        (b"\n".join((lines[0], _offer._tag(b"secret", lines[0], b"{}"), b"{}")), "not a state's header"),
-        (b"\n".join((lines[0], _offer._tag(b"secret", lines[0], b"[]\n{}"), b"[]\n{}")), "not a state's header"),
+        (lines[0], "failed HMAC verification"),
+        (text.replace(b'"step": 2', b'"step": 3'), "failed HMAC verification"),
+        (b"\n".join((lines[0], _description._tag(b"secret", lines[0], b"{}"), b"{}")), "not a state's header"),
+        (b"\n".join((lines[0], _description._tag(b"secret", lines[0], b"[]\n{}"), b"[]\n{}")), "not a state's header"),
     ):
         descriptor = os.memfd_create("wrong")
         os.write(descriptor, wrong)
         with pytest.raises(clone.DamagedError, match=match):
-            _offer.read(b"secret", descriptor)
+            _description.read(b"secret", descriptor)
         os.close(descriptor)
 
 
@@ -383,7 +383,7 @@ def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capf
     with pytest.raises(clone.CloneError, match=r"call session\(\) after init_process_group\(\)"):
         opened(full(2))
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(clone.CloneError, match="FOREBAY_CLONE is set by `forebay clone`"):
+    with pytest.raises(clone.CloneError, match="invalid FOREBAY_CLONE: only `forebay clone` sets it"):
         opened(full(2), asked="{}")
 
 
@@ -411,7 +411,7 @@ def test_ranks_of_a_job_whose_schedulers_name_is_taken_train_on(
     def taken(*_: object) -> None:
         raise RefusedError("a job 77 trains here already")
 
-    monkeypatch.setattr(_session, "Source", taken)
+    monkeypatch.setattr(_session, "ForkSource", taken)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     for rank in (0, 1):
         described: Any = SimpleNamespace(rank=(rank, 2))

@@ -175,7 +175,7 @@ def test_a_tensor_that_is_made_anew_all_the_time_is_left_alone() -> None:
     for _ in range(MOVES_MAX):
         assert there.share(made.inventory().steady()) == {}
         replaced_data(made)
-    assert there.share(made.inventory().steady()) == {WEIGHT: "it is made anew all the time"}
+    assert there.share(made.inventory().steady()) == {WEIGHT: "the program replaces it all the time"}
 
 
 def test_shared_memory_goes_with_its_tensors() -> None:

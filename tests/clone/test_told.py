@@ -9,7 +9,7 @@ import pytest
 
 import forebay.clone as clone
 from forebay._ledger import RUN
-from forebay.clone._told import Telling, tell
+from forebay.clone._events import ForkEvents, tell
 from tests.clone.forks import Node, Opened, train
 from tests.clone.jobs import full
 
@@ -28,7 +28,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_a_fork_is_told_with_the_steps_around_it(told: Path) -> None:
-    telling = Telling("trunk", 1, 2)
+    telling = ForkEvents("trunk", 1, 2)
     telling.passed(0, None)
     telling.passed(3, clone.Fork(7, 4096, 0.0, copied=1024))
     telling.closed(0.0, 512)
@@ -55,7 +55,7 @@ def test_a_fork_is_told_with_the_steps_around_it(told: Path) -> None:
 
 
 def test_what_is_not_known_is_null(told: Path) -> None:
-    telling = Telling("trunk", 0, 1)
+    telling = ForkEvents("trunk", 0, 1)
     telling.passed(0, clone.Fork(1, 4096, 0.5))
     telling.close()
     telling.close()
@@ -68,7 +68,7 @@ def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     tell("taken", {"step": 1})
     monkeypatch.delenv(RUN)
     tell("taken", {"step": 1})
-    telling = Telling("trunk", 0, 1)
+    telling = ForkEvents("trunk", 0, 1)
     telling.passed(0, clone.Fork(1, 4096, 0.5))
     telling.close()
     assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import forebay.clone as clone
 from forebay import _core
-from forebay.clone._later import Later
-from forebay.clone._window import Window
+from forebay.clone._later import ThreadResult
+from forebay.clone._read_lease import ReadLease
 from forebay.torch import _state
 from tests import support
 from tests.clone.forks import Node, Opened, taking
@@ -27,7 +27,7 @@ from tests.clone.jobs import WIDE, full
 from tests.clone.test_window import Parent, Played, forked, play
 
 
-def window_of(parent: Parent) -> Window:
+def window_of(parent: Parent) -> ReadLease:
     assert parent.session._source
     window = parent.session._source._window
     assert window
@@ -77,7 +77,7 @@ def test_p14a_a_clone_exists_before_its_parents_next_step(here: Node, opened: Op
 def test_f50_a_parent_that_does_not_know_says_nothing(
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
         window = window_of(parent)
         played.read()
@@ -134,7 +134,7 @@ def test_f50_in_a_long_operation_that_only_reads_it_is_said_beside_it(
     operations: Callable[..., None], here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two instructions it can't be said then, since it is one."""
-    monkeypatch.setattr(Window, "_vouch", lambda _: None)
+    monkeypatch.setattr(ReadLease, "_vouch", lambda _: None)
     with forked(here, opened) as (_, played):
         played.read()
         confirmed = executor.submit(played.remote.confirm, time.sleep)
@@ -154,7 +154,7 @@ def test_f50_what_may_write_to_its_arguments_is_no_operation_that_only_reads() -
 def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_said(
     why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
         window = window_of(parent)
         played.read()
@@ -186,7 +186,7 @@ def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_s
 
 
 def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     at = str(parent.step + 20)
     with here.cloning("trunk", "--at", at) as one, here.cloning("trunk", "--at", at) as two:
@@ -210,7 +210,7 @@ def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Nod
 def threads_of_ours() -> int:
     """Returns the number of helper threads, found by their function: they start as all Python threads do, unnamed."""
     frames = (list(traceback.walk_stack(frame)) for frame in sys._current_frames().values())
-    return sum(any(frame.f_code is Later._run.__code__ for frame, _ in stack) for stack in frames)
+    return sum(any(frame.f_code is ThreadResult._run.__code__ for frame, _ in stack) for stack in frames)
 
 
 def test_a_window_that_is_closed_leaves_no_thread(here: Node, opened: Opened) -> None:
@@ -294,7 +294,7 @@ def test_what_a_handler_raises_between_instructions_is_the_programs(stopping: No
 def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
     here: Node, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
         played.read()
         played.remote._reading.ask()
@@ -315,7 +315,7 @@ def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
 
 
 def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
         played.read()
         played.remote._reading.ask()
@@ -330,7 +330,7 @@ def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, o
 
 
 def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -342,7 +342,7 @@ def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, open
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(Window, "_close", interrupted)
+            patched.setattr(ReadLease, "_close", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 parent.made.optimizer.step()
         with pytest.raises(clone.CloneError, match="changed between"):

@@ -21,9 +21,9 @@ import xxhash
 
 import forebay.clone as clone
 from forebay import _core
-from forebay.clone import _offer
-from forebay.clone._resume import Asked
-from forebay.clone._window import Remote, Window
+from forebay.clone import _description
+from forebay.clone._read_lease import ParentTensors, ReadLease
+from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone.forks import Node, Opened, refusal, taking, told, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, full
@@ -192,7 +192,7 @@ class Played:
 
     taking: _core.Taking
     manifest: clone.Manifest
-    remote: Remote
+    remote: ParentTensors
     descriptors: list[int]
 
     def read(self, *paths: str) -> dict[str, str]:
@@ -212,8 +212,8 @@ class Played:
 def play(asked: str, mine: _core.Taking) -> Played:
     _, reader, descriptors, _ = wait_for_state(mine)
     text, _, *lying = descriptors
-    _, manifest = _offer.read(Asked.from_json(asked).secret.read_bytes(), text)
-    return Played(mine, manifest, Remote(manifest, reader, lying, LONG), descriptors)
+    _, manifest = _description.read(CloneRequest.from_json(asked).secret.read_bytes(), text)
+    return Played(mine, manifest, ParentTensors(manifest, reader, lying, LONG), descriptors)
 
 
 class Parent:
@@ -355,12 +355,12 @@ def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(
         parent.fork()
         played = play(asked, mine)
         parent.train(1)
-        more = f"{len(LARGE) * BYTES:,} more had not been read"
-        said = f"no fork at step {parent.session.forks[0].step}: the next step came, 0 bytes were copied aside, and {more}"
+        unread = f"the next optimizer step began with {len(LARGE) * BYTES:,} bytes unread, beyond the copy budget (0 bytes were copied)"
+        said = f"no fork at step {parent.session.forks[0].step}: {unread}"
         assert said in capfd.readouterr().err
         with pytest.raises(clone.CloneError, match=r"^the job's next step came before it was read"):
             played.read()
-        refusal(asked, "rank 0 of trunk could not take its state: the next step came")
+        refusal(asked, "rank 0 of trunk could not take its state: the next optimizer step began with")
         played.close()
     parent.check()
 
@@ -452,7 +452,7 @@ def test_f51_an_agent_that_fails_in_the_window_delays_no_step(
 
 
 def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -469,15 +469,15 @@ def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node,
 def test_f50_there_is_no_clone_before_its_parent_says_that_nothing_had_changed(
     then: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_read, confirm = threading.Event(), Remote.confirm
+    has_read, confirm = threading.Event(), ParentTensors.confirm
 
-    def confirming(remote: Remote, pause: Callable[[float], object]) -> None:
+    def confirming(remote: ParentTensors, pause: Callable[[float], object]) -> None:
         has_read.set()
         confirm(remote, pause)
 
-    monkeypatch.setattr(Remote, "confirm", confirming)
+    monkeypatch.setattr(ParentTensors, "confirm", confirming)
     # Here it says so only by its step.
-    monkeypatch.setattr(Window, "watching", lambda _: None)
+    monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         future = executor.submit(opened, full(9, width=WIDE), asked=asked, wait_s=LONG)

@@ -251,7 +251,7 @@ def test_f53_one_altered_byte_is_found(capture: clone.Capture, where: str) -> No
     content[at + 3] ^= 1
     state = job().inventory()
     altered = clone.Capture(capture.manifest, sealed(bytes(content)))
-    with altered, pytest.raises(clone.DamagedError, match=rf"^{where}: what arrived has the digest"):
+    with altered, pytest.raises(clone.DamagedError, match=rf"^{where}: the bytes that arrived have the digest"):
         state.load(altered)
 
 

@@ -1,4 +1,6 @@
-"""Forking a training job while it trains: another program goes on from its state, bit for bit, and the job does not notice.
+"""Forking a training job while it trains.
+
+Another program goes on from its state, bit for bit, and the job does not notice.
 
     import forebay.clone as clone
 
@@ -11,9 +13,9 @@
 
     $ forebay clone JOB --set lr=0.01 -- torchrun --nproc-per-node 2 train.py       # while JOB trains
 
-Below that, `inventory(...)` describes a state; its `capture()` copies it into sealed memory, and its `load()` sets another process's state
-to it, every entry checked by its digest. No state is pickled, and loading one runs no code of the other process. Experimental: names may
-change until forks are whole.
+Below that, `inventory(...)` describes a state; its `capture()` copies it into sealed memory, and its `load()` sets
+another process's state to it, every entry checked by its digest. No state is pickled, and loading one runs no code of
+the other process. Experimental: names may change until forks are whole.
 """
 
 from forebay.clone._capture import Capture

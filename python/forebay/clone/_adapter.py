@@ -1,4 +1,7 @@
-"""What the inventory asks of a framework. `forebay.torch._state` answers; nothing else in this package knows what a tensor is."""
+"""The interface between the inventory and a framework.
+
+`forebay.torch._state` implements it; nothing else here knows tensors.
+"""
 
 import importlib
 import sys
@@ -12,7 +15,7 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Described", "Known", "Memory", "Piece", "Watch", "adapter_of"]
+__all__ = ["Adapter", "Component", "Described", "TensorMemory", "TensorPiece", "TensorRecord", "Watch", "adapter_of"]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
@@ -20,13 +23,15 @@ _ADAPTERS = {"torch": "forebay.torch._state"}
 
 @dataclass(frozen=True, eq=False)
 class Watch:
-    """All that components are read from: as long as the very same is reached from there, they give the same.
+    """The objects that components are read from.
+
+    As long as they hold the very same objects, the components are unchanged.
 
     Attributes:
         root: gives what is looked at: containers, objects, tensors.
         of_tensors: attributes of the tensors there that are read.
-        of_objects: what is read of objects, by its names in their `__dict__`.
-        is_plain: asked when something was exchanged: whether no object there reads more than that.
+        of_objects: names of the attributes, in the objects' `__dict__`, that are read.
+        is_plain: called when an object was replaced; returns whether no object there reads more than that.
     """
 
     root: Callable[[], object]
@@ -43,16 +48,17 @@ class Component:
         path: where it stands.
         placement: how the ranks hold its values and tensors; a tensor that is sharded says so itself.
         get: gives nested containers of plain values and tensors. Tensors are the state's own, or throw-away copies.
-        put: sets such containers. None where nothing can be set: then source and clone must have the same values and layouts, and
-            tensors are written in place.
-        steady: its tensors are the state's own, and stay as they are from a point to the next step of an optimizer, unless the program
-            does something unusual.
-        portable: where all ranks hold it alike it is good for any number of ranks.
-        watches: what `get` reads, apart from where tensors lie and of what type and sizes they are; none where that can't be told before.
-        reads_more: asked when something was exchanged there: whether it reads more than that.
-        shapes: tensors of which it reads type and sizes, though it does not give them.
-        is_plain: to set it to the values that it has does nothing.
-        draws: to read it may draw from random-number generators; the inventory sets those back afterwards.
+        put: sets such containers. None where nothing can be set: then source and clone must have the same values and
+            layouts, and tensors are written in place.
+        steady: its tensors are the state's own, and are unchanged from a step boundary to the next step of an
+            optimizer, unless the program does something unusual.
+        portable: a state that all ranks hold alike is valid for any number of ranks.
+        watches: the objects that `get` reads, apart from the addresses, types and sizes of tensors; empty if they are
+            not known in advance.
+        reads_more: called when an object there was replaced; returns whether `get` reads more than the watched objects.
+        shapes: tensors whose type and sizes `get` reads without returning them.
+        is_plain: setting the component to its present values has no effect.
+        draws: reading it may draw from random-number generators; the inventory restores those afterwards.
     """
 
     path: Path
@@ -68,13 +74,13 @@ class Component:
     draws: bool = False
 
 
-class Memory(NamedTuple):
+class TensorMemory(NamedTuple):
     """The bytes of a tensor, in the order of its layout.
 
     Attributes:
         address: of the first byte.
         length: bytes.
-        owner: what must live as long as the address is used.
+        owner: the object that must live as long as the address is used.
     """
 
     address: int
@@ -82,7 +88,7 @@ class Memory(NamedTuple):
     owner: object
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Bytes of a tensor, or of a whole one, in the processor's memory for a while.
 
     Attributes:
@@ -99,13 +105,13 @@ class Piece(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What there is to say of a tensor.
+    """A tensor's layout, length and address.
 
     Attributes:
-        layout: see there.
+        layout: its element type, sizes, strides and device.
         length: bytes.
-        address: where they lie, if that is in the processor's memory and in the order of the layout; else None.
-        is_sharded: whether each rank holds only a part.
+        address: of the first byte, if they are in the processor's memory and in the order of the layout; else None.
+        is_sharded: true if each rank holds only a part.
     """
 
     layout: Layout
@@ -114,113 +120,128 @@ class Described(NamedTuple):
     is_sharded: bool
 
 
-class Known(Protocol):
-    """Tensors as they lay, of which none is kept."""
+class TensorRecord(Protocol):
+    """A record of tensors' types, layouts and addresses, which keeps no tensor alive."""
 
     def again(self) -> list[Any] | None:
-        """All of them, if they are still there, and their types, layouts and addresses are what they were."""
+        """Returns all tensors if they still exist, with the types, layouts and addresses that they had; else None."""
 
 
 class Adapter(Ranks, Protocol):
     """A framework."""
 
     def framework(self) -> str:
-        """Name and version, such as `torch 2.9.0`."""
+        """Returns name and version, such as `torch 2.9.0`."""
 
     def components(self, kind: str, given: Mapping[str, object]) -> list[Component]:
-        """The parts of all objects given as one kind (`model`, `optimizer`, `scheduler`, ...), by their paths' second part; `""` for none.
+        """Returns the components of all objects of one kind (`model`, `optimizer`, `scheduler`, ...).
+
+        Args:
+            kind: the kind.
+            given: objects by the second part of their paths; `""` for none.
 
         Raises:
-            UndescribableError: of such an object nothing is known.
+            UndescribableError: an object's type is unknown.
         """
 
     def process(self, generators: Mapping[str, object]) -> list[Component]:
-        """What belongs to the process: generators, its own and the named ones, and flags that change results."""
+        """Returns the components of the process: its generators, the named ones, and flags that change results."""
 
     def access(self, value: object) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
         """Returns how the state of a generator of random numbers is read and set; None for any other object."""
 
     def check(self, given: Mapping[str, Mapping[str, object]]) -> None:
-        """Looks for signs that something declared absent is there.
+        """Looks for signs that a kind that was declared absent is in use.
 
         Raises:
             MissingError: it is.
         """
 
     def describe(self, value: object, path: Path) -> "Described | None":
-        """What a tensor is (this rank's part, if it is sharded); None if the value is no tensor.
+        """Describes a tensor (this rank's part, if it is sharded); returns None if the value is no tensor.
 
         Raises:
-            UndescribableError: it is a tensor of a sort whose bytes alone don't say what it is.
+            UndescribableError: the bytes of such a tensor do not suffice to rebuild it.
         """
 
     def plain(self) -> Sequence[type]:
-        """The types of tensors that are what they are by their elements, layout and place."""
+        """Returns the types of tensors that are determined by their elements, layout and address."""
 
-    def known(self, tensors: list[Any]) -> "Known | None":
-        """Tensors as they lie now; None if it can't be told whether they do so later."""
+    def known(self, tensors: list[Any]) -> "TensorRecord | None":
+        """Records where tensors are now; returns None if a later change could not be detected."""
 
     def length(self, layout: Layout) -> int:
-        """Bytes of a tensor of that layout.
+        """Returns the bytes of a tensor of that layout.
 
         Raises:
             DamagedError: there can be no such tensor.
         """
 
     def empty(self, layout: Layout, buffer: object = None, offset: int = 0) -> Any:  # noqa: ANN401
-        """A new tensor, its elements unset: in a buffer, from an offset in bytes on, if it can lie there."""
+        """Returns a new tensor with unset elements: in a buffer, from an offset in bytes on, if it can be there."""
 
     def begin(self, tensor: Any) -> int:  # noqa: ANN401
-        """The address of the first byte of a tensor that was made by `empty`, in the processor's memory."""
+        """Returns the address of the first byte of a tensor that `empty` made in the processor's memory."""
 
-    def outward(self, tensors: Sequence[Any]) -> Iterator[list[Piece]]:
-        """The bytes of tensors that don't lie in the processor's memory in order: as pieces, each there until the next ones are asked for.
+    def outward(self, tensors: Sequence[Any]) -> Iterator[list[TensorPiece]]:
+        """Yields the bytes of tensors that are not contiguous in the processor's memory.
 
-        Those of one tensor come in their order, as `_core.Pieces` takes them.
+        They come as pieces, which are valid until the next ones are requested; those of one tensor in their order, as
+        `_core.Pieces` requires.
         """
 
-    def inward(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> Iterator[list[Piece]]:
-        """Has the bytes of such tensors written, in these layouts: where pieces of them are to be put before the next ones are asked for.
+    def inward(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> Iterator[list[TensorPiece]]:
+        """Yields the addresses to which the bytes of such tensors are to be written before the next request.
 
-        What lies in the processor's memory there or here is one piece. All are where they belong when there are no more pieces.
+        A tensor that is in the processor's memory in its own layout or in the given one is a single piece. All
+        tensors are complete when there are no more pieces.
         """
 
     def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
-        """Bytes of a tensor's elements in this rank."""
+        """Returns the bytes of a tensor's elements in this rank."""
 
-    def lying(self, tensor: Any) -> Memory | None:  # noqa: ANN401
-        """The tensor's bytes, in the order of its layout, where they lie; None if they have gaps, or are not in the processor's memory."""
+    def lying(self, tensor: Any) -> TensorMemory | None:  # noqa: ANN401
+        """Returns the tensor's bytes in the order of its layout.
+
+        None if they have gaps, or are not in the processor's memory.
+        """
 
     def why_fixed(self, tensor: Any) -> str:  # noqa: ANN401
-        """Why the tensor can't lie elsewhere without anybody noticing; empty if it can."""
+        """Returns the reason why moving the tensor would be noticed; empty if it can be moved."""
 
     def move(self, tensor: Any, buffer: object, offset: int) -> None:  # noqa: ANN401
-        """Has such a tensor lie in a buffer from now on, from an offset in bytes on; its elements stay as they are."""
+        """Moves such a tensor into a buffer, to an offset in bytes; its elements are unchanged."""
 
     def versions(self, tensors: Sequence[Any]) -> list[int]:
-        """Of each a number that most of what writes to the tensor makes another one."""
+        """Returns a version number for each tensor, which most operations that write to it change."""
 
     def is_at_rest(self) -> bool:
-        """Asked by the main thread between two instructions: whether no operation is under way that has called Python.
+        """Returns true if no operation is under way that has called Python; called between two instructions.
 
-        Of what such a one changes the version might not be counted yet.
+        The version of a tensor that such an operation changes might not be counted yet.
         """
 
     def is_reading(self, frame: FrameType) -> bool:
-        """Asked by another thread of one that is in this frame: whether all that one does is an operation that writes to no steady tensor.
+        """Returns true if the operation of another thread, in this frame, leaves tensors unchanged between steps.
 
-        Such are a backward pass, which writes to gradients (what hooks write in it, Python writes), and layers with large weights.
+        Examples are a backward pass, which writes to gradients (hooks in it run as Python), and layers with large
+        weights.
         """
 
     def on_step(
         self, given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]
     ) -> Callable[[], None]:
-        """Has functions called before and after each update by an optimizer; gives what ends that."""
+        """Registers functions that are called before and after each update by an optimizer.
+
+        Returns a function that removes them.
+        """
 
     def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
-        """Sets a number in all groups of the optimizers that have it (`lr`: also where schedules begin), or with `seed` the generators.
+        """Sets a number in all groups of the optimizers that have it (`lr`.
 
-        Each rank is seeded otherwise: they draw different samples, and drop out different neurons.
+        Also where schedules begin), or with `seed` the generators.
+
+        Each rank gets a seed of its own: ranks draw different samples, and drop out different neurons.
 
         Raises:
             DifferenceError: there is nothing of that name.
@@ -228,7 +249,7 @@ class Adapter(Ranks, Protocol):
 
 
 def adapter_of(model: object) -> Adapter:
-    """The framework of a model.
+    """Returns the framework of a model.
 
     Raises:
         UndescribableError: no framework that is known.

@@ -1,4 +1,4 @@
-"""What a rank of a clone makes ready while it waits for its state, so that only to copy and to check it is left."""
+"""Memory that a rank of a clone prepares while it waits for its state, so that only copying and checking is left."""
 
 import contextlib
 from collections.abc import Iterable
@@ -7,18 +7,18 @@ from typing import Any
 from forebay import _core
 from forebay.clone._adapter import Adapter
 from forebay.clone._errors import CloneError
-from forebay.clone._later import Later
+from forebay.clone._later import ThreadResult
 from forebay.clone._manifest import Layout, aligned
 from forebay.clone._shared import FROM_BYTES, Arena
 
-__all__ = ["Ahead"]
+__all__ = ["PreparedMemory"]
 
 
-class Ahead:
-    """The memory in which its parent's large tensors lie, mapped; and memory of its own for those that it lacks, there and touched.
+class PreparedMemory:
+    """The mapped memory of its parent's large tensors, and touched memory of its own for those that it lacks.
 
-    Both are made in a thread. Where its parent's tensors lie may be another place when the state comes: what is not ready then is done as
-    it is read.
+    A thread makes both. The parent's tensors may have moved when the state comes: mapping that is missing then is
+    done during the read.
     """
 
     def __init__(self, taking: _core.Taking, adapter: Adapter, tensors: Iterable[object], ranks: int) -> None:
@@ -27,29 +27,30 @@ class Ahead:
         Args:
             taking: the rank's connection to the fork agent.
             adapter: knows its tensors.
-            tensors: those that it has already of what a parent has in shared memory; an optimizer that has not stepped has none.
+            tensors: those that it has already of what a parent has in shared memory; an optimizer that has not
+                stepped has none.
             ranks: as many clones' ranks get ready at the same moment.
         """
         self._adapter = adapter
         lengths = map(adapter.tensor_length, tensors)
         own = sum(aligned(length) for length in lengths if length >= FROM_BYTES)
         left = _core.memory_left()
-        self._making = Later(lambda: _made(taking, own, ranks, left))
+        self._making = ThreadResult(lambda: _made(taking, own, ranks, left))
         self._made: tuple[list[_core.Mapped], Arena | None] | None = None
         self._used = 0
 
     @property
     def arenas(self) -> list[Arena]:
-        """In which tensors lie now."""
+        """Arenas in use by tensors."""
         return [self._made[1]] if self._made and self._made[1] and self._used > 0 else []
 
     def mapped(self, descriptor: int) -> _core.Mapped | None:
-        """The memory behind a descriptor, if it is mapped."""
+        """Returns the memory behind a descriptor, if it is mapped."""
         mapped, _ = self._ready()
         return next((memory for memory in mapped if memory.is_of(descriptor)), None)
 
     def empty(self, layout: Layout) -> Any:  # noqa: ANN401  (a tensor)
-        """A new tensor, its elements unset, that stays as the optimizer's do."""
+        """Returns a new tensor with unset elements, which lives as long as the optimizer's do."""
         _, arena = self._ready()
         length = self._adapter.length(layout)
         if arena is None or length < FROM_BYTES or self._used + length > arena.memory.length:
@@ -58,8 +59,8 @@ class Ahead:
         return self._adapter.empty(layout, arena.buffer, start)
 
     def close(self) -> None:
-        """Nothing more is read: has all unmapped, in a thread."""
-        Later(self._unmap)
+        """Unmaps all memory in a thread; nothing may be read afterwards."""
+        ThreadResult(self._unmap)
 
     def _unmap(self) -> None:
         mapped, _ = self._ready()

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MEMORY_ASKED_FROM_BYTES = 1 << 20
 MEMORY_SPARE = 1.05
-"""So many times a copy's bytes must be left: what takes the last ones may have the kernel end it."""
+"""Free memory that a copy needs, as a multiple of its bytes: the kernel may kill a process that takes the last ones."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -26,8 +26,9 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 class Capture:
     """A manifest, and the bytes of its entries behind a descriptor, at `Manifest.offsets`.
 
-    The memory is sealed: nobody can write to it any more, make it shorter, or take the seals away; so what has been checked stays so
-    while it is read. It goes when the last process has closed its descriptor. Entries with a place are not in it: those lie where they lay.
+    The memory is sealed: nobody can write to it any more, make it shorter, or take the seals away; so what has been
+    checked stays so while it is read. The kernel frees it when the last process has closed its descriptor. It has no
+    bytes of entries that have a place.
 
     Attributes:
         manifest: what there is.
@@ -69,21 +70,21 @@ class Capture:
 _living: "weakref.WeakSet[_core.Reserved]" = weakref.WeakSet()
 
 
-def _let_go() -> None:
-    """In a process that was forked, as a loader's workers are: it would hold the memory for as long as it lives."""
+def _close_in_child() -> None:
+    """Closes the copies in a forked process, such as a loader's worker, which would keep the memory in use."""
     for reserved in list(_living):
         reserved.close()
 
 
-# A process is not forked while memory is being made, in whatever thread, for it would hold what nobody knows of yet. What interrupts the
-# thread that makes it may fork.
+# A process is not forked while memory is being made, in whatever thread, for it would hold what nobody knows of yet.
+# What interrupts the thread that makes it may fork.
 _making = threading.RLock()
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved:
-    """New memory for a copy of so many bytes.
+    """Allocates memory for a copy of a state.
 
     Args:
         length: see `take`.
@@ -97,15 +98,15 @@ def reserve(length: int, ranks: int = 1, left_before: int = 0) -> _core.Reserved
 
 
 def take(kind: Callable[[int], T], what: str, length: int, ranks: int, left_before: int, living: "weakref.WeakSet[T]") -> T:
-    """New shared memory of so many bytes, all of it there and touched.
+    """Allocates shared memory, and touches all of it.
 
     Args:
-        kind: makes it.
-        what: it is for, in words.
+        kind: constructor of the memory.
+        what: the purpose, in words.
         length: bytes.
-        ranks: so many processes of this host take as much at the same moment, out of the same memory.
+        ranks: number of processes of this host that take as much at the same moment.
         left_before: what was left a little earlier, when none of them had taken its share yet; some may have by now.
-        living: what there is of that kind, for who is forked.
+        living: the objects of that kind, which a forked process has to close.
 
     Raises:
         CloneError: there is not as much memory.

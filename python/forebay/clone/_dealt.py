@@ -1,7 +1,8 @@
 """A state for another number of ranks than it was taken of.
 
-What all ranks held alike is each rank's of the clone. The rest is dealt where that can be done, and else refused by name: generators by
-a seed, buffers under DDP as DDP deals them (rank 0's, at the next forward pass), a loader's place by the loader.
+What all ranks held alike is each rank's of the clone. The rest is dealt where that can be done, and else refused by
+name: generators by a seed, buffers under DDP as DDP deals them (rank 0's, at the next forward pass), a loader's place
+by the loader.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,22 +13,24 @@ from forebay.clone._manifest import Manifest, Placement
 __all__ = ["PLACE", "left_out"]
 
 PLACE = "forebay"
-"""The name by which the place in `Session.batches` is in the state, among the others. The session deals with it itself."""
+"""Name, among the others of a state, of the position in `Session.batches`. The session handles it itself."""
 SEEDED = "generators/process"
-"""What a seed makes anew."""
+"""Path of the component that a seed replaces."""
 
 
 def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, bool], *, is_seeded: bool) -> set[str]:
-    """Which components a rank of such a clone does not load, since they are made anew. All others it loads as rank 0 had them.
+    """Returns the components that a rank of such a clone does not load, since it rebuilds them.
+
+    It loads all others as rank 0 had them.
 
     Args:
         manifests: of all ranks of the parent, in their order.
         ranks: of the clone.
-        portable: of each component, by path, whether its state, where all ranks hold it alike, is good for any number of them.
+        portable: by path of the component, true if a state that all ranks hold alike is valid for any number of ranks.
         is_seeded: generators are seeded afterwards.
 
     Raises:
-        DifferenceError: something can't be dealt; it is named.
+        DifferenceError: an entry can't be distributed; it is named.
     """
     first, *others = manifests
     digests = [{entry.path: entry.digest for entry in manifest.entries} for manifest in manifests]
@@ -55,7 +58,7 @@ def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, b
 
 
 def _component(path: str, names: Collection[str]) -> str:
-    """To which component an entry belongs: the longest path that it begins with."""
+    """Returns the component of an entry: the longest path that it begins with."""
     found = [name for name in names if f"{path}/".startswith(f"{name}/")]
     if not found:
         raise DifferenceError(f"the captured state has {path}, for which there is no place here")
@@ -63,7 +66,7 @@ def _component(path: str, names: Collection[str]) -> str:
 
 
 def _is_own(name: str) -> bool:
-    """Whether ranks would most likely hold it each otherwise, though there was one alone."""
+    """Returns whether ranks would most likely differ in it, though the parent had a single one."""
     kind, _, rest = name.partition("/")
     return kind == "generators" or (kind == "others" and rest.partition("/")[0] != PLACE)
 

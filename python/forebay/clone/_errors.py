@@ -1,4 +1,4 @@
-"""What goes wrong with a fork. Each message names the entry and the mend."""
+"""Errors of forks. Each message names the entry and the mend."""
 
 
 class CloneError(RuntimeError):
@@ -22,4 +22,7 @@ class DifferenceError(CloneError):
 
 
 class DamagedError(CloneError):
-    """What arrived is not what was sent. Objects that were being loaded are in no defined state: end the process."""
+    """A state that differs from what was sent.
+
+    Objects that were being loaded are in no defined state: end the process.
+    """

@@ -1,4 +1,4 @@
-"""What a component is to be loaded to, and how that is filled with the bytes of a captured state, each entry checked by its digest."""
+"""Loading of a component: its tensors, filled with the bytes of a captured state and checked by digest."""
 
 import ctypes
 import operator
@@ -8,95 +8,99 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Memory
+from forebay.clone._adapter import Adapter, TensorMemory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
-from forebay.clone._manifest import DIGEST_BYTES, Held, Layout, Manifest, Section
-from forebay.clone._parts import Expected, Part, Parts
+from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, Layout, Manifest, Section
+from forebay.clone._parts import ComponentCache, ComponentState, Expected
+from forebay.clone._read_lease import ParentTensors
 from forebay.clone._values import Path, decode, spelled
-from forebay.clone._window import Remote
 
-__all__ = ["Made", "Settled", "fill", "make", "memory_of", "put", "some", "text_of"]
+__all__ = ["LoadPlan", "VerifiedTensors", "fill", "make", "memory_of", "put", "some", "text_of"]
 
 NAMED_MAX = 5
 """Entries that one message names."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a component is to be loaded to.
+class LoadPlan:
+    """The target to which a component is loaded.
 
     Attributes:
-        part: as it is here.
-        held: as it is to come.
-        text: its values, as they are to come.
+        part: the component as it is here.
+        held: its section as it is expected.
+        text: its values as they are expected.
         tree: containers that are to be set, with tensors in them; None where nothing can be set.
-        tensors: to be filled, in the order of the section's entries but the first.
-        addresses: of each, where its bytes can be written to; else None.
-        in_place: of those that were not copied and can be written to: their positions among these, numbers, and addresses.
-        copied: those that a capture has, and that can be written to.
-        lying: all that can be written to.
-        expected: what the component will be described as, if that can be told.
+        tensors: tensors to be filled, in the order of the section's entries but the first.
+        addresses: for each tensor the address to which its bytes can be written; else None.
+        in_place: for each writable tensor that was not copied: its position among those not copied, its number, and
+            its address.
+        copied: writable tensors whose bytes a capture has.
+        located: all writable tensors.
+        expected: the description that the component will have, if that is known.
     """
 
-    part: Part
-    held: Held
+    part: ComponentState
+    held: CapturedSection
     text: bytes
     tree: object
     tensors: Sequence[Any]
     addresses: Sequence[int | None]
     in_place: Sequence[tuple[int, int, int]]
     copied: _core.Spans
-    lying: _core.Spans
+    located: _core.Spans
     expected: Expected | None
 
-    def is_of(self, part: Part, held: Held, text: bytes) -> bool:
-        """Whether it is what a component comes as."""
+    def is_of(self, part: ComponentState, held: CapturedSection, text: bytes) -> bool:
+        """Returns whether the plan fits a component as it has come."""
         return self.part is part and self.held is held and self.text == text
 
     @property
     def is_there(self) -> bool:
-        """Whether nothing need be set: the component has these values, no tensors are among them, and to set it has no other effect."""
+        """Returns whether nothing need be set.
+
+        The values are equal, there are no tensors, and setting them has no other effect.
+        """
         return self.part.component.is_plain and not self.tensors and not self.part.tensors and self.text == self.part.text
 
     @property
     def name(self) -> str:
-        """The component's."""
+        """Path of the component."""
         return self.held.section.paths[0]
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Tensors of a component whose bytes were digested as they were written to where they lie.
+class VerifiedTensors:
+    """Tensors of a component whose bytes were digested as they were written to their final addresses.
 
     Attributes:
-        tensors: all of the component's.
-        addresses: where they lie.
-        versions: of each.
-        digests: of all entries.
-        unsettled: the numbers of those that lie there and of which that is not so.
-        lying: the same.
+        tensors: all tensors of the component.
+        addresses: their addresses.
+        versions: their version numbers.
+        digests: digests of all entries.
+        unverified: numbers of tensors that have an address and have to be digested once more.
+        located: spans of the unverified tensors.
     """
 
     tensors: Sequence[Any]
     addresses: Sequence[int | None]
     versions: list[int]
     digests: bytes
-    unsettled: frozenset[int]
-    lying: _core.Spans
+    unverified: frozenset[int]
+    located: _core.Spans
 
     def put(self, digests: bytearray, first: int) -> None:
-        """Sets the digests of those of which it is so, the first entry's number among all being this."""
+        """Writes the digests of verified tensors; `first` is the number of the component's first entry among all."""
         begin = (first + 1) * DIGEST_BYTES
-        if not self.unsettled and None not in self.addresses:
+        if not self.unverified and None not in self.addresses:
             digests[begin : begin + len(self.digests) - DIGEST_BYTES] = self.digests[DIGEST_BYTES:]
             return
         for number, address in enumerate(self.addresses, 1):
-            if address is not None and number not in self.unsettled:
+            if address is not None and number not in self.unverified:
                 put(digests, first + number, self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])
 
-    def is_still(self, part: Part, adapter: Adapter) -> bool:
-        """Whether nothing has written to them that counts."""
+    def is_still(self, part: ComponentState, adapter: Adapter) -> bool:
+        """Returns whether no counted write has changed the tensors."""
         if len(part.tensors) != len(self.tensors) or not all(map(operator.is_, part.tensors, self.tensors)):
             return False
         return part.addresses == self.addresses and adapter.versions(self.tensors) == self.versions
@@ -104,27 +108,29 @@ class Settled:
 
 def make(
     adapter: Adapter,
-    described: Parts,
-    part: Part,
-    held: Held,
+    described: ComponentCache,
+    part: ComponentState,
+    held: CapturedSection,
     text: bytes,
     empty: Callable[[Layout], Any],
-    before: Made | None = None,
-) -> Made:
-    """What a component is to be loaded to: its own tensors where they are alike, else new ones. Nothing is changed by that.
+    before: LoadPlan | None = None,
+) -> LoadPlan:
+    """Plans the loading of a component: to its own tensors where the layouts are equal, else to new ones.
+
+    Changes nothing.
 
     Args:
         adapter: knows the tensors.
         described: describes components.
-        part: as it is here.
-        held: as it comes.
-        text: its values, as they come.
-        empty: makes tensors that lie in shared memory where they come from.
-        before: what was made of it when it was expected to come otherwise: its new tensors are taken first.
+        part: the component as it is here.
+        held: its section as it has come.
+        text: its values as they have come.
+        empty: makes a tensor whose source is in shared memory.
+        before: plan for the section as it was expected: its new tensors are reused first.
 
     Raises:
-        DifferenceError: it can't be set, and comes as something else.
-        DamagedError: no state is like that.
+        DifferenceError: the component can't be set, and differs from what has come.
+        DamagedError: no state can be like that.
     """
     _check(adapter, part, held, text)
     component, section = part.component, held.section
@@ -133,8 +139,8 @@ def make(
     if component.put is not None:
         tree, tensors, addresses = _received(adapter, part, held, text, empty, before)
         if component.steady and all(kind.placement is component.placement for kind in section.kinds):
-            # Then it is only compared with that: to describe thousands of tensors takes long.
-            expected = described.expected(Part(component, text, section, tensors, addresses), tree)
+            # After loading it is only compared with that: describing thousands of tensors takes long.
+            expected = described.expected(ComponentState(component, text, section, tensors, addresses), tree)
     numbered = [
         (number, address, kind.length, start)
         for number, (address, kind, start) in enumerate(zip(addresses, section.kinds[1:], held.starts[1:-1], strict=True), 1)
@@ -143,11 +149,14 @@ def make(
     copied = _core.Spans([span for span in numbered if span[0] not in held.places])
     there = ((position, number, addresses[number - 1]) for position, number in enumerate(held.places))
     in_place = [(position, number, address) for position, number, address in there if address is not None]
-    return Made(part, held, text, tree, tensors, addresses, in_place, copied, _core.Spans(numbered), expected)
+    return LoadPlan(part, held, text, tree, tensors, addresses, in_place, copied, _core.Spans(numbered), expected)
 
 
-def _check(adapter: Adapter, part: Part, held: Held, text: bytes) -> None:
-    """Every entry's bytes are as many as its layout says; what can only be written in place has its place."""
+def _check(adapter: Adapter, part: ComponentState, held: CapturedSection, text: bytes) -> None:
+    """Checks that the length of every entry fits its layout.
+
+    That a component which can't be set has the same entries.
+    """
     section, mine = held.section, part.section
     for kind in set(section.kinds[1:]):
         if kind.length != adapter.length(kind.layout):
@@ -169,9 +178,9 @@ def _check(adapter: Adapter, part: Part, held: Held, text: bytes) -> None:
 
 
 def _received(
-    adapter: Adapter, part: Part, held: Held, text: bytes, empty: Callable[[Layout], Any], before: Made | None
+    adapter: Adapter, part: ComponentState, held: CapturedSection, text: bytes, empty: Callable[[Layout], Any], before: LoadPlan | None
 ) -> tuple[object, list[Any], list[int | None]]:
-    """A component's containers, the tensors in them, and where these can be written to."""
+    """Returns a component's containers, the tensors in them, and the addresses to which these can be written."""
     section = held.section
     own = _by_path(part.section, part.tensors, part.addresses)
     spare = _by_path(before.held.section, before.tensors, before.addresses) if before else {}
@@ -187,7 +196,7 @@ def _received(
             known, one, address = spare.get(spelt, NOTHING)
         if known != layout:
             one = (empty if number in held.places else adapter.empty)(layout)
-            # Of one that was just made nothing need be asked.
+            # A tensor that was just made is contiguous.
             address = adapter.begin(one) if layout.device == "cpu" else None
         found[number] = (one, address)
         return one
@@ -208,28 +217,28 @@ def _by_path(section: Section, tensors: Sequence[Any], addresses: Sequence[int |
 
 
 def fill(
-    adapter: Adapter, made: Sequence[Made], numbers: Sequence[int], capture: Capture, remote: Remote | None
-) -> tuple[bytes, dict[str, Settled]]:
+    adapter: Adapter, made: Sequence[LoadPlan], numbers: Sequence[int], capture: Capture, remote: ParentTensors | None
+) -> tuple[bytes, dict[str, VerifiedTensors]]:
     """Fills the tensors of components.
 
     Args:
-        adapter: knows them.
-        made: the components.
-        numbers: of each the number of its section in the capture's manifest.
-        capture: has the bytes of what was copied.
-        remote: reads those of the others.
+        adapter: the framework.
+        made: load plans of the components.
+        numbers: for each component the number of its section in the capture's manifest.
+        capture: the bytes of the entries that were copied.
+        remote: reader of all other entries.
 
     Returns:
-        The digests of all entries, and of components whose tensors stay what is known of them, by path.
+        The digests of all entries, and the verified tensors of components that are unchanged between steps, by path.
 
     Raises:
         CloneError: what the capture does not hold could not be read.
-        DamagedError: what arrived is not what was sent.
+        DamagedError: an entry differs from what was sent.
     """
     manifest = capture.manifest
     firsts, starts = manifest.firsts, manifest.starts
     digests = bytearray(manifest.digests)
-    # What lies where it lay comes first: the parent's next step comes.
+    # Entries in the parent's memory come first: its next step ends the read lease.
     _read(made, numbers, manifest, remote, digests)
     _fill_by_way(adapter, made, numbers, capture, remote, digests)
     try:
@@ -239,27 +248,27 @@ def fill(
     except OSError as error:
         raise _unreadable(error) from error
     _verify(made, numbers, manifest, copied)
-    settled = {}
-    # What has gaps may share memory with any.
+    verified = {}
+    # A tensor with gaps may share memory with any other.
     has_gaps = any(
         address is None and kind.layout.device == "cpu"
         for one in made
         for address, kind in zip(one.addresses, one.held.section.kinds[1:], strict=True)
     )
-    for one, at, shared in zip(made, numbers, _core.overlapping([one.lying for one in made]), strict=True):
+    for one, at, shared in zip(made, numbers, _core.overlapping([one.located for one in made]), strict=True):
         if one.part.component.steady:
             of_section = bytes(digests[firsts[at] * DIGEST_BYTES : firsts[at + 1] * DIGEST_BYTES])
-            # Two that lie at one place can't both be what was written there last.
-            unsettled = frozenset(number for number, address in enumerate(one.addresses, 1) if address) if has_gaps else frozenset(shared)
-            lying = [(number, one.addresses[number - 1] or 0, one.held.section.kinds[number].length, 0) for number in unsettled]
-            settled[one.name] = Settled(
-                one.tensors, one.addresses, adapter.versions(one.tensors), of_section, unsettled, _core.Spans(lying)
+            # Of two tensors that share memory only the last one written has its bytes.
+            unverified = frozenset(number for number, address in enumerate(one.addresses, 1) if address) if has_gaps else frozenset(shared)
+            located = [(number, one.addresses[number - 1] or 0, one.held.section.kinds[number].length, 0) for number in unverified]
+            verified[one.name] = VerifiedTensors(
+                one.tensors, one.addresses, adapter.versions(one.tensors), of_section, unverified, _core.Spans(located)
             )
-    return bytes(digests), settled
+    return bytes(digests), verified
 
 
-def _read(made: Sequence[Made], numbers: Sequence[int], manifest: Manifest, remote: Remote | None, digests: bytearray) -> None:
-    """Reads what was not copied, and can be written to where it belongs."""
+def _read(made: Sequence[LoadPlan], numbers: Sequence[int], manifest: Manifest, remote: ParentTensors | None, digests: bytearray) -> None:
+    """Reads the entries that were not copied and whose tensors can be written to directly."""
     wanted: list[tuple[int, int]] = []
     places: list[int] = []
     if remote is None:
@@ -274,9 +283,9 @@ def _read(made: Sequence[Made], numbers: Sequence[int], manifest: Manifest, remo
 
 
 def _fill_by_way(
-    adapter: Adapter, made: Sequence[Made], numbers: Sequence[int], capture: Capture, remote: Remote | None, digests: bytearray
+    adapter: Adapter, made: Sequence[LoadPlan], numbers: Sequence[int], capture: Capture, remote: ParentTensors | None, digests: bytearray
 ) -> None:
-    """Fills tensors that don't lie where their bytes can be written to."""
+    """Fills tensors whose bytes can't be written to directly, by way of a buffer."""
     manifest = capture.manifest
     # Component, section, number.
     entries = [
@@ -285,7 +294,7 @@ def _fill_by_way(
         for number, address in enumerate(one.addresses, 1)
         if address is None or (number in one.held.places and remote is None)
     ]
-    # As above.
+    # Entries in the parent's memory come first, as in `fill`.
     entries.sort(key=lambda entry: entry[2] not in entry[0].held.places)
     kinds = [one.held.section.kinds[number] for one, _, number in entries]
     copied = [place for place, (one, _, number) in enumerate(entries) if number not in one.held.places]
@@ -317,8 +326,8 @@ def put(digests: bytearray, number: int, digest: bytes) -> None:
     digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = digest
 
 
-def _verify(made: Sequence[Made], numbers: Sequence[int], manifest: Manifest, found: bytes) -> None:
-    """What was copied has arrived as it was sent; of all others there is nothing in `found`."""
+def _verify(made: Sequence[LoadPlan], numbers: Sequence[int], manifest: Manifest, found: bytes) -> None:
+    """Checks the digests of entries that were copied; `found` has none of the others."""
     for one, at in zip(made, numbers, strict=True):
         first, sent = manifest.firsts[at], manifest.digests
         of_tensors = slice((first + 1) * DIGEST_BYTES, manifest.firsts[at + 1] * DIGEST_BYTES)
@@ -335,10 +344,10 @@ def _unreadable(error: OSError) -> DamagedError:
 
 
 def text_of(capture: Capture, at: int) -> bytes:
-    """The values of a section, as they were written down.
+    """Returns the encoded values of a section.
 
     Raises:
-        DamagedError: they are not what the digest says.
+        DamagedError: they do not have the digest that was sent.
     """
     manifest = capture.manifest
     text = os.pread(capture.descriptor, manifest.held[at].section.kinds[0].length, manifest.starts[at])
@@ -347,9 +356,9 @@ def text_of(capture: Capture, at: int) -> bytes:
     return text
 
 
-def memory_of(text: bytes) -> Memory:
-    """Where the bytes of a text lie."""
-    return Memory(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0, len(text), text)
+def memory_of(text: bytes) -> TensorMemory:
+    """Returns the memory of a text."""
+    return TensorMemory(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0, len(text), text)
 
 
 def _verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None:
@@ -357,11 +366,11 @@ def _verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None
     sent = manifest.digests[begin : begin + DIGEST_BYTES]
     if digest != sent:
         path = manifest.held[at].section.paths[number]
-        raise DamagedError(f"{path}: what arrived has the digest {digest.hex()}; sent was {sent.hex()}")
+        raise DamagedError(f"{path}: the bytes that arrived have the digest {digest.hex()}; sent was {sent.hex()}")
 
 
 def some(paths: Sequence[str]) -> str:
-    """The first of these, and how many more there are."""
+    """Returns the first paths in words, and the number of the others."""
     more = len(paths) - NAMED_MAX
     return ", ".join(paths[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""What the arguments of `session` may be. Each complaint names the mend."""
+"""Checks of the arguments of `session`. Each complaint names the mend."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ WAIT_MAX_S = 1e6
 
 
 def check_given(*, job: object, warm: object, wait_s: object, generators: object, others: object) -> None:
-    """Refuses what can't be (`ValueError`), which would show in a clone only, or in Python's own words."""
+    """Refuses invalid arguments (`ValueError`), some of which would otherwise fail in a clone only."""
     for name, value in (("generators", generators), ("others", others)):
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f'{name}={value!r}: give a dictionary of objects by name, such as {name}={{"mine": ...}}')
     if isinstance(others, Mapping) and PLACE in others:
-        raise ValueError(f"others={{{PLACE!r}: ...}}: under that name the session keeps its own place: take another")
+        raise ValueError(f"others={{{PLACE!r}: ...}}: under that name the session keeps its own position: take another")
     if job is not None and not isinstance(job, str):
         raise ValueError(f"job={job!r}: write a name, such as job='trunk'")
     if warm is not None and not callable(warm):

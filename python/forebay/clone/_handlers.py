@@ -1,4 +1,4 @@
-"""Ctrl-C, and what a handler of a signal raises, are the program's, wherever in our code the signal has come."""
+"""Exceptions of the program: Ctrl-C and those that a signal handler raises, wherever in our code the signal came."""
 
 import signal
 from types import CodeType
@@ -7,7 +7,7 @@ __all__ = ["is_the_program_s"]
 
 
 def is_the_program_s(error: BaseException) -> bool:
-    """Whether it ends more than our work; or a handler of a signal has raised it, or what that has called."""
+    """Returns whether the error is no `Exception`, or comes from a signal handler."""
     if not isinstance(error, Exception):
         return True
     handlers = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
@@ -20,7 +20,7 @@ def is_the_program_s(error: BaseException) -> bool:
 
 
 def _code(handler: object) -> CodeType | None:
-    """Of a function, a method, what `functools.partial` made of one, or an object that can be called."""
+    """Returns the code of a function, a method, a `functools.partial` or a callable object; None if it has none."""
     handler = getattr(handler, "func", handler)
     function = getattr(handler, "__func__", handler)
     if callable(handler) and not hasattr(function, "__code__"):

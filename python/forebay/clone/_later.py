@@ -1,4 +1,4 @@
-"""What a thread finds out, or makes, while training goes on; and what waits until it does again."""
+"""Work in a thread while training goes on, and a pause of the garbage collector."""
 
 import _thread
 import contextlib
@@ -8,21 +8,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Later", "uncollected"]
+__all__ = ["ThreadResult", "uncollected"]
 
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
-    """The answer of a function that runs in a thread of its own, which ends with it, or with what it is told to do after that."""
+class ThreadResult(Generic[T]):
+    """The result of a function that runs in a thread of its own, which ends with it or with a second function."""
 
     def __init__(self, ask: Callable[[], T], *, goes_on: bool = False) -> None:
         """Begins.
 
         Args:
             ask: the function.
-            goes_on: the thread waits afterwards for `go_on`, which has to be called once: to start a new one takes milliseconds where the
-                processors are busy.
+            goes_on: the thread waits afterwards for `go_on`, which has to be called once: to start a new one takes
+                milliseconds where the processors are busy.
         """
         self._ask = ask
         self._goes_on = goes_on
@@ -43,14 +43,14 @@ class Later(Generic[T]):
             then()
 
     def is_there(self) -> bool:
-        """Whether the answer is there, or an error."""
+        """Returns whether the function has returned or raised."""
         return self._is_there.is_set()
 
     def wait(self) -> T:
-        """The answer; once.
+        """Waits for the result and returns it; to be called once.
 
         Raises:
-            Exception: what the function has raised.
+            Exception: the function has raised it.
         """
         self._is_there.wait()
         if self._error is not None:
@@ -58,13 +58,13 @@ class Later(Generic[T]):
         return self._answers.pop()
 
     def go_on(self, then: Callable[[], object] | None) -> None:
-        """What the thread does after its answer; None: nothing."""
+        """Sets the function that the thread runs after its result; None: none."""
         self._next.put(then)
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Has Python's collector of garbage wait: it looks at every object of torch's for a tenth of a second."""
+    """Pauses Python's garbage collector, which takes a tenth of a second to look at every object of torch's."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

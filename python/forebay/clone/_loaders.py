@@ -1,6 +1,9 @@
-"""State that a loader without `state_dict` keeps from one epoch to the next: generators, counters, orders. Iterators can't be carried.
+"""State that a loader without `state_dict` keeps from one epoch to the next: generators, counters, orders.
 
-A clone makes its loader anew. To read the rest of an epoch as its parent does, it sets what is found here as it was when that epoch began.
+Iterators can't be carried.
+
+A clone makes its loader anew. To read the rest of an epoch as its parent does, it sets what is found here as it was
+when that epoch began.
 """
 
 import collections
@@ -93,7 +96,10 @@ class _Found:
 
 
 def _is_opaque(value: object) -> bool:
-    """Returns whether it is an iterator whose position is in no attribute: Python's own, and those of loaders with workers."""
+    """Returns whether it is an iterator whose position is in no attribute.
+
+    Python's own, and those of loaders with workers.
+    """
     if not hasattr(type(value), "__next__"):
         return False
     return not hasattr(value, "__dict__") or (type(value).__module__.startswith(_LOADERS) and bool(getattr(value, "_num_workers", 0)))
@@ -123,11 +129,14 @@ class Loaders:
         self._first: dict[int, tuple[weakref.ref[Any], dict[str, object]]] = {}
 
     def state(self, loader: object) -> tuple[dict[str, Any], dict[str, Access]]:
-        """Returns what an epoch that begins now depends on: `generators` and `values` by path, and in `kept` why it can't be carried.
+        """Returns what an epoch that begins now depends on.
+
+        `generators` and `values` by path, and in `kept` why it can't be carried.
 
         Beside it how the generators are read and set.
 
-        What is as it was when a loader was first seen is left out: each program makes it so. So is `kept` before its first epoch.
+        What is as it was when a loader was first seen is left out: each program makes it so. So is `kept` before its
+        first epoch.
         """
         found = _Found(loader, self._access)
         is_first = not any(self._is_known(owner) for owner, _ in found.owners.values())

@@ -1,4 +1,4 @@
-"""The manifest: what a state consists of, entry by entry, each with its digest."""
+"""The manifest: all entries of a state, each with its digest."""
 
 import functools
 import itertools
@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 
 from forebay.clone._errors import DamagedError
 
-__all__ = ["DIGEST_BYTES", "VALUE", "Entry", "Held", "Kind", "Layout", "Manifest", "Placement", "Section"]
+__all__ = ["DIGEST_BYTES", "VALUE", "CapturedSection", "Entry", "EntryKind", "Layout", "Manifest", "Placement", "Section"]
 
 FORMAT = "forebay clone manifest 5"
 MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
 DIGEST_BYTES = 16
 UNKNOWN = bytes(DIGEST_BYTES)
-"""The digest of an entry that was not copied: who reads it finds out."""
+"""Digest of an entry that was not copied: a clone computes it while it reads."""
 COUNTS_END = 1 << 62
 _INT, _TEXT, _LISTS = frozenset((int,)), frozenset((str,)), frozenset((list,))
 VALUE = "value"
-"""The type of an entry that is no tensor, but typed JSON."""
+"""Element type of an entry that is no tensor, but typed JSON."""
 
 
 class Placement(Enum):
-    """How the ranks of a job hold an entry."""
+    """Placement of an entry on the ranks of a job."""
 
     REPLICATED = "replicated"
     """All ranks hold the same bytes."""
@@ -41,11 +41,11 @@ _READ = {placement.value: placement for placement in Placement}
 
 
 class Layout(NamedTuple):
-    """How the elements of a tensor lie in memory.
+    """Layout of a tensor's elements in memory.
 
     Attributes:
         dtype: the framework's name of the element type; `VALUE` for typed JSON.
-        shape: sizes; of this rank's part, where the tensor is sharded.
+        shape: sizes, those of this rank's part if the tensor is sharded.
         strides: in elements, without gaps between them; 1 where the size is at most 1.
         device: the kind of device, such as `cpu`.
     """
@@ -59,11 +59,11 @@ class Layout(NamedTuple):
         return f"{self.dtype} {list(self.shape)}, strides {list(self.strides)}, on {self.device}"
 
 
-class Kind(NamedTuple):
-    """What entries that are alike have in common.
+class EntryKind(NamedTuple):
+    """Properties that many entries have in common.
 
     Attributes:
-        placement: how the ranks hold them.
+        placement: placement on the ranks.
         layout: type, sizes, strides, kind of device.
         length: bytes.
     """
@@ -73,30 +73,31 @@ class Kind(NamedTuple):
     length: int
 
     @classmethod
-    def of_values(cls, placement: Placement, text: bytes) -> "Kind":
-        """That of values that are written down so."""
+    def of_values(cls, placement: Placement, text: bytes) -> "EntryKind":
+        """Returns the kind of an entry of encoded values."""
         return cls(placement, Layout(VALUE, (len(text),), (1,), "cpu"), len(text))
 
 
 @dataclass(frozen=True)
 class Section:
-    """The entries of one component, but for what stands in them.
+    """The entries of one component, without their contents.
 
-    A state has thousands of entries, training stands still for them, and most are what they were: so what is made of a section is kept with
-    it, and it is the very same object as long as nothing is exchanged.
+    A state has thousands of entries, training stands still while they are described, and most do not change: so
+    everything derived from a section is cached in it, and it is the very same object until a tensor is replaced.
 
     Attributes:
-        paths: where they stand, such as `optimizer/state/fc.weight/exp_avg`: first the component's own, of its values, then one a tensor.
-        kinds: of each what it is; the same object where they are alike.
+        paths: paths such as `optimizer/state/fc.weight/exp_avg`: first the component's own, for its values, then one
+            a tensor.
+        kinds: kinds of the entries; one object for equal kinds.
     """
 
     paths: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[EntryKind, ...]
 
     @functools.cached_property
     def line(self) -> bytes:
-        """As JSON, by columns."""
-        numbers: dict[Kind, int] = {}
+        """The section as JSON, by columns."""
+        numbers: dict[EntryKind, int] = {}
         # By identity first, which takes a third of the time.
         known: dict[int, int] = {}
         for kind in self.kinds:
@@ -107,32 +108,32 @@ class Section:
 
     @functools.cached_property
     def stranger(self) -> str | None:
-        """A path that is not of this component, if there is one."""
+        """The first path outside the component, if there is one."""
         inside = f"{self.paths[0]}/"
         return next((path for path in self.paths[1:] if not path.startswith(inside)), None)
 
     @functools.cached_property
     def has_values_first(self) -> bool:
-        """Whether the first entry is one of values, and all others are tensors."""
+        """True if the first entry is one of values, and all others are tensors."""
         first, *others = self.kinds
         return first.layout.dtype == VALUE and not any(kind.layout.dtype == VALUE for kind in others)
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """See `Held.starts`: where all is copied."""
+        """Offsets as in `CapturedSection.starts`, with every entry copied."""
         return list(offsets([kind.length for kind in self.kinds]))
 
     @property
-    def whole(self) -> "Held":
-        """As a capture holds it that has copied all of it."""
-        return Held(self, {})
+    def whole(self) -> "CapturedSection":
+        """The section in a capture that has copied all of it."""
+        return CapturedSection(self, {})
 
     @classmethod
     def read(cls, line: bytes) -> "Section":
-        """Out of such a line, which is not trusted.
+        """Reads a section from its JSON, which is not trusted.
 
         Raises:
-            ValueError: it is none; or a `TypeError`, or a `LookupError`.
+            ValueError: it is no section; or a `TypeError`, or a `LookupError`.
         """
         fields = json.loads(line)
         paths, numbers = _column(fields.pop("paths"), _TEXT), _counts(fields.pop("kind_of"))
@@ -142,18 +143,18 @@ class Section:
         if len(paths) != len(numbers) or not paths:
             raise ValueError("its columns are not of one length, or have nothing in them at all")
         read = cls(tuple(paths), tuple([kinds[number] for number in numbers]))
-        # Most likely to the letter what would be written, and as good in any case.
+        # Most likely identical with the JSON that would be written, and equivalent in any case.
         vars(read)["line"] = line
         return read
 
 
 @dataclass(frozen=True)
-class Held:
+class CapturedSection:
     """A section as a capture holds it.
 
     Attributes:
-        section: see there.
-        places: of entries that were not copied, by number and in that order: in which shared memory they lie, and from which offset on.
+        section: the entries.
+        places: shared memory and offset of entries that were not copied, by number and in that order.
     """
 
     section: Section
@@ -161,7 +162,7 @@ class Held:
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """Where entries begin, in bytes from where the first does, one behind the other on multiples of 64; and last, where all end."""
+        """Offsets of the entries from the first one, in bytes, on multiples of 64; and last, the end of all."""
         if not self.places:
             return self.section.starts
         return list(offsets([0 if number in self.places else kind.length for number, kind in enumerate(self.section.kinds)]))
@@ -172,11 +173,11 @@ class Held:
         return _as_json([[number, *place] for number, place in self.places.items()])
 
     @classmethod
-    def read(cls, section: Section, line: bytes) -> "Held":
-        """Out of a section and such a line, which is not trusted.
+    def read(cls, section: Section, line: bytes) -> "CapturedSection":
+        """Reads the places of a section's entries from JSON, which is not trusted.
 
         Raises:
-            ValueError: it is none; or a `TypeError`.
+            ValueError: they are invalid; or a `TypeError`.
         """
         if line == b"[]":
             return section.whole
@@ -197,12 +198,12 @@ class Entry(NamedTuple):
     """One tensor, or the values of one part of the state.
 
     Attributes:
-        path: where it stands, such as `optimizer/state/fc.weight/exp_avg`.
-        placement: how the ranks hold it.
+        path: path such as `optimizer/state/fc.weight/exp_avg`.
+        placement: placement on the ranks.
         layout: type, sizes, strides, kind of device.
         length: bytes.
-        digest: XXH3-128 of its bytes, 32 hexadecimal digits; empty as long as it has a place, for who reads it there finds out.
-        place: of one that was not copied: in which shared memory it lies, and from which offset on.
+        digest: XXH3-128 of its bytes, 32 hexadecimal digits; empty for an entry with a place, whose reader computes it.
+        place: shared memory and offset of an entry that was not copied.
     """
 
     path: str
@@ -219,23 +220,23 @@ class Manifest:
 
     Attributes:
         framework: name and version, such as `torch 2.9.0`.
-        rank: of the process whose state it is.
-        ranks: how many the job has.
-        absent: kinds that the job declared to have none of.
-        held: sections, in the order in which their bytes follow each other.
-        digests: XXH3-128 of each entry's bytes, 16 bytes each, one behind the other; nought for those that were not copied.
+        rank: rank whose state it is.
+        ranks: number of the job's ranks.
+        absent: kinds that the job declared absent.
+        held: sections, in the order of their bytes.
+        digests: XXH3-128 of each entry's bytes, 16 bytes each, in their order; nought for entries that were not copied.
     """
 
     framework: str
     rank: int
     ranks: int
     absent: tuple[str, ...]
-    held: tuple[Held, ...]
+    held: tuple[CapturedSection, ...]
     digests: bytes
 
     @functools.cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The entries one by one."""
+        """All entries, one by one."""
         digests = (self.digests[at : at + DIGEST_BYTES] for at in range(0, len(self.digests), DIGEST_BYTES))
         of_all = ((held, number) for held in self.held for number in range(len(held.section.paths)))
         return tuple(
@@ -245,18 +246,18 @@ class Manifest:
         )
 
     def offsets(self) -> Iterator[tuple[Entry, int]]:
-        """Each entry with the offset in bytes at which a capture holds it, if it was copied."""
+        """Returns each entry with its offset in the capture, in bytes, valid if it was copied."""
         starts = [start + within for held, start in zip(self.held, self.starts, strict=False) for within in held.starts[:-1]]
         return zip(self.entries, starts, strict=True)
 
     @functools.cached_property
     def firsts(self) -> list[int]:
-        """The number of each section's first entry among all; and last, how many there are."""
+        """Number of each section's first entry among all; and last, the number of entries."""
         return firsts_of(self.held)
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """At which offset a capture holds each section, in bytes; and last, where it ends."""
+        """Offset of each section in the capture, in bytes; and last, its end."""
         return starts_of(self.held)
 
     @property
@@ -275,18 +276,18 @@ class Manifest:
         return [entry for entry in self.entries if entry.place is not None]
 
     def read(self, digests: bytes) -> "Manifest":
-        """The same state when all of it has been read, with all its digests."""
+        """Returns the manifest of the state after all of it was read, with all digests."""
         return replace(self, held=tuple([held.section.whole for held in self.held]), digests=digests)
 
     def differences(self, other: "Manifest") -> list[str]:
-        """Paths of entries that only one of the two has, or that differ in layout or bytes."""
+        """Returns the paths of entries that only one of the two has, or that differ in layout or bytes."""
         if self.digests == other.digests and [held.section for held in self.held] == [held.section for held in other.held]:
             return []
         mine, others = ({entry.path: (entry.layout, entry.digest) for entry in manifest.entries} for manifest in (self, other))
         return [path for path in {**mine, **others} if mine.get(path) != others.get(path)]
 
     def to_json(self) -> bytes:
-        """The manifest as JSON: a line of its own, and two for each section."""
+        """Returns the manifest as JSON: a line of its own, and two for each section."""
         return self._json
 
     @functools.cached_property
@@ -302,12 +303,12 @@ class Manifest:
         return b"\n".join((_as_json(fields), *lines_of(self.held)))
 
     @classmethod
-    def from_json(cls, text: bytes, known: Iterable[Held] = ()) -> "Manifest":
+    def from_json(cls, text: bytes, known: Iterable[CapturedSection] = ()) -> "Manifest":
         """Reads a manifest that is not trusted.
 
         Args:
-            text: see `to_json`.
-            known: sections that may be in it: they need not be read, and what was made of them is there.
+            text: JSON in the form of `to_json`.
+            known: sections that may be in it: they need not be parsed, and are reused with their cached properties.
 
         Raises:
             DamagedError: it is not what `to_json` writes.
@@ -342,30 +343,30 @@ class Manifest:
                     raise ValueError(f"{held.section.paths[number]}: a digest of what was not copied is no digest")
 
 
-def firsts_of(held: Iterable[Held]) -> list[int]:
-    """See `Manifest.firsts`."""
+def firsts_of(held: Iterable[CapturedSection]) -> list[int]:
+    """Returns `Manifest.firsts` of sections."""
     return list(itertools.accumulate([len(one.section.paths) for one in held], initial=0))
 
 
-def starts_of(held: Iterable[Held]) -> list[int]:
-    """See `Manifest.starts`."""
+def starts_of(held: Iterable[CapturedSection]) -> list[int]:
+    """Returns `Manifest.starts` of sections."""
     return list(itertools.accumulate([one.starts[-1] for one in held], initial=0))
 
 
-def lines_of(held: Iterable[Held]) -> list[bytes]:
-    """Sections as they are written down, two lines each."""
+def lines_of(held: Iterable[CapturedSection]) -> list[bytes]:
+    """Returns sections as JSON, two lines each."""
     return [line for one in held for line in (one.section.line, one.line)]
 
 
-def held_of(lines: list[bytes], known: Iterable[Held] = ()) -> tuple[Held, ...]:
-    """Sections out of what `lines_of` wrote, which is not trusted.
+def held_of(lines: list[bytes], known: Iterable[CapturedSection] = ()) -> tuple[CapturedSection, ...]:
+    """Reads sections from the form of `lines_of`, which is not trusted.
 
     Args:
-        lines: two for each.
-        known: such as need not be read.
+        lines: two lines for each section.
+        known: sections that are reused where they are equal.
 
     Raises:
-        ValueError: it is not that; or a `TypeError`, or a `LookupError`.
+        ValueError: the lines are invalid; or a `TypeError`, or a `LookupError`.
     """
     if len(lines) % 2 or not lines:
         raise ValueError("it has no sections, or half of one")
@@ -376,12 +377,12 @@ def held_of(lines: list[bytes], known: Iterable[Held] = ()) -> tuple[Held, ...]:
         if like is not None and like.line == line:
             found.append(like)
         else:
-            found.append(Held.read(like.section if like else Section.read(section_line), line))
+            found.append(CapturedSection.read(like.section if like else Section.read(section_line), line))
     return tuple(found)
 
 
 def offsets(lengths: list[int]) -> Iterator[int]:
-    """Where each of so many bytes begins, and last, where all end."""
+    """Yields the aligned offset of each length, in bytes, and last, the end of all."""
     return itertools.accumulate([aligned(length) for length in lengths], initial=0)
 
 
@@ -407,11 +408,11 @@ def _counts(values: object) -> list[int]:
     return numbers
 
 
-def _kind(placement: object, dtype: object, shape: object, strides: object, device: object, length: object) -> Kind:
+def _kind(placement: object, dtype: object, shape: object, strides: object, device: object, length: object) -> EntryKind:
     sizes, steps = _counts(shape), _counts(strides)
     if len(sizes) != len(steps):
         raise ValueError("shape and strides are not of one length")
-    return Kind(_READ[_text(placement)], Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device)), _count(length))
+    return EntryKind(_READ[_text(placement)], Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device)), _count(length))
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Which ranks a job has: its framework's, or MPI's if the program says so."""
+"""The ranks of a job: its framework's, or MPI's if the program says so."""
 
 import secrets
 import sys
@@ -12,13 +12,13 @@ MPI = "mpi"
 
 
 class Ranks(Protocol):
-    """Who knows which of them this process is."""
+    """Source of this process's rank and the number of ranks."""
 
     def rank(self) -> tuple[int, int]:
-        """This process's rank, and how many there are."""
+        """Returns this process's rank, and the number of ranks."""
 
     def shared_number(self) -> int:
-        """A random number below 2^31, the same in all ranks; every rank has to ask."""
+        """Returns a random number below 2^31, the same in all ranks; every rank has to call this."""
 
 
 class _World:
@@ -37,13 +37,14 @@ class _World:
 
 
 def ranks_of(asked: str | None, framework: Ranks) -> Ranks:
-    """Who knows them.
+    """Returns the source of ranks.
 
-    That MPI is there does not tell: mpi4py may have been imported for something else, and mpiexec also starts processes that train each for
-    itself. Those would be ranks of one job then; and where one of them does not ask for the number, all others wait for it for ever.
+    MPI is not detected automatically: mpi4py may have been imported for something else, and mpiexec also starts
+    independent trainings. Those would become ranks of one job; and if one of them did not ask for the shared number,
+    all others would wait for it for ever.
 
     Args:
-        asked: what the program has said: `mpi`, or None: the framework knows them.
+        asked: the program's argument: `mpi`, or None for the framework's ranks.
         framework: the framework.
 
     Raises:

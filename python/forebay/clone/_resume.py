@@ -1,4 +1,4 @@
-"""How a program becomes a clone: it gets the state of its rank, checks it, loads it, and goes on only when all ranks have done so."""
+"""Start of a clone: each rank receives its state, checks it, loads it, and continues once all ranks have done so."""
 
 import contextlib
 import hashlib
@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TypeVar
 
 from forebay import _core
-from forebay.clone import _offer
-from forebay.clone._ahead import Ahead
+from forebay.clone import _description
+from forebay.clone._ahead import PreparedMemory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
-from forebay.clone._filling import Made
+from forebay.clone._events import CloneTimes
+from forebay.clone._filling import LoadPlan
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import Inventory, Survey
 from forebay.clone._later import uncollected
-from forebay.clone._manifest import Held, Manifest
+from forebay.clone._manifest import CapturedSection, Manifest
+from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
-from forebay.clone._told import Course
-from forebay.clone._window import Remote
 
-__all__ = ["Asked", "Lineage", "Resumed", "resume", "waited", "warm_up"]
+__all__ = ["CloneRequest", "Lineage", "Resumed", "resume", "waited", "warm_up"]
 
-# Interrupts are looked for so often.
+# Seconds between checks for interrupts.
 SLICE_S = 0.5
 WARM_PASSES = 2
 """In the first pass DDP notes in which order gradients come; before the second it rebuilds its buckets accordingly."""
@@ -37,17 +37,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a clone comes from.
+    """Origin of a clone.
 
     Attributes:
         parent: the job that it was forked from.
-        epoch: as the parent counts.
-        step: after which, as the parent counts.
+        epoch: epoch of the fork, as the parent counts.
+        step: step after which it was forked, as the parent counts.
         digest: SHA-256 of the manifest of this rank's state, which has the digest of every entry.
-        changes: what was changed afterwards.
-        parent_ranks: how many ranks the parent had. Where the clone has another number, its state is exact, and what it computes from
-            there is not its parent's to the last bit.
-        verified: `digest`: every entry was as it was sent; `shadow:N`: and N steps later, by which this clone begins, as its parent's.
+        changes: changes that were made afterwards.
+        parent_ranks: number of the parent's ranks. A clone with another number has the exact state, but its further
+            results differ from its parent's in the last bits.
+        verified: `digest`: every entry was as it was sent; `shadow:N`: and equalled the parent's N steps later, where
+            this clone begins.
     """
 
     parent: str
@@ -60,17 +61,17 @@ class Lineage:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `forebay clone` has put into the environment of its program.
+class CloneRequest:
+    """The request that `forebay clone` has put into the environment of its program.
 
     Attributes:
-        directory: of the fork agent.
-        job: the parent's name.
-        at: the step after which the parent is to be forked; None: the next one.
-        fork: the fork's number.
-        secret: where the parent's secret lies.
-        changes: by name, in the order in which they were asked for.
-        shadow: steps of probation; 0: none.
+        directory: directory of the fork agent.
+        job: name of the parent.
+        at: step after which the parent is to be forked; None: the next one.
+        fork: number of the fork.
+        secret: path of the parent's secret.
+        changes: values by name, in the order in which they were requested.
+        shadow: steps of shadow verification; 0: none.
     """
 
     directory: str
@@ -82,50 +83,51 @@ class Asked:
     shadow: int
 
     @classmethod
-    def from_json(cls, text: str) -> "Asked":
-        """Reads it.
+    def from_json(cls, text: str) -> "CloneRequest":
+        """Reads a request.
 
         Raises:
-            CloneError: it is not what the command writes.
+            CloneError: the text is not in the form that the command writes.
         """
         try:
             fields = json.loads(text)
             directory, job, at, fork = (fields[name] for name in ("dir", "job", "at", "fork"))
             return cls(directory, job, at, fork, Path(fields["secret"]), dict(fields["set"]), int(fields["shadow"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise CloneError("FOREBAY_CLONE is set by `forebay clone` for its program, and by nobody else: unset it") from error
+            raise CloneError("invalid FOREBAY_CLONE: only `forebay clone` sets it, for its program: unset it") from error
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A clone, or on probation what may become one.
+    """A clone, which may still be under shadow verification.
 
     Attributes:
-        name: its own.
-        lineage: where it comes from.
-        course: when this rank came to what.
-        taking: on probation, its connection to the fork agent, which is its lease.
+        name: name of the clone.
+        lineage: its origin.
+        course: times of its start.
+        taking: under shadow verification, its connection to the fork agent, which is its lease.
         arenas: shared memory in which some of its tensors lie.
     """
 
     name: str
     lineage: Lineage
-    course: Course
+    course: CloneTimes
     taking: _core.Taking | None = None
     arenas: Sequence[Arena] = ()
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    header: _offer.Header
+    header: _description.StateHeader
     manifest: Manifest
-    remote: Remote | None
+    remote: ParentTensors | None
 
 
 def warm_up(inventory: Inventory, warm: Callable[[], object] | None) -> None:
-    """Makes the discarded passes, if there are to be any.
+    """Makes the discarded passes, if there are any.
 
-    The gradients are freed now, while nobody waits: of a large model that takes a good part of the time in which its state is loaded.
+    The gradients are freed now, while nobody waits: for a large model that takes a good part of the time of loading
+    its state.
     """
     if warm is not None:
         with inventory.gradients_kept():
@@ -133,8 +135,8 @@ def warm_up(inventory: Inventory, warm: Callable[[], object] | None) -> None:
                 warm()
 
 
-def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
-    """Loads the parent's state, and makes the changes, unless there is a probation first.
+def resume(asked: CloneRequest, inventory: Inventory, wait_s: float) -> Resumed:
+    """Loads the parent's state, and makes the changes, unless a shadow verification comes first.
 
     Raises:
         CloneError: this rank or another could not get its state or load it. There is no clone: end the process.
@@ -144,7 +146,7 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
     try:
         secret = _secret(asked)
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
-        with contextlib.closing(Ahead(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
+        with contextlib.closing(PreparedMemory(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
             with uncollected():
                 survey = inventory.survey()
                 ready = _ready(asked, secret, inventory, survey, taking, ahead)
@@ -159,14 +161,14 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
                     inventory.change(changed, value)
                 loaded_at = time.time()
                 if loaded.remote is not None:
-                    # What is heard of the agent before this clone is loaded is that it will not be.
+                    # The agent answers before this clone is reported as loaded only if the fork has failed.
                     loaded.remote.confirm(taking.exists)
             except Exception as error:
-                # The other ranks need not wait for this one.
+                # So that the other ranks need not wait for this one.
                 with contextlib.suppress(ConnectionError):
                     taking.failed(str(error)[:REASON_MAX])
                 raise
-            with _offer.described(secret, loaded.header, loaded.manifest) as text:
+            with _description.described(secret, loaded.header, loaded.manifest) as text:
                 taking.loaded(text)
             stands = taking.begins if asked.shadow else taking.exists
             waited(lambda seconds: stands(seconds) or None, wait_s, f"the clone's other ranks did not load their states in {wait_s:g} s")
@@ -175,12 +177,12 @@ def resume(asked: Asked, inventory: Inventory, wait_s: float) -> Resumed:
         raise CloneError(f"no clone of {asked.job}: {error}") from error
     digest = hashlib.sha256(loaded.manifest.to_json()).hexdigest()
     lineage = Lineage(asked.job, loaded.header.epoch, loaded.header.step, digest, changes, of_ranks)
-    course = Course(asked_at, state_at, loaded_at, exists_at, loaded.manifest.state_length)
+    course = CloneTimes(asked_at, state_at, loaded_at, exists_at, loaded.manifest.state_length)
     return Resumed(name, lineage, course, taking if asked.shadow else None, ahead.arenas)
 
 
-def _secret(asked: Asked) -> bytes:
-    """Returns the parent's secret, which goes with the parent."""
+def _secret(asked: CloneRequest) -> bytes:
+    """Returns the parent's secret, which is removed at the parent's end."""
     try:
         return asked.secret.read_bytes()
     except FileNotFoundError as error:
@@ -190,8 +192,8 @@ def _secret(asked: Asked) -> bytes:
         ) from error
 
 
-def _late(asked: Asked, wait_s: float) -> str:
-    """What is said when the parent has not been forked in time."""
+def _late(asked: CloneRequest, wait_s: float) -> str:
+    """Returns the message for a parent that was not forked in time."""
     if asked.at is None:
         return f"{asked.job} came to no point() in {wait_s:g} s: does it train, and call point() after each step?"
     return (
@@ -201,18 +203,21 @@ def _late(asked: Asked, wait_s: float) -> str:
 
 
 def _ready(
-    asked: Asked, secret: bytes, inventory: Inventory, survey: Survey, taking: _core.Taking, ahead: Ahead
-) -> tuple[Sequence[Held], dict[str, Made]]:
-    """How the state will most likely be held, and what it is to be loaded to, while it is waited for; nothing where that is not known."""
+    asked: CloneRequest, secret: bytes, inventory: Inventory, survey: Survey, taking: _core.Taking, ahead: PreparedMemory
+) -> tuple[Sequence[CapturedSection], dict[str, LoadPlan]]:
+    """Returns the expected sections of the state and their load plans, made while the clone waits.
+
+    Nothing if the schema is unknown.
+    """
     descriptor = taking.described_ahead()
     if descriptor is None:
         return (), {}
     try:
-        header, outline = _offer.read_outline(secret, descriptor)
+        header, outline = _description.read_schema(secret, descriptor)
         if (header.job, header.rank) == (asked.job, inventory.rank[0]):
             return [held for held, _ in outline], inventory.get_ready(outline, survey, ahead.empty)
     except Exception as error:
-        # What is wrong is said when the state has come, if it still is.
+        # An error is reported when the state has come, if it persists.
         if is_the_program_s(error):
             raise
     finally:
@@ -221,19 +226,20 @@ def _ready(
 
 
 def _load(
-    asked: Asked,
+    asked: CloneRequest,
     secret: bytes,
     inventory: Inventory,
     survey: Survey,
-    ready: tuple[Sequence[Held], dict[str, Made]],
+    ready: tuple[Sequence[CapturedSection], dict[str, LoadPlan]],
     taken: tuple[str, int, list[int], int],
     wait_s: float,
-    ahead: Ahead,
+    ahead: PreparedMemory,
 ) -> _Loaded:
-    """Loads the state behind the descriptors that `Taking.state` gave, and closes them.
+    """Loads the state behind the descriptors that `Taking.state` returned, and closes them.
 
-    From as many ranks as the clone has it is the same rank's, and the descriptors are those of `Rank.offer`. Else it is rank 0's, all of it
-    copied, and what describes the others' follows.
+    If the parent has as many ranks as the clone, it is the state of the same rank, and the descriptors are those of
+    `Rank.offer`. Else it is the state of rank 0, all of it copied, followed by the descriptions of the other ranks'
+    states.
     """
     _, reader, descriptors, of_ranks = taken
     rank, ranks = inventory.rank
@@ -247,7 +253,7 @@ def _load(
         closing = stack.enter_context(contextlib.ExitStack())
         closing.callback(os.close, state)
         known, made = ready
-        header, manifest = _offer.read(secret, text, known)
+        header, manifest = _description.read(secret, text, known)
         if (header.job, header.rank) != (asked.job, rank if of_ranks == ranks else 0):
             raise DamagedError(f"the state is that of rank {header.rank} of {header.job}")
         others = [] if of_ranks == ranks else _others(secret, header, of_ranks, more)
@@ -255,29 +261,29 @@ def _load(
         closing.pop_all()
         stack.enter_context(capture)
         is_read_in_place = any(held.places for held in manifest.held)
-        remote = Remote(manifest, reader, more, wait_s, ahead) if is_read_in_place else None
+        remote = ParentTensors(manifest, reader, more, wait_s, ahead) if is_read_in_place else None
         is_seeded = "seed" in asked.changes
         manifest = inventory.load(capture, remote, survey, others, is_seeded=is_seeded, empty=ahead.empty, ready=made)
     return _Loaded(header, manifest, remote)
 
 
-def _others(secret: bytes, first: _offer.Header, ranks: int, texts: list[int]) -> list[Manifest]:
-    """The manifests of all ranks but the first, out of what describes their states.
+def _others(secret: bytes, first: _description.StateHeader, ranks: int, texts: list[int]) -> list[Manifest]:
+    """Reads the manifests of all ranks but the first.
 
     Raises:
-        DamagedError: they are not that.
+        DamagedError: the descriptions are not those of the other ranks.
     """
-    read = [_offer.read(secret, text) for text in texts]
+    read = [_description.read(secret, text) for text in texts]
     if [header for header, _ in read] != [replace(first, rank=rank) for rank in range(1, ranks)]:
-        raise DamagedError(f"what describes the states of {first.job}'s other ranks did not come along")
+        raise DamagedError(f"the descriptions of the states of {first.job}'s other ranks are missing")
     return [manifest for _, manifest in read]
 
 
 def waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:
-    """Asks again and again, for some seconds each time, until there is an answer.
+    """Calls `ask` again and again, for some seconds each time, until it returns an answer.
 
     Raises:
-        CloneError: there was none in all of the time, with what `late` says.
+        CloneError: there was none in all of the time; `late` is the message.
     """
     deadline = time.monotonic() + wait_s
     while (left := deadline - time.monotonic()) > 0:

@@ -13,16 +13,16 @@ from forebay._off import is_off
 from forebay._say import say
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
+from forebay.clone._events import ForkEvents, tell
 from forebay.clone._given import check_given
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import NOT_GIVEN, Inventory, inventory
 from forebay.clone._loaders import Loaders
-from forebay.clone._place import Place
-from forebay.clone._probation import Probation, steps_of
-from forebay.clone._resume import Asked, Lineage, Resumed, resume, warm_up
+from forebay.clone._position import LoaderPosition
+from forebay.clone._resume import CloneRequest, Lineage, Resumed, resume, warm_up
+from forebay.clone._shadow import ShadowVerification, shadow_steps
 from forebay.clone._shared import Arena
-from forebay.clone._source import Fork, Limits, Source
-from forebay.clone._told import Telling, tell
+from forebay.clone._source import Fork, ForkSource, Limits
 
 __all__ = ["Session", "session"]
 
@@ -40,14 +40,14 @@ Batch = TypeVar("Batch")
 
 
 class Session:
-    """A job's part in forks. Made by `session`.
+    """A job that can be forked, or a clone. Made by `session`.
 
     Attributes:
         job: the name by which `forebay clone` finds it.
         resumed: in a clone the parent's counters, `{"epoch": ..., "step": ...}`; else None.
-        lineage: in a clone where it comes from; else None.
-        verifying: in a clone with `verify="shadow:N"`, as long as it has not been compared with its parent: it may not exist yet, so write
-            nothing that lasts.
+        lineage: in a clone its origin; else None.
+        verifying: in a clone with `verify="shadow:N"`, as long as it has not been compared with its parent: it may
+            not exist yet, so write nothing that lasts.
         forks: states that were taken of this rank, the last hundred, with how long training stood still for each.
     """
 
@@ -57,7 +57,7 @@ class Session:
         described: Inventory,
         state: "_State",
         lineage: Lineage | None,
-        probation: Probation | None = None,
+        probation: ShadowVerification | None = None,
         *,
         forkable: bool = True,
     ) -> None:
@@ -71,13 +71,13 @@ class Session:
         self._counters = state.counters
         self._place = state.place
         self._loader_has_place = state.loader_has_place
-        # The one that `batches` was last given, if its place is this session's to know.
+        # The loader last given to `batches`, if the session keeps its position.
         self._loader: Iterable[object] | None = None
         self._is_resuming = lineage is not None
         self._stepped = False
         self._process = os.getpid()
-        self._source: Source | None = None
-        self._telling = Telling(job, *described.rank)
+        self._source: ForkSource | None = None
+        self._telling = ForkEvents(job, *described.rank)
         self._remove_hook: Callable[[], None] | None = None
         self._is_forkable = forkable and not is_off()
         if self._is_forkable and probation is None:
@@ -91,30 +91,33 @@ class Session:
         adapter = self._inventory.adapter
         return Loaders(adapter.access, adapter.plain())
 
-    def _made_source(self) -> Source:
+    def _made_source(self) -> ForkSource:
         state = self._state
-        return Source(self.job, self._inventory, state.limits, state.shadow, state.arenas, state.agent)
+        return ForkSource(self.job, self._inventory, state.limits, state.shadow, state.arenas, state.agent)
 
     @property
     def verifying(self) -> bool:
-        """See the class."""
+        """True in a clone under shadow verification."""
         return self._probation is not None
 
     def point(self, *, epoch: int, step: int) -> None:
-        """The end of a step, after everything that belongs to it: the optimizer's update, the scheduler's, the average's.
+        """Marks the end of a step, after everything that belongs to it.
 
-        Costs a microsecond while nobody wants a fork. A point without an optimizer's update since the last one is in the middle of
-        accumulating gradients: forks wait for the next. Whatever fails here is said in one line on standard error, and training goes on,
-        unless this is a clone that turns out to be none.
+        The optimizer's update, the scheduler's, the average's.
+
+        Costs a microsecond while nobody wants a fork. A point without an optimizer's update since the last one is in
+        the middle of accumulating gradients: forks wait for the next. Any failure here is one line on standard error,
+        and training goes on, unless this is a clone whose verification fails.
 
         Args:
-            epoch: as the program counts, from 0 on; what a clone finds in `resumed`.
-            step: the same.
+            epoch: epoch as the program counts, from 0 on; a clone finds it in `resumed`.
+            step: step as the program counts, from 0 on; a clone finds it in `resumed`.
 
         Raises:
             TypeError: one of the two is no whole number.
             ValueError: one of the two is negative.
-            CloneError: in a clone with `verify="shadow:N"`, at its Nth step: it is not as its parent. End the process.
+            CloneError: in a clone with `verify="shadow:N"`, at its Nth step: its state differs from its parent's. End
+                the process.
         """
         epoch, step = operator.index(epoch), operator.index(step)
         if epoch < 0 or step < 0:
@@ -138,8 +141,8 @@ class Session:
             self.close()
             say(f"this job can't be forked any more: {error}", "refused")
 
-    def _take(self, source: Source, epoch: int, step: int) -> None:
-        """The state, if a fork is due."""
+    def _take(self, source: ForkSource, epoch: int, step: int) -> None:
+        """Publishes the state, if a fork is requested for this step boundary."""
         fork: Fork | None = None
         try:
             fork = source.point(epoch, step)
@@ -149,8 +152,8 @@ class Session:
         if fork:
             self.forks = [*self.forks[1 - FORKS_KEPT :], fork]
 
-    def _repeat(self, source: Source, epoch: int, step: int) -> None:
-        """What there is by now, if clones on probation are due, whatever has become of a fork here."""
+    def _repeat(self, source: ForkSource, epoch: int, step: int) -> None:
+        """Sends the digests that shadow verifications need at this step, even if a fork at this step failed."""
         try:
             if repeated := source.repeat(epoch, step):
                 forked, seconds = repeated
@@ -158,7 +161,7 @@ class Session:
         except CloneError as error:
             say(f"no clone at step {step}: {error}", "refused")
 
-    def _on_probation(self, probation: Probation, epoch: int, step: int) -> None:
+    def _on_probation(self, probation: ShadowVerification, epoch: int, step: int) -> None:
         try:
             became = probation.point(epoch, step)
         except BaseException:
@@ -176,9 +179,9 @@ class Session:
                 say(f"this clone can't be forked: {error}", "refused")
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left: `range(count)`, in a clone from its parent's on.
+        """Yields the remaining epochs: `range(count)`, in a clone from its parent's on.
 
-        At the end of each body is a `point()`, for the epoch's last step.
+        A `point()` for the epoch's last step follows each body.
         """
         for epoch in range(self._counters.get("epoch", 0), count):
             self._counters["epoch"] = epoch
@@ -193,23 +196,24 @@ class Session:
             self._counters["epoch"] = epoch + 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of an epoch, a step each, in a clone from its parent's place on.
+        """Yields the batches of an epoch, a step each, in a clone from its parent's position on.
 
-        After each but the last is a `point()`; the last one's is that of `epochs`. A loader that was given to the session finds its place
-        by itself. With any other the clone has the same order of samples, for its generators, and what the loader itself keeps from one
-        epoch to the next (generators, counters, orders), are set to what they were when the epoch began; what its parent has had of the
-        epoch is read and thrown away. A loader that keeps an iterator, as with `persistent_workers=True`, can be forked in its first epoch
-        only: in a later one the clone's `session` says so.
+        A `point()` follows each batch but the last, whose `point()` is that of `epochs`. A loader that was given to
+        the session restores its position by itself. With any other loader the clone has the same order of samples:
+        its generators, and the state that the loader keeps from one epoch to the next (generators, counters, orders),
+        are restored as they were when the epoch began; the batches that its parent has read are read and discarded. A
+        loader that keeps an iterator, as with `persistent_workers=True`, can be forked in its first epoch only: in a
+        later one the clone's `session` refuses it.
 
         Args:
             loader: has a length, and gives that many batches each time.
 
         Raises:
-            CloneError: in a clone, the loader has fewer batches than the parent's; or it has another number of ranks, was forked in the
-                middle of an epoch, and its loader does not know its place.
+            CloneError: in a clone, the loader has fewer batches than the parent's; or it has another number of ranks,
+                was forked in the middle of an epoch, and its loader does not keep its position.
         """
         iterator = self._at_place(loader)
-        # What has no length says so itself.
+        # A loader without a length raises its own error.
         length = len(loader)  # type: ignore[arg-type]
         for batch in iterator:
             self._place.batch += 1
@@ -230,7 +234,7 @@ class Session:
                 "epochs, or give session() a forebay.torch.DataLoader, whose place is good for any number of ranks"
             )
         if self._loader_has_place:
-            # Batches of other ranks count for nothing here: what is left of the epoch is dealt anew.
+            # Batches of other ranks do not count here: the rest of the epoch is distributed again.
             if had == 0 or is_dealt:
                 self._place.clear()
             return iter(loader)
@@ -246,7 +250,10 @@ class Session:
         return iterator
 
     def close(self) -> None:
-        """Ends forking; a clone that has not got all of its state is told so. Also at the process's end."""
+        """Ends forking; a clone that has not received all of its state gets an error.
+
+        Also runs at the process's end.
+        """
         if self._remove_hook is None:
             return
         self._remove_hook()
@@ -256,7 +263,7 @@ class Session:
 
     def _end(self) -> None:
         source, self._source = self._source, None
-        # Its lease ends with it, by which the other ranks hear.
+        # Its lease ends with it, so that the other ranks learn of the end.
         self._probation = None
         self._telling.close()
         try:
@@ -269,7 +276,7 @@ class Session:
         try:
             if self._source is not None and (closed := self._source.before_step()):
                 stall_s, aside = closed
-                # It is not there if something has come between a fork and its note.
+                # The list has no entry for the fork if an error came between the two.
                 self.forks = [
                     *self.forks[:-1],
                     *(replace(last, stall_s=last.stall_s + stall_s, aside=aside) for last in self.forks[-1:]),
@@ -278,7 +285,7 @@ class Session:
         except Exception as error:
             if is_the_program_s(error):
                 raise
-            # The optimizer goes through its hooks: one that is removed meanwhile would break off its step. They do nothing from now on.
+            # The optimizer iterates over its hooks: removing one now would abort its step. They do nothing from now on.
             self._end()
             say(f"this job can't be forked any more: {error}", "refused")
 
@@ -287,21 +294,21 @@ class Session:
 
 
 class _State:
-    """What a session itself adds to the state.
+    """The parts of the state that a session itself adds, and its settings.
 
     Attributes:
-        counters: what `point` was last told.
-        place: in the epoch, as `Session.batches` counts.
-        loader_has_place: the state has a loader that knows its place by itself.
-        limits: what a fork may cost.
-        shadow: so many steps clones take on probation, where `forebay clone` says nothing else.
+        counters: the last arguments of `point`.
+        place: position in the epoch, as `Session.batches` counts.
+        loader_has_place: true if the state has a loader that keeps its own position.
+        limits: limits of the cost of a fork.
+        shadow: steps of shadow verification, unless `forebay clone` sets another number.
         arenas: in a clone, shared memory in which some of its tensors lie already.
-        agent: in a clone, the directory of the fork agent that it came by.
+        agent: in a clone, the directory of its fork agent.
     """
 
     def __init__(self, *, loader_has_place: bool, limits: Limits, shadow: int) -> None:
         self.counters: dict[str, int] = {}
-        self.place = Place()
+        self.place = LoaderPosition()
         self.loader_has_place = loader_has_place
         self.limits = limits
         self.shadow = shadow
@@ -330,8 +337,8 @@ def session(
 ) -> Session:
     """Lets this job be forked by `forebay clone`; in a clone, waits for the parent's state and loads it.
 
-    The same call in the same program stands for both. Make it in every rank, once all objects are made and the model is wrapped, before
-    training. With `FOREBAY=off` nothing can be forked. When training stands still for a fork, and how long: P14d in docs/semantics.md.
+    The same call serves both. Make it in every rank, once all objects are made and the model is wrapped, before
+    training. With `FOREBAY=off` nothing can be forked. For the stalls of training see P14d in docs/semantics.md.
 
     Args:
         model: as for `inventory`, and so are the following: each is to be given, or to be declared absent (None).
@@ -342,27 +349,27 @@ def session(
         loader: see `inventory`.
         generators: see `inventory`.
         others: see `inventory`.
-        job: by default `FOREBAY_JOB`, the scheduler's id, or a random name that rank 0 prints. A clone has its parent's, and a number.
-        warm: one pass forward and backward with any batch; its gradients are forgotten. Needed only with three ranks or more under DDP: a
-            clone calls it twice before it loads its state, so that DDP's buckets are as the parent's; else sums differ in their last bits.
-        wait_s: for how many seconds a clone waits for its parent's next point, for the step after it, and for its own other ranks.
-        prepare: parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones can read: with "start" at the first
-            point, with "fork" when the first fork is near, so that only a job that is forked pays for it, with one pause; with "never" they
-            stay where they are, and a fork copies all of the state at the point.
-        aside: so many bytes of them, at most, are copied aside when the optimizer is about to step and a clone has not read them; by
-            default a quarter of them, and 64 MiB in any case. What more there is drops the fork, and the step is not delayed by it.
-        stall_s: the same in seconds, at most 3600.
-        verify: how this job's clones are checked, unless `forebay clone --verify` says otherwise. With "digest" every entry is, as it is
-            loaded; with "shadow:3" once more after three steps of both with the same data, from where the clone (`verifying`) goes on.
+        job: by default `FOREBAY_JOB`, the scheduler's id, or a random printed name. A clone has its parent's, numbered.
+        warm: one pass forward and backward with any batch; its gradients are discarded. A clone runs it twice before it
+            loads its state, so that DDP's buckets are as the parent's; else sums differ in their last bits. Needed only
+            with three ranks or more under DDP.
+        wait_s: seconds that a clone waits for its parent's next point, for the step after it, and for its other ranks.
+        prepare: time at which parameters and optimizers' tensors of 64 KiB and more are moved into memory that clones
+            can read. "start": at the first point; "fork": before the first fork, so that only a forked job pays for it,
+            with one pause; "never": they stay where they are, and a fork copies all of the state at the point.
+        aside: largest number of their bytes that are copied at the next step since a clone has not read them; by
+            default a quarter of them, at least 64 MiB. A fork that needs more is dropped, and does not delay the step.
+        stall_s: longest time of that copy in seconds, at most 3600.
+        verify: check of this job's clones, unless `forebay clone --verify` says otherwise. "digest": every entry as it
+            is loaded; "shadow:3": again after three equal steps of both, where the clone (`verifying`) begins.
         ranks: see `inventory`. With "mpi" all of MPI's processes have to call this: without a name they agree on one.
 
     Raises:
-        ValueError: one of those after `loader` makes no sense.
-        CloneError: the state can't be described; a job of that name trains here; or a clone's rank got no state: end the process then.
+        ValueError: an argument after `loader` is invalid.
+        CloneError: the state can't be described, the job's name is taken, or a clone got no state: end the process.
     """
     check_given(job=job, warm=warm, wait_s=wait_s, generators=generators, others=others)
-    limits = Limits(prepare, aside, stall_s)
-    state = _State(loader_has_place=loader is not None, limits=limits, shadow=steps_of(verify))
+    state = _State(loader_has_place=loader is not None, limits=Limits(prepare, aside, stall_s), shadow=shadow_steps(verify))
     described = inventory(
         model=model,
         optimizer=optimizer,
@@ -377,7 +384,7 @@ def session(
     )
     _check_group(described)
     if text := os.environ.pop(CLONE, None):
-        return _clone(Asked.from_json(text), described, state, warm, wait_s)
+        return _clone(CloneRequest.from_json(text), described, state, warm, wait_s)
     return _original(job or os.environ.get(JOB), described, state)
 
 
@@ -388,17 +395,17 @@ def _check_group(described: Inventory) -> None:
         )
 
 
-def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
+def _clone(asked: CloneRequest, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
     warm_up(described, warm)
     resumed = resume(asked, described, wait_s)
     state.arenas, state.agent = resumed.arenas, asked.directory
     if resumed.taking is not None:
-        probation = Probation(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
+        probation = ShadowVerification(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
         return Session(resumed.name, described, state, resumed.lineage, probation)
     try:
         made = Session(resumed.name, described, state, resumed.lineage)
     except CloneError as error:
-        # The others know already that it exists.
+        # The other ranks already know that the clone exists.
         say(f"this clone can't be forked: {error}", "refused")
         made = Session(resumed.name, described, state, resumed.lineage, forkable=False)
     announce(resumed, described.rank)
@@ -406,7 +413,7 @@ def _clone(asked: Asked, described: Inventory, state: _State, warm: Callable[[],
 
 
 def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
-    """Says, once, what a program has become, and tells the run that it is part of."""
+    """Reports a new clone once, on standard error and in the record of the run that it is part of."""
     lineage, (rank, ranks) = clone.lineage, of_ranks
     tell("became", {"job": clone.name, "rank": rank, "ranks": ranks, **asdict(lineage), **asdict(clone.course)})
     if rank == 0:
@@ -426,9 +433,9 @@ def _original(name: str | None, described: Inventory, state: _State) -> Session:
         try:
             return Session(derived, described, state, None)
         except RefusedError as error:
-            # Nobody has asked for that name: the job is not to end by it.
+            # The user has not chosen that name: a refusal must not end the job.
             if ranks > 1:
-                # A number in common would need all ranks, and those that were not refused go on.
+                # A common number would need all ranks, and those that were not refused go on.
                 if rank == 0:
                     say(f"this job can't be forked: {error}", "refused")
                 return Session(derived, described, state, None, forkable=False)

@@ -1,4 +1,7 @@
-"""Shared storage: large tensors lie, while the job trains, in memory that its clones can read, so that a fork need not copy them."""
+"""Shared storage: memory for large tensors that clones can read while the job trains.
+
+A fork need not copy them.
+"""
 
 import ctypes
 import itertools
@@ -17,19 +20,22 @@ from forebay.clone._manifest import offsets
 __all__ = ["FROM_BYTES", "Arena", "Storage", "shared"]
 
 FROM_BYTES = 64 << 10
-"""Smaller tensors stay where they are: packing them is cheaper than to speak of each."""
+"""Smallest tensor that is moved, in bytes: packing smaller ones is cheaper than describing each."""
 ARENA_BYTES = 1 << 30
-"""Tensors are moved by so many bytes at once, or one if it is larger: what they leave is free before the next are moved."""
+"""Bytes of tensors that are moved together, or one larger tensor.
+
+Their old memory is freed before the next are moved.
+"""
 ARENAS_MAX = 200
-"""Their descriptors go into one packet, which the kernel limits to 253."""
+"""Largest number of arenas: their descriptors go into one packet, which the kernel limits to 253."""
 MOVES_MAX = 3
-"""A tensor that lost its place so often is made anew all the time, as some optimizers do: it is left alone."""
+"""Moves after which a tensor is left where it is: some optimizers replace it all the time."""
 
 _living: "weakref.WeakSet[_core.Shared]" = weakref.WeakSet()
 
 
 def _part() -> None:
-    """In a process that was forked, as a loader's workers are: what it writes must not be its parent's."""
+    """Makes the memory private in a forked process, so that its writes do not reach its parent."""
     failed: OSError | None = None
     for memory in list(_living):
         try:
@@ -44,13 +50,13 @@ os.register_at_fork(after_in_child=_part)
 
 
 def shared(length: int, ranks: int, left_before: int, what: str) -> _core.Shared:
-    """New shared memory of so many bytes, all of it there and touched.
+    """Allocates shared memory, and touches all of it.
 
     Args:
-        length: see `take`.
-        ranks: see `take`.
-        left_before: see `take`.
-        what: see `take`.
+        length: bytes.
+        ranks: number of processes of this host that take as much at the same moment.
+        left_before: bytes that were free before any of them took its share.
+        what: the purpose, in words.
 
     Raises:
         CloneError: there is not as much memory.
@@ -60,11 +66,11 @@ def shared(length: int, ranks: int, left_before: int, what: str) -> _core.Shared
 
 @dataclass(frozen=True)
 class Arena:
-    """Memory in which tensors lie.
+    """Memory that holds tensors.
 
     Attributes:
-        memory: the memory; it stays as long as this, or a tensor in it.
-        buffer: the same, as Python's buffers are; tensors keep it.
+        memory: the memory; it lives as long as this object, or a tensor in it.
+        buffer: the memory as a Python buffer, which tensors keep alive.
     """
 
     memory: _core.Shared
@@ -84,7 +90,7 @@ class Arena:
         return cls(memory, buffer)
 
     def offset(self, address: int, length: int) -> int | None:
-        """How many bytes from the beginning so many bytes at an address are; None if they are not in here."""
+        """Returns the offset of a range of addresses in the arena, in bytes; None if it is outside."""
         offset = address - self.memory.address
         return offset if 0 <= offset <= self.memory.length - length else None
 
@@ -119,12 +125,15 @@ class Storage:
         self.version += 1
 
     def place(self, tensor: object) -> tuple[int, int] | None:
-        """In which arena a tensor's bytes lie, and from which offset on; None if in none."""
+        """Returns the number of a tensor's arena, and the offset in it; None if it is in no arena."""
         memory = self._adapter.lying(tensor)
         return self._place(memory.address, memory.length) if memory else None
 
     def stays(self, path: str, address: int | None, length: int) -> tuple[int, int] | None:
-        """Where a steady tensor lies, if clones can read it there until the next step; None if it has to be copied at the point."""
+        """Returns arena and offset of a tensor that clones can read until the next step.
+
+        None if it has to be copied at the point.
+        """
         if length < FROM_BYTES or address is None or path in self._unsteady:
             return None
         return self._place(address, length)
@@ -136,27 +145,27 @@ class Storage:
         return None
 
     def share(self, tensors: Mapping[str, Any], ranks: int = 1, left_before: int = 0) -> dict[str, str]:
-        """Moves large tensors into shared memory: all that are not there, whether new or made to lie elsewhere since.
+        """Moves large tensors into shared memory: all that are not there, because they are new or were moved since.
 
-        What a tensor is does not change by that, nor any of its elements; only where it lies.
+        Only their addresses change, not their elements.
 
         Args:
-            tensors: by path; the state's own, none of which is written to meanwhile.
-            ranks: so many processes of this host share theirs at the same moment.
-            left_before: what memory was left before any of them began to.
+            tensors: the state's own tensors by path; nothing may write to them meanwhile.
+            ranks: number of processes of this host that share theirs at the same moment.
+            left_before: bytes that were free before any of them began.
 
         Returns:
-            Those that have to stay where they are, each with the reason.
+            Paths of tensors that could not be moved, each with the reason.
 
         Raises:
-            CloneError: there is no memory for it. Those that were moved before stay moved.
+            CloneError: there is not enough memory. Tensors that were moved before stay moved.
         """
         length = self._adapter.tensor_length
         large = {path: tensor for path, tensor in tensors.items() if length(tensor) >= FROM_BYTES}
         places = {path: self.place(tensor) for path, tensor in large.items()}
         used = {place[0] for place in places.values() if place}
         self.version += 1
-        # One in which nothing lies any more goes when the last tensor that the program may have kept goes.
+        # An unused arena is freed with the last tensor in it that the program may have kept.
         self.arenas = [arena for number, arena in enumerate(self.arenas) if number in used]
         missing = {path: tensor for path, tensor in large.items() if places[path] is None}
         left = {path: why for path, tensor in missing.items() if (why := self._why_not(path, tensor))}
@@ -172,18 +181,18 @@ class Storage:
         return left
 
     def could_share_more(self) -> bool:
-        """Whether one of those that had to stay where they are could be moved by now."""
+        """Returns whether a tensor that could not be moved before can be moved now."""
         return any((tensor := alive()) is not None and not self._why_not(path, tensor) for path, alive in self._left.items())
 
     def _why_not(self, path: str, tensor: object) -> str:
         if self._moves[path] >= MOVES_MAX:
-            return "it is made anew all the time"
+            return "the program replaces it all the time"
         if len(self.arenas) >= ARENAS_MAX:
             return f"shared storage is in {ARENAS_MAX} pieces already"
         return self._adapter.why_fixed(tensor)
 
     def _batches(self, tensors: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
-        """Tensors that are moved together, each batch of at most `ARENA_BYTES` unless one alone is larger."""
+        """Yields tensors that are moved together, at most `ARENA_BYTES` a batch unless one alone is larger."""
         room = ARENAS_MAX - len(self.arenas)
         return itertools.islice(_cut(tensors.items(), self._adapter), room)
 

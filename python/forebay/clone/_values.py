@@ -1,16 +1,14 @@
-"""State that is no tensor, as typed JSON: what is written is read back as the same value of the same type, and reading runs no code.
+"""State other than tensors, as typed JSON: a value is read back with its type, and reading runs no code.
 
 `None`, `bool`, `int`, `str`, finite `float` and lists are JSON's own. All else is an object with its type under `$`:
 
-    {"$": "float", "of": "inf"}                          also "-inf" and "nan"
-    {"$": "bytes", "of": "00ff"}
-    {"$": "tuple", "of": [1, 2]}
-    {"$": "dict", "of": [["lr", 0.1], [3, "x"]]}         in the dictionary's order; keys are None, bool, int, float, str or tuples of these
-    {"$": "ordered", "of": [...]}, {"$": "counter", ...} OrderedDict and Counter, alike
-    {"$": "deque", "of": [1, 2], "maxlen": null}         a deque
-    {"$": "set", "of": [1, 2]}, {"$": "frozenset", ...}  sorted by how their items are written
-    {"$": "numpy", "type": "<u4", "shape": [624], "of": "00ff..."}    an array, or with shape null a scalar
-    {"$": "tensor"}                                      a tensor, which is an entry of its own: the path says which
+    {"$": "float", "of": "inf"}                          also "-inf" and "nan" {"$": "bytes", "of": "00ff"} {"$":
+    "tuple", "of": [1, 2]} {"$": "dict", "of": [["lr", 0.1], [3, "x"]]}         in the dictionary's order; keys are
+    None, bool, int, float, str or tuples of these {"$": "ordered", "of": [...]}, {"$": "counter", ...} OrderedDict
+    and Counter, alike {"$": "deque", "of": [1, 2], "maxlen": null}         a deque {"$": "set", "of": [1, 2]}, {"$":
+    "frozenset", ...}  sorted by how their items are written {"$": "numpy", "type": "<u4", "shape": [624], "of":
+    "00ff..."}    an array, or with shape null a scalar {"$": "tensor"}                                      a tensor,
+    which is an entry of its own: the path says which
 """
 
 import collections
@@ -26,10 +24,10 @@ from forebay.clone._errors import DamagedError, UndescribableError
 __all__ = ["DEPTH_MAX", "Path", "decode", "encode", "spelled"]
 
 Path = tuple[str, ...]
-"""Where a value stands: `("optimizer", "state", "fc.weight", "exp_avg")`."""
+"""Path of a value: `("optimizer", "state", "fc.weight", "exp_avg")`."""
 
 DEPTH_MAX = 64
-"""Nested containers in one value, at most."""
+"""Largest depth of nested containers."""
 
 _NAN_AND_INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
@@ -45,7 +43,7 @@ _FIELDS = {"tensor": set(), "deque": {"of", "maxlen"}, "numpy": {"type", "shape"
 
 
 def spelled(path: Path) -> str:
-    """The path in one string, as JSON pointers are written: `~` and `/` in a part as `~0` and `~1`."""
+    """Returns the path as one string, escaped as in JSON pointers: `~` and `/` in a part as `~0` and `~1`."""
     plain = "/".join(path)
     if "~" not in plain and plain.count("/") == len(path) - 1:
         return plain
@@ -57,8 +55,9 @@ def encode(value: object, path: Path, tensor: Callable[[Path, object], bool]) ->
 
     Args:
         value: nested containers of plain values and tensors.
-        path: where the value stands; names what can't be described.
-        tensor: is asked about each leaf that is no plain value, with its path; notes it and returns True if it is a tensor.
+        path: path of the value; errors name it.
+        tensor: called for each leaf that is no plain value, with its path; records the leaf and returns True if it is
+            a tensor.
 
     Raises:
         UndescribableError: a leaf has an unknown type, or containers are nested deeper than `DEPTH_MAX`.
@@ -67,15 +66,15 @@ def encode(value: object, path: Path, tensor: Callable[[Path, object], bool]) ->
 
 
 def decode(text: bytes, path: Path, tensor: Callable[[Path], object]) -> Any:  # noqa: ANN401  (any plain value)
-    """Reads what `encode` wrote.
+    """Reads a value that `encode` wrote.
 
     Args:
         text: typed JSON, not trusted.
-        path: as it was given to `encode`.
-        tensor: gives the tensor of a path.
+        path: path that `encode` was given.
+        tensor: returns the tensor of a path.
 
     Raises:
-        DamagedError: the text is not what `encode` writes.
+        DamagedError: the text is not in the form of `encode`.
     """
     try:
         return _decoded(json.loads(text, parse_constant=_no_constant), path, tensor, 0)
@@ -177,7 +176,7 @@ def _decoded(value: Any, path: Path, tensor: Callable[[Path], object], depth: in
         if type(key) is not str:
             key = _decoded(key, path, _no_tensor, depth + 1)
         inside = (*path, _part(key))
-        # Most of a state's values are.
+        # Most values of a state are tensors.
         mapping[key] = tensor(inside) if item == _TENSOR else _decoded(item, inside, tensor, depth + 1)
     return mapping
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from forebay.clone._adapter import Piece
+from forebay.clone._adapter import TensorPiece
 from forebay.clone._manifest import Layout
 from forebay.torch._tensors import is_dense, local_part
 
@@ -55,7 +55,7 @@ class Gpu:
         event.record(torch.cuda.current_stream(self._device))
 
 
-def outward(tensors: Sequence[torch.Tensor]) -> Iterator[list[Piece]]:
+def outward(tensors: Sequence[torch.Tensor]) -> Iterator[list[TensorPiece]]:
     """See `Adapter.outward`."""
     locals_ = [local_part(tensor) for tensor in tensors]
     gpus = _gpus(locals_)
@@ -78,10 +78,10 @@ def outward(tensors: Sequence[torch.Tensor]) -> Iterator[list[Piece]]:
             yield from _Through(gpus[local.device], [_Staged(number, local)]).outward()
         else:
             there = local.cpu()
-            yield [Piece(number, 0, there.data_ptr(), _length(there))]
+            yield [TensorPiece(number, 0, there.data_ptr(), _length(there))]
 
 
-def inward(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> Iterator[list[Piece]]:
+def inward(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> Iterator[list[TensorPiece]]:
     """See `Adapter.inward`."""
     locals_ = [local_part(tensor) for tensor in tensors]
     gpus = _gpus(locals_)
@@ -94,7 +94,7 @@ def inward(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> Iterat
             continue
         is_there = _is_direct(local) and local.device.type == "cpu"
         target = local if is_there else torch.empty_strided(layout.shape, layout.strides, dtype=local.dtype, device="cpu")
-        yield [Piece(number, 0, target.data_ptr(), _length(target))]
+        yield [TensorPiece(number, 0, target.data_ptr(), _length(target))]
         if not is_there:
             local.copy_(target)
     for device, staged in direct.items():
@@ -191,9 +191,9 @@ class _Part(NamedTuple):
         for cut in self.cuts:
             self.there(cut).copy_(pinned[cut.at : cut.at + cut.length], non_blocking=True)
 
-    def pieces(self, pinned: torch.Tensor) -> list[Piece]:
+    def pieces(self, pinned: torch.Tensor) -> list[TensorPiece]:
         address = pinned.data_ptr()
-        return [Piece(self.of[cut.staged].number, cut.start, address + cut.at, cut.length) for cut in self.cuts]
+        return [TensorPiece(self.of[cut.staged].number, cut.start, address + cut.at, cut.length) for cut in self.cuts]
 
 
 class _Through:
@@ -208,8 +208,8 @@ class _Through:
         length = max(part.length for part in self._parts)
         self._turns = [(gpu.pinned(length), gpu.event()) for _ in self._parts[:2]]
 
-    def outward(self) -> Iterator[list[Piece]]:
-        coming: tuple[torch.cuda.Event, list[Piece]] | None = None
+    def outward(self) -> Iterator[list[TensorPiece]]:
+        coming: tuple[torch.cuda.Event, list[TensorPiece]] | None = None
         for turn, part in enumerate(self._parts):
             pinned, event = self._turns[turn % 2]
             part.to(pinned)
@@ -222,7 +222,7 @@ class _Through:
             coming[0].synchronize()
             yield coming[1]
 
-    def inward(self) -> Iterator[list[Piece]]:
+    def inward(self) -> Iterator[list[TensorPiece]]:
         for turn, part in enumerate(self._parts):
             pinned, event = self._turns[turn % 2]
             event.synchronize()

@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from forebay import _core
-from forebay.clone._adapter import Component, Described, Known, Memory, Watch
+from forebay.clone._adapter import Component, Described, TensorMemory, TensorRecord, Watch
 from forebay.clone._errors import DamagedError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
@@ -154,7 +154,7 @@ def plain() -> Sequence[type]:
     return tuple(PLAIN)
 
 
-def known(tensors: list[torch.Tensor]) -> Known | None:
+def known(tensors: list[torch.Tensor]) -> TensorRecord | None:
     """See `Adapter.known`. What has another device has another address."""
     if not PLAIN.issuperset(map(type, tensors)):
         return None
@@ -192,11 +192,11 @@ def tensor_length(tensor: torch.Tensor) -> int:
     return local.numel() * local.element_size()
 
 
-def lying(tensor: torch.Tensor) -> Memory | None:
+def lying(tensor: torch.Tensor) -> TensorMemory | None:
     """See `Adapter.lying`."""
     if not is_plain(tensor) or not is_dense(tensor.shape, tensor.stride()):
         return None
-    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+    return TensorMemory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
 def why_fixed(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""A session's place in the data: how many batches of the epoch were had, and what its loader was like when the epoch began."""
+"""A session's position in the data: the batches read in the epoch, and the state of its loader when the epoch began."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -6,18 +6,18 @@ from typing import Any, TypeVar
 from forebay.clone._errors import CloneError, DifferenceError
 from forebay.clone._loaders import Access, Loaders
 
-__all__ = ["Place"]
+__all__ = ["LoaderPosition"]
 
 END = object()
 
 Batch = TypeVar("Batch")
 
 
-class Place:
-    """The place of `Session.batches`, as a part of the state.
+class LoaderPosition:
+    """The position of `Session.batches`, as a part of the state.
 
     Attributes:
-        batch: batches that were had of the epoch.
+        batch: batches read in the epoch.
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,18 @@ class Place:
         # The session's generators, and the loader, when the epoch began.
         self._generators: dict[str, Any] = {}
         self._loader: dict[str, Any] = {}
-        # The loader's own generators: as they were at the fork, until this program has its loader; then how they are read.
+        # The loader's own generators: their states at the fork, until this program has its loader; then their
+        # accessors.
         self._then: dict[str, Any] = {}
         self._access: dict[str, Access] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns it as plain values."""
+        """Returns the position as plain values."""
         now = {path: get() for path, (get, _) in self._access.items()} if self._access else self._then
         return {"batch": self.batch, "generators": self._generators, "loader": self._loader, "now": now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets it to the parent's.
+        """Sets the position to the parent's.
 
         Raises:
             DifferenceError: the parent's loader has state that can't be carried.
@@ -50,22 +51,22 @@ class Place:
         self._access = {}
 
     def clear(self) -> None:
-        """Begins an epoch of which a loader with a place of its own knows all that is to be known."""
+        """Begins an epoch of a loader that keeps its own position."""
         self.batch, self._generators, self._loader, self._then, self._access = 0, {}, {}, {}, {}
 
     def begin(self, generators: Mapping[str, Any], loaders: Loaders, loader: object) -> None:
-        """Notes what the epoch that begins now depends on; at an epoch's end, what the next one does."""
+        """Records the state on which the epoch that begins depends."""
         self.clear()
         self._generators = dict(generators)
         self._loader, self._access = loaders.state(loader)
 
     def go_on(self, loaders: Loaders, loader: object) -> None:
-        """In a clone that begins with an epoch: sets the loader to what its parent's was."""
+        """Sets the loader to its parent's state, in a clone that begins with an epoch."""
         if self._loader:
             loaders.set(loader, self._loader)
 
     def catch_up(self, loaders: Loaders, loader: Iterable[Batch], set_generators: Callable[[Mapping[str, Any]], None]) -> Iterator[Batch]:
-        """In a clone that begins within an epoch: reads what its parent has had of it, and returns the iterator over the rest.
+        """Skips the batches that the parent has read, in a clone that begins within an epoch. Returns the rest.
 
         Args:
             loaders: those of the session.

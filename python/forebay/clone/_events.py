@@ -1,10 +1,12 @@
-"""What a session tells of its forks, for the record of the `forebay run` that it is part of.
+"""Events of a session's forks, for the record of the `forebay run` that it is part of.
 
 A JSON line each, in a file beside the run's page:
 
     {"what": "taken", "job": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400, "copied": 4096,
-     "aside": 8192, "at": 1795432621.25, "stall_s": 0.002, "window_s": 0.3, "closing_s": 0.001, "before_s": 0.31, "after_s": 0.33}
-    {"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes": 102400,
+     "aside": 8192, "at": 1795432621.25, "stall_s": 0.002, "window_s": 0.3, "closing_s": 0.001, "before_s": 0.31,
+     "after_s": 0.33}
+    {"what": "became", "job": "trunk.1", "parent": "trunk", "rank": 0, "ranks": 2, "epoch": 3, "step": 1200, "bytes":
+    102400,
      "digest": "9f...", "changes": {"lr": 0.01}, "parent_ranks": 2, "verified": "digest", "asked_at": 1795432620.5,
      "state_at": 1795432621.25, "loaded_at": 1795432621.5, "exists_at": 1795432621.5}
 
@@ -18,19 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from forebay import _ledger
 from forebay.clone._source import Fork
 
-__all__ = ["Course", "Telling", "tell"]
+__all__ = ["CloneTimes", "ForkEvents", "tell"]
 
 
 @dataclass(frozen=True)
-class Course:
-    """When a rank of a clone came to what, as times of day in seconds.
+class CloneTimes:
+    """Times at which a rank of a clone reached each stage, as times of day in seconds.
 
     Attributes:
-        asked_at: it began to wait for its parent's next point.
-        state_at: the state was there.
-        loaded_at: it was loaded, and every entry checked.
-        exists_at: all ranks had come so far, and had passed what else was asked for.
-        bytes: of the state.
+        asked_at: beginning of the wait for the parent's next point.
+        state_at: arrival of the state.
+        loaded_at: end of loading, with every entry checked.
+        exists_at: end of the clone's creation: all ranks had loaded, and passed any shadow verification.
+        bytes: bytes of the state.
     """
 
     asked_at: float
@@ -39,13 +41,13 @@ class Course:
     exists_at: float
     bytes: int
 
-    def existing(self) -> "Course":
-        """The same of a clone that exists only now."""
+    def existing(self) -> "CloneTimes":
+        """Returns the times of a clone that exists only now."""
         return replace(self, exists_at=time.time())
 
 
 def tell(what: str, facts: Mapping[str, object]) -> None:
-    """Writes one line, in one piece. Where no run has asked for it, or the run has ended, nothing happens.
+    """Writes one event as a line, in one piece; does nothing unless the process is part of a run that records events.
 
     Args:
         what: `taken` or `became`.
@@ -56,23 +58,23 @@ def tell(what: str, facts: Mapping[str, object]) -> None:
 
 @dataclass
 class _Taken:
-    """A state that was taken, once the next step is known.
+    """A state that was taken; complete once the next step has ended.
 
     Attributes:
-        job: whose.
-        rank: of it.
-        ranks: that it has.
-        epoch: as the job counts.
-        step: the same.
-        bytes: of the state.
-        copied: bytes of it that were copied at the point.
-        at: when training stood still for it.
-        stall_s: for how long it stood still then.
-        before_s: what the step before took, if it was seen.
+        job: name of the job.
+        rank: number of the rank.
+        ranks: number of the job's ranks.
+        epoch: epoch as the job counts.
+        step: step as the job counts.
+        bytes: bytes of the state.
+        copied: bytes that were copied at the point.
+        at: time of day of the point.
+        stall_s: seconds for which training stood still at the point.
+        before_s: seconds of the step before, if known.
         aside: bytes that were copied before the next update, since a clone had not read them.
-        window_s: for how long clones could read the others where they lie; None if they were not to.
-        closing_s: for how long training stood still at the window's end.
-        after_s: what the next step took without that, if it was seen.
+        window_s: seconds of the read lease; None if there was none.
+        closing_s: seconds for which training stood still at the end of the lease.
+        after_s: seconds of the next step without `closing_s`, if known.
     """
 
     job: str
@@ -91,8 +93,8 @@ class _Taken:
     after_s: float | None = None
 
 
-class Telling:
-    """Tells of each fork of a rank, with how long the step before it took and the one after."""
+class ForkEvents:
+    """Records each fork of a rank, with the durations of the steps before and after it."""
 
     def __init__(self, job: str, rank: int, ranks: int) -> None:
         self._whose = (job, rank, ranks)
@@ -101,7 +103,7 @@ class Telling:
         self._taken: _Taken | None = None
 
     def passed(self, epoch: int, fork: Fork | None) -> None:
-        """At the end of each point, with the state that was taken there, if one was."""
+        """Notes the end of a step boundary, with the fork there, if there was one."""
         if not self._is_asked:
             return
         now = time.perf_counter()
@@ -117,14 +119,14 @@ class Telling:
         self._ended = now
 
     def closed(self, stall_s: float, aside: int) -> None:
-        """At the end of a window, for which training stood still, and so many bytes were copied aside."""
+        """Notes the end of a read lease, with the seconds of its stall and the bytes copied."""
         if self._taken is None or self._ended is None:
             return
         self._taken.window_s = time.perf_counter() - stall_s - self._ended
         self._taken.closing_s, self._taken.aside = stall_s, aside
 
     def close(self) -> None:
-        """Tells what there is."""
+        """Writes the pending event."""
         taken, self._taken = self._taken, None
         if taken is not None:
             tell("taken", asdict(taken))

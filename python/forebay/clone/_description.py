@@ -1,4 +1,4 @@
-"""What describes a state on its way: whose it is, of which step, its manifest; and a tag that only who has the job's secret can make."""
+"""Serialized description of a state: header, manifest, and an HMAC tag by the job's secret."""
 
 import contextlib
 import ctypes
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 
 from forebay.clone._capture import reserve
 from forebay.clone._errors import DamagedError
-from forebay.clone._inventory import Outline
-from forebay.clone._manifest import MANIFEST_BYTES_MAX, Held, Manifest, held_of, lines_of
+from forebay.clone._inventory import StateSchema
+from forebay.clone._manifest import MANIFEST_BYTES_MAX, CapturedSection, Manifest, held_of, lines_of
 
-__all__ = ["Header", "described", "outlined", "read", "read_outline"]
+__all__ = ["StateHeader", "described", "described_schema", "read", "read_schema"]
 
 FORMAT = b"forebay clone state 2"
 OUTLINE = b"forebay clone outline 1"
@@ -21,14 +21,14 @@ HEADER_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True)
-class Header:
-    """Whose state it is.
+class StateHeader:
+    """Origin of a state.
 
     Attributes:
-        job: the parent's name.
-        rank: whose state it is.
-        epoch: as the parent counts.
-        step: after which it was taken, as the parent counts.
+        job: name of the parent.
+        rank: rank of the parent.
+        epoch: epoch as the parent counts.
+        step: step after which the state was taken, as the parent counts.
     """
 
     job: str
@@ -38,8 +38,10 @@ class Header:
 
 
 @contextlib.contextmanager
-def described(secret: bytes, header: Header, manifest: Manifest) -> Iterator[int]:
-    """A descriptor of sealed memory with lines: format, tag of what follows, header, manifest. It is closed with the block.
+def described(secret: bytes, header: StateHeader, manifest: Manifest) -> Iterator[int]:
+    """Yields a descriptor of sealed memory with lines: format, tag of the rest, header, manifest.
+
+    Closes it after the block.
 
     Raises:
         CloneError: there is no memory for it.
@@ -48,24 +50,26 @@ def described(secret: bytes, header: Header, manifest: Manifest) -> Iterator[int
         yield descriptor
 
 
-def read(secret: bytes, descriptor: int, known: Iterable[Held] = ()) -> tuple[Header, Manifest]:
-    """Reads what `described` has written.
+def read(secret: bytes, descriptor: int, known: Iterable[CapturedSection] = ()) -> tuple[StateHeader, Manifest]:
+    """Reads the description that `described` has written.
 
     Args:
-        secret: the job's.
-        descriptor: of that memory; it stays the caller's.
-        known: see `Manifest.from_json`.
+        secret: secret of the job.
+        descriptor: descriptor of the memory; the caller keeps it.
+        known: sections that `Manifest.from_json` may reuse.
 
     Raises:
-        DamagedError: it is not that, or was written without the secret.
+        DamagedError: the description is invalid, or was written without the secret.
     """
     header, told = _opened(FORMAT, secret, descriptor)
     return header, Manifest.from_json(told, known)
 
 
 @contextlib.contextmanager
-def outlined(secret: bytes, header: Header, outline: Outline) -> Iterator[int]:
-    """As `described`, of how states of a rank will be held: three lines for each section, of which the last is its values.
+def described_schema(secret: bytes, header: StateHeader, outline: StateSchema) -> Iterator[int]:
+    """Yields a descriptor like that of `described`, with a schema.
+
+    Three lines for each section, the last one with its values.
 
     Raises:
         CloneError: there is no memory for it.
@@ -75,11 +79,11 @@ def outlined(secret: bytes, header: Header, outline: Outline) -> Iterator[int]:
         yield descriptor
 
 
-def read_outline(secret: bytes, descriptor: int) -> tuple[Header, Outline]:
-    """Reads what `outlined` has written.
+def read_schema(secret: bytes, descriptor: int) -> tuple[StateHeader, StateSchema]:
+    """Reads the schema that `described_schema` has written.
 
     Raises:
-        DamagedError: it is not that, or was written without the secret.
+        DamagedError: the schema is invalid, or was written without the secret.
     """
     header, told = _opened(OUTLINE, secret, descriptor)
     lines = told.split(b"\n")
@@ -87,11 +91,11 @@ def read_outline(secret: bytes, descriptor: int) -> tuple[Header, Outline]:
         held = held_of([line for number, line in enumerate(lines) if number % 3 < 2])
         return header, list(zip(held, lines[2::3], strict=True))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"not an outline: {error}") from error
+        raise DamagedError(f"not a schema of states: {error}") from error
 
 
 @contextlib.contextmanager
-def _sealed(form: bytes, secret: bytes, header: Header, told: bytes) -> Iterator[int]:
+def _sealed(form: bytes, secret: bytes, header: StateHeader, told: bytes) -> Iterator[int]:
     told = json.dumps(asdict(header)).encode() + b"\n" + told
     text = b"\n".join((form, _tag(secret, form, told), told))
     memory = reserve(len(text))
@@ -103,21 +107,21 @@ def _sealed(form: bytes, secret: bytes, header: Header, told: bytes) -> Iterator
         os.close(descriptor)
 
 
-def _opened(form: bytes, secret: bytes, descriptor: int) -> tuple[Header, bytes]:
+def _opened(form: bytes, secret: bytes, descriptor: int) -> tuple[StateHeader, bytes]:
     length = os.fstat(descriptor).st_size
     if length > MANIFEST_BYTES_MAX + HEADER_BYTES_MAX:
-        raise DamagedError(f"what describes the state has {length:,} bytes; the most is {MANIFEST_BYTES_MAX + HEADER_BYTES_MAX:,}")
+        raise DamagedError(f"the description of the state has {length:,} bytes; the most is {MANIFEST_BYTES_MAX + HEADER_BYTES_MAX:,}")
     text = os.pread(descriptor, length, 0)
     found, tag, told = (*text.split(b"\n", 2), b"", b"")[:3]
     if found != form:
         raise DamagedError(
-            f"what describes the state is not of the format {form.decode()!r}: use the same version of Forebay on both sides"
+            f"the description of the state is not of the format {form.decode()!r}: use the same version of Forebay on both sides"
         )
     if not hmac.compare_digest(_tag(secret, form, told), tag):
-        raise DamagedError("what describes the state was not written by the job: its tag is wrong")
+        raise DamagedError("the description of the state failed HMAC verification: it was not written by this job")
     try:
         head, rest = told.split(b"\n", 1)
-        return Header(**json.loads(head)), rest
+        return StateHeader(**json.loads(head)), rest
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedError(f"not a state's header: {error}") from error
 

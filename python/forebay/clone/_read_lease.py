@@ -1,6 +1,6 @@
-"""Windows: from a point to the next optimizer step clones read large tensors where they lie.
+"""Read leases: from a step boundary to the next optimizer step clones read large tensors in the job's own memory.
 
-In which order each side looks at what, crates/agent/src/fork/window.rs says.
+crates/agent/src/forks/window.rs describes the protocol of both sides.
 """
 
 import contextlib
@@ -14,42 +14,47 @@ from collections.abc import Callable, Sequence
 
 from forebay import _core
 from forebay.clone._adapter import Adapter
-from forebay.clone._ahead import Ahead
+from forebay.clone._ahead import PreparedMemory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._manifest import Manifest
 from forebay.clone._shared import Storage
 
-__all__ = ["Remote", "Window", "aside_length"]
+__all__ = ["ParentTensors", "ReadLease", "aside_length"]
 
 ASIDE_PART = 4
-"""Unless the program says otherwise, one in so many bytes may be copied aside,"""
+"""Default size of the copy-on-write buffer.
+
+One part in four of the shared tensors, and at least `ASIDE_LEAST_BYTES`.
+"""
 ASIDE_LEAST_BYTES = 64 << 20
-"""and so many in any case."""
 LOOK_EVERY_S = 0.002
-"""How often a clone looks whether its parent has said that nothing had changed, and how often its parent tries to say so."""
+"""Seconds between two checks of a clone for its parent's confirmation.
+
+Between two attempts of the parent to give it.
+"""
 PAUSE_FIRST_S = 0.0002
-"""After so long a clone looks for the second time, and then after twice as long each time: most parents say so at once."""
+"""Seconds before a clone's second check; each further pause is twice as long. Most parents confirm immediately."""
 
 
 def aside_length(lying: int, asked: int | None) -> int:
-    """How many bytes are made ready for what is copied aside.
+    """Returns the length of the copy-on-write buffer in bytes.
 
     Args:
         lying: bytes of shared storage.
-        asked: what the program has said, or None.
+        asked: the program's own limit, or None.
     """
     return min(lying, max(lying // ASIDE_PART, ASIDE_LEAST_BYTES) if asked is None else asked)
 
 
-class Window:
-    """One rank's, for one state that it has offered.
+class ReadLease:
+    """A read lease of one rank, for one state that it has published.
 
     Attributes:
-        forks: for which it was offered.
-        step: after which, as the job counts.
-        changed: when it is closed, the paths of tensors that had been changed before.
+        forks: numbers of the forks.
+        step: step after which the state was taken, as the job counts.
+        changed: paths of tensors that had changed before the lease was closed.
     """
 
     def __init__(self, adapter: Adapter, capture: Capture, storage: Storage, aside: _core.Shared, forks: Sequence[int], step: int) -> None:
@@ -57,7 +62,7 @@ class Window:
         self.aside = aside
         self.changed: list[str] = []
         self._adapter = adapter
-        # Tensors may be moved away meanwhile; what they leave stays as it is.
+        # Tensors may be moved away meanwhile; their old memory is not written to.
         self._arenas = [arena.memory for arena in storage.arenas]
         self._held = capture.manifest.held
         self._tensors = capture.in_place
@@ -69,32 +74,33 @@ class Window:
         ]
         self._shared = _core.Window(tensors, len(self.forks))
         self._process = os.getpid()
-        # From then on nothing is said in between: the next step says it.
+        # Once set, reads are confirmed by the next step only.
         self._is_silent = False
-        # A handler of a signal, or what is called between two instructions, may come in the middle of whatever the main thread does: this
-        # has no lock that it could hold then.
+        # A signal handler, or a call between two instructions, may interrupt the main thread anywhere: this queue
+        # needs no lock that the main thread could hold then.
         self._was_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the window, of what is copied aside, and of the memory in which the tensors lie; they stay the window's."""
+        """Descriptors of the lease, of the copy-on-write buffer, and of the tensors' memory; the lease keeps them."""
         return [self._shared.descriptor, self.aside.descriptor, *(memory.descriptor for memory in self._arenas)]
 
     def watching(self) -> Callable[[], None] | None:
-        """What a thread does from now on, so that a clone that has read all need not wait for the next step; it ends with the window.
+        """Returns a function for a thread that lets a clone finish before the next step; it ends with the lease.
 
-        In between, the thread that trains says that nothing has changed so far.
+        The function has the training thread confirm, between two steps, that nothing has changed so far.
 
-        Only where the main thread trains: it alone can be asked between two of its instructions, when it is in the middle of no operation.
-        Versions are counted after an operation has written, so no other thread can know, but while all that runs is one that only reads
-        what lies there: a backward pass, or a large layer, of which each is one long instruction.
+        Returns None unless the main thread trains: only the main thread can be called between two of its
+        instructions, when no operation is under way. An operation writes first and changes versions afterwards, so
+        another thread can't confirm; except during an operation that only reads these tensors, such as a backward
+        pass or a large layer, each of which is one long instruction.
         """
         return self._wait if threading.current_thread() is threading.main_thread() else None
 
     def _wait(self) -> None:
         is_called = False
         while not self._is_silent and self._shared.wait_asked():
-            # That may be after a long call of another language. If it can't say so then, it is asked again.
+            # The call may come after a long native call. If it can't confirm then, it is requested again.
             is_called = is_called or _core.between_instructions(self._vouch)
             self._vouch_beside()
             with contextlib.suppress(queue.Empty):
@@ -103,7 +109,7 @@ class Window:
                 time.sleep(LOOK_EVERY_S)
 
     def _vouch(self) -> None:
-        # A process that was forked has the call, too, and knows nothing of its parent's tensors.
+        # A forked process inherits the call, and knows nothing of its parent's tensors.
         if os.getpid() != self._process:
             return
         self._was_asked.put(None)
@@ -112,11 +118,14 @@ class Window:
         except Exception as error:
             if is_the_program_s(error):
                 raise
-            # The next step meets it, too, and says so.
+            # The next step meets the same error, and reports it.
             self._is_silent = True
 
     def _vouch_beside(self) -> None:
-        """The same, by another thread: the interpreter's lock is held here, so that no Python runs in the operation that is found."""
+        """Validates from another thread.
+
+        It holds the interpreter's lock, so no Python runs inside the operation that it finds.
+        """
 
         def is_reading() -> bool:
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -125,11 +134,14 @@ class Window:
         try:
             self._say(is_reading)
         except Exception:
-            # As above.
+            # The next step meets the same error, and reports it.
             self._is_silent = True
 
     def _say(self, can_know: Callable[[], bool]) -> None:
-        """Vouches for who asks, if nothing has changed; in this order, for the program may go on meanwhile."""
+        """Validates the readers that ask, if nothing has changed.
+
+        In this order, since the program may go on meanwhile.
+        """
         asking = self._shared.asking
         if self._is_silent or not can_know():
             return
@@ -146,13 +158,13 @@ class Window:
         return [path for path, was, now in zip(paths, self._versions, versions, strict=True) if was != now]
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
-        """What no clone has read is copied aside, or the fork is dropped; after that the tensors may change.
+        """Copies the bytes that a clone has not read, or drops the fork; afterwards the tensors may change.
 
         Args:
-            stall_s: for how many seconds training may stand still.
+            stall_s: longest stall of training, in seconds.
 
         Returns:
-            How many bytes were copied, the forks that were dropped, and why.
+            The bytes copied, the forks that were dropped, and the reason.
         """
         self._is_silent = True
         try:
@@ -164,7 +176,7 @@ class Window:
             self._was_asked.put(None)
 
     def tear(self) -> None:
-        """Closes it for good: who reads gets nothing."""
+        """Invalidates the lease: no reader gets the state."""
         self._is_silent = True
         self._shared.tear()
         self._was_asked.put(None)
@@ -184,51 +196,53 @@ class Window:
             return copied, [], ""
         dropped = [fork for reader, fork in enumerate(self.forks) if readers >> reader & 1]
         why = (
-            f"the next step came, {copied:,} bytes were copied aside, and {left:,} more had not been read: "
+            f"the next optimizer step began with {left:,} bytes unread, beyond the copy budget ({copied:,} bytes were copied): "
             "raise session(aside=..., stall_s=...), or ask again"
         )
         return copied, dropped, why
 
 
-class Remote:
-    """A parent's tensors where they lie, as one rank of a clone reads them."""
+class ParentTensors:
+    """A parent's tensors in its own memory, as one rank of a clone reads them."""
 
-    def __init__(self, manifest: Manifest, reader: int, descriptors: Sequence[int], wait_s: float, ahead: Ahead | None = None) -> None:
-        """Made of the descriptors of `Window.descriptors`, which stay the caller's, and open until nothing more is read.
+    def __init__(
+        self, manifest: Manifest, reader: int, descriptors: Sequence[int], wait_s: float, ahead: PreparedMemory | None = None
+    ) -> None:
+        """Opens the memory behind the descriptors of a lease, which the caller keeps open until everything is read.
 
         Args:
-            manifest: which tensors there are.
-            reader: the rank's number as a reader.
-            descriptors: see above.
-            wait_s: for how many seconds a parent is waited for that stands still.
-            ahead: what was made ready; what was not is done as it is read.
+            manifest: manifest of the state.
+            reader: number of this rank as a reader.
+            descriptors: descriptors as in `ReadLease.descriptors`.
+            wait_s: longest wait, in seconds, for a parent that makes no progress.
+            ahead: prepared memory; mapping that is missing is done during the read.
 
         Raises:
-            DamagedError: they are not what they should be.
+            DamagedError: the descriptors or the memory behind them are invalid.
         """
         if len(descriptors) < 3:
-            raise DamagedError("the memory in which the state lies did not come along")
+            raise DamagedError("the descriptors of the state's memory are missing")
         window, aside, *arenas = descriptors
         tensors = [(held.section.kinds[number].length, *place) for held in manifest.held for number, place in held.places.items()]
         if max((arena for _, arena, _ in tensors), default=0) >= len(arenas):
-            raise DamagedError("the state lies in memory that did not come along")
+            raise DamagedError("an entry is in memory whose descriptor is missing")
         self._before = list(itertools.accumulate([len(held.places) for held in manifest.held], initial=0))
         self._wait_s = wait_s
         mapped = [(arena, ahead.mapped(arena) if ahead else None) for arena in arenas]
         try:
             self._reading = _core.Reading(window, tensors, reader, mapped, aside)
         except (OSError, ValueError, OverflowError) as error:
-            raise DamagedError(f"the window of the state can't be used: {error}") from error
+            raise DamagedError(f"the read lease of the state is invalid: {error}") from error
 
     def before(self, at: int) -> int:
-        """How many entries were not copied of the sections before this one."""
+        """Returns the number of entries in earlier sections that were not copied."""
         return self._before[at]
 
     def read(self, wanted: Sequence[tuple[int, int]]) -> bytes:
-        """Reads entries; gives the digests of what was read, 16 bytes each.
+        """Reads entries; returns the digests of the bytes read, 16 bytes each.
 
         Args:
-            wanted: their numbers among those that were not copied, and the addresses to which they go.
+            wanted: numbers of the entries among those that were not copied, and the addresses to which they go.
 
         Raises:
             CloneError: the parent went on before all was read, or ended.
@@ -239,13 +253,13 @@ class Remote:
         except (ConnectionAbortedError, TimeoutError) as error:
             raise CloneError(str(error)) from error
         except (OSError, ValueError) as error:
-            raise DamagedError(f"the memory in which the state lies can't be read: {error}") from error
+            raise DamagedError(f"the memory of the state can't be read: {error}") from error
 
     def is_confirmed(self) -> bool:
-        """Whether the parent has said, of itself or by closing the window, that nothing had changed while all was read.
+        """Returns whether the parent has confirmed that nothing changed during the read.
 
         Raises:
-            CloneError: something had, or nobody can say: what was read may be of no step.
+            CloneError: a tensor changed, or the parent has ended: the bytes read may belong to no step.
         """
         if (stands := self._reading.stands) is not False:
             return stands is True
@@ -254,13 +268,13 @@ class Remote:
         raise CloneError("no clone: its parent has ended in the step after, and could not say that its tensors had stayed as they were")
 
     def confirm(self, pause: Callable[[float], object]) -> None:
-        """Asks the parent whether nothing had changed while all was read, and waits until it says so.
+        """Requests the parent's confirmation that nothing changed during the read, and waits for it.
 
         Args:
-            pause: called again and again, for so many seconds each time.
+            pause: sleeps for a number of seconds; called repeatedly.
 
         Raises:
-            CloneError: as `is_confirmed`, or it says nothing and comes to no step.
+            CloneError: a tensor changed, or the parent has ended, or it neither confirms nor comes to a step in time.
         """
         self._reading.ask()
         deadline = time.monotonic() + self._wait_s

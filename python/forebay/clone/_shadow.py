@@ -1,4 +1,7 @@
-"""A clone on probation: it takes some steps with its parent's data, and exists only if every entry is the same on both sides then."""
+"""Shadow verification: a clone takes some steps with its parent's data.
+
+Exists only if every entry is then equal on both sides.
+"""
 
 import contextlib
 import hashlib
@@ -6,24 +9,24 @@ import re
 from dataclasses import dataclass, replace
 
 from forebay import _core
-from forebay.clone import _offer
+from forebay.clone import _description
 from forebay.clone._errors import CloneError
 from forebay.clone._inventory import Inventory
-from forebay.clone._resume import Asked, Resumed, waited
+from forebay.clone._resume import CloneRequest, Resumed, waited
 from forebay.clone._source import REASON_MAX
 
-__all__ = ["Probation", "steps_of"]
+__all__ = ["ShadowVerification", "shadow_steps"]
 
 SHADOW = re.compile("shadow:([1-9][0-9]*)")
 STEPS_MAX = 1000
-"""As crates/agent/src/limits.rs has it."""
+"""Largest number of steps; equals `FORK_SHADOW_MAX` in crates/agent/src/forks/limits.rs."""
 
 
-def steps_of(verify: str) -> int:
-    """How many steps of probation `verify` asks for; 0 for `digest`.
+def shadow_steps(verify: str) -> int:
+    """Returns the number of steps of shadow verification; 0 for `digest`.
 
     Raises:
-        ValueError: it is neither that nor `shadow:N`.
+        ValueError: `verify` is neither `digest` nor `shadow:N`.
     """
     found = SHADOW.fullmatch(verify) if isinstance(verify, str) else None
     steps = int(found[1]) if found and len(found[1]) <= len(str(STEPS_MAX)) else 0
@@ -33,30 +36,31 @@ def steps_of(verify: str) -> int:
 
 
 @dataclass
-class Probation:
-    """One rank's, from the end of its loading until it has taken its last step.
+class ShadowVerification:
+    """The verification of one rank, from the end of its loading until its last step.
 
     Attributes:
-        loaded: what it is so far; no change has been made.
-        asked: what for.
+        loaded: the clone as it was loaded, without changes.
+        asked: the request of `forebay clone`.
         taking: its connection to the fork agent, which is its lease.
-        inventory: of its state.
-        wait_s: for how long it waits, after its last step, for its parent and its other ranks.
-        left: steps.
+        inventory: inventory of its state.
+        wait_s: seconds that it waits, after its last step, for its parent and its other ranks.
+        left: remaining steps.
     """
 
     loaded: Resumed
-    asked: Asked
+    asked: CloneRequest
     taking: _core.Taking
     inventory: Inventory
     wait_s: float
     left: int
 
     def point(self, epoch: int, step: int) -> Resumed | None:
-        """At the end of each step. Gives what has become of the clone, after the last one.
+        """Counts the end of a step; after the last one, returns the verified clone.
 
         Raises:
-            CloneError: it is none. Its objects have the state of a clone that never was: end the process.
+            CloneError: the verification failed. The objects have the state of a clone that does not exist: end the
+                process.
         """
         self.left -= 1
         if self.left > 0:
@@ -71,19 +75,22 @@ class Probation:
         return replace(self.loaded, lineage=lineage, course=self.loaded.course.existing())
 
     def _compared(self, epoch: int, step: int) -> str:
-        """Says what this rank has, and waits until all have the same as their parents'; gives the digest of that."""
+        """Sends this rank's digests, waits until all ranks equal their parents'.
+
+        Returns the digest of the manifest.
+        """
         manifest = self.inventory.manifest()
-        header = _offer.Header(self.asked.job, self.inventory.rank[0], epoch, step)
+        header = _description.StateHeader(self.asked.job, self.inventory.rank[0], epoch, step)
         late = f"{self.asked.job} or the clone's other ranks did not come to step {step} in {self.wait_s:g} s"
         try:
             secret = self.asked.secret.read_bytes()
         except FileNotFoundError:
-            # The fork is over by now: the agent says why.
+            # The fork is over: the agent gives the reason.
             waited(lambda seconds: self.taking.exists(seconds) or None, self.wait_s, late)
             raise
-        with _offer.described(secret, header, manifest) as text:
+        with _description.described(secret, header, manifest) as text:
             try:
-                # What can't be changed is no reason to say first that all is well.
+                # First, so that a change that fails is not reported after a success.
                 for changed, value in self.asked.changes.items():
                     self.inventory.change(changed, value)
             except Exception as error:
