@@ -69,7 +69,7 @@ class _Batches(Dataset[Any]):
         self.shard: Any = None
         self._epoch: Iterator[Any] | None = None
         # Before the batch that was asked for last.
-        self._place = loader._coming()
+        self._place = loader._cursor.coming()
 
     def __len__(self) -> int:
         """Returns the number of samples, not batches: it is asked for as the dataset's size."""
@@ -82,26 +82,26 @@ class _Batches(Dataset[Any]):
     def begin(self) -> int:
         """Begins an epoch; returns its number of batches."""
         self._epoch = None
-        self._place = self.loader._coming()
-        return self.loader._plan.left(self._place)
+        self._place = self.loader._cursor.coming()
+        return self.loader._cursor.plan.left(self._place)
 
     def __getitem__(self, number: int) -> Any:  # noqa: ANN401  (whatever a batch is)
         if self._epoch is None:
             if number:
                 self.loader.skip(number)
             self._epoch = iter(self.loader)
-        self._place = self.loader._place
+        self._place = self.loader._cursor.place
         return next(self._epoch)
 
     def end(self) -> None:
         """Ends the epoch, after the last batch."""
-        self._place = self.loader._place
+        self._place = self.loader._cursor.place
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             next(epoch, None)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.loader._state(self._place)
+        return self.loader._cursor.state_of(self._place, self.loader.generator)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         loader = self.loader
@@ -109,7 +109,7 @@ class _Batches(Dataset[Any]):
         if loader.left == 0:
             # Accelerate does not count an epoch that has no batch.
             loader.set_epoch(loader.epoch + 1)
-        self._epoch, self._place = None, loader._coming()
+        self._epoch, self._place = None, loader._cursor.coming()
         self.shard.set_epoch(loader.epoch)
 
 

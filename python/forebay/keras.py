@@ -101,7 +101,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         with self._lock:
             if self._is_new:
                 self._is_new, self._asked = False, 0
-                if self._batches is not None and self._had <= LOOKED_AT and self._place is self.loader._place:
+                if self._batches is not None and self._had <= LOOKED_AT and self._place is self.loader._cursor.place:
                     self._again = list(self._kept)
                 else:
                     self._begin_anew()
@@ -134,7 +134,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
             self._is_within = False
 
     def _begin_anew(self) -> None:
-        if self._batches is not None and self._place is self.loader._place:
+        if self._batches is not None and self._place is self.loader._cursor.place:
             # What was left comes again as a whole, however much of it was asked for ahead.
             self.loader.set_epoch(self.loader.epoch)
         self._begin()
@@ -153,7 +153,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         except BaseException:
             self._batches = None
             raise
-        self._had, self._place = self._had + 1, self.loader._place
+        self._had, self._place = self._had + 1, self.loader._cursor.place
         batch = _arrays(batch)
         self._kept = [*self._kept, batch] if self._had <= LOOKED_AT else []
         return batch

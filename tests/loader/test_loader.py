@@ -29,7 +29,7 @@ class EndlessLoader(IterableDataset[int]):
 
 
 def test_an_iterable_dataset_has_no_keyed_samples() -> None:
-    with pytest.raises(TypeError, match=r"Endless is an IterableDataset, whose order is not known beforehand: .*") as refused:
+    with pytest.raises(TypeError, match=r"EndlessLoader is an IterableDataset, whose order is not known beforehand: .*") as refused:
         Keyed(EndlessLoader())
     assert "\n" not in str(refused.value)
 

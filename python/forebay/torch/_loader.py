@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Generic, Literal, cast
 
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 # Which torch itself needs.
 from typing_extensions import TypeVar
@@ -22,9 +22,9 @@ from forebay._say import say
 from forebay.loader import _told
 from forebay.loader._agent import AgentRank, cached_share
 from forebay.loader._batches import FetchedBatch, SampleBatch
-from forebay.loader._errors import LoaderError, StateError
+from forebay.loader._errors import LoaderError
 from forebay.loader._failures import sample_error
-from forebay.loader._given import check_epoch, check_map_style, check_whole
+from forebay.loader._given import check_map_style, check_whole
 from forebay.loader._launcher import processors
 from forebay.loader._report import EpochReport, Meter
 from forebay.loader._settings import cache_words, chosen_settings
@@ -44,10 +44,11 @@ from forebay.torch._arguments import (
 )
 from forebay.torch._cache import RankLookahead, agent_of
 from forebay.torch._collate import collated, single
+from forebay.torch._cursor import EpochCursor
 from forebay.torch._draws import Draws
 from forebay.torch._group import of_group
 from forebay.torch._keyed import generators, globals_kept, is_training, located, stay_on_one_thread, tell_epoch
-from forebay.torch._order import BegunEpoch, EpochPlace, OrderPlan, check_version
+from forebay.torch._order import BegunEpoch, EpochPlace
 from forebay.torch._plans import Ordering
 from forebay.torch._processes import Collate, Processes
 from forebay.torch._rows import TensorRows, is_undecoded
@@ -144,10 +145,6 @@ class DataLoader(Generic[T_co]):
     _processes: Processes | None = None
     _processes_settings: tuple[Any, ...] = ()
     _has_drawn = False
-    _place = EpochPlace()
-    _resume: EpochPlace | None = None
-    # The epoch that was begun last, and the place where.
-    _begun: tuple[EpochPlace, BegunEpoch] | None = None
     _is_made = False
 
     def __new__(cls, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (as `__init__`)
@@ -209,14 +206,12 @@ class DataLoader(Generic[T_co]):
         self.drop_last, self.batch_size = bool(drop_last), batch_size if batch_sampler is None else None
         self._is_rank_found = rank is None and sampler is None and batch_sampler is None
         self._located: Located | None = located(dataset)
-        self._identity: str | None = getattr(dataset, "identity", None)
         self._processors = processors()
         self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
-        self._ordering = Ordering(
-            batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, self.drop_last, *ranks_of(rank, world_size)
-        )
-        self._plan: OrderPlan = self._ordering.plan(dataset, self._located, generator)
-        self.rank, self.world_size = self._plan.rank, self._plan.world
+        ordering = Ordering(batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, self.drop_last, *ranks_of(rank, world_size))
+        self._cursor = EpochCursor(ordering, dataset, self._located, generator)
+        plan = self._cursor.plan
+        self.rank, self.world_size = plan.rank, plan.world
         self._is_skipping = on_error == "skip"
         self._name = str(next(_names))
         self._is_reporting = report and self.rank == 0
@@ -226,6 +221,7 @@ class DataLoader(Generic[T_co]):
         else:
             self._processes_now()
         self._agent: AgentRank | None = self._made_agent(cache_words(cache), choices)
+        self._cursor.is_length_fixed = self._agent is not None
         self._is_made = True
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -236,7 +232,7 @@ class DataLoader(Generic[T_co]):
     @property
     def epoch(self) -> int:
         """The number of the epoch that goes on, or comes next."""
-        return self._place.epoch
+        return self._cursor.place.epoch
 
     @property
     def left(self) -> int:
@@ -245,7 +241,7 @@ class DataLoader(Generic[T_co]):
         Raises:
             TypeError: a sampler of the user's own does not know.
         """
-        return (self._plan if self._place.is_begun else self._plan_now()).left(self._place)
+        return self._cursor.left(self.generator)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that comes next.
@@ -255,12 +251,7 @@ class DataLoader(Generic[T_co]):
         Raises:
             ValueError: no epoch has that number.
         """
-        epoch = check_epoch(epoch)
-        for one in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if callable(set_epoch := getattr(one, "set_epoch", None)):
-                set_epoch(epoch)
-        if epoch != self._place.epoch or self._is_through():
-            self._place, self._resume = EpochPlace(epoch), None
+        self._cursor.set_epoch(epoch)
 
     def skip(self, batches: int) -> None:
         """Skips batches of every rank at the beginning of the next epoch, without reading them.
@@ -270,19 +261,7 @@ class DataLoader(Generic[T_co]):
         Raises:
             ValueError: there are not as many, or a sampler of the user's own makes the order.
         """
-        check_whole("batches", batches, 0)
-        if not self._plan.is_known:
-            raise ValueError("what a sampler of your own would give can't be left out: go on by load_state_dict")
-        self._settle()
-        if self._resume is None:
-            self._plan = self._plan_now()
-        place = self._coming()
-        if batches > (left := self._plan.left(place)):
-            raise ValueError(f"batches={batches}: {left} are left of epoch {place.epoch}")
-        # What an epoch draws when it begins is drawn now, if it was not before.
-        draws = Draws(self.generator)
-        chance = draws.draw() if self._resume is None else draws.peek()
-        self._place = self._resume = self._plan.begin(place, chance).place_after(batches)
+        self._cursor.skip(check_whole("batches", batches, 0), self.generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place of training after the batch handed out last, as plain values.
@@ -292,12 +271,7 @@ class DataLoader(Generic[T_co]):
         Its `length` is the dataset's when the epoch began, or the dataset's now if none has begun. Nothing is drawn
         from any generator.
         """
-        begun = self._begun
-        return self._state(begun[1].place_before() if begun is not None and begun[0] is self._place else self._place)
-
-    def _state(self, place: EpochPlace) -> dict[str, Any]:
-        plan = self._plan if place.is_begun else self._plan_now()
-        return {**plan.state(place), "dataset": self._identity}
+        return self._cursor.state(self.generator)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next epoch is the rest of the state's, after the last sample that was handed out.
@@ -307,22 +281,11 @@ class DataLoader(Generic[T_co]):
         Raises:
             StateError: it is of another dataset or order. Nothing has changed.
         """
-        check_version(state)
-        if state.get("dataset") != self._identity:
-            raise StateError("the state is of another dataset than this one, or of one that was made in another way")
-        plan = self._plan_now()
-        try:
-            place = plan.place(state)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"the state is damaged: {type(error).__name__}: {error}") from None
-        self.set_epoch(place.epoch)
-        self._plan, self._begun = plan, None
-        # An epoch for which nothing was drawn begins as any other.
-        self._place, self._resume = place, place if place.is_begun else None
+        self._cursor.load(state, self.generator)
 
     def __len__(self) -> int:
         """Returns the batches of a whole epoch of this rank. An epoch that goes on from a state has fewer."""
-        return len(self._plan_now())
+        return len(self._cursor.plan_now(self.generator))
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_rank_found and (group := of_group()) and group != (self.rank, self.world_size):
@@ -330,61 +293,22 @@ class DataLoader(Generic[T_co]):
                 f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {group[0]} of "
                 f"{group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
             )
-        self._settle()
-        resume, self._resume = self._resume, None
-        place = resume or EpochPlace(self._place.epoch)
-        self._place, self._begun = place, None
-        if resume is None:
-            self._plan = self._plan_now()
+        cursor = self._cursor
+        place, is_resumed = cursor.go_on(self.generator)
         self.skipped = self.padding = 0
-        if self._plan.is_empty:
+        if cursor.plan.is_empty:
             # Torch's loader draws for its workers all the same.
             Draws(self.generator).draw()
-            self._place = EpochPlace(place.epoch + 1)
+            cursor.place = EpochPlace(place.epoch + 1)
             return iter(())
-        begun = self._plan.begin(place, Draws(self.generator).peek())
+        begun = cursor.plan.begin(place, Draws(self.generator).peek())
         # What an epoch draws when it begins was drawn by whoever began it; generator= itself is set back to that time,
         # if it was used.
-        is_kept = resume is not None and is_training()
+        is_kept = is_resumed and is_training()
         with globals_kept(None if place.generator else self.generator) if is_kept else nullcontext():
             epoch = _Epoch(self, begun, place)
-        self._begun = place, begun
+        cursor.has_begun(place, begun)
         return epoch
-
-    def _is_through(self) -> bool:
-        """Returns true if all batches of the epoch were handed out, and none was asked for after the last."""
-        if self._resume is not None or self._place.used == 0:
-            return False
-        try:
-            return self._plan.left(self._place) == 0
-        except TypeError:
-            return False
-
-    def _settle(self) -> None:
-        """Sets the epoch that comes next: the one after a finished epoch, or the one that a sampler of torch's was told."""
-        if self._is_through():
-            self._place = EpochPlace(self._place.epoch + 1)
-        sampler = self.sampler
-        if type(sampler) is DistributedSampler and sampler.epoch != self._place.epoch:
-            self.set_epoch(sampler.epoch)
-
-    def _coming(self) -> EpochPlace:
-        """Returns the place where the next epoch begins."""
-        return self._resume or EpochPlace(self._place.epoch + self._is_through())
-
-    def _plan_now(self) -> OrderPlan:
-        """Returns the order of an epoch that begins now, over the dataset as long as it is now."""
-        if not self._ordering.has_stale_length(self._plan, self.dataset):
-            return self._plan
-        if self._agent is not None:
-            raise LoaderError(
-                f"the dataset has {len(self.dataset)} samples, and had {self._plan.samples} when the loader was made; a cache is for "
-                "datasets whose length stays: make another loader, or leave out cache="
-            )
-        plan = self._ordering.plan(self.dataset, self._located, self.generator, may_be_empty=True)
-        # A state may have brought it.
-        plan.seed = self._plan.seed
-        return plan
 
     def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> AgentRank | None:
         if not cache:
@@ -398,7 +322,7 @@ class DataLoader(Generic[T_co]):
             )
         batches = self._ahead * (1 if self._is_in_threads() else self.num_workers)
         batch_size = self.batch_size if self._is_batching else 1
-        return agent_of(self.dataset, self._plan, batch_size, RankLookahead(batches, self.rank, self.world_size), cache, choices)
+        return agent_of(self.dataset, self._cursor.plan, batch_size, RankLookahead(batches, self.rank, self.world_size), cache, choices)
 
     def _is_in_threads(self) -> bool:
         return self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True)
@@ -437,15 +361,15 @@ class DataLoader(Generic[T_co]):
         if not self._is_in_threads():
             serving = None
             if self._agent is not None and self._located is not None:
-                tell_epoch(self.dataset, self._place.epoch)
+                tell_epoch(self.dataset, self.epoch)
                 serving = WorkerServing(self._agent, begun.order, self._located.locate)
-            return InProcesses(self._processes_now(), begun, serving, is_known=self._plan.is_known)
+            return InProcesses(self._processes_now(), begun, serving, is_known=self._cursor.plan.is_known)
         if not (self._has_drawn and self.persistent_workers):
             # Torch's loader does, each time that it starts workers.
             Draws(self.generator).draw()
             self._has_drawn = True
         assert self._located is not None
-        tell_epoch(self.dataset, self._place.epoch)
+        tell_epoch(self.dataset, self.epoch)
         collate, device = self._collate(), pinning_device() if self.pin_memory else None
 
         def finish(batch: Any) -> Any:  # noqa: ANN401  (a batch)
@@ -492,7 +416,7 @@ class _Epoch:
             self._batches += 1
             loader.padding = self._begun.padding_of(batch.iteration)
             # Counted before it is handed out, so that a state that is taken while it is trained with has it.
-            loader._place = self._begun.place_after(self._batches)
+            loader._cursor.place = self._begun.place_after(self._batches)
             if not fetched.failed:
                 return fetched.value
 
@@ -526,7 +450,7 @@ class _Epoch:
     def _end(self) -> None:
         self._stop()
         loader = self._loader
-        loader._place = EpochPlace(self._number + 1)
+        loader._cursor.place = EpochPlace(self._number + 1)
         loader.padding = 0
         loader.last_report = report = self._meter.report()
         agent, is_asked = loader._agent, _told.is_asked()
