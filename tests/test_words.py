@@ -24,6 +24,7 @@ Rule = Callable[[str, str], Iterator[str]]
 ELSEWHERE = (
     "crates/agent/",
     "crates/cli/",
+    "crates/settings/",
     "crates/contract/",
     "crates/digest/",
     "crates/images/",

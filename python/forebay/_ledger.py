@@ -1,6 +1,6 @@
 """What this process tells of itself for the record of the `forebay run` that it is part of.
 
-JSON lines, in a file beside the run's page for each kind of what is told. `crates/cli/src/ledger.rs` reads them.
+JSON lines, in a file beside the run's page for each kind of what is told. `crates/cli/src/run/ledger.rs` reads them.
 """
 
 import contextlib

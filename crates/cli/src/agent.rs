@@ -11,8 +11,7 @@ use forebay_agent::{
     RoleSetup,
     host::{error::AgentError, start::EXIT_ALREADY_RUNNING},
 };
-
-use crate::refusal::EXIT_BAD_INPUT;
+use forebay_settings::refusal::EXIT_BAD_INPUT;
 
 /// Plays the role that the settings on standard input name; errors go to its log. Returns the exit status.
 pub fn main() -> u8 {

@@ -1,5 +1,7 @@
 //! Exactly what was typed. What it means is decided in `config.rs`.
 
+mod flags;
+
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -9,8 +11,7 @@ use clap::{
     CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-
-use crate::refusal::Refusal;
+use forebay_settings::refusal::Refusal;
 
 /// Serves an unmodified program's data from local disk instead of a slow shared file system.
 #[derive(Debug, Parser)]
@@ -23,12 +24,12 @@ use crate::refusal::Refusal;
 FOREBAY=off in the environment runs every program untouched. `forebay COMMAND --help` explains a command."
 )]
 pub struct Args {
-    /// What to do.
+    /// Command to carry out.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Command to carry out.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program, its files served from local tiers
@@ -88,7 +89,7 @@ pub enum Command {
     ProfileReader,
 }
 
-/// What is common to `run` and `doctor`.
+/// Options that `run`, `warm` and `doctor` share.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Choices {
     /// A directory whose files are to be served [default: every network file system]
@@ -394,7 +395,7 @@ PROGRAM is the job's own; both call forebay.clone.session(...). With as many ran
 goes on training, its results unchanged. The exit status is the program's own. docs/fork.md has an example."
 )]
 pub struct CloneArgs {
-    /// What else there is to do with clones.
+    /// Other commands for clones.
     #[command(subcommand)]
     pub command: Option<CloneCommand>,
     /// The job: the name that it was given, its scheduler's id, or the name that it printed
@@ -415,7 +416,7 @@ pub struct CloneArgs {
     pub program: Vec<OsString>,
 }
 
-/// What else there is to do with clones.
+/// Other commands for clones.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum CloneCommand {
     /// List the jobs on this node that can be forked
@@ -449,7 +450,7 @@ pub enum ConfigCommand {
     Show,
 }
 
-/// What the words of a command line come to.
+/// Result of parsing a command line.
 #[derive(Debug)]
 pub enum Typed {
     /// A command.

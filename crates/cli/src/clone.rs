@@ -4,7 +4,7 @@
 use std::{
     fmt::Write as _,
     io::Write as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::Duration,
@@ -12,31 +12,29 @@ use std::{
 
 use forebay_agent::{
     forks::{
-        self, FORK_SHADOW_MAX, ForkConfig,
+        FORK_SHADOW_MAX,
         client::{Forking, jobs},
         protocol::{ForkProgress, ForkableJob},
     },
     host::error::AgentError,
 };
 use forebay_contract::env;
+use forebay_settings::{environment::Environment, refusal::Refusal, roles, text};
 use serde_json::{Map, Value, json};
 
 use crate::{
     args::{CloneArgs, CloneCommand},
-    child::{self, Ended, Launch},
-    config::{Config, Flags},
-    environment::Environment,
-    mounts::Mounts,
-    places, print,
-    program::Program,
+    print,
     progress::Progress,
-    refusal::Refusal,
-    text,
+    run::{
+        child::{self, Ended, Launch},
+        program::Program,
+    },
 };
 
-/// How often it is asked how far the clone is.
+/// Interval between two questions for a clone's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Of each rank of a clone: it waits, its state is taken, it has loaded it.
+/// Stages of each rank of a clone: it waits, its state is taken, it has loaded it.
 const STAGES: u64 = 3;
 
 const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
@@ -47,7 +45,7 @@ const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
 /// Bad input, or no such job. Nothing has run then.
 pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
     match (&args.command, &args.job) {
-        (Some(CloneCommand::Ls { json }), _) => Ok(print(&list(*json, &forks_dir(environment, false)?)?)),
+        (Some(CloneCommand::Ls { json }), _) => Ok(print(&list(*json, &roles::forks_dir(environment)?)?)),
         (None, Some(job)) => run(job, args, environment),
         (None, None) => Err(Refusal::bad_input(format_args!(
             "no job was given: {USAGE}; forebay clone ls lists what trains here"
@@ -60,21 +58,8 @@ pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal>
 /// # Errors
 /// When the runtime directory is refused, or no agent answers in time.
 pub fn fork_agent(environment: &Environment) -> Result<String, Refusal> {
-    let forks_dir = forks_dir(environment, true)?;
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
-    let config = ForkConfig { forks_dir };
-    forks::client::start(&config, &exe).map_err(Refusal::bad_input)?;
-    Ok(format!("{}\n", config.forks_dir.display()))
-}
-
-fn forks_dir(environment: &Environment, make: bool) -> Result<PathBuf, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
-    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
-    if make {
-        let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
-        places::make(&runtime_dir, &state_dir)?;
-    }
-    Ok(runtime_dir.value.join(forks::DIR))
+    Ok(format!("{}\n", roles::start_fork_agent(environment, &exe)?.display()))
 }
 
 fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
@@ -86,7 +71,7 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
         .first()
         .ok_or_else(|| Refusal::bad_input(format_args!("no program was given: {USAGE}")))?;
     let program = Program::find(name, environment)?;
-    let dir = forks_dir(environment, false)?;
+    let dir = roles::forks_dir(environment)?;
     let forking = match Forking::begin(&dir, job, at, shadow) {
         Ok(forking) => forking,
         Err(AgentError::Refused(refusal)) => return Err(Refusal::bad_input(refusal.why)),
@@ -197,7 +182,7 @@ fn when(text: &str) -> Result<Option<u64>, Refusal> {
     }
 }
 
-/// How many steps the clone takes on probation.
+/// Returns the number of steps for which `--verify` compares clone and parent after loading; 0 for `digest`.
 fn shadow(text: &str) -> Result<u32, Refusal> {
     let steps = text.strip_prefix("shadow:").map(str::parse);
     match steps {
@@ -312,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Whether the agent answered, and how often it was asked.
+    /// Returns `watch`'s result for these answers of the agent, and the number of questions.
     fn watched(answers: &[ForkProgress]) -> (bool, usize) {
         let (_runs, ended) = mpsc::channel();
         let asked = Cell::new(0);

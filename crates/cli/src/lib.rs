@@ -9,55 +9,25 @@
 
 pub mod agent;
 pub mod args;
-mod beside;
-pub mod child;
-pub mod clean;
 pub mod clone;
-pub mod config;
-pub mod doctor;
-pub mod elf;
-pub mod environment;
-pub mod exclude;
-pub mod forks;
-pub mod ledger;
-pub mod library;
+pub mod inspect;
 pub mod loader;
-pub mod loaders;
-pub mod ls;
-pub mod measure;
-pub mod metrics;
-pub mod mounts;
 pub mod page;
-pub mod places;
 pub mod plan;
-pub mod planner;
-pub mod profile;
-pub mod program;
 pub mod progress;
-pub mod ram;
-pub mod read_all;
-pub mod record;
-pub mod refusal;
-pub mod report;
 pub mod run;
-pub mod show;
-pub mod size;
-pub mod sources;
-pub mod summary;
-pub mod text;
-pub mod tier_order;
-pub mod tiers;
-pub mod timeline;
-pub mod top;
-pub mod used;
 pub mod view;
-pub mod warm;
 
 use std::io::{Read, Write};
 
 use args::{Command, ConfigCommand, Typed};
-use environment::Environment;
-use refusal::{EXIT_BAD_INPUT, Refusal};
+use forebay_settings::{
+    environment::Environment,
+    refusal::{EXIT_BAD_INPUT, Refusal},
+};
+use inspect::{clean, doctor, ls, measure, metrics, report, show, top};
+use plan::{planner, profile};
+use run::{child, read_all, warm};
 
 /// Does what the command line says; gives the exit status.
 pub fn main() -> u8 {
@@ -115,6 +85,11 @@ fn print(text: &str) -> u8 {
         }
         _ => 0,
     }
+}
+
+/// Writes to standard error in one piece, so that the lines of several processes do not mix. A closed standard error is no fault.
+fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Reads files for `doctor`, which waits for the answer.

@@ -3,18 +3,17 @@
 use std::{env::current_exe, path::PathBuf};
 
 use forebay_agent::samples::{self, LoaderConfig, protocol::DiskSetting};
-use serde::Serialize;
-
-use crate::{
-    args::{Choices, LoaderAgentArgs},
+use forebay_settings::{
     config::{Config, Flags},
     environment::Environment,
     mounts::Mounts,
     places,
     refusal::Refusal,
-    tiers::{self, Chosen},
-    used,
+    tiers::{self, Chosen, used},
 };
+use serde::Serialize;
+
+use crate::args::{Choices, LoaderAgentArgs};
 
 /// What is printed, as JSON.
 #[derive(Debug, Default, Serialize)]

@@ -13,7 +13,7 @@ const SHOWN_AFTER: Duration = Duration::from_secs(2);
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// How far something is. It may be told from several threads.
+/// Progress of some work. Several threads may report it.
 #[derive(Debug)]
 pub struct Progress {
     what: &'static str,
@@ -24,7 +24,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// So many pieces of work, called `what` in a word or two.
+    /// Starts with a number of pieces of work, which `what` names in a word or two.
     pub fn new(what: &'static str, pieces: u64) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(Some(pieces), ProgressDrawTarget::hidden());
@@ -40,13 +40,13 @@ impl Progress {
         }
     }
 
-    /// What is being done now.
+    /// Shows the present activity.
     pub fn note(&self, now: &str) {
         self.bar.set_message(now.to_owned());
         self.refresh();
     }
 
-    /// So many more pieces are done. The caller refreshes.
+    /// Counts more pieces as done. The caller refreshes.
     pub fn advance(&self, pieces: u64) {
         self.bar.inc(pieces);
     }

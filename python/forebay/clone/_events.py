@@ -10,7 +10,7 @@ A JSON line each, in a file beside the run's page:
      "digest": "9f...", "changes": {"lr": 0.01}, "parent_ranks": 2, "verified": "digest", "asked_at": 1795432620.5,
      "state_at": 1795432621.25, "loaded_at": 1795432621.5, "exists_at": 1795432621.5}
 
-Times of day are seconds since 1970. `crates/cli/src/forks.rs` reads them.
+Times of day are seconds since 1970. `crates/cli/src/run/forks.rs` reads them.
 """
 
 import time

@@ -8,7 +8,7 @@ A rank writes a JSON line at the end of each epoch:
      "agent": {"from_memory": 100000, "source_bytes": 25700000000, "rank_queued_us": 1200000}}
 
 `agent` has the counts of the node's agent during the epoch (`rank_...`: for this rank alone); it is empty without an
-agent. `crates/cli/src/loaders.rs` reads them.
+agent. `crates/cli/src/run/loaders.rs` reads them.
 """
 
 from collections.abc import Mapping

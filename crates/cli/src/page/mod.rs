@@ -76,7 +76,7 @@ impl Page {
         self.html.push_str("</table></div>\n");
     }
 
-    /// What is shown only when it is asked for.
+    /// Content that a reader has to unfold.
     pub fn details(&mut self, title: &str, inside: impl FnOnce(&mut Self)) {
         let _ = writeln!(self.html, "<details><summary>{}</summary>", escaped(title));
         inside(self);
@@ -92,7 +92,7 @@ impl Page {
         self.html.push_str("</div>\n");
     }
 
-    /// What colours stand for.
+    /// Legend of the colours.
     pub fn legend<'a>(&mut self, names: impl IntoIterator<Item = (&'a str, RGBColor)>) {
         self.html.push_str("<p class=\"legend\">");
         for (name, RGBColor(red, green, blue)) in names {

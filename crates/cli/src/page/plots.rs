@@ -37,16 +37,16 @@ const DOTS_MAX: usize = 40;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// What stands around a plot.
+/// Title and axes of a plot.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// Width and height in pixels.
     pub size: (u32, u32),
-    /// What the horizontal axis shows, with its unit.
+    /// Quantity of the horizontal axis, with its unit.
     pub x_label: String,
-    /// What the vertical axis shows, with its unit.
+    /// Quantity of the vertical axis, with its unit.
     pub y_label: String,
-    /// Where the vertical axis ends; none: above what is drawn.
+    /// End of the vertical axis; `None`: just above the largest value.
     pub y_end: Option<f64>,
 }
 
@@ -65,7 +65,7 @@ impl Frame {
 /// The colour of what is no policy, but a limit.
 pub const LIMIT: RGBColor = SERIES[6];
 
-/// What lies between places on the horizontal axis, each with its colour.
+/// Row of coloured spans on the horizontal axis.
 #[derive(Clone, Debug)]
 pub struct Lane {
     /// Its name, beside it.
@@ -90,7 +90,7 @@ pub struct Line {
 struct Axis {
     end: f64,
     marks: Vec<f64>,
-    /// Of one unit each, instead of numbers.
+    /// Labels of the axis, one for each unit, instead of numbers.
     names: Vec<String>,
 }
 
@@ -305,7 +305,7 @@ fn ticks(end: f64) -> Vec<f64> {
 /// A number without zeros that say nothing: `0.5`, `1,200`.
 fn plain(value: f64) -> String {
     if value >= 1000.0 {
-        return crate::text::count(value.round() as u64);
+        return forebay_settings::text::count(value.round() as u64);
     }
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,0 +1,297 @@
+//! Every metric: its name, what it means, and where its value comes from. Names are those of OpenTelemetry's conventions as Prometheus writes
+//! them: the unit, spelled out, then `_total` for what only grows. No label holds a path or a name that a user chose.
+
+use std::collections::BTreeMap;
+
+use forebay_agent::tiering::Counts;
+use forebay_contract::Counter;
+use prometheus::{
+    TextEncoder,
+    proto::{self, LabelPair, MetricFamily, MetricType},
+};
+
+use super::Agent;
+use crate::run::derived::{MISSED, NOT_LISTED, PASSED};
+use forebay_settings::refusal::Refusal;
+
+/// Labels beside the agent's own, and a value.
+type Sample = (Vec<(&'static str, String)>, f64);
+
+struct Metric {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    samples: fn(&Agent) -> Vec<Sample>,
+}
+
+/// The one histogram: its name, and what it means.
+const SOURCE_OPEN: (&str, &str) = (
+    "forebay_source_open_duration_seconds",
+    "Time that an open for reading took which the source answered, as the program saw it",
+);
+
+const fn counter(name: &'static str, help: &'static str, samples: fn(&Agent) -> Vec<Sample>) -> Metric {
+    Metric {
+        name,
+        help,
+        kind: MetricType::COUNTER,
+        samples,
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str, samples: fn(&Agent) -> Vec<Sample>) -> Metric {
+    Metric {
+        name,
+        help,
+        kind: MetricType::GAUGE,
+        samples,
+    }
+}
+
+/// In the order in which they are written.
+const METRICS: &[Metric] = &[
+    gauge("forebay_runs", "Runs that the agent serves now", |agent| {
+        one(agent.totals.status.runs)
+    }),
+    counter(
+        "forebay_covered_processes_total",
+        "Processes that the preload library served",
+        |agent| one(agent.totals.doors.of(Counter::Processes)),
+    ),
+    counter(
+        "forebay_opens_total",
+        "Opens for reading under the sources, by who answered",
+        |agent| by_origin(agent, |answered| answered.opens, from_source(&agent.totals.doors)),
+    ),
+    counter(
+        "forebay_opened_file_size_bytes_total",
+        "Sizes of the files that were opened for reading under the sources, by who answered",
+        |agent| by_origin(agent, |answered| answered.bytes, agent.totals.doors.of(Counter::FromSourceBytes)),
+    ),
+    counter(
+        "forebay_passed_opens_total",
+        "Opens under the sources that no tier answered though a copy was known, or that none could, by reason",
+        |agent| {
+            let passed = MISSED.iter().chain(PASSED);
+            passed
+                .map(|counter| {
+                    let name = counter.name();
+                    let reason = name.strip_prefix("pass_").unwrap_or(name);
+                    (vec![("reason", reason.into())], agent.totals.doors.of(*counter) as f64)
+                })
+                .collect()
+        },
+    ),
+    counter(
+        "forebay_listings_total",
+        "Directories under the sources that programs listed",
+        |agent| one(agent.totals.doors.of(Counter::SourceListings)),
+    ),
+    counter(
+        "forebay_saved_listings_total",
+        "Directories under the sources that were listed on the node",
+        |agent| one(agent.totals.doors.of(Counter::ListingsSaved)),
+    ),
+    counter(
+        "forebay_passed_listings_total",
+        "Directories that the source listed though a listing was known or could have been made, by reason",
+        |agent| {
+            let passed = NOT_LISTED.iter();
+            passed
+                .map(|counter| {
+                    let name = counter.name();
+                    let reason = name.strip_prefix("listings_").unwrap_or(name);
+                    (vec![("reason", reason.into())], agent.totals.doors.of(*counter) as f64)
+                })
+                .collect()
+        },
+    ),
+    counter(
+        "forebay_hand_overs_total",
+        "Files that programs opened and the agent was handed",
+        |agent| one(agent.totals.status.handed_over),
+    ),
+    counter("forebay_copied_files_total", "Files copied to a tier", |agent| {
+        one(agent.totals.status.files_copied)
+    }),
+    counter("forebay_copied_bytes_total", "Bytes of files copied to a tier", |agent| {
+        one(agent.totals.status.bytes_copied)
+    }),
+    counter("forebay_kept_listings_total", "Listings of directories kept in a tier", |agent| {
+        one(agent.totals.status.listings_kept)
+    }),
+    counter(
+        "forebay_prefetched_files_total",
+        "Files copied to a tier before any program had opened them",
+        |agent| one(agent.totals.status.prefetched_files),
+    ),
+    counter(
+        "forebay_prefetched_bytes_total",
+        "Bytes of files copied to a tier before any program had opened them",
+        |agent| one(agent.totals.status.prefetched_bytes),
+    ),
+    counter(
+        "forebay_not_copied_files_total",
+        "Hand-overs that came to no copy, by reason",
+        |agent| by_reason(&agent.totals.status.not_copied),
+    ),
+    counter(
+        "forebay_not_kept_listings_total",
+        "Directories that programs listed and of which no listing was kept, by reason",
+        |agent| by_reason(&agent.totals.status.listings_not_kept),
+    ),
+    counter("forebay_adopted_copies_total", "Copies of earlier agents taken over", |agent| {
+        one(agent.totals.status.adopted)
+    }),
+    counter(
+        "forebay_invalidated_names_total",
+        "Names found changed or gone at the source",
+        |agent| one(agent.totals.status.invalidated),
+    ),
+    counter(
+        "forebay_source_read_bytes_total",
+        "Bytes the agent read of source files, those in the page cache among them",
+        |agent| one(agent.totals.status.source_bytes_read),
+    ),
+    gauge("forebay_copies_in_flight", "Copies of files being made or waiting", |agent| {
+        one(agent.totals.status.files_in_flight())
+    }),
+    gauge("forebay_tier_usage_bytes", "Bytes of copies in a tier", |agent| {
+        by_tier(agent, |tier| tier.used_bytes)
+    }),
+    gauge("forebay_tier_limit_bytes", "Most bytes of copies in a tier", |agent| {
+        by_tier(agent, |tier| tier.quota_bytes)
+    }),
+    gauge("forebay_tier_copies", "Copies of files in a tier", |agent| {
+        by_tier(agent, |tier| tier.files)
+    }),
+    gauge("forebay_tier_up", "Whether a tier is in use (1) or switched off (0)", |agent| {
+        by_tier(agent, |tier| u64::from(tier.off.is_none()))
+    }),
+    counter("forebay_agent_cpu_time_seconds_total", "Processor time of the agent", |agent| {
+        vec![(Vec::new(), agent.totals.status.cpu_ms as f64 / 1e3)]
+    }),
+];
+
+/// Opens that the source answered, those that failed not among them: each is counted as one of these. All opens less those of the tiers would go
+/// back now and then, for counters are not read all at once.
+fn from_source(doors: &Counts) -> u64 {
+    const BECAME: &[Counter] = &[
+        Counter::HandedOver,
+        Counter::DroppedFull,
+        Counter::DroppedNoAgent,
+        Counter::NoRoom,
+        Counter::NotRegular,
+        Counter::TierOff,
+    ];
+    BECAME.iter().map(|counter| doors.of(*counter)).sum()
+}
+
+fn one(value: u64) -> Vec<Sample> {
+    vec![(Vec::new(), value as f64)]
+}
+
+fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<Sample> {
+    refused
+        .iter()
+        .map(|(why, number)| (vec![("reason", why.clone())], *number as f64))
+        .collect()
+}
+
+fn by_tier(agent: &Agent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<Sample> {
+    let tiers = agent.totals.status.tiers.iter().enumerate();
+    tiers
+        .map(|(at, tier)| (vec![("tier", at.to_string())], value(tier) as f64))
+        .collect()
+}
+
+fn by_origin(agent: &Agent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<Sample> {
+    let tiers = agent.totals.doors.tiers.iter().enumerate();
+    tiers
+        .map(|(at, answered)| (vec![("origin", format!("tier_{at}"))], value(answered) as f64))
+        .chain([(vec![("origin", "source".into())], source as f64)])
+        .collect()
+}
+
+/// All of it. What no agent has a value for is left out.
+///
+/// # Errors
+/// Never, for names and labels are ours.
+pub(super) fn text(agents: &[Agent]) -> Result<String, Refusal> {
+    let mut families = vec![family(
+        "forebay_agents",
+        "Agents of this user that stand on this node",
+        MetricType::GAUGE,
+        vec![value(MetricType::GAUGE, Vec::new(), agents.len() as f64)],
+    )];
+    for metric in METRICS {
+        let samples = agents.iter().flat_map(|agent| {
+            (metric.samples)(agent).into_iter().map(|(labels, number)| {
+                let all = labels_of(agent, labels);
+                value(metric.kind, all, number)
+            })
+        });
+        families.push(family(metric.name, metric.help, metric.kind, samples.collect()));
+    }
+    let durations = agents
+        .iter()
+        .map(|agent| histogram(labels_of(agent, Vec::new()), &agent.totals.doors));
+    let (name, help) = SOURCE_OPEN;
+    families.push(family(name, help, MetricType::HISTOGRAM, durations.collect()));
+    families.retain(|family| !family.get_metric().is_empty());
+    TextEncoder::new()
+        .encode_to_string(&families)
+        .map_err(|error| Refusal::with_status(1, format_args!("the metrics can't be written: {error}")))
+}
+
+fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {
+    let buckets = doors.source_open.cumulative().map(|(bound_s, shorter)| {
+        let mut bucket = proto::Bucket::default();
+        bucket.set_upper_bound(bound_s);
+        bucket.set_cumulative_count(shorter);
+        bucket
+    });
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(doors.source_open.count());
+    histogram.set_sample_sum(doors.of(Counter::SourceOpenNs) as f64 / 1e9);
+    let mut metric = proto::Metric::from_label(labels);
+    metric.set_histogram(histogram);
+    metric
+}
+
+fn labels_of(agent: &Agent, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {
+    let own = [("agent", agent.key.clone()), ("user_id", agent.user_id.to_string())];
+    own.into_iter()
+        .chain(more)
+        .map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name(name.to_owned());
+            pair.set_value(value);
+            pair
+        })
+        .collect()
+}
+
+fn family(name: &str, help: &str, kind: MetricType, metrics: Vec<proto::Metric>) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(name.to_owned());
+    family.set_help(help.to_owned());
+    family.set_field_type(kind);
+    family.set_metric(metrics);
+    family
+}
+
+fn value(kind: MetricType, labels: Vec<LabelPair>, number: f64) -> proto::Metric {
+    let mut metric = proto::Metric::from_label(labels);
+    if kind == MetricType::COUNTER {
+        let mut counter = proto::Counter::default();
+        counter.set_value(number);
+        metric.set_counter(counter);
+    } else {
+        let mut gauge = proto::Gauge::default();
+        gauge.set_value(number);
+        metric.set_gauge(gauge);
+    }
+    metric
+}

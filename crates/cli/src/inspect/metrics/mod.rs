@@ -1,0 +1,66 @@
+//! `forebay metrics`: what this user's agents on this node have done, in the text format of Prometheus.
+//!
+//! It is printed, or written into a file for the textfile collector of node_exporter. There is no port: every user of a node can read one
+//! on the loopback, and who watches a cluster has a collector on each node already.
+
+mod exposition;
+
+use std::{path::Path, thread, time::Duration};
+
+use forebay_agent::tiering::{Connection, Totals};
+use forebay_settings::{
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places::{self, agents_in},
+    refusal::Refusal,
+    write::write_whole,
+};
+use rustix::process::geteuid;
+
+use crate::args::MetricsArgs;
+
+/// The collector runs as another user. Nothing in the file is private: no path, no command line.
+const FILE_MODE: u32 = 0o644;
+
+/// An agent, as it is known outside.
+#[derive(Debug)]
+struct Agent {
+    /// The name of its directory: a digest of its tiers.
+    key: String,
+    user_id: u32,
+    totals: Totals,
+}
+
+/// Prints, or writes into a file, once or again and again; gives what is to be printed.
+///
+/// # Errors
+/// A file that can't be written.
+pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, Refusal> {
+    let config = Config::resolve(&Flags::default(), environment)?;
+    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
+    let Some(file) = args.write.as_ref().map(|file| environment.make_absolute(file)) else {
+        return exposition::text(&agents(&runtime_dir));
+    };
+    loop {
+        let text = exposition::text(&agents(&runtime_dir))?;
+        write_whole(&file, text.as_bytes(), FILE_MODE)
+            .map_err(|error| Refusal::bad_input(format_args!("--write {}: {error}; name another file", file.display())))?;
+        match args.every {
+            Some(seconds) => thread::sleep(Duration::from_secs_f64(seconds)),
+            None => return Ok(String::new()),
+        }
+    }
+}
+
+/// Returns the agents that answer.
+fn agents(runtime_dir: &Path) -> Vec<Agent> {
+    let ask = |dir: &Path| {
+        Some(Agent {
+            key: dir.file_name()?.to_string_lossy().into_owned(),
+            user_id: geteuid().as_raw(),
+            totals: Connection::open(dir).and_then(|mut agent| agent.totals()).ok()?,
+        })
+    };
+    agents_in(runtime_dir).iter().filter_map(|dir| ask(dir)).collect()
+}

@@ -1,0 +1,152 @@
+//! A record of a run, read again.
+
+use std::{collections::BTreeMap, path::Path};
+
+use forebay_agent::tiering::protocol::Status;
+use forebay_contract::Counter;
+use serde::Deserialize;
+
+use super::read;
+use crate::run::{
+    derived::Derived,
+    forks, loaders,
+    record::SCHEMA,
+    timeline::{Epochs, Files, Timeline},
+};
+use forebay_settings::refusal::Refusal;
+
+/// Content of a run's record. Records of earlier versions hold no times.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Recorded {
+    /// The version of forebay that wrote it.
+    pub forebay: String,
+    /// The command line.
+    pub command: Vec<String>,
+    /// Name of the host.
+    pub host: String,
+    /// Time of the run's start, in UTC.
+    pub started: String,
+    /// Duration of the run, in seconds.
+    pub seconds: f64,
+    /// End of the program.
+    pub exit: Exit,
+    /// Settings with their origins.
+    pub settings: Settings,
+    /// Sources that were served.
+    pub sources: Vec<Source>,
+    /// From where.
+    pub tiers: Vec<Tier>,
+    /// Counters of the preload library, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// The agent's status at the end of the run; `None` if the agent ended earlier.
+    pub agent: Option<Status>,
+    /// Programs that could not be covered.
+    pub not_covered: Vec<NotCovered>,
+    /// Figures that follow from the counters.
+    pub derived: Derived,
+    /// Distribution of opens over files.
+    #[serde(default)]
+    pub files: Files,
+    /// Epochs.
+    #[serde(default)]
+    pub epochs: Vec<Epochs>,
+    /// Counters over time.
+    #[serde(default)]
+    pub timeline: Timeline,
+    /// Forks of its jobs.
+    #[serde(default)]
+    pub forks: Vec<forks::Told>,
+    /// Epochs of its data loaders.
+    #[serde(default)]
+    pub loaders: Vec<loaders::Told>,
+}
+
+/// End of a program.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// With a status.
+    Code(u8),
+    /// Number of the signal that ended it.
+    Signal(i32),
+}
+
+/// Settings that are shown.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Settings {
+    /// For how long copies were used.
+    pub freshness: Setting,
+}
+
+/// A setting.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Setting {
+    /// Its value.
+    pub value: String,
+}
+
+/// A source.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Source {
+    /// Its directory.
+    pub dir: String,
+    /// Type of its file system.
+    pub file_system: String,
+}
+
+/// A tier and what it answered.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Tier {
+    /// Its directory.
+    pub dir: String,
+    /// Most bytes of copies.
+    pub quota_bytes: u64,
+    /// Why it was chosen.
+    pub why: String,
+    /// Opens.
+    pub opens: u64,
+    /// Sizes of their files in bytes.
+    pub bytes: u64,
+}
+
+/// A program that ran as it would without Forebay.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NotCovered {
+    /// The program.
+    pub program: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Recorded {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// A file that can't be read, is no record, or is one of a later version.
+    pub fn read(file: &Path) -> Result<Self, Refusal> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let bytes = read(file)?;
+        let refuse = |error: serde_json::Error| {
+            Refusal::bad_input(format_args!(
+                "{}: {error}: this is no record of a run; name a file that forebay run --record wrote",
+                file.display()
+            ))
+        };
+        let Version { schema } = serde_json::from_slice(&bytes).map_err(refuse)?;
+        if schema != SCHEMA {
+            return Err(Refusal::bad_input(format_args!(
+                "{}: a record of version {schema}, and this forebay reads version {SCHEMA}; use the forebay that wrote it",
+                file.display()
+            )));
+        }
+        serde_json::from_slice(&bytes).map_err(refuse)
+    }
+
+    /// One of the doors' counters.
+    pub fn of(&self, counter: Counter) -> u64 {
+        self.counters.get(counter.name()).copied().unwrap_or(0)
+    }
+}

@@ -1,0 +1,107 @@
+//! `forebay top`: what this user's agents on this node do, now. Reads what agents and doors count; changes nothing.
+
+mod figures;
+mod screen;
+
+use std::{
+    io::{IsTerminal, Write},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_agent::{
+    host::shared::SharedFile,
+    tiering::{Connection, Counts, protocol::Status},
+};
+use forebay_contract::Run;
+use forebay_settings::{
+    config::{Config, Flags},
+    environment::Environment,
+    mounts::Mounts,
+    places::{self, agents_in},
+    refusal::Refusal,
+};
+
+use crate::args::TopArgs;
+
+/// Status of the agents at one moment.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Time of the look.
+    pub at: Instant,
+    /// Each agent that stands.
+    pub agents: Vec<Agent>,
+}
+
+/// An agent and its runs.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The agent's totals since its start.
+    pub status: Status,
+    /// Sums of the counters of its present runs.
+    pub counts: Counts,
+}
+
+impl Seen {
+    /// Looks now.
+    pub fn now(runtime_dir: &Path) -> Self {
+        Self {
+            at: Instant::now(),
+            agents: agents_in(runtime_dir).iter().filter_map(|dir| Agent::at(dir)).collect(),
+        }
+    }
+}
+
+impl Agent {
+    /// The agent that has its directory here; `None` if none answers.
+    fn at(dir: &Path) -> Option<Self> {
+        let status = Connection::open(dir).and_then(|mut agent| agent.status()).ok()?;
+        let mut counts = Counts::none(status.tiers.len());
+        for entry in dir.read_dir().into_iter().flatten().filter_map(Result::ok) {
+            if !entry.file_name().to_string_lossy().starts_with("run.") {
+                continue;
+            }
+            // A run that is just ending has no page any more.
+            if let Ok(page) = SharedFile::open(&entry.path())
+                && let Some(run) = Run::open(page.region())
+            {
+                counts.add(&Counts::read(&run, status.tiers.len()));
+            }
+        }
+        Some(Self {
+            dir: dir.to_owned(),
+            status,
+            counts,
+        })
+    }
+
+    /// Opens under the sources that the source answered.
+    pub fn from_source(&self) -> u64 {
+        self.counts.from_source_opens()
+    }
+}
+
+/// Shows what goes on until `q` is typed, or once.
+///
+/// # Errors
+/// A configuration that can't be read, or no terminal to draw on.
+pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), Refusal> {
+    let config = Config::resolve(&Flags::default(), environment)?;
+    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
+    let pause = Duration::from_secs_f64(args.interval);
+    if args.once || !std::io::stdout().is_terminal() {
+        let before = Seen::now(&runtime_dir);
+        if !before.agents.is_empty() {
+            thread::sleep(pause);
+        }
+        let text = figures::lines(&before, &Seen::now(&runtime_dir)).join("\n");
+        // That nobody reads it is no fault.
+        let _ = writeln!(std::io::stdout(), "{text}");
+        return Ok(());
+    }
+    screen::run(&runtime_dir, pause)
+        .map_err(|error| Refusal::bad_input(format_args!("the terminal: {error}; forebay top --once prints lines")))
+}

@@ -1,0 +1,94 @@
+//! Figures that follow from the counters of a run.
+
+use forebay_agent::tiering::{Counts, protocol::Status};
+use forebay_contract::Counter;
+use forebay_settings::text;
+use serde::{Deserialize, Serialize};
+
+/// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first open of a file
+/// is none of them.
+pub(crate) const MISSED: &[Counter] = &[
+    Counter::NoRoom,
+    Counter::Stale,
+    Counter::Tombstoned,
+    Counter::Live,
+    Counter::SourceChanged,
+    Counter::CopyGone,
+    Counter::TierOff,
+    Counter::DroppedFull,
+    Counter::DroppedNoAgent,
+];
+/// Opens that a copy could not stand in for.
+pub(crate) const PASSED: &[Counter] = &[
+    Counter::Writing,
+    Counter::Flags,
+    Counter::DirectoryDescriptor,
+    Counter::StdioMode,
+    Counter::OddPath,
+    Counter::NotRegular,
+    Counter::Excluded,
+    Counter::OtherName,
+    Counter::OtherNamespace,
+    Counter::NoPage,
+    Counter::Locked,
+];
+
+/// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one. The first listing of a
+/// directory is none of them, but under `on_open`.
+pub(crate) const NOT_LISTED: &[Counter] = &[
+    Counter::ListingsStale,
+    Counter::ListingsTombstoned,
+    Counter::ListingsPassed,
+    Counter::ListingsExcluded,
+    Counter::ListingsDropped,
+];
+
+/// Figures that follow from the counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Derived {
+    /// Opens for reading under the sources.
+    pub source_opens: u64,
+    /// Opens under the sources that a tier answered.
+    pub tier_opens: u64,
+    /// Sizes of the files that these opened.
+    pub tier_bytes: u64,
+    /// Opens under the sources that the source answered.
+    pub from_source_opens: u64,
+    /// The most that tiers could have answered: every open but the first of each file that was copied in this run, or is being
+    /// copied. An upper bound, for files that were never copied had a first open, too.
+    pub tier_opens_at_most: u64,
+    /// `tier_opens` of `source_opens`.
+    pub saved_share: f64,
+    /// `tier_opens` of `tier_opens_at_most`.
+    pub share_of_possible: f64,
+    /// The median of what opens took that the source answered, in seconds, at most a quarter off; none, if there were none.
+    #[serde(default)]
+    pub source_open_median_s: Option<f64>,
+    /// Their 99th percentile, likewise.
+    #[serde(default)]
+    pub source_open_p99_s: Option<f64>,
+}
+
+impl Derived {
+    /// From what doors and agent counted.
+    pub fn from(counts: &Counts, agent: Option<&Status>) -> Self {
+        let tier_opens = counts.tier_opens();
+        let source_opens = counts.source_opens();
+        // What is in flight may be other runs' as well.
+        let first_opens = agent
+            .map_or(0, |status| status.files_copied + status.files_in_flight())
+            .min(counts.of(Counter::HandedOver));
+        let at_most = source_opens.saturating_sub(first_opens).max(tier_opens);
+        Self {
+            source_opens,
+            tier_opens,
+            tier_bytes: counts.tiers.iter().map(|tier| tier.bytes).sum(),
+            from_source_opens: source_opens - tier_opens,
+            tier_opens_at_most: at_most,
+            saved_share: text::ratio(tier_opens, source_opens),
+            share_of_possible: text::ratio(tier_opens, at_most),
+            source_open_median_s: counts.source_open.quantile_s(0.5),
+            source_open_p99_s: counts.source_open.quantile_s(0.99),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What a run will do, decided before anything runs. `run` carries it out, `doctor` explains it.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::tiering::{AgentConfig, RunRequest, TierSetting};
+use forebay_settings::{
+    config::{Config, Prefetch, Setting, TierOrder, freshness_text},
+    environment::Environment,
+    mounts::Mounts,
+    places,
+    refusal::Refusal,
+    sources::Sources,
+    text,
+    tiers::{self, Chosen, used},
+};
+
+use crate::run::{exclude, library, ram, tier_order};
+
+/// Everything that was decided.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Resolved settings.
+    pub config: Config,
+    /// Directories that are served.
+    pub sources: Sources,
+    /// Tiers for copies, top first.
+    pub tiers: Vec<Chosen>,
+    /// Patterns of files that are the source's alone, as the run page has them.
+    pub excludes: Vec<u8>,
+    /// Why nothing is to be done, if so.
+    pub idle: Option<String>,
+    /// The preload library.
+    pub library: PathBuf,
+    /// Sockets and shared memory.
+    pub runtime_dir: Setting<PathBuf>,
+    /// Records and the user's secret.
+    pub state_dir: Setting<PathBuf>,
+}
+
+impl Plan {
+    /// Decides. Nothing is made or written.
+    ///
+    /// # Errors
+    /// Whatever was asked for and can't be.
+    pub fn make(config: Config, words: &[OsString], environment: &Environment, exe: &Path) -> Result<Self, Refusal> {
+        let mounts = Mounts::read();
+        let runtime_dir = places::runtime_dir(&config, environment, &mounts);
+        let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
+        let sources = Sources::find(&config.sources, words, environment, &mounts)?;
+        let named = tiers::named(&config.tiers, &sources.found, &mounts)?;
+        let library = library::find(&config.preload, exe)?;
+        let excludes = exclude::page_text(&config.excludes)?;
+        let mut plan = Self {
+            config,
+            sources,
+            tiers: named,
+            excludes,
+            idle: None,
+            library,
+            runtime_dir,
+            state_dir,
+        };
+        if plan.sources.found.is_empty() {
+            let rest = plan
+                .sources
+                .notes
+                .first()
+                .map_or_else(|| "--source DIR serves any other directory".into(), Clone::clone);
+            plan.idle = Some(format!("no network file system is mounted ({rest})"));
+        } else if plan.tiers.is_empty() {
+            match tiers::find(environment, &plan.sources, &mounts, &plan.state_dir.value) {
+                Ok(tier) => plan.tiers.push(tier),
+                Err(why) if plan.config.ram.value.is_some() => plan.sources.notes.push(format!("{why}: copies lie in memory only")),
+                Err(why) => plan.idle = Some(format!("{why} (--tier DIR=SIZE names one)")),
+            }
+        }
+        if let (None, Some(value)) = (&plan.idle, plan.config.ram.value) {
+            let wish = Setting {
+                value,
+                origin: plan.config.ram.origin.clone(),
+            };
+            ram::put_above(&mut plan.tiers, &wish, &plan.runtime_dir.value, &mounts)?;
+        }
+        Ok(plan)
+    }
+
+    /// Puts the tiers into the order that was asked for, with what is measured for that.
+    pub fn order_tiers(&mut self) {
+        if self.config.tier_order.value == TierOrder::Speed {
+            tier_order::arrange(&mut self.tiers, &self.runtime_dir.value, &self.state_dir.value);
+        }
+    }
+
+    /// Makes our own directories, puts the tiers in order, and remembers which are used.
+    ///
+    /// # Errors
+    /// When one of them can't be made or is not private.
+    pub fn settle(&mut self) -> Result<(), Refusal> {
+        places::make(&self.runtime_dir, &self.state_dir)?;
+        // Runs that begin at the same time measure once, and come to the same order.
+        let _alone = (self.config.tier_order.value == TierOrder::Speed).then(|| used::lock(&self.state_dir.value));
+        self.order_tiers();
+        used::remember(&self.state_dir.value, &self.tiers, self.config.tiers.value.is_empty());
+        Ok(())
+    }
+
+    /// Returns the request to the agent.
+    pub fn request(&self) -> RunRequest {
+        let tiers: Vec<TierSetting> = self.tiers.iter().map(|tier| tier.setting.clone()).collect();
+        RunRequest {
+            agent: AgentConfig::for_tiers(
+                &self.runtime_dir.value,
+                &self.state_dir.value,
+                &tiers,
+                self.config.policy.value,
+                self.config.keep.value,
+            ),
+            sources: self.sources.spellings.clone(),
+            freshness: self.config.freshness.value,
+            prefetch: self.config.prefetch.value == Prefetch::Idle,
+            excludes: self.excludes.clone(),
+        }
+    }
+
+    /// Returns the choices as one line.
+    pub fn line(&self) -> String {
+        let sources = named_few(
+            self.sources
+                .found
+                .iter()
+                .map(|source| format!("{} ({})", source.dir.display(), source.fs_type)),
+        );
+        let tiers = named_few(self.tiers.iter().map(|tier| {
+            let setting = &tier.setting;
+            format!("{} (up to {}; {})", setting.label(), text::bytes(setting.bytes), tier.why)
+        }));
+        format!("{sources} from {tiers}, {}", freshness_text(self.config.freshness.value))
+    }
+}
+
+/// The first few, and how many more there are.
+fn named_few(names: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 3;
+    let all = names.len();
+    let line = names.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if all > SHOWN {
+        format!("{line} and {} more", all - SHOWN)
+    } else {
+        line
+    }
+}

@@ -1,0 +1,112 @@
+//! `forebay warm`: a run whose program reads the files that a job will want, and that ends when their copies are made.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use forebay_contract::Counter;
+use forebay_settings::{
+    config::{Config, Flags, is_off},
+    environment::Environment,
+    refusal::Refusal,
+    text,
+};
+use rustix::process::geteuid;
+
+use crate::{
+    args::WarmArgs,
+    run::{
+        Job,
+        child::Ended,
+        plan::Plan,
+        program::{Cover, Program},
+        record::{self, Report},
+    },
+};
+
+/// Warms; gives how the reading ended.
+///
+/// # Errors
+/// Bad input: a path that is not there or lies under no source, or whatever `run` refuses. Nothing was read then.
+pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, Refusal> {
+    if is_off(environment)? {
+        return Err(Refusal::bad_input("FOREBAY=off is set, so nothing can be copied; unset it"));
+    }
+    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let paths: Vec<PathBuf> = args.paths.iter().map(|path| environment.make_absolute(path)).collect();
+    let mut plan = Plan::make(Config::resolve(&Flags::from(args), environment)?, &[], environment, &exe)?;
+    record::check(&plan)?;
+    if !plan.sources.found.is_empty() {
+        paths.iter().try_for_each(|path| check(path, &plan))?;
+    }
+    if let Some(why) = &plan.idle {
+        return Err(Refusal::bad_input(why));
+    }
+    plan.settle()?;
+    let mut words: Vec<OsString> = vec!["forebay".into(), "read-all".into(), format!("--threads={}", args.threads).into()];
+    if plan.config.quiet.value {
+        words.push("--quiet".into());
+    }
+    for tier in &plan.tiers {
+        words.extend([
+            "--copies".into(),
+            forebay_store::root_path(&tier.setting.dir, geteuid().as_raw()).into(),
+        ]);
+    }
+    words.push("--".into());
+    words.extend(paths.iter().map(OsString::from));
+    let program = Program {
+        path: exe.clone(),
+        image: exe.clone(),
+        cover: Cover::Covered,
+    };
+    Job {
+        plan: &plan,
+        program,
+        words: &words,
+        settles: true,
+        summary,
+    }
+    .serve(environment, &exe)
+}
+
+/// Refuses directories that lie under no source: reading them would fill no tier.
+fn check(path: &Path, plan: &Plan) -> Result<(), Refusal> {
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{} {why}", path.display()));
+    fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => refuse("does not exist; check its spelling, and whether it is mounted"),
+        _ => refuse(&format!("can't be used: {error}")),
+    })?;
+    if plan.sources.spellings.iter().any(|source| path.starts_with(&source.path)) {
+        return Ok(());
+    }
+    let found = plan.sources.found.iter().map(|source| source.dir.display().to_string());
+    let served = found.collect::<Vec<_>>().join(", ");
+    Err(refuse(&format!("lies under no source ({served}); --source DIR names one")))
+}
+
+/// Returns the result of the warming as text.
+fn summary(report: &Report<'_>, _record: Option<&Path>) -> String {
+    let derived = report.derived();
+    let status = report.agent.clone().unwrap_or_default();
+    let mut parts = vec![
+        format!(
+            "{} ({}) copied",
+            text::counted(status.files_copied, "file", "files"),
+            text::bytes(status.bytes_copied)
+        ),
+        format!("{} cached before", text::count(derived.tier_opens)),
+    ];
+    let no_room = report.counts.of(Counter::NoRoom);
+    let mut left = status.not_copied.clone();
+    if no_room > 0 {
+        *left.entry("no room in the tiers".into()).or_default() += no_room;
+    }
+    parts.extend(
+        left.iter()
+            .map(|(why, number)| format!("{} not copied: {}", text::count(*number), text::why_not_copied(why))),
+    );
+    format!("forebay: warm: {}, after {}\n", parts.join(", "), text::duration(report.elapsed))
+}

@@ -1,0 +1,65 @@
+//! The environment, read once: nothing below reads it again.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
+
+/// Variables and working directory at the start of the process.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+    /// The current directory, if there is one.
+    pub directory: Option<PathBuf>,
+}
+
+impl Environment {
+    /// Reads the environment of this process.
+    pub fn current() -> Self {
+        Self {
+            variables: std::env::vars_os().collect(),
+            directory: std::env::current_dir().ok(),
+        }
+    }
+
+    /// One of given variables, for tests.
+    pub fn of<const N: usize>(variables: [(&str, &str); N]) -> Self {
+        Self {
+            variables: variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            directory: None,
+        }
+    }
+
+    /// A variable that is set and not empty.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.variables
+            .get(OsStr::new(name))
+            .map(OsString::as_os_str)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// A variable as an absolute path; what is not absolute is ignored, as the XDG rules ask for.
+    pub fn absolute(&self, name: &str) -> Option<PathBuf> {
+        self.get(name).map(PathBuf::from).filter(|path| path.is_absolute())
+    }
+
+    /// The user's home directory, if the environment names one.
+    pub fn home(&self) -> Option<PathBuf> {
+        self.absolute("HOME")
+    }
+
+    /// `path` made absolute in the current directory, links and `..` left as they are.
+    pub fn make_absolute(&self, path: &std::path::Path) -> PathBuf {
+        match &self.directory {
+            _ if path.is_absolute() => without_dots(path),
+            Some(directory) => without_dots(&directory.join(path)),
+            None => path.to_owned(),
+        }
+    }
+}
+
+/// Without `.`, doubled and final slashes. `..` stays: what it means depends on links.
+fn without_dots(path: &std::path::Path) -> PathBuf {
+    path.components().collect()
+}

@@ -1,0 +1,150 @@
+//! Our own directories: for sockets and shared memory, and for what outlives a boot.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use forebay_agent::host::private_dir::{private_dir, private_dir_all};
+use forebay_contract::env;
+use rustix::{
+    fs::{Access, AtFlags, CWD, accessat, statvfs},
+    process::geteuid,
+};
+
+use crate::{
+    config::{Config, Origin, Setting},
+    environment::Environment,
+    mounts::{Kind, Mounts, kind_of},
+    refusal::Refusal,
+};
+
+/// The address of a socket has 108 bytes: this is left of them beside `/KEY/control.sock`.
+const RUNTIME_DIR_BYTES_MAX: usize = 77;
+/// Some containers have a `/dev/shm` of 64 MiB, which the index of a large data set does not fit into.
+const SHARED_MEMORY_BYTES_MIN: u64 = 128 << 20;
+
+/// Where sockets and shared memory are: as asked for, else in `/dev/shm`, else in the user's runtime directory, else in `/tmp`.
+pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) -> Setting<PathBuf> {
+    if let Some(dir) = &config.runtime_dir.value {
+        return Setting {
+            value: dir.clone(),
+            origin: config.runtime_dir.origin.clone(),
+        };
+    }
+    // Not the name of a tier: `--tier /dev/shm=SIZE` must not meet the sockets.
+    let own = format!("forebay-run-{}", geteuid().as_raw());
+    let shared = Path::new("/dev/shm");
+    let value = if holds_shared_memory(shared, mounts) {
+        shared.join(own)
+    } else if let Some(dir) = environment.absolute("XDG_RUNTIME_DIR").filter(|dir| is_writable(dir)) {
+        dir.join("forebay")
+    } else {
+        Path::new("/tmp").join(own)
+    };
+    Setting {
+        value,
+        origin: Origin::Default,
+    }
+}
+
+fn holds_shared_memory(dir: &Path, mounts: &Mounts) -> bool {
+    // The size, not what is free: every run must come to the same answer.
+    let is_large = statvfs(dir).is_ok_and(|stat| stat.f_blocks.saturating_mul(stat.f_frsize) >= SHARED_MEMORY_BYTES_MIN);
+    kind_of(dir, mounts).0 == Kind::Memory && is_large && is_writable(dir)
+}
+
+/// Where records and the user's secret are: as asked for, else by the XDG rules; without a home beside the sockets.
+pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path) -> Setting<PathBuf> {
+    if let Some(dir) = &config.state_dir.value {
+        return Setting {
+            value: dir.clone(),
+            origin: config.state_dir.origin.clone(),
+        };
+    }
+    // A home that does not exist is none: it is not ours to make.
+    let home = || environment.home().filter(|home| home.is_dir());
+    let place = environment
+        .absolute("XDG_STATE_HOME")
+        .or_else(|| Some(home()?.join(".local/state")));
+    let usable = place
+        .map(|dir| dir.join("forebay"))
+        .filter(|dir| dir.ancestors().find(|part| part.exists()).is_some_and(is_writable));
+    Setting {
+        value: usable.unwrap_or_else(|| runtime_dir.join("state")),
+        origin: Origin::Default,
+    }
+}
+
+/// Makes both, private to this user.
+///
+/// # Errors
+/// When somebody else could have prepared one (S2), when it can't be made, or when its name is too long.
+pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Result<(), Refusal> {
+    let runtime = &runtime_dir.value;
+    if runtime.as_os_str().len() > RUNTIME_DIR_BYTES_MAX {
+        return Err(Refusal::bad_input(format_args!(
+            "{} is longer than {RUNTIME_DIR_BYTES_MAX} bytes, too long for a socket; set {} to a shorter place",
+            runtime.display(),
+            env::RUNTIME_DIR
+        )));
+    }
+    private_dir_all(runtime).map_err(|error| name_mend(&error, env::RUNTIME_DIR))?;
+    if state_dir.value.is_dir() {
+        // Only this user's files go there, each of them 0600; the directory may well be more open.
+        let probe = |dir: &Path| {
+            if is_writable(dir) {
+                Ok(())
+            } else {
+                Err(format!("{} can't be written", dir.display()))
+            }
+        };
+        return probe(&state_dir.value).map_err(|why| name_mend(&why, env::STATE_DIR));
+    }
+    private_dir_all(&state_dir.value)
+        .map(drop)
+        .map_err(|error| name_mend(&error, env::STATE_DIR))
+}
+
+fn name_mend(error: &dyn std::fmt::Display, variable: &str) -> Refusal {
+    let text = error.to_string();
+    if text.contains("FOREBAY_") {
+        return Refusal::bad_input(text);
+    }
+    Refusal::bad_input(format_args!("{text}; set {variable} to a directory of yours"))
+}
+
+fn is_writable(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| meta.is_dir()) && accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()
+}
+
+/// Returns the directories of all tiering agents of this node and user, running or not, sorted.
+pub fn agents_in(runtime_dir: &Path) -> Vec<PathBuf> {
+    // One that is not ours alone is none of ours.
+    if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(runtime_dir).into_iter().flatten().filter_map(Result::ok);
+    let is_key = |name: &OsStr| name.len() == 16 && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
+    let mut dirs: Vec<PathBuf> = entries
+        .filter(|entry| is_key(&entry.file_name()))
+        .map(|entry| entry.path())
+        .collect();
+    dirs.sort();
+    dirs
+}
+
+/// Checks that this user may create files in a directory.
+///
+/// # Errors
+/// The reason, in words.
+pub fn writable(dir: &Path) -> Result<(), String> {
+    accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(|errno| io::Error::from(errno).to_string())
+}
+
+/// Returns whether a directory is writable by all and has no sticky bit: any user could replace a directory of ours in it (S2).
+pub fn anybody_may_rename(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o1002 == 0o002)
+}
