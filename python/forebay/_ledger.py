@@ -1,4 +1,4 @@
-"""What this process tells of itself for the record of the `forebay run` that it is part of.
+"""Events that this process writes for the record of the `forebay run` that it is part of.
 
 JSON lines, in a file beside the run's page for each kind of what is told. `crates/cli/src/run/ledger.rs` reads them.
 """
@@ -16,7 +16,7 @@ RUN = "FOREBAY_RUN"
 
 
 def ledger(kind: str) -> Path | None:
-    """Where it is told; None where no run asks for it.
+    """Returns the file for a kind of events; None if no run asks for them.
 
     Args:
         kind: of what is told, such as `forks`.

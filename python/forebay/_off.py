@@ -8,5 +8,5 @@ OFF = "FOREBAY"
 
 
 def is_off() -> bool:
-    """Whether whoever started the program wants it to run as if there were no Forebay."""
+    """Returns whether `FOREBAY=off` is set: the program then runs as if there were no Forebay."""
     return os.environ.get(OFF, "").lower() in ("off", "0")

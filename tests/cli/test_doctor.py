@@ -90,7 +90,7 @@ def test_an_empty_source_is_no_fault(desk: Desk) -> None:
 
 def test_bad_input_is_refused_as_by_a_run(desk: Desk) -> None:
     assert "does not exist" in desk.refuse("doctor", "--source", "nowhere")
-    assert "has no unit" in desk.refuse("doctor", "--tier", "tier=5")
+    assert "missing unit in" in desk.refuse("doctor", "--tier", "tier=5")
 
 
 def test_it_says_when_all_is_switched_off(desk: Desk) -> None:

@@ -57,7 +57,8 @@ pub enum Command {
     View(ViewArgs),
     /// Copy directories to the tiers ahead of a job
     Warm(WarmArgs),
-    /// Start a program as a clone of a job that is training on this node, from the job's state as it is (experimental)
+    /// Start a program as a clone of a job that is training on this node, from the job's state as it is
+    /// (experimental)
     Clone(CloneArgs),
     /// Print the completion script of a shell
     Completion {
@@ -66,10 +67,10 @@ pub enum Command {
     },
     /// Write the manual pages
     Man {
-        /// Where to, such as ~/.local/share/man/man1
+        /// Directory for the pages, such as ~/.local/share/man/man1
         dir: PathBuf,
     },
-    /// The reading part of `warm`, run as a program under the door
+    /// The reading part of `warm`, run as a program with the preload library
     #[command(hide = true)]
     ReadAll(ReadAllArgs),
     /// Starts the agent of forks and says where it is; `forebay.clone.session` asks
@@ -95,29 +96,32 @@ pub struct Choices {
     /// A directory whose files are to be served [default: every network file system]
     #[arg(long, value_name = "DIR")]
     pub source: Vec<PathBuf>,
-    /// A local directory for copies and the most bytes to keep there, such as /scratch=200G; of several the first is filled first
-    /// [default: the scheduler's scratch, else the largest local disk]
+    /// A local directory for copies and the most bytes to keep there, such as /scratch=200G; of several the first is
+    /// filled first [default: the scheduler's scratch, else the largest local disk]
     #[arg(long, value_name = "DIR=SIZE")]
     pub tier: Vec<OsString>,
-    /// In which order the tiers are used: given, or speed (the fastest first, by what was measured; memory stays above) [default: given]
+    /// Order in which the tiers are used: given, or speed (the fastest first, by what was measured; memory stays
+    /// above) [default: given]
     #[arg(long, value_name = "HOW")]
     pub tier_order: Option<OsString>,
-    /// The most bytes of copies to keep in memory, above all other tiers, such as 16G; they go when the last run ends [default: none]
+    /// The most bytes of copies to keep in memory, above all other tiers, such as 16G; they go when the last run ends
+    /// [default: none]
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<OsString>,
-    /// What makes room when the tiers are full: fill_first (nothing), lru or lru=SECONDS (copies of directories that were not used for so long)
-    /// [default: fill_first]
+    /// What makes room when the tiers are full: fill_first (nothing), lru or lru=SECONDS (copies of directories that
+    /// were not used for so long) [default: fill_first]
     #[arg(long, value_name = "HOW")]
     pub policy: Option<OsString>,
-    /// What is copied before a program has opened it: off (nothing), or idle (files beside those that it has opened, while the source is idle)
-    /// [default: off]
+    /// What is copied before a program has opened it: off (nothing), or idle (files beside those that it has opened,
+    /// while the source is idle) [default: off]
     #[arg(long, value_name = "HOW")]
     pub prefetch: Option<OsString>,
-    /// Files that are never copied nor answered from a copy, such as '*.mdb' or 'logs/**': a name at any depth; with a slash in it, a path below
-    /// the source, or an absolute one [default: none]
+    /// Files that are never copied nor answered from a copy, such as '*.mdb' or 'logs/**': a name at any depth; with
+    /// a slash in it, a path below the source, or an absolute one [default: none]
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<OsString>,
-    /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default: ttl=60]
+    /// For how long a copy may be used before the source is asked again: ttl=SECONDS, immutable or on_open [default:
+    /// ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,
 }
@@ -135,14 +139,14 @@ pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
-    /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX (or gs://, az://) into a local directory; what is there already is
-    /// only compared
+    /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX (or gs://, az://) into a local directory;
+    /// what is there already is only compared
     #[arg(long, value_name = "s3://BUCKET/PREFIX=DIR")]
     pub view: Vec<OsString>,
     /// Keep the agent after the last run, until `forebay clean`, so that the next run finds it warm
     #[arg(long)]
     pub keep: bool,
-    /// Where to write the run's record (JSON) [default: in the state directory]
+    /// File for the run's record (JSON) [default: in the state directory]
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Say nothing unless something is wrong
@@ -238,7 +242,7 @@ pub struct PlanArgs {
 /// `forebay loader-agent`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoaderAgentArgs {
-    /// Where samples are kept on disks, as for `run`
+    /// Directory for samples and the most bytes to keep there, as for `run`
     #[arg(long, value_name = "DIR=SIZE")]
     pub tier: Vec<OsString>,
     /// And in memory
@@ -401,14 +405,17 @@ pub struct CloneArgs {
     /// The job: the name that it was given, its scheduler's id, or the name that it printed
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
-    /// When to take the state: next (the job's first step after the clone is ready), or the number of a step that is yet to come
+    /// Step at which the state is taken: next (the job's first step after the clone is ready), or the number of a
+    /// step that is yet to come
     #[arg(long, value_name = "WHEN", default_value = "next")]
     pub at: String,
-    /// How the clone is checked: digest (every entry of its state), or shadow:N (and once more after N steps that both take with the same data; it goes on
-    /// from there) [default: as the job's session() says, which is digest unless it says otherwise]
+    /// How the clone is checked: digest (every entry of its state), or shadow:N (and once more after N steps that
+    /// both take with the same data; it goes on from there) [default: as the job's session() says, which is digest
+    /// unless it says otherwise]
     #[arg(long, value_name = "HOW")]
     pub verify: Option<String>,
-    /// What to change in the clone, last of all: seed=NUMBER, or what the optimizer's groups have, such as lr=0.01 or weight_decay=0
+    /// What to change in the clone, last of all: seed=NUMBER, or what the optimizer's groups have, such as lr=0.01 or
+    /// weight_decay=0
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     /// The program and its arguments
@@ -436,10 +443,10 @@ pub struct ReadAllArgs {
     /// Show no progress
     #[arg(long)]
     pub quiet: bool,
-    /// Where copies lie: what opens there is not read
+    /// Directory of copies: files that open from there are not read
     #[arg(long, value_name = "DIR")]
     pub copies: Vec<PathBuf>,
-    /// What to read
+    /// Files and directories to read
     pub paths: Vec<PathBuf>,
 }
 

@@ -1,5 +1,6 @@
-//! `forebay clone`: starts a program as a clone of a job that trains on this node. The program asks for the state itself, by `forebay.clone.session`; this
-//! command asks the fork agent for the fork, tells the program which it is, and holds the fork's lease until the program has ended.
+//! `forebay clone`: starts a program as a clone of a job that trains on this node. The program asks for the state
+//! itself, by `forebay.clone.session`; this command asks the fork agent for the fork, tells the program which it is,
+//! and holds the fork's lease until the program has ended.
 
 use std::{
     fmt::Write as _,
@@ -108,7 +109,8 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Ref
     Ok(child::end_as(ended))
 }
 
-/// What is said of a program that never asked for the state. Only one that ended well is told what a clone is: of a failure it has said why.
+/// Returns the message for a program that never asked for the state. It explains clones only if the program
+/// succeeded: a program that failed has given its own reason.
 fn never_asked(name: &str, ended: Ended, job: &str) -> String {
     match ended {
         Ended::Status(0) => {
@@ -124,8 +126,9 @@ fn never_asked(name: &str, ended: Ended, job: &str) -> String {
     }
 }
 
-/// Shows how far the clone is, until all of its ranks have loaded their states, it has failed, or its program has ended. Whether the agent answered as long as it
-/// was asked: an answer that comes too late would be taken for that to the next question.
+/// Shows how far the clone is, until all of its ranks have loaded their states, it has failed, or its program has
+/// ended. Whether the agent answered as long as it was asked: an answer that comes too late would be taken for that
+/// to the next question.
 fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Option<u64>, ended: &Receiver<()>) -> bool {
     let mut shown: Option<(Progress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -148,7 +151,7 @@ fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Opt
     true
 }
 
-/// How many stages all ranks have behind them, and what comes now.
+/// Returns the number of stages that all ranks have completed together, and the name of the present stage.
 fn stage(outcome: ForkProgress, job: &str, at: Option<u64>) -> (u64, String) {
     let ForkProgress {
         ranks,
@@ -194,7 +197,7 @@ fn shadow(text: &str) -> Result<u32, Refusal> {
     }
 }
 
-/// What is to be changed in the clone. Which names its optimizer knows, the clone itself says.
+/// Parses the changes to the clone. The clone itself refuses names that its optimizer does not know.
 fn changes(set: &[String]) -> Result<Map<String, Value>, Refusal> {
     let mut changes = Map::new();
     for text in set {

@@ -1,4 +1,5 @@
-//! What a person sees of work that takes longer than two seconds: a bar at a terminal, a line now and then elsewhere. On standard error.
+//! Progress of work that takes longer than two seconds, on standard error: a bar on a terminal, else a line now and
+//! then.
 
 use std::{
     io::{IsTerminal, Write},

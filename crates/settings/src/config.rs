@@ -1,5 +1,5 @@
-//! What was asked for, resolved once: flags, then the environment, then the user's configuration file, then the site's, then defaults.
-//! Each value knows where it comes from. Nobody below asks again.
+//! Settings, resolved once: flags, then the environment, then the user's configuration file, then the site's, then
+//! defaults. Each value knows its origin. No code below reads the environment again.
 
 mod values;
 pub mod views;
@@ -228,7 +228,8 @@ impl Config {
     }
 }
 
-/// Of the ranks of a parallel job that each have a run of their own only the first speaks: the others have the same to say.
+/// Returns the default of `quiet`: true for all ranks but the first of a parallel job in which each rank has a run of
+/// its own. The other ranks would print the same.
 fn quiet_rank(environment: &Environment) -> Setting<bool> {
     let is_later = |name: &&&str| {
         environment
@@ -411,7 +412,8 @@ pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsSt
     })
 }
 
-/// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be anybody's (S6).
+/// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be
+/// anybody's (S6).
 fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
     let in_home = || {
         let place = environment
@@ -430,7 +432,8 @@ fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
     Ok(user.into_iter().chain(site).collect())
 }
 
-/// The configuration file that a variable names. It must be there: a run that leaves it out would not be what was asked for.
+/// The configuration file that a variable names. It must be there: a run that leaves it out would not be what was
+/// asked for.
 fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBuf>, Refusal> {
     let Some(named) = environment.get(variable) else { return Ok(None) };
     let path = environment.make_absolute(Path::new(named));

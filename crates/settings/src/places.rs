@@ -26,7 +26,8 @@ const RUNTIME_DIR_BYTES_MAX: usize = 77;
 /// Some containers have a `/dev/shm` of 64 MiB, which the index of a large data set does not fit into.
 const SHARED_MEMORY_BYTES_MIN: u64 = 128 << 20;
 
-/// Where sockets and shared memory are: as asked for, else in `/dev/shm`, else in the user's runtime directory, else in `/tmp`.
+/// Returns the directory for sockets and shared memory: the configured one, else one in `/dev/shm`, else in the
+/// user's runtime directory, else in `/tmp`.
 pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) -> Setting<PathBuf> {
     if let Some(dir) = &config.runtime_dir.value {
         return Setting {
@@ -56,7 +57,8 @@ fn holds_shared_memory(dir: &Path, mounts: &Mounts) -> bool {
     kind_of(dir, mounts).0 == Kind::Memory && is_large && is_writable(dir)
 }
 
-/// Where records and the user's secret are: as asked for, else by the XDG rules; without a home beside the sockets.
+/// Returns the directory for records and the user's secret: the configured one, else by the XDG rules; without a home
+/// directory it is beside the sockets.
 pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path) -> Setting<PathBuf> {
     if let Some(dir) = &config.state_dir.value {
         return Setting {
@@ -144,7 +146,8 @@ pub fn writable(dir: &Path) -> Result<(), String> {
     accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(|errno| io::Error::from(errno).to_string())
 }
 
-/// Returns whether a directory is writable by all and has no sticky bit: any user could replace a directory of ours in it (S2).
+/// Returns whether a directory is writable by all and has no sticky bit: any user could replace a directory of ours
+/// in it (S2).
 pub fn anybody_may_rename(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.mode() & 0o1002 == 0o002)
 }

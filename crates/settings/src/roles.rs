@@ -24,15 +24,17 @@ pub struct SampleCache {
     pub memory_bytes: u64,
     /// Directories with the most bytes in each, in the order in which they were given.
     pub disks: Vec<DiskSetting>,
-    /// The loader agent's directory, or the reason why it could not be started: loaders then read the source themselves.
+    /// The loader agent's directory, or the reason why it could not be started: loaders then read the source
+    /// themselves.
     pub agent: Result<PathBuf, Refusal>,
 }
 
-/// Resolves the places of a loader's cache, each `DIR=SIZE` or `ram=SIZE`, and starts the loader agent unless it runs already.
-/// `command` is the path of the command `forebay`; messages name `argument`. Tiers that are configured for runs are not used.
+/// Resolves the places of a loader's cache, each `DIR=SIZE` or `ram=SIZE`, and starts the loader agent unless it runs
+/// already. `command` is the path of the command `forebay`; messages name `argument`. Tiers that are configured for
+/// runs are not used.
 ///
 /// # Errors
-/// An invalid place, or a runtime configuration that is refused.
+/// An invalid place, or an invalid configuration.
 pub fn start_loader_agent(
     argument: &'static str,
     cache: &[String],

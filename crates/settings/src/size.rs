@@ -5,34 +5,35 @@ use crate::refusal::Refusal;
 /// Letters in front of `B` or `iB`, smallest first.
 const PREFIXES: &str = "KMGTP";
 
-/// Bytes of a size such as `200G`, `1.5TiB` or `500MB`. As in GNU's tools a letter alone, or with `iB`, counts in steps of
-/// 1024, with `B` in steps of 1000.
+/// Parses a size such as `200G`, `1.5TiB` or `500MB` into bytes. As in GNU's tools a letter alone, or with `iB`,
+/// counts in steps of 1024, with `B` in steps of 1000.
 ///
 /// # Errors
-/// A size without a unit, or that is none, or zero, or beyond 16 EiB; `what` is what the message names.
+/// An invalid size, no unit or an unknown one, zero, or a size beyond 16 EiB. The message names `what`.
 pub fn parse_size(what: &str, text: &str) -> Result<u64, Refusal> {
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{what}: {why}; write a number and a unit, such as 200G or 1.5TiB"));
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{what}: {why}; use for example 200G or 1.5TiB"));
     let text = text.trim();
     if text.is_empty() {
-        return Err(refuse("there is no size"));
+        return Err(refuse("missing size"));
     }
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let Some((whole, fraction)) = decimal(number) else {
-        return Err(refuse(&format!("'{text}' is no size")));
+        return Err(refuse(&format!("invalid size '{text}'")));
     };
     if unit.is_empty() {
-        return Err(refuse(&format!("'{text}' has no unit")));
+        return Err(refuse(&format!("missing unit in '{text}'")));
     }
-    let Some(unit_bytes) = bytes_of_unit(unit.trim_start()) else {
-        return Err(refuse(&format!("'{text}' has no unit that is known")));
+    let unit = unit.trim_start();
+    let Some(unit_bytes) = bytes_of_unit(unit) else {
+        return Err(refuse(&format!("unknown unit '{unit}' in '{text}'")));
     };
     let (digits, scale) = fraction;
     let bytes = u128::from(whole) * unit_bytes + u128::from(digits) * unit_bytes / scale;
     match u64::try_from(bytes) {
-        Ok(0) => Err(refuse(&format!("'{text}' is nothing"))),
+        Ok(0) => Err(refuse(&format!("size '{text}' is zero"))),
         Ok(bytes) => Ok(bytes),
-        Err(_) => Err(refuse(&format!("'{text}' is more than any disk holds"))),
+        Err(_) => Err(refuse(&format!("size '{text}' is beyond 16 EiB"))),
     }
 }
 

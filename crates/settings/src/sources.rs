@@ -1,5 +1,5 @@
-//! Which directories are served: those that were named, or every network file system; each under every name that a program may
-//! use for it, since a door compares paths as they are spelled.
+//! Directories that are served: the named ones, or every network file system; each under every name that a program
+//! may use for it, since the preload library compares paths as they are spelled.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -46,7 +46,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Those that were named, or every network file system. `words` is the program's command line.
+    /// Returns the named sources, or every network file system. `words` is the program's command line.
     ///
     /// # Errors
     /// A source that does not exist, is no directory, is `/`, or has too long a name.
@@ -75,7 +75,8 @@ impl Sources {
                 ));
                 continue;
             }
-            // The device is the mount's, which asks nobody: a file system that hangs and that the program does not use does no harm.
+            // The device is the mount's, which asks nobody: a file system that hangs and that the program does not
+            // use does no harm.
             self.take(&mount.point, mount.dev, mount);
         }
     }
@@ -146,8 +147,8 @@ impl Sources {
         }
     }
 
-    /// Links that lead to a source, among what the program may name: words of its command line, the current directory, what lies in
-    /// it, in the home directory and in the root directory.
+    /// Links that lead to a source, among what the program may name: words of its command line, the current
+    /// directory, what lies in it, in the home directory and in the root directory.
     fn take_links(&mut self, words: &[OsString], environment: &Environment) {
         let places: Vec<PathBuf> = self.found.iter().map(|source| source.dir.clone()).collect();
         let mut names: Vec<PathBuf> = words

@@ -1,4 +1,4 @@
-//! Where copies go: the tiers that were named, or one that is found. Never on a network, never inside a source.
+//! Choice of tiers for copies: the named ones, or one that is found. Never on a network, never inside a source.
 
 pub mod used;
 
@@ -90,7 +90,8 @@ pub struct Chosen {
 /// The tiers that were named.
 ///
 /// # Errors
-/// A tier that is missing, not writable, on a network file system, a source or inside one, twice there, or larger than memory.
+/// A tier that is missing, not writable, on a network file system, a source or inside one, twice there, or larger
+/// than memory.
 pub fn named(wish: &Setting<Vec<TierWish>>, sources: &[Source], mounts: &Mounts) -> Result<Vec<Chosen>, Refusal> {
     if wish.value.len() > TIERS_MAX {
         return Err(Refusal::bad_input(format_args!(
@@ -185,7 +186,8 @@ fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) 
     })
 }
 
-/// A tier where nobody named one: the scheduler's local directory, else the largest local disk. `Err` says in words why there is none.
+/// A tier where nobody named one: the scheduler's local directory, else the largest local disk. `Err` says in words
+/// why there is none.
 pub fn find(environment: &Environment, sources: &Sources, mounts: &Mounts, state_dir: &Path) -> Result<Chosen, String> {
     let usable = |dir: &Path| usable(dir, &sources.found, mounts);
     let mut passed_over = None;
@@ -206,7 +208,8 @@ pub fn find(environment: &Environment, sources: &Sources, mounts: &Mounts, state
     for dir in places(environment, mounts) {
         let Some(tier) = usable(&dir) else { continue };
         let dev = fs::metadata(&dir).map_or(0, |meta| meta.dev());
-        // Of several directories of one file system the first is the best, though a few bytes may have come free meanwhile.
+        // Of several directories of one file system the first is the best, though a few bytes may have come free
+        // meanwhile.
         if found.iter().all(|(of, _)| *of != dev) {
             found.push((dev, tier));
         }
@@ -224,8 +227,8 @@ pub fn find(environment: &Environment, sources: &Sources, mounts: &Mounts, state
     Ok(recall(state_dir, tier))
 }
 
-/// What the file system of a directory lacks to hold a tier, if anything; tried where there is no tier yet. Where it can't be tried, the
-/// run itself says why.
+/// Returns the feature that the file system of a directory lacks to hold a tier, if any. A directory without a tier
+/// is tried out; if that fails, the run itself reports the reason.
 pub fn lack(dir: &Path) -> Option<Lack> {
     forebay_store::probe(dir, geteuid().as_raw()).ok().flatten()
 }
@@ -288,7 +291,8 @@ fn places(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
     dirs
 }
 
-/// Every directory that may hold a tier: those that are configured, that a run would find, and that runs on this host have used.
+/// Every directory that may hold a tier: those that are configured, that a run would find, and that runs on this host
+/// have used.
 pub fn everywhere(config: &Config, environment: &Environment, mounts: &Mounts, state_dir: &Path) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = config.tiers.value.iter().map(|tier| tier.dir.clone()).collect();
     // Of these, the ones that were used: many are somebody else's.

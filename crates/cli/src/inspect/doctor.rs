@@ -136,7 +136,8 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
     Ok((out, status))
 }
 
-/// Where the program's data most likely lies: what its arguments name, the current directory, then any part of a source.
+/// Returns the most likely directories of the program's data: those in its arguments, the current one, then all
+/// sources.
 fn places_to_read(plan: &Plan, words: &[OsString], environment: &Environment) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = plan.sources.found.iter().map(|source| source.dir.clone()).collect();
     let named = words

@@ -1,4 +1,5 @@
-//! What a run had beside what tiers and doors did, in a clause each: samples of its data loaders, which their agent may have read and kept, and forks.
+//! Clauses on a run's data loaders, whose samples their agent may have read and kept, and on its forks: figures that
+//! tiers and the preload library do not count.
 
 use forebay_settings::text;
 use std::collections::BTreeSet;

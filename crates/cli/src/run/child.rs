@@ -1,5 +1,5 @@
-//! The program as our child: it has our terminal, our process group and our directory; signals sent to us alone are passed on to it,
-//! it is stopped and continued with us, and our end is its end.
+//! The program as our child: it has our terminal, our process group and our directory; signals sent to us alone are
+//! passed on to it, it is stopped and continued with us, and our end is its end.
 
 use std::{
     ffi::OsString,
@@ -47,7 +47,8 @@ const PASSED_ON: &[i32] = &[
 ];
 /// The real-time signals that glibc leaves to programs.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
-/// A child that the terminal stopped together with us is being continued together with us, too: it is looked at again after this.
+/// A child that the terminal stopped together with us is being continued together with us, too: it is looked at again
+/// after this.
 const STOP_SETTLES: Duration = Duration::from_millis(20);
 
 /// End of a program.
@@ -140,7 +141,8 @@ fn die_with_parent(command: &mut Command) {
 }
 
 fn register() -> io::Result<SignalsInfo<WithOrigin>> {
-    // What was ignored when we started (nohup) must be ignored in the program as well: a handler of ours would undo that.
+    // What was ignored when we started (nohup) must be ignored in the program as well: a handler of ours would undo
+    // that.
     let ignored = ignored_signals();
     let passed_on = PASSED_ON
         .iter()
@@ -150,7 +152,8 @@ fn register() -> io::Result<SignalsInfo<WithOrigin>> {
     SignalsInfo::new(passed_on.chain([signal::SIGCHLD]))
 }
 
-/// The program has ended and nobody is left to pass a signal on to: from now on those that end a program end us, as is their default.
+/// The program has ended and nobody is left to pass a signal on to: from now on those that end a program end us, as
+/// is their default.
 pub fn let_signals_end_us() {
     let ignored = ignored_signals();
     let ending = [signal::SIGHUP, signal::SIGINT, signal::SIGQUIT, signal::SIGTERM];
@@ -197,7 +200,8 @@ fn news(child: Pid, options: WaitIdOptions) -> io::Result<Option<WaitIdStatus>> 
     Ok(waitid(WaitId::Pid(child), all | options)?)
 }
 
-/// What the kernel sends (the terminal's keys, its hang-up) goes to the whole process group, so the program has got it itself.
+/// Forwards a signal to the program, unless the kernel sent it (a terminal's key or hang-up): the kernel sends those
+/// to the whole process group, so the program has received it.
 fn pass_on(origin: &Origin, child: Pid) {
     let from_us = origin.process.is_some_and(|process| process.pid == getpid().as_raw_nonzero().get());
     if matches!(origin.cause, Cause::Sent(_)) && !from_us {
@@ -219,8 +223,8 @@ fn real_time(number: i32) -> Option<Signal> {
     REAL_TIME.contains(&number).then(|| unsafe { Signal::from_raw_unchecked(number) })
 }
 
-/// The program was stopped from the terminal: the shell waits for us, so we stop as well; gives whether we were. A stop by SIGSTOP is
-/// somebody else's who will continue the program, and may not know of us.
+/// The program was stopped from the terminal: the shell waits for us, so we stop as well; gives whether we were. A
+/// stop by SIGSTOP is somebody else's who will continue the program, and may not know of us.
 fn stop_too(child: Pid, number: i32) -> io::Result<bool> {
     if ![signal::SIGTSTP, signal::SIGTTIN, signal::SIGTTOU].contains(&number) {
         return Ok(false);
@@ -230,8 +234,8 @@ fn stop_too(child: Pid, number: i32) -> io::Result<bool> {
         return Ok(false);
     }
     kill_process(getpid(), Signal::STOP)?;
-    // Here somebody has continued us. A shell does that to the whole group, others only to us; and the program may have been stopped
-    // anew since then, which is news that is left to the caller.
+    // Here somebody has continued us. A shell does that to the whole group, others only to us; and the program may
+    // have been stopped anew since then, which is news that is left to the caller.
     if news(child, WaitIdOptions::NOWAIT)?.is_none() && is_stopped(child) {
         send(child, signal::SIGCONT);
     }
@@ -244,7 +248,8 @@ fn is_stopped(child: Pid) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
-/// Ends this process as the program ended: by the same signal, without a core file of ours. Returns the status if that can't be.
+/// Ends this process as the program ended: by the same signal, without a core file of ours. Returns the status if
+/// that can't be.
 pub fn end_as(ended: Ended) -> u8 {
     match ended {
         Ended::Status(status) => status,

@@ -5,8 +5,8 @@ use forebay_contract::Counter;
 use forebay_settings::text;
 use serde::{Deserialize, Serialize};
 
-/// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first open of a file
-/// is none of them.
+/// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first
+/// open of a file is none of them.
 pub(crate) const MISSED: &[Counter] = &[
     Counter::NoRoom,
     Counter::Stale,
@@ -33,8 +33,8 @@ pub(crate) const PASSED: &[Counter] = &[
     Counter::Locked,
 ];
 
-/// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one. The first listing of a
-/// directory is none of them, but under `on_open`.
+/// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one.
+/// The first listing of a directory is none of them, but under `on_open`.
 pub(crate) const NOT_LISTED: &[Counter] = &[
     Counter::ListingsStale,
     Counter::ListingsTombstoned,
@@ -54,14 +54,15 @@ pub struct Derived {
     pub tier_bytes: u64,
     /// Opens under the sources that the source answered.
     pub from_source_opens: u64,
-    /// The most that tiers could have answered: every open but the first of each file that was copied in this run, or is being
-    /// copied. An upper bound, for files that were never copied had a first open, too.
+    /// The most that tiers could have answered: every open but the first of each file that was copied in this run, or
+    /// is being copied. An upper bound, for files that were never copied had a first open, too.
     pub tier_opens_at_most: u64,
     /// `tier_opens` of `source_opens`.
     pub saved_share: f64,
     /// `tier_opens` of `tier_opens_at_most`.
     pub share_of_possible: f64,
-    /// The median of what opens took that the source answered, in seconds, at most a quarter off; none, if there were none.
+    /// The median of what opens took that the source answered, in seconds, at most a quarter off; none, if there were
+    /// none.
     #[serde(default)]
     pub source_open_median_s: Option<f64>,
     /// Their 99th percentile, likewise.
@@ -70,7 +71,7 @@ pub struct Derived {
 }
 
 impl Derived {
-    /// From what doors and agent counted.
+    /// Derives the figures from the counters of the preload library and the status of the agent.
     pub fn from(counts: &Counts, agent: Option<&Status>) -> Self {
         let tier_opens = counts.tier_opens();
         let source_opens = counts.source_opens();

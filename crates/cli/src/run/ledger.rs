@@ -1,5 +1,5 @@
-//! What the processes of a run tell of themselves, in a file beside its page for each kind of that: a JSON line each, as `python/forebay/_ledger.py` writes them.
-//! At the run's end they go into its record.
+//! Event logs of a run: its processes write a JSON line for each event to a file beside the run's page, one file for
+//! each kind of event, with `python/forebay/_ledger.py`. At the run's end they go into its record.
 
 use std::{
     fs::{self, File},

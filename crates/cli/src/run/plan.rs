@@ -1,4 +1,4 @@
-//! What a run will do, decided before anything runs. `run` carries it out, `doctor` explains it.
+//! Decisions that are made before a program runs. `run` carries them out, `doctor` explains them.
 
 use std::{
     ffi::OsString,

@@ -1,4 +1,4 @@
-//! The program that is to be run: found as a shell finds it, and looked at: can the door come into it?
+//! Program of a run: found as a shell finds it, and examined for whether the preload library works in it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -49,7 +49,7 @@ pub enum Cover {
 }
 
 impl Cover {
-    /// Why the door does not come into it, if so.
+    /// Returns the reason why the preload library does not work in it, if it does not.
     pub fn why_not(&self) -> Option<&str> {
         match self {
             Self::Covered => None,
@@ -80,8 +80,8 @@ impl Program {
         Ok(Self { path, image, cover })
     }
 
-    /// Whether the program could not start with the library in front of it, tried out where that is not plain: a loader other than
-    /// this command's own may refuse it for ever, and then nothing would run.
+    /// Finds out whether the program starts with the preload library. If its loader is not this command's own, the
+    /// loader is asked: it may refuse the library, and then no program would run.
     pub fn try_library(&mut self, library: &Path) {
         if self.cover != Cover::Covered {
             return;
@@ -103,7 +103,8 @@ impl Program {
     }
 }
 
-/// What a program's loader misses, in its words. It lists what it would load and does not start the program.
+/// Returns the libraries that a program's loader does not find, in its words. The loader lists libraries and starts
+/// nothing.
 fn missing(program: &Path, preload: Option<&Path>) -> Vec<String> {
     let mut command = Command::new(program);
     command
@@ -173,7 +174,7 @@ fn executable(path: &Path) -> Result<(), io::ErrorKind> {
     accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| io::ErrorKind::PermissionDenied)
 }
 
-/// From a script to what interprets it, and whether the door comes into that.
+/// Follows a script to its interpreter, and examines whether the preload library works in that.
 fn see_through(path: &Path, name: &OsStr, environment: &Environment, scripts_left: u32) -> Result<(PathBuf, Cover), Refusal> {
     let own = |cover| Ok((path.to_owned(), cover));
     if scripts_left == 0 {

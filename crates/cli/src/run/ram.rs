@@ -1,4 +1,5 @@
-//! `--ram SIZE`: a tier in memory above all others, for as long as its agent lives. It must fit into what the job's limit leaves now.
+//! `--ram SIZE`: a tier in memory above all others, for as long as its agent lives. It must fit into what the job's
+//! limit leaves now.
 
 use std::{path::Path, time::Duration};
 
@@ -54,7 +55,8 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
             env::RUNTIME_DIR
         )));
     }
-    // The size of a tier is that of the run that has started its agent; an agent that was killed has left what the new one takes over.
+    // The size of a tier is that of the run that has started its agent; an agent that was killed has left what the
+    // new one takes over.
     if !ram::is_live(&setting.dir) {
         let beside = tiers.iter().filter(|tier| tier.note.is_some()).map(|tier| tier.setting.bytes).sum();
         fits(wish.value, beside, place, runtime_dir).map_err(refuse)?;
@@ -72,7 +74,8 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
     Ok(())
 }
 
-/// Whether so many bytes fit, `beside` others that were named in memory; `Err` says in words why not.
+/// Checks that a number of bytes fits into memory, in addition to `beside` bytes of other tiers; `Err` is the reason
+/// in words.
 fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(), String> {
     let (left, promises) = (left_bytes(runtime_dir), promises(runtime_dir));
     let room = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
@@ -113,7 +116,8 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
     ))
 }
 
-/// What agents that stand may still take of memory for copies: each looks at what is free, and none at what the others are about to take.
+/// Returns the memory that running agents may still take for copies: each agent looks at the free memory only, not at
+/// the promises of the others.
 fn promises(runtime_dir: &Path) -> Vec<Promise> {
     let living = ram::tiers_in(runtime_dir).into_iter().filter(|tier| ram::is_live(tier));
     let promise = |tier: &Path| {
@@ -126,7 +130,7 @@ fn promises(runtime_dir: &Path) -> Vec<Promise> {
     living.filter_map(|tier| promise(&tier)).collect()
 }
 
-/// What agents that were killed hold in memory: the next one gives it back when it starts, or takes it over.
+/// Returns the bytes in memory that killed agents left: the next agent frees or recovers them when it starts.
 fn left_bytes(runtime_dir: &Path) -> u64 {
     let dead = ram::tiers_in(runtime_dir).into_iter().filter(|tier| !ram::is_live(tier));
     let bytes = |tier: &Path| Some(forebay_store::inspect(tier, geteuid().as_raw()).ok()??.bytes);

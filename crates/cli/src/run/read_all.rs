@@ -1,4 +1,5 @@
-//! `forebay read-all`: reads files, and nothing else. `warm` runs it as the program under the door, which does all the rest.
+//! `forebay read-all`: reads files, and nothing else. `warm` runs it as the program, and the preload library does all
+//! the rest.
 
 use std::{
     fs::{self, File},
@@ -66,7 +67,8 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Sends every regular file at or below `path`. Links are not followed below it: what they lead to is found where it lies, or is not meant.
+    /// Sends every regular file at or below `path`. Links are not followed below it: what they lead to is found where
+    /// it lies, or is not meant.
     fn walk(&self, path: &Path, found: &SyncSender<PathBuf>) {
         let mut dirs = match fs::metadata(path) {
             Ok(meta) if meta.is_dir() => vec![path.to_owned()],

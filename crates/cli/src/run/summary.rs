@@ -1,4 +1,4 @@
-//! What a run came to: figures from what doors counted, and a text that is read in ten seconds.
+//! Summary of a run from the counters of the preload library: a text that is read in ten seconds.
 
 use std::fmt::Write as _;
 
@@ -148,7 +148,8 @@ fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counte
     }
 }
 
-/// Reasons for which tiers did not answer, and for which nothing was kept of what was handed over, and how often each held; the most frequent first.
+/// Reasons for which tiers did not answer, and for which nothing was kept of what was handed over, and how often each
+/// held; the most frequent first.
 pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Vec<(u64, String)> {
     let passed = PASSED.iter().map(|counter| ("left alone: ", counter));
     let others = MISSED.iter().chain(NOT_LISTED).map(|counter| ("", counter));

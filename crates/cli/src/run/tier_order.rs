@@ -1,8 +1,8 @@
-//! `--tier-order speed`: the tiers in the order of what reading from them takes. That is measured once and remembered; what order follows,
-//! [`forebay_policy::tier_order`] decides.
+//! `--tier-order speed`: the tiers in the order of what reading from them takes. That is measured once and
+//! remembered; what order follows, [`forebay_policy::tier_order`] decides.
 //!
-//! Runs share an agent only if they have the same tiers in the same order. So an agent that stands keeps its order, whatever has been
-//! measured since.
+//! Runs share an agent only if they have the same tiers in the same order. So an agent that stands keeps its order,
+//! whatever has been measured since.
 
 use std::{
     path::{Path, PathBuf},
@@ -110,7 +110,7 @@ pub fn words(time: ReadTime, is_remembered: bool) -> String {
     format!("{} read in {took}{when}", text::bytes(PROBE_BYTES as u64))
 }
 
-/// What reading from a directory's disk takes; nothing is left there. A disk that hangs is not waited for.
+/// Measures the time of a read from a directory's disk, and leaves nothing there. Gives up on a disk that hangs.
 fn measure(dir: &Path) -> Option<ReadTime> {
     let (done, result) = channel();
     let dir = dir.to_owned();

@@ -1,4 +1,5 @@
-//! Data loaders on the page about a run: what bounded each epoch, whose fault long waits were, and what each rank waited for over time.
+//! Data loaders on the page about a run: what bounded each epoch, whose fault long waits were, and what each rank
+//! waited for over time.
 use forebay_settings::text;
 
 use crate::{
@@ -76,7 +77,8 @@ fn table(page: &mut Page, epochs: &Epochs<'_>) {
     );
 }
 
-/// What the loader agents did: what one rank of a node tells stands for all; queues and threads are a rank's own.
+/// Shows the figures of the loader agents. One rank of a node reports for all; queues and threads are each rank's
+/// own.
 fn agents(page: &mut Page, epochs: &Epochs<'_>) {
     let rows: Vec<_> = last(epochs)
         .filter_map(|(epoch, ranks)| {

@@ -145,7 +145,7 @@ impl Recorded {
         serde_json::from_slice(&bytes).map_err(refuse)
     }
 
-    /// One of the doors' counters.
+    /// Returns a counter of the preload library.
     pub fn of(&self, counter: Counter) -> u64 {
         self.counters.get(counter.name()).copied().unwrap_or(0)
     }

@@ -70,7 +70,7 @@ impl Lines<'_> {
         )
     }
 
-    /// How long opens take that the source answers: those since the earlier look, or, where there were none, those so far.
+    /// Returns the time of opens that the source answers: since the earlier look or, without any since then, so far.
     fn source_open(&self) -> Option<String> {
         let all = &self.agent.counts.source_open;
         let lately = all.since(&self.earlier.counts.source_open);

@@ -1,4 +1,5 @@
-//! `forebay top`: what this user's agents on this node do, now. Reads what agents and doors count; changes nothing.
+//! `forebay top`: the present activity of this user's agents on this node. Reads the counters of agents and preload
+//! libraries; changes nothing.
 
 mod figures;
 mod screen;

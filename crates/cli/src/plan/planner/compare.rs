@@ -1,4 +1,4 @@
-//! What is simulated to answer a question: policies, schedules, whole loaders and sweeps, each a scenario of its own.
+//! Simulations that answer a question: policies, schedules, whole loaders and sweeps, each a scenario of its own.
 
 use std::{
     ops::ControlFlow,
@@ -140,8 +140,8 @@ fn schedules(input: &Input, base: &Scenario) -> Vec<Job> {
     rows
 }
 
-/// The loaders that the Lobster paper compares, as near as policies and schedules come to them, and ours. What PyTorch and DALI keep is what the
-/// page cache does: the most recently used.
+/// The loaders that the Lobster paper compares, as near as policies and schedules come to them, and ours. What
+/// PyTorch and DALI keep is what the page cache does: the most recently used.
 fn loaders(input: &Input, base: &Scenario) -> Vec<Job> {
     /// Batches that both prepare ahead unless told otherwise.
     const AHEAD: u32 = 2;

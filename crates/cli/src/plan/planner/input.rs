@@ -1,4 +1,5 @@
-//! What a plan file means: a [`Scenario`], what was assumed where the file says nothing, and how much of a large dataset is simulated.
+//! Meaning of a plan file: a [`Scenario`], the values that were assumed for missing keys, and the simulated share of
+//! a large dataset.
 
 use std::{fs, path::Path};
 
@@ -286,8 +287,8 @@ pub struct Scaled {
 /// Fewer steps say little of an epoch: its ends, where windows are cut, would weigh too much.
 const ITERATIONS_MIN: u32 = 64;
 
-/// Scales a dataset to about `samples_max` samples, and the caches with it. Shares of the dataset, and what a step does, stay as they are; an
-/// epoch has fewer steps, so a window weighs more of it.
+/// Scales a dataset to about `samples_max` samples, and the caches with it. Shares of the dataset, and what a step
+/// does, stay as they are; an epoch has fewer steps, so a window weighs more of it.
 pub fn scaled(scenario: &Scenario, samples_max: u32) -> Scaled {
     let world = u32::from(scenario.nodes).saturating_mul(scenario.gpus);
     let least = world.saturating_mul(scenario.batch).saturating_mul(ITERATIONS_MIN);
@@ -356,7 +357,7 @@ mod tests {
             ("job.batch=1001", "job.batch = 1001: a whole number from 1 to 1000"),
             ("cluster.threads=0", "cluster.threads = 0: a whole number from 2"),
             ("cluster.loading_threads=17", "a whole number from 1 to 15"),
-            ("cluster.cache=0 GB", "cluster.cache: '0 GB' is nothing"),
+            ("cluster.cache=0 GB", "cluster.cache: size '0 GB' is zero"),
             ("job.step=0 ms", "job.step = 0 s: more than 0 s"),
             ("source.bandwidth=-1 GB/s", "source.bandwidth: '-1 GB/s' is no rate"),
             ("job.order=random", "job.order = \"random\": \"torch\" or \"counter\""),

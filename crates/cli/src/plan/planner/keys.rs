@@ -302,7 +302,7 @@ mod tests {
             line(keys.count("cluster.nodes", 1..=64)),
             "plan.toml: cluster.nodes = 0: a whole number from 1 to 64 is allowed"
         );
-        assert!(line(keys.size("cluster.cache")).starts_with("plan.toml: cluster.cache: '40' has no unit; write"));
+        assert!(line(keys.size("cluster.cache")).starts_with("plan.toml: cluster.cache: missing unit in '40'; use"));
         assert!(line(keys.rate("cluster.link")).contains("cluster.link = 3: text is allowed, such as \"200 Gbit/s\""));
         assert!(line(keys.time("job.step")).contains("job.step: '-1 ms' is no time; write"));
         assert!(line(keys.count("job.batch", 1..=9)).contains("job.batch = \"8\""));

@@ -212,7 +212,8 @@ fn parts(steps: &[Step]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_ {
     })
 }
 
-/// Of the first node the GPU that waits longest for its own batches and the one that waits least; and the second node's first, if there is one.
+/// Returns the ranks to draw: on the first node the GPUs that wait longest and least for their own batches, and the
+/// second node's first GPU, if there is one.
 fn ranks_shown(row: &Row) -> Vec<u32> {
     let gpus = row.scenario.gpus;
     let mut waits = vec![0.0; gpus as usize];

@@ -22,7 +22,8 @@ pub const HEADS: [&str; 9] = [
     "ready",
 ];
 
-/// What is shown of a row. `factor`: how many times smaller the dataset was than the user's; an epoch is as much longer.
+/// Returns the cells of a row. The simulated dataset was smaller than the user's by `factor`; epochs are shown longer
+/// by it.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub fn row(row: &Row, factor: u32) -> [String; 9] {
     let (warm, data, bound) = (&row.warm, row.data_bytes() as f64, row.bound_bytes());

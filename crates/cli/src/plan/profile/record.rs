@@ -1,4 +1,5 @@
-//! What `forebay profile` measured, and the file that it writes: the keys of a plan that can be measured, and the measurements themselves.
+//! Measurements of `forebay profile`, and the file that it writes: the keys of a plan that can be measured, and the
+//! measurements themselves.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Reading a place by number of threads, within bounds of time and bytes, past this machine's page cache as far as that can be done.
+//! Reading a place by number of threads, within bounds of time and bytes, past this machine's page cache as far as
+//! that can be done.
 
 use std::{
     collections::VecDeque,
@@ -76,7 +77,8 @@ pub struct Bounds {
 }
 
 impl Stock {
-    /// Files below these directories, in an order of chance: whoever measures again reads others, which no server has in memory.
+    /// Files below these directories, in an order of chance: whoever measures again reads others, which no server has
+    /// in memory.
     pub fn find(dirs: &[PathBuf]) -> (Self, Found) {
         let begun = Instant::now();
         let mut found = Found {
@@ -126,7 +128,8 @@ impl Stock {
         self.samples.is_empty()
     }
 
-    /// Copies of some of these samples in a local directory, or in memory. They have no names, so nothing can be left behind.
+    /// Copies of some of these samples in a local directory, or in memory. They have no names, so nothing can be left
+    /// behind.
     ///
     /// # Errors
     /// When they can't be read or written.
@@ -158,7 +161,8 @@ impl Stock {
         Ok(Self { samples, next: 0 })
     }
 
-    /// Reads with so many threads until a bound is reached. `share`: of the samples not read yet, the part that this round may use up.
+    /// Reads with so many threads until a bound is reached. `share`: of the samples not read yet, the part that this
+    /// round may use up.
     ///
     /// # Errors
     /// The first error of any read.
@@ -311,12 +315,14 @@ impl Sample {
     }
 }
 
-/// Without it the figure is one of this machine's memory. A file system may not honour it, or may have kept others' pages: see [`is_cached`].
+/// Without it the figure is one of this machine's memory. A file system may not honour it, or may have kept others'
+/// pages: see [`is_cached`].
 fn forget_pages(file: BorrowedFd<'_>, start: u64, bytes: u64) {
     let _ = fadvise(file, start, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
 }
 
-/// Whether the first byte is in the page cache all the same: a read that may not wait has it. `None`: this file system can't tell.
+/// Returns whether the first byte is in the page cache nevertheless: a non-blocking read returns it. `None`: this
+/// file system does not support such reads.
 fn is_cached(file: BorrowedFd<'_>, start: u64) -> Option<bool> {
     let mut byte = [0];
     match preadv2(file, &mut [IoSliceMut::new(&mut byte)], start, ReadWriteFlags::NOWAIT) {

@@ -1,7 +1,7 @@
 //! Epochs of a run, found in how often its files were opened.
 //!
-//! The n-th open of a file belongs to the n-th epoch. So an epoch is over when as many opens have been made as there are files, and there are epochs
-//! at all only where nearly all files were opened equally often.
+//! The n-th open of a file belongs to the n-th epoch. So an epoch is over when as many opens have been made as there
+//! are files, and there are epochs at all only where nearly all files were opened equally often.
 
 use forebay_agent::tiering::Answered;
 use serde::{Deserialize, Serialize};
@@ -137,7 +137,8 @@ mod tests {
         }
     }
 
-    /// So many opens by a time, the first of each file from the source, which takes ten times as long as one from the tier.
+    /// Returns a moment with this number of opens: the source answered the first open of each file, ten times as
+    /// slowly as a tier.
     fn moment(opens: u64, seconds: f64) -> Moment {
         let from_source = opens.min(FILES);
         Moment {

@@ -1,6 +1,8 @@
-//! The course of a run: what doors and agent had counted at moments spread evenly over it, in bounded memory however long it lasts.
+//! Course of a run: counters of the preload library and of the agent at moments spread evenly over it, in bounded
+//! memory for runs of any length.
 //!
-//! [`watch`] looks while the program runs, [`Timeline`] keeps what it saw, [`epochs`] finds epochs in it. All of it is in the run's record.
+//! [`watch`] looks while the program runs, [`Timeline`] keeps what it saw, [`epochs`] finds epochs in it. All of it
+//! is in the run's record.
 
 pub mod epochs;
 mod watch;
@@ -48,7 +50,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// From the doors' counters; `used_bytes` by tier as the agent last said.
+    /// Reads the counters of the preload library; `used_bytes` by tier is the agent's last answer.
     fn of(seconds: f64, counts: &Counts, files: &Files, used_bytes: &[u64]) -> Self {
         let used = used_bytes.iter().copied().chain(std::iter::repeat(0));
         Self {
@@ -108,7 +110,8 @@ pub struct Files {
     pub one_in: u64,
     /// Opens of the file in the middle.
     pub opens_median: u32,
-    /// Mean of the opens of a file; of the few that are opened much more often than others, only one open more than the median counts.
+    /// Mean of the opens of a file; of the few that are opened much more often than others, only one open more than
+    /// the median counts.
     pub opens_mean: f64,
     /// Share of the files that were opened as often as the median says, give or take one open or a tenth.
     pub even_share: f64,

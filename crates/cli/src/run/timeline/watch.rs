@@ -14,7 +14,8 @@ use forebay_contract::Run;
 
 use super::{Files, Moment, PAUSE_MIN, Timeline};
 
-/// How long a look waits for the agent's answer; one that comes later is the next look's. The end of a run waits for no more than this.
+/// Longest wait of a look for the agent's answer; a later answer belongs to the next look. The end of a run waits no
+/// longer either.
 const ANSWER_MAX: Duration = Duration::from_millis(100);
 
 /// Does something, and looks meanwhile, from `started` on. Without a thread to look there is no course, and no harm.
@@ -73,8 +74,8 @@ impl Watcher<'_> {
     }
 }
 
-/// How full the tiers are, as the agent says: asked on a connection of its own, since an answer that comes late must not be taken for that to
-/// the run's next question.
+/// Bytes in the tiers, as the agent reports them. The connection is a separate one: a late answer must not be taken
+/// for the answer to the run's next request.
 struct Tiers {
     /// `None` once it was of no use.
     connection: Option<Connection>,
@@ -85,7 +86,8 @@ struct Tiers {
 }
 
 impl Tiers {
-    /// Asks, unless an answer is still to come, and takes it if it comes soon. An agent with which something is wrong is not asked again.
+    /// Asks, unless an answer is still to come, and takes it if it comes soon. An agent with which something is wrong
+    /// is not asked again.
     fn look(&mut self) {
         if self.ask().is_none() {
             self.connection = None;
