@@ -1,4 +1,4 @@
-//! How much memory this process may use, and how much of that is free: files of a tier in memory count against it (fault F13).
+//! Memory that this process may use, and the free part of it. Files of a tier in memory count against it (fault F13).
 
 use std::{
     fs,
@@ -7,10 +7,10 @@ use std::{
 
 use forebay_policy::pressure::Memory;
 
-/// Where the machine says how much some task waited for memory.
+/// File with the share of time in which tasks of the machine waited for memory.
 const MACHINE_PRESSURE: &str = "/proc/pressure/memory";
 
-/// Which kind of control groups.
+/// Version of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     V1,
@@ -21,28 +21,28 @@ enum Version {
 #[derive(Clone, Debug)]
 struct Group {
     dir: PathBuf,
-    /// Its name in lines of `/proc/PID/cgroup`, where that is known.
+    /// Name in lines of `/proc/PID/cgroup`; `None` if unknown.
     path: Option<PathBuf>,
     version: Version,
 }
 
-/// Where memory is told of. Control groups are looked up once, figures each time.
+/// Memory gauge of this process. It looks up control groups once, and figures each time.
 #[derive(Clone, Debug, Default)]
 pub struct Gauge {
-    /// The innermost first.
+    /// Control groups, the innermost first.
     groups: Vec<Group>,
 }
 
 /// Memory that another process may still take.
 #[derive(Clone, Debug)]
 pub struct Promise {
-    /// Its `/proc/PID/cgroup`; empty where that can't be read: it counts everywhere then.
+    /// Text of its `/proc/PID/cgroup`; empty if that can't be read: the promise then counts in every group.
     groups: String,
     bytes: u64,
 }
 
 impl Promise {
-    /// Of process `pid`.
+    /// Returns a promise to process `pid`.
     pub fn of(pid: i32, bytes: u64) -> Self {
         Self {
             groups: fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default(),
@@ -51,17 +51,17 @@ impl Promise {
     }
 }
 
-/// What was found, and what of it is the limit.
+/// Memory of this process at one look.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
-    /// The least of the machine's memory and all groups' limits, and the least that is free of any of them.
+pub struct MemoryReading {
+    /// Smallest limit of the machine and all groups, and smallest free part of any of them.
     pub memory: Memory,
-    /// Which of them the limit is, in words.
+    /// Name of the limit that holds, for people.
     pub what: &'static str,
 }
 
 impl Gauge {
-    /// Of this process.
+    /// Finds the control groups of this process.
     pub fn find() -> Self {
         let text = |file| fs::read_to_string(file).unwrap_or_default();
         Self::of(&text("/proc/self/mountinfo"), &text("/proc/self/cgroup"))
@@ -72,13 +72,14 @@ impl Gauge {
         Self { groups: groups.collect() }
     }
 
-    /// Looks now.
-    pub fn look(&self) -> Found {
+    /// Measures the memory now.
+    pub fn look(&self) -> MemoryReading {
         self.look_beside(&[]).0
     }
 
-    /// The same, and how much of what is free is promised: each promise counts in the machine's memory, and in the groups that who has it is in.
-    pub fn look_beside(&self, promises: &[Promise]) -> (Found, u64) {
+    /// Measures the memory, and returns the bytes of the free part that are promised. Each promise counts in the
+    /// machine's memory, and in the groups of the process that has it.
+    pub fn look_beside(&self, promises: &[Promise]) -> (MemoryReading, u64) {
         let sum = |counts: &dyn Fn(&Promise) -> bool| {
             promises
                 .iter()
@@ -99,14 +100,14 @@ impl Gauge {
         }
         let own = self.groups.iter().find_map(|group| stalled(&group.dir.join("memory.pressure")));
         found.memory.stalled_percent = own.or_else(|| stalled(Path::new(MACHINE_PRESSURE))).unwrap_or(0.0);
-        // Where more is free than in the tightest place, as much of what is promised is of no account.
+        // In a group with more free memory than the tightest one, promises up to the difference do not count.
         let least = found.memory.free_bytes;
         let promised = places.iter().map(|(free, promised)| promised.saturating_sub(free - least)).max();
         (found, promised.unwrap_or(0))
     }
 }
 
-fn machine() -> Found {
+fn machine() -> MemoryReading {
     let info = rustix::system::sysinfo();
     let total = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -116,13 +117,14 @@ fn machine() -> Found {
         free_bytes: available.min(total),
         stalled_percent: 0.0,
     };
-    Found {
+    MemoryReading {
         memory,
         what: "this machine's memory",
     }
 }
 
-/// The groups that a line of mountinfo leads to, `36 35 0:30 /root /point options - type source options`: this process's, and all above.
+/// Returns the groups behind a line of mountinfo, `36 35 0:30 /root /point options - type source options`: this
+/// process's, and all above it.
 fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
@@ -134,7 +136,8 @@ fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
         _ => return None,
     };
     let own = own_groups.lines().find_map(|line| group_of(line, controller))?;
-    // In a container the mount shows a part of the tree, and the path may lie outside it: then the mount's own top is what holds.
+    // In a container the mount shows a part of the tree, and the path may be outside it; then the top of the mount
+    // holds.
     let stripped = Path::new(own).strip_prefix(root);
     let is_known = stripped.is_ok() && !leads_up(own);
     let below = stripped.unwrap_or(Path::new(""));
@@ -150,20 +153,21 @@ fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
     Some(all.collect())
 }
 
-/// The path in a line `ID:CONTROLLERS:PATH`, if it is about `controller`.
+/// Returns the path in a line `ID:CONTROLLERS:PATH` that names `controller`.
 fn group_of<'a>(line: &'a str, controller: &str) -> Option<&'a str> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
     controllers.split(',').any(|name| name == controller).then_some(path)
 }
 
-/// A group outside of our namespace.
+/// Returns true for the path of a group outside our namespace.
 fn leads_up(path: &str) -> bool {
     Path::new(path).components().any(|part| part == std::path::Component::ParentDir)
 }
 
 impl Group {
-    /// Whether a process with these lines in its `/proc/PID/cgroup` is in it or below it, or may be for all that is known.
+    /// Returns true if a process with these lines in its `/proc/PID/cgroup` is in this group or below it, or if that is
+    /// unknown.
     fn may_contain(&self, groups: &str) -> bool {
         let controller = match self.version {
             Version::V1 => "memory",
@@ -175,11 +179,11 @@ impl Group {
             .is_none_or(|(theirs, own)| !leads_up(theirs) && Path::new(theirs).starts_with(own))
     }
 
-    /// Its limit, and what is free of it: what is used does not count as far as it is clean pages of files. `None`: it has no limit.
+    /// Returns the limit and the free bytes; `None` without a limit. Clean pages of files count as free.
     fn limit_and_free(&self) -> Option<(u64, u64)> {
         let number = |file: &str| fs::read_to_string(self.dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let (limit, used, [pages, dirty]) = match self.version {
-            // `max` is no number, and so no limit. Above `high` a group is slowed down until it has given back.
+            // `max` parses as no limit. Above `high` the kernel slows a group down until it has given memory back.
             Version::V2 => {
                 let limits = ["memory.max", "memory.high"].map(number);
                 let names = [["inactive_file", "active_file"], ["file_dirty", "file_writeback"]];
@@ -197,13 +201,14 @@ impl Group {
     }
 }
 
-/// The number in the line `NAME NUMBER...`.
+/// Returns the number in the line `NAME NUMBER...`.
 fn figure(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_ascii_whitespace);
     lines.find_map(|mut words| (words.next()? == name).then(|| words.next()?.parse().ok())?)
 }
 
-/// `some avg10=1.23 ...`: the share of the last ten seconds in which some task waited, in percent.
+/// Returns the share of the last ten seconds in which a task waited for memory, in percent, from the line `some
+/// avg10=1.23 ...`.
 fn stalled(file: &Path) -> Option<f64> {
     let text = fs::read_to_string(file).ok()?;
     let some = text.lines().find_map(|line| line.strip_prefix("some avg10="))?;

@@ -1,4 +1,4 @@
-//! Files that several processes map. The one place of this crate that holds unsafe code.
+//! Files that several processes map. Only this file of the crate may have unsafe code.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use rustix::{
     mm::{self, MapFlags, ProtFlags},
 };
 
-/// What keeps a file's length as it is.
+/// Seals that fix a file's length.
 pub const LENGTH_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
 /// A mapped file, unmapped when dropped.
@@ -26,18 +26,19 @@ pub struct SharedFile {
 }
 
 impl SharedFile {
-    /// Creates a file of `len` zero bytes that must not exist yet, mode 0600, and maps it for writing. All of it is backed by memory
-    /// (or disk) at once: to touch a hole that can't be filled would be a SIGBUS, in somebody's program.
+    /// Creates a file of `len` zero bytes that must not exist yet, mode 0600, and maps it for writing. Memory (or disk)
+    /// for all of it is reserved immediately: an access to a hole that can't be filled would be a SIGBUS in a program.
     ///
     /// # Errors
-    /// Also when there is no room for it (a small `/dev/shm`, as containers have).
+    /// Also if there is no room for it (a small `/dev/shm`, as containers have).
     pub fn create(path: &Path, len: usize) -> io::Result<Self> {
         let shared = Self::create_sparse(path, len)?;
         shared.reserve(0, len as u64)?;
         Ok(shared)
     }
 
-    /// As [`Self::create`], without backing: [`Self::reserve`] must be called for each part before it is touched.
+    /// Creates a file like [`Self::create`], but reserves no memory. Call [`Self::reserve`] for each part before it is
+    /// accessed.
     pub(crate) fn create_sparse(path: &Path, len: usize) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -45,8 +46,8 @@ impl SharedFile {
         Self::map(file, len)
     }
 
-    /// Backs a part of the file. What it holds is not changed, unless the file system can't do this: then it is zeroed, which it
-    /// must be already.
+    /// Reserves memory for a part of the file, which must be zero: a file system without reservation gets zeros
+    /// written.
     pub(crate) fn reserve(&self, from: u64, len: u64) -> io::Result<()> {
         match fs::fallocate(&self.file, FallocateFlags::empty(), from, len) {
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -68,7 +69,8 @@ impl SharedFile {
         Self::map(file, len)
     }
 
-    /// A file of `len` zero bytes in memory, without a name, to be sent to others. Its length can't be changed.
+    /// Creates a file of `len` zero bytes in memory, without a name, to be sent to other processes. Its length is
+    /// sealed.
     pub(crate) fn anonymous(name: &str, len: usize) -> io::Result<Self> {
         let file = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         fs::ftruncate(&file, len as u64)?;
@@ -78,7 +80,8 @@ impl SharedFile {
         Ok(shared)
     }
 
-    /// The same, to be read by those to whom it is sent, and written to by nobody but us. [`Self::reserve`] must be called for each part before it is touched.
+    /// Creates a nameless file in memory that receivers can read and only this mapping can write. Call
+    /// [`Self::reserve`] for each part before it is accessed.
     pub(crate) fn anonymous_for_readers(name: &str, len: usize) -> io::Result<Self> {
         let file = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         fs::ftruncate(&file, len as u64)?;
@@ -89,19 +92,19 @@ impl SharedFile {
         Ok(shared)
     }
 
-    /// Maps such a file that somebody has sent.
+    /// Maps a received file of sealed length for writing.
     ///
     /// # Errors
-    /// As [`Self::received`].
+    /// Like [`Self::received`].
     pub(crate) fn received_for_reading(file: OwnedFd, len: usize) -> io::Result<Self> {
         Self::check_length(&file, len)?;
         Self::map_as(file, len, ProtFlags::READ)
     }
 
-    /// Maps a file of another process for reading, all of it.
+    /// Maps a whole file of another process for reading.
     ///
     /// # Errors
-    /// Also when that could still change it: what is read twice must be the same.
+    /// Also if the other process could still change it: two reads must give the same bytes.
     pub(crate) fn received_sealed(file: OwnedFd) -> io::Result<Self> {
         let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
         if !fs::fcntl_get_seals(&file)?.contains(LENGTH_SEALS | SealFlags::WRITE) {
@@ -110,19 +113,19 @@ impl SharedFile {
         Self::map_as(file, len, ProtFlags::READ)
     }
 
-    /// Maps such a file that somebody has sent.
+    /// Maps a received file of sealed length for reading.
     ///
     /// # Errors
-    /// Also when it is shorter, or could become so: to touch what is not there would be a SIGBUS.
+    /// Also if it is shorter, or could become shorter: an access past its end would be a SIGBUS.
     pub(crate) fn received(file: OwnedFd, len: usize) -> io::Result<Self> {
         Self::check_length(&file, len)?;
         Self::map(file, len)
     }
 
-    /// Maps such a file for reading, all of it, and has its pages mapped before they are needed.
+    /// Maps a whole received file of sealed length for reading, and maps its pages before they are needed.
     ///
     /// # Errors
-    /// As [`Self::received`].
+    /// Like [`Self::received`].
     pub fn received_ahead(file: OwnedFd) -> io::Result<Self> {
         let len = usize::try_from(fs::fstat(&file)?.st_size).map_err(io::Error::other)?;
         let shared = Self::received_for_reading(file, len)?;
@@ -132,8 +135,8 @@ impl SharedFile {
         Ok(shared)
     }
 
-    /// Has its pages unmapped, some at a time and without haste, before it goes: who unmaps holds up whoever else in this process maps or unmaps memory, and for
-    /// as long as he is without a processor meanwhile.
+    /// Unmaps the pages slowly, some at a time, before the value is dropped. A thread that unmaps memory blocks all
+    /// threads of the process that map or unmap memory, even while it has no processor.
     pub fn unmap_pages(&self) {
         const PART_BYTES: usize = 4 << 20;
         const PAUSE: Duration = Duration::from_millis(1);
@@ -146,10 +149,10 @@ impl SharedFile {
         }
     }
 
-    /// Whether a descriptor is of the same file.
+    /// Returns true if a descriptor refers to this file.
     ///
     /// # Errors
-    /// It is of none.
+    /// If the descriptor refers to no file.
     pub fn is_of(&self, other: BorrowedFd<'_>) -> io::Result<bool> {
         let (ours, theirs) = (fs::fstat(&self.file)?, fs::fstat(other)?);
         Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))
@@ -163,7 +166,7 @@ impl SharedFile {
         Ok(())
     }
 
-    /// The file, to be sent.
+    /// Returns the file, to be sent.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -176,22 +179,23 @@ impl SharedFile {
         // SAFETY: a fresh mapping at an address of the kernel's choice; it lives until `drop`.
         let address = unsafe { mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)? };
         let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mmap gave a null address"))?;
-        // SAFETY: mapped for `len` bytes, writable but where nothing is stored to; `region` is only lent for the lifetime of `self`.
+        // SAFETY: mapped for `len` bytes, writable but where nothing is stored to; `region` is only lent for the
+        // lifetime of `self`.
         let region = unsafe { Region::new(base, len) };
         Ok(Self { file, region })
     }
 
-    /// The mapped bytes.
+    /// Returns the mapped bytes.
     pub fn region(&self) -> Region<'_> {
         self.region
     }
 
-    /// The mapped bytes, for a value that is kept beside this file and dropped before it.
+    /// Returns the mapped bytes, for a value that is kept beside this file and dropped before it.
     pub(crate) fn region_beside(&self) -> Region<'static> {
         self.region
     }
 
-    /// The mapped bytes for as long as the process lives; the mapping is never undone.
+    /// Returns the mapped bytes for the lifetime of the process; the mapping is never undone.
     pub fn leak(self) -> Region<'static> {
         std::mem::ManuallyDrop::new(self).region
     }
@@ -204,19 +208,20 @@ impl Drop for SharedFile {
     }
 }
 
-/// `cachestat(2)`: which part of a range of a file is in the page cache, in bytes; rounded up to whole pages, at most `len`.
-/// `None` where the kernel has no such call or refuses it.
+/// Returns the bytes of a range of a file that are in the page cache (`cachestat(2)`), rounded up to whole pages, at
+/// most `len`. `None` where the kernel lacks or refuses the call.
 pub(crate) fn cached_bytes(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {
-    /// The same number on every architecture (Linux 6.5).
+    /// Number of the call, which is the same on all architectures (Linux 6.5).
     const SYS_CACHESTAT: libc::c_long = 451;
     let range = [from, len];
     let mut found = [0u64; 5];
-    // SAFETY: both structures are arrays of u64 by the kernel's ABI (cachestat_range, cachestat), alive during the call.
+    // SAFETY: both structures are arrays of u64 by the kernel's ABI (cachestat_range, cachestat), alive during the
+    // call.
     let result = unsafe { libc::syscall(SYS_CACHESTAT, descriptor.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
     (result == 0).then(|| (found[0] * rustix::param::page_size() as u64).min(len))
 }
 
-/// Which pages of a file are to be written to its file system.
+/// Pages of a file to write to its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyPages {
     /// Pages that the kernel keeps under the file itself. A file without any costs no request to the file system.
@@ -225,8 +230,8 @@ pub(crate) enum DirtyPages {
     Lower,
 }
 
-/// Writes a file's dirty pages to its file system, and returns when they are there: a write through a mapping to a page that is dirty
-/// moves no time of the file, one to a clean page does.
+/// Writes a file's dirty pages to its file system and waits for it. A write through a mapping to a dirty page moves no
+/// time of the file; a write to a clean page does.
 pub(crate) fn write_back(descriptor: BorrowedFd<'_>, pages: DirtyPages) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: no memory is passed.
@@ -243,7 +248,7 @@ pub(crate) fn set_thread_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Raises the limit of descriptors as far as it goes; gives it.
+/// Raises the limit of descriptors as far as possible, and returns it.
 pub(crate) fn raise_descriptor_limit() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit {

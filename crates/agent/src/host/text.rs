@@ -1,6 +1,6 @@
-//! Figures in words, for people.
+//! Sizes as text, for people.
 
-/// `1.5 GiB`.
+/// Returns a size such as `1.5 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]
 pub fn bytes(number: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -14,7 +14,7 @@ pub fn bytes(number: u64) -> String {
     format!("{value:.digits$} {}", UNITS.get(unit).unwrap_or(&"B"))
 }
 
-/// Two sizes that are compared: to the byte where they would read the same otherwise, and are not.
+/// Returns two sizes that are compared. If they differ but would read the same, both are exact to the byte.
 pub(crate) fn bytes_apart(one: u64, other: u64) -> [String; 2] {
     let short = [one, other].map(rounded_bytes);
     if one != other && short[0] == short[1] {
@@ -24,12 +24,12 @@ pub(crate) fn bytes_apart(one: u64, other: u64) -> [String; 2] {
     }
 }
 
-/// As [`bytes`], where the `.0` of what is not exactly so much would seem to be a difference.
+/// Returns a size like [`bytes`] without a final `.0`, which would look like a difference between rounded sizes.
 pub(crate) fn rounded_bytes(number: u64) -> String {
     bytes(number).replace(".0 ", " ")
 }
 
-/// `1610612736 bytes`.
+/// Returns a size such as `1610612736 bytes`.
 pub(crate) fn exact_bytes(number: u64) -> String {
     format!("{number} bytes")
 }

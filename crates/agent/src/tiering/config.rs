@@ -1,4 +1,4 @@
-//! What the command decides and an agent is started with. Frozen: nobody below reads the environment.
+//! Settings of the tiering role. The command decides them, and no code below it reads the environment.
 
 use std::{
     ffi::OsStr,
@@ -16,20 +16,21 @@ use crate::tiering::{limits::INDEX_SPARE, ram};
 pub struct TierSetting {
     /// Directory in which the agent makes its private one.
     pub dir: PathBuf,
-    /// Most bytes of files kept there.
+    /// Quota in bytes.
     pub bytes: u64,
-    /// It lies in memory below the agent's own directory: made when the agent starts, removed when it ends.
+    /// True for a tier in memory, below the agent's own directory. The agent makes it when it starts and removes it
+    /// when it ends.
     #[serde(default)]
     pub ram: bool,
 }
 
 impl TierSetting {
-    /// A directory that outlives the agent.
+    /// Returns a tier in a directory that outlives the agent.
     pub const fn kept(dir: PathBuf, bytes: u64) -> Self {
         Self { dir, bytes, ram: false }
     }
 
-    /// One that lives in memory with the agent. Where, [`AgentConfig::for_tiers`] decides.
+    /// Returns a tier in memory that ends with the agent. [`AgentConfig::for_tiers`] decides its directory.
     pub fn in_ram(bytes: u64) -> Self {
         Self {
             dir: PathBuf::new(),
@@ -38,32 +39,32 @@ impl TierSetting {
         }
     }
 
-    /// What people call it.
+    /// Returns its name for people.
     pub fn label(&self) -> String {
         label(&self.dir, self.ram)
     }
 }
 
-/// What people call a tier.
+/// Returns the name of a tier for people.
 pub(crate) fn label(dir: &Path, ram: bool) -> String {
     if ram { "RAM".into() } else { dir.display().to_string() }
 }
 
-/// Everything an agent needs to know.
+/// Settings with which an agent is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentConfig {
-    /// The agent's private directory: sockets and shared memory.
+    /// Private directory of the agent, for sockets and shared memory.
     pub dir: PathBuf,
     /// Directory of the user's secret.
     pub state_dir: PathBuf,
     /// Tiers, top first.
     pub tiers: Vec<TierSetting>,
-    /// What makes room where a file does not fit.
+    /// Replacement of copies when a file does not fit.
     #[serde(default)]
     pub policy: TierPolicy,
-    /// Stay after the last run has ended.
+    /// True if the agent stays after its last run.
     pub keep: bool,
-    /// Files that the shared index has room for beside those that it is made for.
+    /// Room in the shared index, in files, in addition to the copies of earlier runs.
     #[serde(default = "index_spare")]
     pub index_spare: u64,
 }
@@ -73,11 +74,12 @@ const fn index_spare() -> u64 {
 }
 
 impl AgentConfig {
-    /// The configuration of the agent for these tiers. Its directory's name is a digest of the tiers, so that runs with the same tiers meet.
+    /// Returns the settings of the agent for these tiers. The name of its directory is a digest of the tiers, so runs
+    /// with the same tiers share an agent.
     pub fn for_tiers(runtime_dir: &Path, state_dir: &Path, tiers: &[TierSetting], policy: TierPolicy, keep: bool) -> Self {
         let mut digest = 0;
         for tier in tiers {
-            // No absolute path is called so.
+            // No absolute path has this name.
             let name = if tier.ram { OsStr::new(ram::DIR) } else { tier.dir.as_os_str() };
             digest = forebay_contract::hash_bytes(digest, name.as_bytes());
         }

@@ -1,5 +1,6 @@
-//! Makes copies in the reader's wake. A job is looked at again and again until it is whole or given up; between looks it waits in
-//! a queue by time, so that few workers follow many files and a worker is held only by the source itself.
+//! Makes copies behind their readers. A worker looks at a job repeatedly until the copy is whole or given up. Between
+//! looks the job waits in a queue ordered by time, so that few workers follow many files and only the source itself
+//! holds up a worker.
 
 use std::{
     cmp::Reverse,
@@ -26,7 +27,7 @@ use crate::{
         shared::{DirtyPages, set_thread_nice, write_back},
     },
     tiering::{
-        handoff::HeldDescriptor,
+        handoff::{Handoff, HeldDescriptor},
         limits::{
             AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX,
             PIECE_BYTES, SMALL_AT_ONCE, SMALL_WORKERS,
@@ -45,37 +46,38 @@ pub(crate) struct CopyJob {
     pub(crate) tier: Arc<Tier>,
     pub(crate) identity: Identity,
     pub(crate) opened: OpenedSource,
-    /// Whether the speed of its tier is to be measured with it.
+    /// True if the speed of the tier is measured with this copy.
     pub(crate) sampled: bool,
-    /// No program reads it: it is copied ahead, while the source is idle.
+    /// True for a prefetched copy, which no program reads and which is made while the source is idle.
     pub(crate) ahead: bool,
-    /// The source may have holes.
+    /// True if the source may have holes.
     pub(crate) sparse: bool,
-    /// Whom to ask at the end whether a small source has changed; of a large one it is the server.
+    /// Party that tells at the end whether a small source has changed. For a large source it is always the server.
     pub(crate) ask: Ask,
-    /// Which pages must be clean before it is read.
+    /// Pages to write back before the source is read.
     pub(crate) pages: DirtyPages,
-    /// When the descriptor was opened, and where programs mark what they change after that.
+    /// Boot time of the open in nanoseconds. A later change mark in `control` ends the copy.
     pub(crate) opened_at: u64,
     pub(crate) control: Control<'static>,
 }
 
 impl CopyJob {
-    /// Returns true if the file was changed or locked since: the copy would come to nothing, and a lock lasts for as long as our duplicate.
+    /// Returns true if the file was changed or locked since it was opened. Its copy would be invalid, and a lock lasts
+    /// as long as our duplicate of the descriptor.
     fn is_marked(&self) -> bool {
         self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
     }
 }
 
-/// Whether copies may be made ahead of programs.
+/// State of prefetched copies that are being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PrefetchGate {
-    /// Those that are being made are given up.
+    /// The workers give them up.
     End,
-    /// They wait.
+    /// The workers let them wait.
     Hold,
-    /// They go on.
+    /// The workers go on with them.
     Go,
 }
 
@@ -98,7 +100,18 @@ pub(crate) struct OpenedSource {
     pub(crate) _place: HeldDescriptor,
 }
 
-/// Who opened a file last that is being copied in the wake of another reader, by the number of the flight.
+impl From<Handoff> for OpenedSource {
+    fn from(handoff: Handoff) -> Self {
+        Self {
+            source: handoff.source,
+            pid: handoff.pid,
+            descriptor: handoff.descriptor,
+            _place: handoff.place,
+        }
+    }
+}
+
+/// Latest reader of each file that is being copied behind an earlier reader, by the number of the copy.
 type LatestReaders = Arc<Mutex<HashMap<u64, (OpenedSource, Option<FollowedReader>)>>>;
 
 /// Report of a worker: one copy has ended.
@@ -111,30 +124,30 @@ pub(crate) struct Copied {
     pub(crate) read_bytes: u64,
 }
 
-/// How a copy ended.
+/// End of a copy.
 #[derive(Debug)]
 pub(crate) enum CopyOutcome {
-    /// Whole, to be published; and what was measured with it.
+    /// The copy is whole and can be published. It may carry a speed measurement.
     Whole(Finished, Option<Sample>),
-    /// Its reader left most of it unread.
+    /// The reader left most of the file unread.
     GivenUp,
-    /// It was to lie in memory, of which there is too little left.
+    /// The tier is in memory, and memory is short.
     MemoryShort,
-    /// The source was changed or locked by a program meanwhile.
+    /// A program changed or locked the source meanwhile.
     Marked,
-    /// The source has pages that could not be written back: its times need not tell its next change.
+    /// The source has pages that could not be written back, so its times may not show its next change.
     DirtyPages,
-    /// Something failed; what was written has been removed.
+    /// An operation failed; the partial copy has been removed.
     Failed(StoreError),
 }
 
-/// A job that has been begun.
+/// A job that a worker has begun.
 #[derive(Debug)]
 struct FollowedCopy {
     job: CopyJob,
     writer: Option<CopyWriter>,
     reader: Option<FollowedReader>,
-    /// Bytes read of the source so far.
+    /// Bytes read from the source so far.
     read_bytes: u64,
     seen: (u64, Option<u64>, Option<u64>),
     moved_at: Instant,
@@ -164,11 +177,11 @@ impl Ord for ScheduledLook {
     }
 }
 
-/// Jobs by the time of their next look. One idle worker at a time, the leader, waits for the first of them; when it has something to do it
-/// passes that on, so that a due job wakes one worker and not all.
+/// Jobs by the time of their next look. One idle worker at a time, the leader, waits for the first job. When the leader
+/// gets a job it wakes another worker to lead, so that a due job wakes one worker and not all.
 #[derive(Debug)]
 struct LookQueue {
-    /// Jobs that one worker takes at once.
+    /// Number of jobs that one worker takes together.
     at_once: usize,
     state: Mutex<LookQueueState>,
     changed: Condvar,
@@ -180,8 +193,8 @@ struct LookQueueState {
     has_leader: bool,
 }
 
-/// The workers, small files and large ones apart: a long piece of a shard must not hold up a thousand small files. What is made ahead waits
-/// for the source itself, and holds up neither.
+/// Workers for small, large and prefetched files. They are separate, so that a long piece of a large file does not hold
+/// up a thousand small files, and a prefetched file, which waits for the source, holds up neither.
 #[derive(Debug)]
 pub(crate) struct Copier {
     small: Arc<LookQueue>,
@@ -192,12 +205,12 @@ pub(crate) struct Copier {
     asks: Arc<WorkerFlags>,
 }
 
-/// What the clerk asks of all workers.
+/// Orders of the event loop to all workers.
 #[derive(Debug, Default)]
 struct WorkerFlags {
-    /// Copies in memory that are being made are given up.
+    /// True if copies in memory that are being made are to be given up.
     memory_short: AtomicBool,
-    /// An [`PrefetchGate`].
+    /// A [`PrefetchGate`].
     ahead: AtomicU8,
 }
 
@@ -231,7 +244,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Takes on a copy.
+    /// Queues a copy.
     pub(crate) fn add(&self, job: CopyJob) {
         let large = job.identity.size > SMALL_BYTES_MAX && !job.ahead;
         let queue = match (job.ahead, large) {
@@ -258,28 +271,29 @@ impl Copier {
 }
 
 impl Copier {
-    /// A large file's reader is watched from the first moment on, so that what it reads is counted.
+    /// Watches the reader of a large file from the start, so that all its reads are counted.
     fn reader_of(&self, large: bool, opened: &OpenedSource) -> Option<FollowedReader> {
         large.then(|| FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), &self.followed))
     }
 
-    /// Somebody else reads a file that is being copied: the copy follows this reader once the other has left or rests.
+    /// Adds another reader of a file that is being copied. The copy follows it once the earlier reader has left or
+    /// rests.
     pub(crate) fn opened_again(&self, number: u64, size: u64, opened: OpenedSource) {
         let reader = self.reader_of(size > SMALL_BYTES_MAX, &opened);
         self.newer().insert(number, (opened, reader));
     }
 
-    /// Whether there is too little memory left for copies in it that are being made: they are given up when they are looked at next.
+    /// Sets whether memory is short. If it is, workers give up copies in memory at their next look.
     pub(crate) fn set_memory_short(&self, is_short: bool) {
         self.asks.memory_short.store(is_short, Relaxed);
     }
 
-    /// Whether copies that are made ahead may go on.
+    /// Sets whether prefetched copies go on.
     pub(crate) fn set_ahead(&self, ahead: PrefetchGate) {
         self.asks.ahead.store(ahead as u8, Relaxed);
     }
 
-    /// The copy has ended.
+    /// Forgets a copy that has ended.
     pub(crate) fn ended(&self, number: u64) {
         self.newer().remove(&number);
     }
@@ -303,13 +317,13 @@ impl LookQueue {
         let is_first = state.waiting.peek().is_none_or(|Reverse(first)| waiting.due < first.due);
         state.waiting.push(Reverse(waiting));
         drop(state);
-        // Behind the first one it is found without a word.
+        // A job behind the first one needs no wake-up.
         if is_first {
             self.changed.notify_all();
         }
     }
 
-    /// Takes what is due, at least one.
+    /// Waits until a job is due, and takes all due ones up to a bound.
     #[expect(clippy::vec_box, reason = "most go back to the heap, as they are")]
     fn take(&self) -> Vec<Box<FollowedCopy>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -359,7 +373,8 @@ fn work(queue: &LookQueue, large: &LookQueue, deliver: &impl Fn(Copied), followe
                 following.look(&mut buffer, followed, newer)
             };
             let Some(outcome) = outcome else {
-                // What a program reads by now goes on among its like; a small one may wait for the source there, too.
+                // A prefetched file that a program reads now moves to the queue of large files, where a small one may
+                // wait for the source, too.
                 let queue = if was_ahead && !following.job.ahead { large } else { queue };
                 queue.put(ScheduledLook {
                     due: Instant::now() + following.pause,
@@ -368,7 +383,7 @@ fn work(queue: &LookQueue, large: &LookQueue, deliver: &impl Fn(Copied), followe
                 continue;
             };
             let (number, read_bytes) = (following.job.number, following.read_bytes);
-            // The descriptor goes before the news: who waits for the copy may then unmount the source.
+            // Closed before the report: whoever waits for the copy may unmount the source then.
             drop(following);
             deliver(Copied {
                 number,
@@ -380,7 +395,7 @@ fn work(queue: &LookQueue, large: &LookQueue, deliver: &impl Fn(Copied), followe
 }
 
 impl FollowedCopy {
-    /// Looks at the reader once and copies what may be copied; `None`: look again after the pause.
+    /// Looks at the reader once and copies the bytes that it has passed. Returns `None` to look again after the pause.
     fn look(&mut self, buffer: &mut [u8], followed: &Followed, newer: &LatestReaders) -> Option<CopyOutcome> {
         let size = self.job.identity.size;
         let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
@@ -389,7 +404,7 @@ impl FollowedCopy {
         let offset = shared_offset(opened.source.as_fd());
         let ahead = if small { size } else { (size - copied).min(PIECE_BYTES) };
         let cached = cached_run(opened.source.as_fd(), copied, ahead);
-        // A small file whose reader is seen needs no look at the process.
+        // If offset or cache show the reader of a small file, no look at the process is needed.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
             self.reader = Some(FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
@@ -432,10 +447,10 @@ impl FollowedCopy {
         }
     }
 
-    /// Copies a piece that nobody has read yet, if it may; `None`: look again after the pause.
+    /// Copies a piece of a prefetched file if that may go on. Returns `None` to look again after the pause.
     fn go_ahead(&mut self, ahead: PrefetchGate, buffer: &mut [u8], newer: &LatestReaders) -> Option<CopyOutcome> {
         if self.follow_newer(newer) {
-            // A program reads it now: the copy goes on behind that.
+            // A program reads the file now, and the copy goes on behind it.
             self.job.ahead = false;
             return None;
         }
@@ -452,7 +467,7 @@ impl FollowedCopy {
         }
     }
 
-    /// Goes on with who opened the file last, if somebody has since; tells whether.
+    /// Switches to the latest reader. Returns false if there is none.
     fn follow_newer(&mut self, newer: &LatestReaders) -> bool {
         let next = newer.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.job.number);
         let Some((opened, reader)) = next else { return false };
@@ -464,7 +479,7 @@ impl FollowedCopy {
         true
     }
 
-    /// Begins the copy. From here on whatever changes the file moves its times, whoever does it.
+    /// Begins the copy after dirty pages are written back, so that every later change of the file moves its times.
     fn begin(&self) -> Result<CopyWriter, CopyOutcome> {
         write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| CopyOutcome::DirtyPages)?;
         let writer = self
@@ -489,13 +504,13 @@ impl FollowedCopy {
         }
         self.moved_at = Instant::now();
         if !writer.is_complete() {
-            // More to copy at once, or a little patience with a reader that is just ahead.
+            // Continue immediately if there is more to copy; else wait for the reader, which is just ahead.
             self.pause = if piece < upto { Duration::ZERO } else { FIRST_LOOK };
             return None;
         }
         let writer = self.writer.take()?;
-        // A small file is read at once, so what the kernel knows is as old as its bytes; a large one was read over a while, and
-        // one question to the server is little beside it.
+        // A small file is read in one go, so the kernel's attributes are as old as its bytes. Reading a large one took
+        // a while, and a request to the server costs little beside it.
         let ask = if self.job.identity.size <= SMALL_BYTES_MAX {
             self.job.ask
         } else {
@@ -510,7 +525,7 @@ impl FollowedCopy {
                     sampled,
                     ..
                 } = &self.job;
-                // What keeps a copy from being read again shows when programs open it.
+                // If the copy can't be read again, programs that open it will find out.
                 let sample = sampled.then(|| forebay_store::sample(tier, *copy, &opened.source).ok());
                 CopyOutcome::Whole(finished, sample.flatten())
             }

@@ -1,4 +1,4 @@
-//! What doors have counted, taken out of shared memory.
+//! Counts by the preload libraries of runs, read from shared memory.
 
 use std::collections::BTreeMap;
 
@@ -7,37 +7,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::tiering::durations::Durations;
 
-/// What a tier answered.
+/// Opens that a tier answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
-    /// Opens.
+    /// Number of opens.
     pub opens: u64,
     /// Sizes of the files that were opened, in bytes.
     pub bytes: u64,
 }
 
-/// What doors counted, in a run or in several.
+/// Counts by the preload libraries of one run or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Named", into = "Named")]
+#[serde(from = "NamedCounts", into = "NamedCounts")]
 pub struct Counts {
     totals: Vec<u64>,
-    /// For each tier, top first.
+    /// Opens that each tier answered, top first.
     pub tiers: Vec<Answered>,
-    /// How long opens took that the source answered.
+    /// Durations of opens that the source answered.
     pub source_open: Durations,
 }
 
-/// As it travels: whoever asks may be of another version, with other counters.
+/// Form of the counts on the wire, with names: a reader of another version may have other counters.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Named {
+struct NamedCounts {
     counters: BTreeMap<String, u64>,
     tiers: Vec<Answered>,
     source_open: Durations,
 }
 
 impl Counts {
-    /// Reads the run page.
+    /// Reads the counts in a run page.
     pub fn read(page: &Run<'_>, tiers: usize) -> Self {
         let answered = |tier| {
             let (opens, bytes) = page.hits(tier);
@@ -50,7 +50,7 @@ impl Counts {
         }
     }
 
-    /// Of no run yet.
+    /// Returns the counts of no run, all zero.
     pub fn none(tiers: usize) -> Self {
         Self {
             totals: vec![0; Counter::ALL.len()],
@@ -59,7 +59,7 @@ impl Counts {
         }
     }
 
-    /// Adds those of another run of the same agent.
+    /// Adds the counts of another run of the same agent.
     pub fn add(&mut self, other: &Self) {
         for (sum, more) in self.totals.iter_mut().zip(&other.totals) {
             *sum += more;
@@ -71,33 +71,34 @@ impl Counts {
         self.source_open.add(&other.source_open);
     }
 
-    /// What a tier answered, 0 being the top.
+    /// Returns the opens that a tier answered; tier 0 is the top.
     pub fn tier(&self, at: usize) -> Answered {
         self.tiers.get(at).copied().unwrap_or_default()
     }
 
-    /// One counter.
+    /// Returns one counter.
     pub fn of(&self, counter: Counter) -> u64 {
         self.totals.get(counter as usize).copied().unwrap_or(0)
     }
 
-    /// Opens for reading under the sources that a tier answered.
+    /// Returns the number of opens for reading under the sources that a tier answered.
     pub fn tier_opens(&self) -> u64 {
         self.tiers.iter().map(|tier| tier.opens).sum()
     }
 
-    /// Opens for reading under the sources. A process that was ended in between may have counted one and not the other.
+    /// Returns the number of opens for reading under the sources. A process that was killed in between may have counted
+    /// only one of the two counters.
     pub fn source_opens(&self) -> u64 {
         self.of(Counter::SourceOpens).max(self.tier_opens())
     }
 
-    /// Of these, those that the source answered.
+    /// Returns the number of opens for reading under the sources that the source answered.
     pub fn from_source_opens(&self) -> u64 {
         self.source_opens() - self.tier_opens()
     }
 }
 
-impl From<Counts> for Named {
+impl From<Counts> for NamedCounts {
     fn from(counts: Counts) -> Self {
         let names = Counter::ALL.iter().map(|counter| counter.name().to_owned());
         Self {
@@ -108,8 +109,8 @@ impl From<Counts> for Named {
     }
 }
 
-impl From<Named> for Counts {
-    fn from(named: Named) -> Self {
+impl From<NamedCounts> for Counts {
+    fn from(named: NamedCounts) -> Self {
         let number = |counter: &Counter| named.counters.get(counter.name()).copied().unwrap_or(0);
         Self {
             totals: Counter::ALL.iter().map(number).collect(),

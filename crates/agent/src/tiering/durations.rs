@@ -1,28 +1,28 @@
-//! How long something took, as far as buckets tell.
+//! Histograms of durations.
 
 use forebay_contract::latency::{BUCKETS, end_ns};
 use serde::{Deserialize, Serialize};
 
-/// How often it took how long.
+/// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Durations {
-    /// By bucket of [`forebay_contract::latency`].
+    /// Counts by bucket of [`forebay_contract::latency`].
     buckets: Vec<u64>,
 }
 
 impl Durations {
-    /// From counts by bucket.
+    /// Returns the histogram with these counts by bucket.
     pub fn new(buckets: [u64; BUCKETS]) -> Self {
         Self { buckets: buckets.into() }
     }
 
-    /// How often, in all.
+    /// Returns the number of durations.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// Adds others.
+    /// Adds the durations of another histogram.
     pub fn add(&mut self, other: &Self) {
         self.buckets.resize(self.buckets.len().max(other.buckets.len()), 0);
         for (sum, more) in self.buckets.iter_mut().zip(&other.buckets) {
@@ -30,7 +30,7 @@ impl Durations {
         }
     }
 
-    /// Those that came after an earlier look.
+    /// Returns the durations that were added after an earlier look.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let before = earlier.buckets.iter().copied().chain(std::iter::repeat(0));
@@ -44,8 +44,8 @@ impl Durations {
         }
     }
 
-    /// The seconds that so large a share of them took at most (0.5: the median), at most a quarter off; `None` if there are none. What is longer than
-    /// the last bucket's beginning, eight seconds, counts as that.
+    /// Returns a quantile in seconds (`share` 0.5: the median), at most a quarter off; `None` if there are no
+    /// durations. Durations over eight seconds, the start of the last bucket, count as eight seconds.
     pub fn quantile_s(&self, share: f64) -> Option<f64> {
         let wanted = share * self.count() as f64;
         let (mut below, mut begin_ns) = (0, 0);
@@ -60,7 +60,8 @@ impl Durations {
         None
     }
 
-    /// At each doubling from a microsecond to eight seconds: the bound in seconds, and how many were shorter.
+    /// Returns a bound in seconds and the number of shorter durations, for each doubling from a microsecond to eight
+    /// seconds.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let counts = self.buckets.iter().copied().chain(std::iter::repeat(0));
         let all = counts
@@ -70,7 +71,7 @@ impl Durations {
                 *below += count;
                 Some((end as f64 / 1e9, *below))
             });
-        // The others lie between two of these.
+        // Every second bound is between two doublings.
         all.step_by(2)
     }
 }

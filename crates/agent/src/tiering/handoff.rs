@@ -1,4 +1,5 @@
-//! Takes hand-overs off the door socket and does nothing else: programs never wait, but a queue that is full drops.
+//! Receives descriptor handoffs from preload libraries, and does nothing else. Programs never wait; a full queue drops
+//! handoffs.
 
 use std::{
     io::IoSliceMut,
@@ -38,14 +39,14 @@ use crate::{
     },
 };
 
-/// Descriptors of hand-overs that the agent holds; each is counted until it is dropped.
+/// Bound on the descriptors of handoffs that the agent holds. Each counts until it is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct DescriptorBudget {
     held: Arc<AtomicUsize>,
     max: usize,
 }
 
-/// One place in the budget.
+/// Share of one descriptor in the budget, given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct HeldDescriptor(Arc<AtomicUsize>);
 
@@ -69,7 +70,7 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// A hand-over as received.
+/// A descriptor handoff, as received from a program that opened a source file or listed a directory.
 #[derive(Debug)]
 pub(crate) struct Handoff {
     pub(crate) run: u64,
@@ -77,22 +78,22 @@ pub(crate) struct Handoff {
     pub(crate) pid: i32,
     pub(crate) descriptor: i32,
     pub(crate) path: Vec<u8>,
-    /// The kernel knows the file by the very name that the program used: no link is on the way.
+    /// True if the kernel's name of the file is the program's path, so that no link is on the way.
     pub(crate) plain: bool,
-    /// The kernel's name of the file, where it is another than `path`.
+    /// The kernel's name of the file, if it differs from `path`.
     pub(crate) other_name: Option<Vec<u8>>,
-    /// The version that the file was two seconds ago, if that was asked.
+    /// Version of the file two seconds ago, if the handoff has waited since then.
     pub(crate) waited: Option<Identity>,
     pub(crate) source: SourceFile,
     pub(crate) stat: SourceStat,
     pub(crate) place: HeldDescriptor,
 }
 
-/// The queue of hand-overs, as others may look at it.
+/// Queue of handoffs, as other threads see it.
 #[derive(Clone, Debug)]
 pub(crate) struct HandoffQueue {
     socket: Arc<OwnedFd>,
-    /// The receiver has some in its hands, or is about to.
+    /// True while the receiver takes handoffs from the socket, or is about to.
     taking: Arc<AtomicBool>,
 }
 
@@ -109,7 +110,8 @@ impl HandoffQueue {
     }
 }
 
-/// Binds the socket of descriptor handoffs and starts the receiver. It passes each handoff to `deliver`, or the reason why it was lost.
+/// Binds the socket of descriptor handoffs and starts the receiver. It passes each handoff to `deliver`, or the reason
+/// why it was lost.
 pub(crate) fn start(
     dir: &Path,
     budget: DescriptorBudget,
@@ -146,13 +148,14 @@ fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Re
     loop {
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
         queue.taking.store(true, Ordering::SeqCst);
-        // The queue is long and nobody waits: to wake once for many costs the program's cores less.
+        // The queue is long and nobody waits, so one wake-up for many handoffs takes less from the program's cores.
         thread::sleep(BATCH_PAUSE);
         loop {
             match accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(connection) => deliver(take(&connection, user, &mut packet, budget).map(Box::new)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // AGAIN: all taken. Without descriptors the queue waits until copies give some back.
+                // AGAIN: the queue is empty. If the process is out of descriptors, the queue waits until copies give
+                // some back.
                 Err(_) => break,
             }
         }
@@ -160,7 +163,7 @@ fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Re
     }
 }
 
-/// Returns whether the kernel knows an open file by this path, and its own name for it where that is another.
+/// Returns true if the kernel's name of an open file is this path, and the kernel's name if it differs.
 pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8>>) {
     match name_of(source) {
         Some(name) if name.as_bytes() == path => (true, None),
@@ -169,7 +172,7 @@ pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8
     }
 }
 
-/// Reads the one packet of a connection.
+/// Reads the only packet of a connection.
 fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handoff, &'static str> {
     let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
     if peer.uid != user {
@@ -183,7 +186,8 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         &mut ancillary,
         RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
     ) {
-        // The packet comes right behind the connection. A program that is stopped in between holds the queue up this long and no longer.
+        // The packet follows the connection immediately. A program that is stopped in between holds the queue up for at
+        // most this long.
         Err(Errno::AGAIN) => {
             sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
             recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
@@ -216,4 +220,23 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         stat,
         place,
     })
+}
+
+/// Returns the handoff of a file or directory, as from a program that opened it.
+#[cfg(test)]
+pub(crate) fn handoff_of(path: &Path) -> Handoff {
+    let source = SourceFile::new(OwnedFd::from(std::fs::File::open(path).unwrap()));
+    Handoff {
+        run: 7,
+        opened_at: 1,
+        pid: 1,
+        descriptor: 3,
+        path: path.as_os_str().as_encoded_bytes().to_vec(),
+        plain: true,
+        other_name: None,
+        waited: None,
+        stat: source.stat(Ask::Kernel).unwrap(),
+        source,
+        place: DescriptorBudget::new(1).take().unwrap(),
+    }
 }

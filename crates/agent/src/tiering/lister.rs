@@ -1,7 +1,8 @@
-//! Lists directories that programs have listed, and writes their listings to a tier: a thread of its own, since the clerk never waits for
-//! the source.
+//! Lists directories that programs have listed, and writes the listings to a tier. A thread of its own, since the event
+//! loop never waits for the source.
 //!
-//! A program's descriptor is only the way to its directory, which is opened anew: where a descriptor is read from is shared, and the program reads.
+//! The lister reopens the directory through the program's descriptor: a duplicate would share the read position with
+//! the program.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -34,21 +35,22 @@ use crate::{
     },
 };
 
-/// Why there can be no listing of a directory, however often it is tried: positions or inodes that no stream could go by,
+/// Reason for no listing of a directory, however often it is tried: it has positions or inodes that no stream could
+/// use.
 pub(crate) const ODD_DIRECTORY: &str = "odd_directory";
-/// or too many names.
+/// Reason for no listing of a directory, however often it is tried: it has too many names.
 pub(crate) const LARGE_DIRECTORY: &str = "large_directory";
 
-/// What to do.
+/// Request to the lister.
 #[derive(Debug)]
 pub(crate) enum ListerRequest {
-    /// List the directory that a program has opened.
+    /// Lists the directory that a program has opened.
     List(Box<Handoff>),
     /// ListingWrite a listing to a tier.
     Write(ListingWrite),
 }
 
-/// A listing to write.
+/// A listing to write to a tier.
 #[derive(Debug)]
 pub(crate) struct ListingWrite {
     /// Number of the flight.
@@ -59,27 +61,29 @@ pub(crate) struct ListingWrite {
     pub(crate) listing: Box<DirectoryListing>,
 }
 
-/// What came of a directory.
+/// Result of listing a directory.
 #[derive(Debug)]
 pub(crate) struct ListedDirectory {
-    /// Device and inode, as they were handed over.
+    /// Device and inode, as they were handoff over.
     pub(crate) directory: (u64, u64),
     pub(crate) run: u64,
-    /// The listing, or why there is none.
+    /// The listing, or the reason for none.
     pub(crate) listing: Result<Box<DirectoryListing>, &'static str>,
 }
 
-/// A listing in memory, as it will lie in a tier. It is read as a file is whose version is the directory's, but for the size, which is its own.
+/// A listing in memory, with the bytes of its copy. It is read like a file that has the version of the directory,
+/// except for the size, which is the listing's.
 #[derive(Debug)]
 pub(crate) struct DirectoryListing {
-    /// As it came from the program, but for a descriptor of our own, and for what the server said right before it listed.
-    pub(crate) handed: Handoff,
+    /// Handoff of the program, with a descriptor of our own and the attributes from the server right before the
+    /// listing.
+    pub(crate) handoff: Handoff,
     bytes: Vec<u8>,
-    /// Counts the bytes for as long as they are in memory.
+    /// Counts the bytes while they are in memory.
     _held: HeldBytes,
 }
 
-/// Bytes of listings in memory.
+/// Share of a listing in the bytes of all listings in memory, given back when it is dropped.
 #[derive(Debug)]
 struct HeldBytes {
     bytes: usize,
@@ -111,7 +115,7 @@ impl DirectoryListing {
 
 impl Source for DirectoryListing {
     fn stat(&self, ask: Ask) -> Result<SourceStat, Errno> {
-        self.handed.source.stat(ask).map(|stat| self.sized(stat))
+        self.handoff.source.stat(ask).map(|stat| self.sized(stat))
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -126,7 +130,7 @@ impl Source for DirectoryListing {
     }
 }
 
-/// Starts the thread; gives what takes requests. It ends with the process; without it, nothing comes of them.
+/// Starts the thread, which ends with the process. Returns the sender of requests.
 pub(crate) fn start(
     listed: impl Fn(ListedDirectory) + Send + 'static,
     written: impl Fn(Copied) + Send + 'static,
@@ -139,7 +143,8 @@ pub(crate) fn start(
     Ok(requests)
 }
 
-/// What to do next; `None` when nobody asks any more. Listings are written first, and no directory is listed while those in memory take too much of it.
+/// Waits for the next request; `None` when no sender is left. Writes come first, and no directory is listed while the
+/// listings in memory take too many bytes.
 fn next(requests: &Receiver<ListerRequest>, waiting: &mut VecDeque<Box<Handoff>>, held: &AtomicUsize) -> Option<ListerRequest> {
     loop {
         let request = match requests.try_recv() {
@@ -147,7 +152,7 @@ fn next(requests: &Receiver<ListerRequest>, waiting: &mut VecDeque<Box<Handoff>>
             Err(TryRecvError::Disconnected) => return None,
             Err(TryRecvError::Empty) if waiting.is_empty() => requests.recv().ok()?,
             Err(TryRecvError::Empty) if held.load(Relaxed) <= LISTINGS_HELD_BYTES => return waiting.pop_front().map(ListerRequest::List),
-            // The clerk is about to have some written, or has no use for them.
+            // The event loop is about to have some written, or drops them.
             Err(TryRecvError::Empty) => match requests.recv_timeout(BATCH_PAUSE) {
                 Ok(request) => request,
                 Err(RecvTimeoutError::Timeout) => continue,
@@ -155,7 +160,7 @@ fn next(requests: &Receiver<ListerRequest>, waiting: &mut VecDeque<Box<Handoff>>
             },
         };
         match request {
-            ListerRequest::List(handed) => waiting.push_back(handed),
+            ListerRequest::List(handoff) => waiting.push_back(handoff),
             ListerRequest::Write(_) => return Some(request),
         }
     }
@@ -168,12 +173,12 @@ fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), wr
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Some(request) = next(requests, &mut waiting, &held) {
         match request {
-            ListerRequest::List(handed) => {
-                let identity = handed.stat.identity;
+            ListerRequest::List(handoff) => {
+                let identity = handoff.stat.identity;
                 listed(ListedDirectory {
                     directory: (identity.dev, identity.ino),
-                    run: handed.run,
-                    listing: list(*handed, &mut entries, &held).map(Box::new),
+                    run: handoff.run,
+                    listing: list(*handoff, &mut entries, &held).map(Box::new),
                 });
             }
             ListerRequest::Write(ListingWrite {
@@ -183,7 +188,7 @@ fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), wr
                 listing,
             }) => {
                 let result = write(&tier, copy, &listing, &mut buffer);
-                // The descriptor goes before the news: who waits for the listing may then unmount the source.
+                // Closed before the report: whoever waits for the listing may unmount the source then.
                 drop(listing);
                 written(Copied {
                     number,
@@ -199,10 +204,10 @@ fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), wr
 ///
 /// # Errors
 /// The reason to count.
-fn list(handed: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<DirectoryListing, &'static str> {
+fn list(handoff: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<DirectoryListing, &'static str> {
     let failed = |_| "source_error";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let source = SourceFile::new(openat(&handed.source, c".", flags, Mode::empty()).map_err(failed)?);
+    let source = SourceFile::new(openat(&handoff.source, c".", flags, Mode::empty()).map_err(failed)?);
     let stat = source.stat(Ask::Server).map_err(failed)?;
     let mut bytes = vec![0; HEADER_BYTES];
     append_entries(&source, buffer, &mut bytes)?;
@@ -210,22 +215,22 @@ fn list(handed: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>
     bytes[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
     bytes.shrink_to_fit();
     let mut listing = DirectoryListing {
-        handed: Handoff { source, ..handed },
+        handoff: Handoff { source, ..handoff },
         _held: HeldBytes::of(bytes.len(), held),
         bytes,
     };
-    listing.handed.stat = listing.sized(stat);
+    listing.handoff.stat = listing.sized(stat);
     Ok(listing)
 }
 
-/// Appends all entries of a directory, in the order and in the form in which the kernel gives them.
+/// Appends all entries of a directory in the kernel's order and form.
 fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &mut Vec<u8>) -> Result<(), &'static str> {
     let mut offsets = HashSet::new();
     let mut entries = RawDir::new(source, buffer);
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(|_| "source_error")?;
         let offset = entry.next_entry_cookie();
-        // Libc's `readdir` leaves out inode 0, and `seekdir` must know its way.
+        // Libc's `readdir` skips inode 0, and `seekdir` needs distinct positions.
         if entry.ino() == 0 || offset == 0 || !offsets.insert(offset) {
             return Err(ODD_DIRECTORY);
         }
@@ -245,7 +250,7 @@ fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &m
     Ok(())
 }
 
-/// `d_type`.
+/// Returns the `d_type` of a file type.
 const fn kind_of(kind: FileType) -> u8 {
     match kind {
         FileType::RegularFile => libc::DT_REG,
@@ -259,44 +264,24 @@ const fn kind_of(kind: FileType) -> u8 {
     }
 }
 
-/// Writes a listing; the directory must be what it was before it was listed.
+/// Writes a listing, unless the directory has changed since before it was listed.
 fn write(tier: &Tier, copy: u64, listing: &DirectoryListing, buffer: &mut [u8]) -> Result<Finished, StoreError> {
-    let mut writer = tier.begin(copy, &listing.handed.stat.identity)?;
+    let mut writer = tier.begin(copy, &listing.handoff.stat.identity)?;
     writer.advance(listing, u64::MAX, buffer)?;
     writer.finish(listing, Ask::Server)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs::{self, File},
-        os::fd::OwnedFd,
-    };
+    use std::fs::{self, File};
 
     use forebay_store::{BootId, FreeFloor, Secret, TierConfig, disk::MemoryDisk};
 
     use super::*;
-    use crate::tiering::handoff::DescriptorBudget;
-
-    fn handed(dir: &Path) -> Handoff {
-        let source = SourceFile::new(OwnedFd::from(File::open(dir).unwrap()));
-        Handoff {
-            run: 7,
-            opened_at: 1,
-            pid: 1,
-            descriptor: 3,
-            path: dir.as_os_str().as_encoded_bytes().to_vec(),
-            plain: true,
-            other_name: None,
-            waited: None,
-            stat: source.stat(Ask::Kernel).unwrap(),
-            source,
-            place: DescriptorBudget::new(1).take().unwrap(),
-        }
-    }
+    use crate::tiering::handoff::handoff_of;
 
     fn list_with(dir: &Path, buffer_bytes: usize) -> Result<DirectoryListing, &'static str> {
-        list(handed(dir), &mut vec![MaybeUninit::uninit(); buffer_bytes], &Arc::default())
+        list(handoff_of(dir), &mut vec![MaybeUninit::uninit(); buffer_bytes], &Arc::default())
     }
 
     /// A directory with entries of every kind that can be made without rights, and more than one buffer of them.
@@ -344,8 +329,8 @@ mod tests {
     fn it_is_of_the_version_that_the_server_told_with_a_size_of_its_own() {
         let dir = directory();
         let listing = list_with(dir.path(), 4096).unwrap();
-        let now = handed(dir.path()).stat;
-        let identity = listing.handed.stat.identity;
+        let now = handoff_of(dir.path()).stat;
+        let identity = listing.handoff.stat.identity;
         assert_eq!(identity.size, listing.bytes.len() as u64);
         assert_eq!(
             (identity.ino, identity.mtime, identity.ctime),
@@ -397,10 +382,10 @@ mod tests {
     #[test]
     fn the_program_goes_on_reading_where_it_was() {
         let dir = directory();
-        let handed = handed(dir.path());
-        let program = SourceFile::new(rustix::io::dup(&handed.source).unwrap());
+        let handoff = handoff_of(dir.path());
+        let program = SourceFile::new(rustix::io::dup(&handoff.source).unwrap());
         let before = rustix::fs::seek(&program, rustix::fs::SeekFrom::Current(0)).unwrap();
-        list(handed, &mut vec![MaybeUninit::uninit(); 4096], &Arc::default()).unwrap();
+        list(handoff, &mut vec![MaybeUninit::uninit(); 4096], &Arc::default()).unwrap();
         assert_eq!(rustix::fs::seek(&program, rustix::fs::SeekFrom::Current(0)).unwrap(), before);
     }
 
@@ -408,13 +393,13 @@ mod tests {
     fn nothing_is_listed_while_listings_wait_in_memory() {
         let dir = directory();
         let held = Arc::default();
-        let listing = Box::new(list(handed(dir.path()), &mut vec![MaybeUninit::uninit(); 4096], &held).unwrap());
+        let listing = Box::new(list(handoff_of(dir.path()), &mut vec![MaybeUninit::uninit(); 4096], &held).unwrap());
         let bytes = held.load(Relaxed);
         assert_eq!(bytes, listing.bytes.len());
         let much = HeldBytes::of(LISTINGS_HELD_BYTES, &held);
         let (requests, received) = channel();
         let mut waiting = VecDeque::new();
-        requests.send(ListerRequest::List(Box::new(handed(dir.path())))).unwrap();
+        requests.send(ListerRequest::List(Box::new(handoff_of(dir.path())))).unwrap();
         let later = thread::spawn(move || {
             thread::sleep(10 * BATCH_PAUSE);
             drop(listing);

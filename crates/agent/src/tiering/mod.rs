@@ -1,11 +1,13 @@
-//! The tiering role: takes the descriptors that openers hand over, lets `policy` choose a tier, has `store` make the copies, and publishes them in
-//! the shared index. If it dies, programs go on from the source.
+//! The tiering role. It receives the descriptors of files that programs open, places their copies in tiers with
+//! `policy`, makes the copies with `store`, and publishes them in the shared index. If it dies, programs continue from
+//! the source.
 //!
-//! One thread, the *clerk* ([`event_loop`]), owns all state: index, placement, catalogue. Others only bring it events and carry
-//! out what it decided: the *receiver* takes hand-overs, *workers* copy small files, *followers* copy one large file each in
-//! its reader's wake, the *lister* lists directories, the *adopter* of a tier brings copies of earlier runs, the *sweeper* compares
-//! directories with the source, *control* speaks with commands. So nothing is locked across I/O, and a source that hangs holds only the
-//! thread that asked it. Start with [`serve`], then `event_loop.rs`.
+//! One thread, the `event_loop`, owns all `state`: index, placement, catalogue. The other threads send it messages
+//! and carry out its decisions. The *receiver* (`handoff`) takes descriptors, the *workers* (`copier`) copy files
+//! behind their readers, the `lister` lists directories, the `prefetcher` opens files that are copied ahead, the
+//! `recovery` of a tier reads the copies of earlier runs, the `sweeper` compares directories with the source, and
+//! `control` talks to commands. So no lock is held across I/O, and a source that hangs blocks only the thread that
+//! asked it. Start with [`serve()`], then `event_loop.rs`.
 
 pub mod client;
 pub mod config;
@@ -26,6 +28,7 @@ mod reader;
 mod recovery;
 mod serve;
 mod skipped;
+mod state;
 mod sweeper;
 
 pub use client::{Connection, JoinedRun, RunRequest};

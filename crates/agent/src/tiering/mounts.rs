@@ -1,10 +1,11 @@
-//! Which mount a device number is: across mounts a source is known by its mount source, since device numbers change.
+//! Mounts by device number. Device numbers change from mount to mount, so the catalogue names a source by its mount
+//! source.
 
 use std::collections::HashMap;
 
 use forebay_store::Mount;
 
-/// What was mounted, and its type.
+/// Source of a mount, and its file system type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountSource {
     source: Vec<u8>,
@@ -12,7 +13,7 @@ pub(crate) struct MountSource {
 }
 
 impl MountSource {
-    /// As the catalogue tells it.
+    /// Returns the mount source that the catalogue names.
     pub(crate) fn of(mount: &Mount<'_>) -> Self {
         Self {
             source: mount.source.to_vec(),
@@ -20,7 +21,7 @@ impl MountSource {
         }
     }
 
-    /// As the catalogue takes it.
+    /// Returns the form that the catalogue stores.
     pub(crate) fn as_stored(&self) -> Mount<'_> {
         Mount {
             source: &self.source,
@@ -28,28 +29,29 @@ impl MountSource {
         }
     }
 
-    /// Whether a directory's times change there with each name that is made or taken away, as POSIX has it. Most file systems over object stores
-    /// make such times up, and SMB leaves them to the server: so of FUSE only those are taken at their word that are known.
+    /// Returns true if the times of a directory change with each name that is added or removed, as POSIX demands. Most
+    /// file systems over object stores invent such times, and SMB leaves them to the server, so only known FUSE file
+    /// systems count.
     pub(crate) fn has_directory_times(&self) -> bool {
         match self.fs_type.as_slice() {
             b"fuseblk" | b"cifs" | b"smb3" => false,
-            // One that was mounted without telling its kind; its source often does: `KIND:WHAT`.
+            // Mounted without its kind; the source often tells it: `KIND:NAME`.
             b"fuse" => self.source.split(|byte| *byte == b':').next().is_some_and(is_known_fuse),
             kind => kind.strip_prefix(b"fuse.").is_none_or(is_known_fuse),
         }
     }
 
-    /// Returns whether its files lie in memory only. There a write through a mapping moves no time.
+    /// Returns true if its files are in memory only. There a write through a mapping moves no time.
     pub(crate) fn is_in_memory(&self) -> bool {
         matches!(self.fs_type.as_slice(), b"tmpfs" | b"ramfs" | b"hugetlbfs" | b"devtmpfs")
     }
 
-    /// Returns whether the kernel keeps the pages of its files under files of other file systems.
+    /// Returns true if the kernel keeps the pages of its files under files of other file systems.
     pub(crate) fn is_overlay(&self) -> bool {
         self.fs_type == b"overlay"
     }
 
-    /// Whether it is the same.
+    /// Returns true if the catalogue's mount is this one.
     pub(crate) fn is(&self, mount: &Mount<'_>) -> bool {
         self.source == mount.source && self.fs_type == mount.fs_type
     }
@@ -62,7 +64,7 @@ fn is_known_fuse(kind: &[u8]) -> bool {
     FUSE_WITH_TIMES.contains(&kind)
 }
 
-/// In the place of a type, for files that bear no mount's device number.
+/// Type of the mount of files whose device number belongs to no mount.
 const UNLISTED: &[u8] = b"unlisted";
 
 /// MountTable by device number.
@@ -70,7 +72,7 @@ const UNLISTED: &[u8] = b"unlisted";
 pub(crate) struct MountTable(HashMap<u64, MountSource>);
 
 impl MountTable {
-    /// As they are now.
+    /// Reads the current mounts.
     pub(crate) fn read() -> Self {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         let text = rustix::fs::open("/proc/self/mountinfo", flags, rustix::fs::Mode::empty())
@@ -80,8 +82,8 @@ impl MountTable {
         Self(text.lines().filter_map(parse).collect())
     }
 
-    /// The mount with this device number. Files of some file systems (btrfs, overlayfs) bear numbers that no mount has: those are
-    /// known by the number.
+    /// Returns the mount with this device number. Some file systems (btrfs, overlayfs) give files numbers that no mount
+    /// has; the number itself then names the mount.
     pub(crate) fn of(&self, dev: u64) -> MountSource {
         let unlisted = || MountSource {
             source: dev.to_string().into_bytes(),
@@ -90,12 +92,12 @@ impl MountTable {
         self.0.get(&dev).cloned().unwrap_or_else(unlisted)
     }
 
-    /// The mount with this device number, if one has it.
+    /// Returns the mount with this device number, if one has it.
     pub(crate) fn find(&self, dev: u64) -> Option<&MountSource> {
         self.0.get(&dev)
     }
 
-    /// The device number that a mount source has now.
+    /// Returns the current device number of a mount source.
     pub(crate) fn device_of(&self, source: &MountSource) -> Option<u64> {
         if source.fs_type == UNLISTED {
             return std::str::from_utf8(&source.source).ok()?.parse().ok();
@@ -104,7 +106,7 @@ impl MountTable {
     }
 }
 
-/// One line of mountinfo: `36 35 98:0 /root /mnt options - type source superoptions`.
+/// Parses a line of mountinfo: `36 35 98:0 /root /mnt options - type source superoptions`.
 fn parse(line: &str) -> Option<(u64, MountSource)> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(2);

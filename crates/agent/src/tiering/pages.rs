@@ -1,4 +1,4 @@
-//! The memory shared with doors: the control page, and the index through its generations.
+//! Memory shared with preload libraries: the control page, and the index through its generations.
 
 use std::{
     collections::HashSet,
@@ -18,7 +18,7 @@ use crate::host::{
 
 use crate::tiering::limits::BACKED_STEP_BYTES;
 
-/// An index file, mapped for as long as anybody holds it.
+/// An index file, mapped while any thread holds it, and then removed.
 #[derive(Debug)]
 pub(crate) struct IndexFile {
     file: SharedFile,
@@ -26,7 +26,7 @@ pub(crate) struct IndexFile {
 }
 
 impl IndexFile {
-    /// Read access.
+    /// Returns read access to the index.
     pub(crate) fn index(&self) -> Option<Index<'_>> {
         Index::open(self.file.region())
     }
@@ -38,11 +38,11 @@ impl Drop for IndexFile {
     }
 }
 
-/// The index takes nothing more now: a table is full that does not grow, or there is no memory for a larger one. What is in it stays and
-/// is served.
+/// Failure to add to the index: a table that does not grow is full, or there is no memory for a larger index. Existing
+/// records are still served.
 #[derive(Debug)]
 pub(crate) struct NoRoom {
-    /// It has grown all the same: record numbers are new.
+    /// True if the index has grown all the same, so record numbers have changed.
     pub(crate) grown: bool,
     pub(crate) why: AgentError,
 }
@@ -60,14 +60,14 @@ impl NoRoom {
     }
 }
 
-/// Control page and current index; the clerk's.
+/// Control page and current index, as the event loop writes them.
 #[derive(Debug)]
 pub(crate) struct Pages {
     dir: PathBuf,
     control: Control<'static>,
     tiers: Vec<Tier>,
     seed: u64,
-    /// Files for which each index has room beside those that it is made for.
+    /// Room of each index, in files, in addition to those that it is made for.
     spare: u64,
     writer: IndexWriter<'static>,
     // After the writer, which points into it.
@@ -75,13 +75,13 @@ pub(crate) struct Pages {
     backed: Backed,
 }
 
-/// Tells, when the index grows, which copies processes have open: the records of those that were dropped stay for as long. `None`: that
-/// can't be known now.
+/// Function that returns the copies that processes have open; `None` if they can't be known now. When the index grows,
+/// the records of dropped copies stay while the copies are open.
 pub(crate) type OpenCopies<'a> = &'a dyn Fn() -> Option<HashSet<u64>>;
 
 impl Pages {
-    /// Makes both files in the agent's directory, removing what a dead agent left there.
-    /// There is room for `expected` files, or `spare` ones, before the index has to grow, which takes memory for both at once.
+    /// Makes both files in the agent's directory, and removes the files of a dead agent. The index has room for
+    /// `expected` files, or `spare` ones. To grow, it takes memory for the old and the new index together.
     pub(crate) fn create(dir: &Path, tiers: Vec<Tier>, expected: u64, spare: u64) -> Result<Self, AgentError> {
         remove_old(dir);
         let control_path = dir.join("control");
@@ -105,7 +105,7 @@ impl Pages {
         })
     }
 
-    /// Takes everything shared away, the log and the lock excepted. Programs that have it mapped keep it.
+    /// Removes all shared files except the log and the lock. Programs keep the files that they have mapped.
     pub(crate) fn remove(&self) {
         remove_old(&self.dir);
     }
@@ -126,12 +126,13 @@ impl Pages {
         self.writer.index()
     }
 
-    /// The current index, for another thread to read.
+    /// Returns the current index, for another thread to read.
     pub(crate) fn current(&self) -> Arc<IndexFile> {
         Arc::clone(&self.current)
     }
 
-    /// Publishes an entry, growing the index if it is full. Record numbers are new after growth: the second value says so.
+    /// Publishes an entry, and lets the index grow if it is full. Returns the record number, and true if the index has
+    /// grown and all record numbers have changed.
     pub(crate) fn insert(&mut self, entry: &Entry<'_>, open: OpenCopies<'_>) -> Result<(u32, bool), NoRoom> {
         self.ensure()?;
         if let Ok(number) = self.writer.insert(entry) {
@@ -145,7 +146,8 @@ impl Pages {
         Ok((number, true))
     }
 
-    /// Adds a directory, growing the index if it is full; the second value as for [`Self::insert`].
+    /// Adds a directory, and lets the index grow if it is full. Returns its number, and true if the index has grown and
+    /// all record numbers have changed.
     pub(crate) fn add_directory(&mut self, path: &[u8], open: OpenCopies<'_>) -> Result<(u32, bool), NoRoom> {
         self.ensure()?;
         if let Ok(number) = self.writer.add_directory(path, 0, 0) {
@@ -157,13 +159,13 @@ impl Pages {
         Ok((number, true))
     }
 
-    /// Has memory behind one more insertion.
+    /// Reserves memory for one more insertion.
     fn ensure(&mut self) -> Result<(), NoRoom> {
         self.backed.ensure(&self.current, &self.writer, [0; 4]).map_err(NoRoom::as_it_was)
     }
 
-    /// The copies that may be open for all that is known: of those that were dropped the newest, and no more than the new index has room for
-    /// beside what lives, so that it does not grow for ever where this can never be known.
+    /// Returns the dropped copies that may still be open if nobody knows the open ones: the newest, up to the spare
+    /// room of the new index, so that the index does not grow for ever.
     fn dropped_last(&self) -> HashSet<u64> {
         let index = self.index();
         let records = (0..self.writer.records()).rev().filter_map(|number| index.record(number));
@@ -171,7 +173,7 @@ impl Pages {
         dropped.map(Record::copy).collect()
     }
 
-    /// Puts a new index in the place of the one that is full.
+    /// Replaces the full index by a larger one.
     fn grow(&mut self, open: OpenCopies<'_>) -> Result<(), AgentError> {
         let has_dropped = self.writer.records() > self.writer.live();
         let open = if has_dropped {
@@ -190,19 +192,20 @@ impl Pages {
             .map_err(|IndexFull| AgentError::TooLarge { what: "a larger index" })?;
         self.control.set_generation(generation);
         self.writer = writer;
-        // The sweeper may be reading the old one; doors map the new one when they next look, and the old one's memory is free when the last has.
+        // The sweeper may be reading the old index. Preload libraries map the new one at their next lookup; the memory
+        // of the old one is free when the last of them has.
         self.current = file;
         self.backed = backed;
         Ok(())
     }
 }
 
-/// How much of each part of the index has memory behind it, in bytes from the part's start.
+/// Bytes from the start of each part of the index for which memory is reserved.
 #[derive(Debug, Default)]
 struct Backed([u64; 4]);
 
 impl Backed {
-    /// Has memory behind what is used, `more` bytes of each part, and one insertion.
+    /// Reserves memory for the used bytes, `more` bytes of each part, and one insertion.
     fn ensure(&mut self, file: &IndexFile, writer: &IndexWriter<'_>, more: [u64; 4]) -> Result<(), AgentError> {
         for (((start, used), more), backed) in writer.parts().into_iter().zip(more).zip(&mut self.0) {
             let wanted = used + more + INSERTION_BYTES_MAX;
@@ -210,7 +213,7 @@ impl Backed {
                 continue;
             }
             let step = (wanted - *backed).next_multiple_of(BACKED_STEP_BYTES);
-            // The last step may reach past the file, which then grows; nobody looks there.
+            // The last step may reach past the end of the file, which then grows; no reader looks there.
             file.file
                 .reserve(start + *backed, step)
                 .map_err(io_error("get memory for", &file.path))?;
@@ -229,7 +232,7 @@ fn new_index(
 ) -> Result<(Arc<IndexFile>, IndexWriter<'static>), AgentError> {
     let path = dir.join(format!("index.{generation}"));
     let file = SharedFile::create_sparse(&path, layout.file_bytes() as usize).map_err(io_error("make", &path))?;
-    // From here on its name goes with it: the next try takes the same one.
+    // From here on the file is removed with the value, since the next try takes the same name.
     let made = Arc::new(IndexFile { file, path });
     made.file
         .reserve(0, layout.tables_bytes())
@@ -239,7 +242,7 @@ fn new_index(
     Ok((made, writer))
 }
 
-/// Removes what an agent shares from our own, locked directory. Mappings that programs hold stay valid.
+/// Removes an agent's shared files from our own, locked directory. Mappings that programs hold stay valid.
 fn remove_old(dir: &Path) {
     let Ok(listing) = fs::open(
         dir,

@@ -1,5 +1,5 @@
-//! Lists directories of the source and opens files there, so that they can be copied ahead of programs: a thread of its own, since the
-//! clerk never waits for the source. It asks for nothing by itself.
+//! Lists directories of the source and opens files in them for prefetching. A thread of its own, since the event loop
+//! never waits for the source. It only answers requests.
 
 use std::{
     ffi::OsStr,
@@ -29,46 +29,46 @@ use crate::{
     },
 };
 
-/// What to do.
+/// Request to the prefetcher.
 #[derive(Debug)]
 pub(crate) enum PrefetchRequest {
-    /// List a directory.
+    /// Lists a directory.
     List {
-        /// As the program spells it.
+        /// Path as programs spell it.
         path: Vec<u8>,
-        /// What has a copy already is left out.
+        /// Index of the copies, whose files are left out.
         index: Arc<IndexFile>,
     },
-    /// Open files of a directory, in this order.
+    /// Opens files of a directory in this order.
     Open {
-        /// For which run.
+        /// Number of the run.
         run: u64,
-        /// As the program would spell them.
+        /// Paths as programs would spell them.
         paths: Vec<Vec<u8>>,
-        /// Most bytes of all of them together.
+        /// Bound of the files' bytes together.
         bytes: u64,
     },
 }
 
-/// What came of it.
+/// Answer of the prefetcher.
 #[derive(Debug)]
 pub(crate) enum PrefetchAnswer {
-    /// The files of the directory that have no copy, by their paths, in order of their names.
+    /// Paths of the files in the directory that have no copy, in the order of their names.
     Listed(Vec<Vec<u8>>),
-    /// What of the files that were asked for was opened.
+    /// Requested files that were opened.
     Opened(PrefetchedFiles),
 }
 
-/// Files that were opened. What is in none of these lists can't be opened, or is no file.
+/// Files that were opened. Requested files in none of these lists can't be opened, or are no regular files.
 #[derive(Debug, Default)]
 pub(crate) struct PrefetchedFiles {
-    /// Like a program's hand-over, but that no program reads them.
+    /// Opened files, in the form of handoffs that no program reads.
     pub(crate) files: Vec<Handoff>,
-    /// Files that did not fit into the bytes, before any that did.
+    /// Files larger than the bound, before the first file that fitted.
     pub(crate) too_large: Vec<Vec<u8>>,
-    /// The smallest of those, in bytes.
+    /// Size of the smallest such file in bytes.
     pub(crate) smallest: u64,
-    /// Files that were not looked at, or did not fit behind others.
+    /// Files that were not looked at, or did not fit after others.
     pub(crate) rest: Vec<Vec<u8>>,
 }
 
@@ -115,7 +115,7 @@ impl Prefetcher {
         self.waiting.take().map_or(Ok(()), start)
     }
 
-    /// Asks for something. The thread ends with the process; without one, nothing comes of it.
+    /// Sends a request. The thread ends with the process; without a thread there is no answer.
     pub(crate) fn ask(&self, request: PrefetchRequest) {
         let _ = self.requests.send(request);
     }
@@ -156,7 +156,8 @@ fn list(path: &[u8], index: &IndexFile) -> Vec<Vec<u8>> {
     files
 }
 
-/// What is behind a link is found where it lies, or is not meant. Some file systems do not tell in a listing what it is that they list.
+/// Returns true for a regular file. Links are not followed: their targets are prefetched in their own directories, or
+/// not at all. Some file systems do not give types in a listing.
 fn is_file(kind: FileType, path: &[u8]) -> bool {
     match kind {
         FileType::Unknown => fs::lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile),
@@ -189,7 +190,8 @@ fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) ->
     opened
 }
 
-/// A file as a door would hand it over. A pipe that lies in its place is not waited for, and a link is not followed.
+/// Opens a file and returns it in the form of a handoff. Does not wait for a pipe in its place, and does not follow a
+/// link.
 fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff> {
     let place = budget.take()?;
     let opened_at = boot_ns();
@@ -201,7 +203,7 @@ fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff>
         run,
         opened_at,
         pid: rustix::process::getpid().as_raw_nonzero().get(),
-        // It is no program's.
+        // No program has the descriptor.
         descriptor: -1,
         path: path.to_vec(),
         plain,

@@ -1,5 +1,5 @@
-//! Tiers that live in memory with their agent, in its own directory: removed when it ends, and by the next agent of whatever tiers
-//! where it was killed. Memory that nobody uses any more would otherwise be lost to the node until somebody cleans.
+//! Tiers in memory, in the directory of their agent. The agent removes its tier when it ends; if it was killed, the
+//! next agent of any tiers does. Otherwise the memory would be lost to the node until a person cleans it.
 
 use std::{
     fs,
@@ -11,10 +11,11 @@ use rustix::process::geteuid;
 
 use crate::{host::lock::lock, host::private_dir::private_dir};
 
-/// Name of the tier's directory in its agent's.
+/// Name of the tier's directory in the directory of its agent.
 pub(crate) const DIR: &str = "ram";
 
-/// Tiers in memory of all agents, living and dead, below a runtime directory. One that is not ours alone holds none of ours.
+/// Returns the tiers in memory of all agents, living and dead, below a runtime directory. A runtime directory that is
+/// not private has none.
 pub fn tiers_in(runtime_dir: &Path) -> Vec<PathBuf> {
     if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
         return Vec::new();
@@ -23,27 +24,27 @@ pub fn tiers_in(runtime_dir: &Path) -> Vec<PathBuf> {
     agents.map(|agent| agent.path().join(DIR)).filter(|dir| dir.is_dir()).collect()
 }
 
-/// Whether the agent of such a tier stands.
+/// Returns true if the agent of a tier in memory is running.
 pub fn is_live(tier: &Path) -> bool {
     tier.parent()
         .is_some_and(|agent| agent.join("lock").exists() && lock(agent).is_err())
 }
 
-/// Removes such a tier, which must not be in use.
+/// Removes a tier in memory that is not in use.
 pub(crate) fn remove(tier: &Path) -> Result<CleanReport, StoreError> {
     let report = forebay_store::clean(tier, geteuid().as_raw())?;
-    // What is not ours in it was counted, and keeps it.
+    // Foreign files in it were counted, and keep the directory.
     let _ = fs::remove_dir(tier);
     Ok(report)
 }
 
-/// Removes what agents that were killed have left in memory; `own` is the directory of the agent that asks, whose tier it takes over. What
-/// can't be removed stays for `clean`.
+/// Removes the tiers in memory of agents that were killed, except the one in `own`, the directory of the agent that
+/// asks, which takes its tier over. Files that can't be removed stay for `clean`.
 pub(crate) fn reap(own: &Path) -> CleanReport {
     let mut all = CleanReport::default();
     for tier in tiers_in(own.parent().unwrap_or(own)) {
         let agent = tier.parent().filter(|agent| *agent != own);
-        // Holding its lock, no agent can start there meanwhile.
+        // While we hold its lock, no agent can start there.
         if let Some(Ok(_lock)) = agent.map(lock)
             && let Ok(report) = remove(&tier)
         {

@@ -1,4 +1,4 @@
-//! What can be seen of the program that reads a file which is being copied.
+//! The program that reads a file while it is copied, seen through /proc and the page cache.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,17 +21,17 @@ use rustix::{
 use crate::host::shared::cached_bytes;
 use crate::tiering::limits::{WRITERS_LOOK, WRITERS_MAPS_PART};
 
-/// Large files that are followed now, by process: a process's reads are shared out among them.
+/// Number of large files that are followed in each process. The reads of a process are divided among them.
 pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
 
-/// A program's descriptor, seen from outside.
+/// Descriptor of a program, seen from outside.
 #[derive(Debug)]
 pub(crate) struct FollowedReader {
     pid: i32,
     link: String,
     target: Option<CString>,
     volume: u64,
-    /// What the process had read at the last look; `None`: it can't be seen.
+    /// Bytes that the process had read at the last look; `None` if unknown.
     read: Option<u64>,
     offset: u64,
     seeks: bool,
@@ -52,7 +52,8 @@ impl FollowedReader {
             target,
             volume: 0,
             read,
-            // After the reads, and at each look before them: so an offset never seems to have moved further than was read.
+            // Looked up after the reads here, and before them at each later look: so no offset seems to have moved
+            // further than was read.
             offset: shared_offset(source),
             seeks: false,
             closed: false,
@@ -60,20 +61,21 @@ impl FollowedReader {
         }
     }
 
-    /// Whether the program still has the file open under that number. Copies of the descriptor in other processes are not seen.
+    /// Returns true if the program still has the file open under this number. Duplicates in other processes are not
+    /// seen.
     pub(crate) fn is_open(&self) -> bool {
         self.target.is_some() && rustix::fs::readlink(&self.link, Vec::new()).ok() == self.target
     }
 
-    /// Takes note of where the reader is, `offset` having been looked at just before. Gives this file's share of what the process has read
-    /// since it was opened, in bytes, and whether the reader was ever seen to seek: its offset went back, or further than all
-    /// of the process's reads could have moved it.
+    /// Notes the position of the reader, `offset`, which was looked up just before. Returns this file's share of the
+    /// bytes that the process has read since the open, and true if the reader has ever seeked: its offset went back, or
+    /// further than all reads of the process could have moved it.
     pub(crate) fn observe(&mut self, offset: u64, open: bool) -> (Option<u64>, bool) {
         let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
         if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
             let read = now.saturating_sub(before);
             self.seeks |= offset > self.offset.saturating_add(read);
-            // Once it is closed, what the process reads is of other files.
+            // After the close, the process reads other files.
             if open || !self.closed {
                 self.volume += read / share.unwrap_or(1).max(1);
             }
@@ -98,7 +100,7 @@ impl Drop for FollowedReader {
     }
 }
 
-/// Bytes that a process has read by system calls, from whatever (`rchar`).
+/// Returns the bytes that a process has read by system calls from any file (`rchar`).
 fn bytes_read(pid: i32) -> Option<u64> {
     let file = rustix::fs::open(format!("/proc/{pid}/io"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut text = [0; 256];
@@ -107,13 +109,14 @@ fn bytes_read(pid: i32) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("rchar: "))?.trim().parse().ok()
 }
 
-/// The offset that a descriptor shares with the program's.
+/// Returns the offset that our duplicate shares with the program's descriptor.
 pub(crate) fn shared_offset(descriptor: BorrowedFd<'_>) -> u64 {
     rustix::fs::seek(descriptor, SeekFrom::Current(0)).unwrap_or(0)
 }
 
-/// Bytes in the page cache from `from` on without a hole, looking at most `len` far (any bytes at all of a range that is one step
-/// long); `None` where the kernel refuses to say: before Linux 6.5, and for files that the user neither owns nor may write.
+/// Returns the bytes in the page cache from `from` on without a hole, up to `len`. For a range of at most one step it
+/// counts all cached bytes. `None` where the kernel does not tell: before Linux 6.5, and for files that the user
+/// neither owns nor may write.
 pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {
     const STEP: u64 = 128 << 10;
     if len <= STEP {
@@ -130,14 +133,14 @@ pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Opt
     Some(run)
 }
 
-/// The name by which the kernel knows an open file; it asks nothing of the source.
+/// Returns the kernel's name of an open file, without a request to the source.
 pub(crate) fn name_of(source: &SourceFile) -> Option<CString> {
     rustix::fs::readlink(format!("/proc/self/fd/{}", source.as_fd().as_raw_fd()), Vec::new()).ok()
 }
 
-/// Files that processes of this user have open, and those that they can change: open or mapped for writing, as far as these
-/// processes can be looked into. Files are known by the names of links and mappings in /proc, and mapped ones by device and
-/// inode, too: nothing is asked of the source.
+/// Files that processes of this user have open, and files that they can change because they have them open or mapped
+/// for writing. Only processes that the user may inspect are seen. Files are identified by the names of links and
+/// mappings in /proc, and mapped files by device and inode, too, so that no request goes to the source.
 #[derive(Debug, Default)]
 pub(crate) struct Writers {
     opened: HashMap<CString, Holders>,
@@ -147,20 +150,21 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Returns whether a process can change the file. One look at all processes serves many files that come together.
+    /// Returns true if a process can change the file. One look at all processes serves many files that come together.
     pub(crate) fn hold(&mut self, source: &SourceFile, identity: &Identity) -> bool {
         self.look_at_descriptors();
         let begun = Instant::now();
         if self.mapped_due.is_none_or(|due| due <= begun) {
             self.look_at_mappings();
-            // To list a process's mappings takes longer than its descriptors: a look takes its share of the time, and no more.
+            // To list a process's mappings takes longer than its descriptors: a look takes its share of the time, and
+            // no more.
             self.mapped_due = Some(begun + WRITERS_LOOK.max(begun.elapsed() * WRITERS_MAPS_PART));
         }
         let Some(name) = name_of(source) else { return true };
         self.opened.get(&name).is_some_and(|holders| holders.write) || self.mapped.has(name.to_bytes(), identity)
     }
 
-    /// Returns whether a descriptor other than number `own.1` of process `own.0` is of the same name.
+    /// Returns true if a descriptor other than number `own.1` of process `own.0` has the same name.
     pub(crate) fn is_open_elsewhere(&mut self, source: &SourceFile, own: (i32, i32)) -> bool {
         self.look_at_descriptors();
         let Some(name) = name_of(source) else { return true };
@@ -207,13 +211,13 @@ impl Writers {
 /// Processes that have a file open.
 #[derive(Debug)]
 struct Holders {
-    /// Somebody can write to it.
+    /// True if a process can write to the file.
     write: bool,
-    /// The only descriptor, by process and number; `None`: there are several.
+    /// The only descriptor, by process and number; `None` if there are several.
     only: Option<(i32, i32)>,
 }
 
-/// Files with a mapping that is shared and writable: by it they are changed without any descriptor.
+/// Files with a shared writable mapping, through which they can be changed without a descriptor.
 #[derive(Debug, Default)]
 struct WritableMappings {
     names: HashSet<Vec<u8>>,
@@ -224,7 +228,7 @@ impl WritableMappings {
     /// Takes a line of `/proc/PID/maps`: `from-to rw-s offset major:minor inode   name`.
     fn take(&mut self, line: &[u8]) {
         let mut fields = line.split(|byte| *byte == b' ');
-        // Most lines are of other kinds, and are read no further.
+        // Most lines are of other kinds.
         let Some([_, b'w', _, b's']) = fields.nth(1) else { return };
         let (device, inode) = (
             fields.nth(1).and_then(device_of),
@@ -238,7 +242,8 @@ impl WritableMappings {
         }
     }
 
-    /// Some file systems give mappings another device number than files (btrfs, overlayfs): there the name tells.
+    /// Returns true if a file is among them, by inode or by name: some file systems (btrfs, overlayfs) give mappings
+    /// another device number than files.
     fn has(&self, name: &[u8], identity: &Identity) -> bool {
         self.inodes.contains(&(identity.dev, identity.ino)) || self.names.contains(name)
     }
@@ -255,7 +260,7 @@ fn number_in(digits: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
 }
 
-/// Returns a name as links in /proc spell it; in `maps` a newline is `\\012`.
+/// Returns a name as links in /proc spell it. In `maps`, a newline is `\\012`.
 fn without_escapes(name: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut rest = name;
@@ -273,10 +278,10 @@ fn other_processes() -> impl Iterator<Item = i32> {
     numbers_in("/proc").into_iter().filter(move |pid| *pid != own)
 }
 
-/// Copies below these directories of objects, removed ones too, that processes of this user have open or mapped, as far as they can be looked
-/// into.
+/// Returns the copies below these directories, removed ones too, that processes of this user have open or mapped. Only
+/// processes that the user may inspect are seen.
 pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
-    // The kernel tells of names without links.
+    // The kernel's names have their links resolved.
     let objects = objects.iter().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
     let below: Vec<Vec<u8>> = objects.map(|dir| [dir.as_os_str().as_bytes(), b"/"].concat()).collect();
     let copy_of = |name: &[u8]| below.iter().find_map(|below| copy_of(name.strip_prefix(below.as_slice())?));
@@ -296,14 +301,14 @@ pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
     open
 }
 
-/// The copy that `XX/ID` below a tier's objects is.
+/// Returns the number of the copy with the name `XX/ID` below a tier's objects.
 fn copy_of(name: &[u8]) -> Option<u64> {
     let name = std::str::from_utf8(name.strip_suffix(b" (deleted)").unwrap_or(name)).ok()?;
     let (_, id) = name.split_once('/')?;
     u64::from_str_radix(id, 16).ok()
 }
 
-/// Names of a directory in /proc that are numbers.
+/// Returns the names in a directory of /proc that are numbers.
 fn numbers_in(dir: &str) -> Vec<i32> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(listing) = rustix::fs::open(dir, flags, Mode::empty()).and_then(rustix::fs::Dir::new) else {
@@ -315,7 +320,7 @@ fn numbers_in(dir: &str) -> Vec<i32> {
         .collect()
 }
 
-/// The access mode in a descriptor's fdinfo (`flags:`, octal).
+/// Returns true if the access mode in a descriptor's fdinfo (`flags:`, octal) allows writing.
 fn is_writable(fdinfo: &str) -> bool {
     let Ok(file) = rustix::fs::open(fdinfo, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
         return false;

@@ -1,6 +1,6 @@
-//! Brings the copies of earlier runs to the clerk: one directory at a time, those first that programs ask for, and the others within a
-//! budget so small that no program notices. What was written in an earlier boot is read and checked first. In the end it removes what no
-//! record leads to.
+//! Reads the copies of earlier runs from a tier's catalogue and sends them to the event loop, one directory at a time.
+//! Directories that programs ask for come first, the others within a budget so small that no program notices. Copies
+//! from an earlier boot are verified first. In the end the thread removes the files that no record leads to.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,10 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        limits::{ADOPT_AT_ONCE, ADOPT_BATCH, ADOPT_BYTES_PER_S, ADOPT_SHARE, COPY_NICE, REAP_MAX, VERIFY_AT_ONCE_BYTES},
+        limits::{
+            COPY_NICE, REAP_MAX, RECOVERY_BATCH_COPIES, RECOVERY_BYTES_PER_S, RECOVERY_SHARE, RECOVERY_SMALL_COPIES,
+            RECOVERY_SMALL_VERIFIED_BYTES,
+        },
         mounts::MountSource,
     },
 };
@@ -39,13 +42,13 @@ pub(crate) struct RecoveredCopy {
     pub(crate) attributes: Attributes,
     pub(crate) object: Identity,
     pub(crate) last_used_unix_s: i64,
-    /// Its bytes are not what was written.
+    /// True if its bytes differ from those that were written.
     pub(crate) damaged: bool,
-    /// Counted against the quota already.
+    /// True if it counts against the quota already.
     pub(crate) counted: bool,
 }
 
-/// Another spelling of a copy that was brought before.
+/// Another name of a copy that was sent before.
 #[derive(Debug)]
 pub(crate) struct RecoveredName {
     pub(crate) copy: u64,
@@ -55,36 +58,36 @@ pub(crate) struct RecoveredName {
     pub(crate) name: Vec<u8>,
 }
 
-/// How far the adoption of a tier has come.
+/// Stage of a tier's recovery.
 #[derive(Debug)]
 pub(crate) enum RecoveryStage {
-    /// The catalogue was read: what it speaks of will be brought.
+    /// The catalogue has been read, and its copies will follow.
     Catalogued {
         copies: u64,
         bytes: u64,
         directories: Vec<Arc<[u8]>>,
     },
-    /// All was brought, or as much as could be.
+    /// All copies that could be read have been sent.
     Told,
-    /// Leftovers were removed too: what happened, for the log, and the copies whose file is not there.
+    /// Leftovers have been removed. Has a report for the log, and the copies whose file is missing.
     Ended { report: String, missing: Vec<u64> },
 }
 
-/// Some of what was found.
+/// Recovered copies and names that are sent together.
 #[derive(Debug)]
 pub(crate) struct RecoveryBatch {
     pub(crate) tier: usize,
     pub(crate) found: Vec<RecoveredCopy>,
     pub(crate) aliases: Vec<RecoveredName>,
-    /// Directories of which nothing is left to bring.
+    /// Directories whose copies have all been sent.
     pub(crate) brought: Vec<Arc<[u8]>>,
-    /// What has been reached with this batch.
+    /// Stage that this batch completes.
     pub(crate) stage: Option<RecoveryStage>,
-    /// Told how much of a processor's time the batch took, once it was taken.
+    /// Channel for the processor time that the event loop spent on the batch.
     pub(crate) taken: Sender<Duration>,
 }
 
-/// What the clerk asks of an adopter.
+/// Requests of the event loop to the recovery of a tier.
 #[derive(Debug, Default)]
 pub(crate) struct RecoveryDemand {
     state: Mutex<DemandState>,
@@ -94,7 +97,7 @@ pub(crate) struct RecoveryDemand {
 #[derive(Debug, Default)]
 struct DemandState {
     directories: VecDeque<Arc<[u8]>>,
-    /// Nobody minds what adoption costs, or everybody waits for it.
+    /// True if recovery may use any time, since no program runs or all wait for it.
     hurried: bool,
 }
 
@@ -103,13 +106,13 @@ impl RecoveryDemand {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A program has opened a file of this directory.
+    /// Requests a directory, since a program has opened a file in it.
     pub(crate) fn want(&self, directory: Arc<[u8]>) {
         self.state().directories.push_back(directory);
         self.changed.notify_all();
     }
 
-    /// Lifts the budget, or sets it again.
+    /// Lifts the budget, or restores it.
     pub(crate) fn set_hurried(&self, hurried: bool) {
         self.state().hurried = hurried;
         self.changed.notify_all();
@@ -119,15 +122,15 @@ impl RecoveryDemand {
         self.state().directories.pop_front()
     }
 
-    /// Sleeps, until something is wanted at the latest.
+    /// Sleeps for `pause`, or until a directory is requested or the budget is lifted.
     fn rest(&self, pause: Duration) {
         let is_idle = |wanted: &mut DemandState| wanted.directories.is_empty() && !wanted.hurried;
-        // A waker that has panicked while it held the lock would have been a bug of ours; then there is no pause.
+        // If a thread has panicked while it held the lock, which would be a bug, there is no pause.
         drop(self.changed.wait_timeout_while(self.state(), pause, is_idle));
     }
 }
 
-/// Starts the adoption of a tier.
+/// Starts the recovery of a tier, which passes its batches to `deliver`.
 pub(crate) fn start(
     number: usize,
     tier: Arc<Tier>,
@@ -136,14 +139,14 @@ pub(crate) fn start(
 ) -> Result<(), AgentError> {
     let run = move || {
         set_thread_nice(COPY_NICE);
-        let is_small = tier.expected_copies() <= ADOPT_AT_ONCE;
+        let is_small = tier.expected_copies() <= RECOVERY_SMALL_COPIES;
         CatalogueRecovery::new(number, &tier, &deliver, &demand, is_small).run();
     };
     thread::Builder::new()
-        .name("adopter".into())
+        .name("recovery".into())
         .spawn(run)
         .map(drop)
-        .map_err(io_error("start a thread", Path::new("adopter")))
+        .map_err(io_error("start a thread", Path::new("recovery")))
 }
 
 struct CatalogueRecovery<'a> {
@@ -151,19 +154,20 @@ struct CatalogueRecovery<'a> {
     tier: &'a Tier,
     deliver: &'a dyn Fn(RecoveryBatch),
     demand: &'a RecoveryDemand,
-    /// So few copies that they are brought at once.
+    /// True for so few copies that they are sent without rests.
     is_small: bool,
-    /// Read of copies of earlier boots.
+    /// Bytes of copies of earlier boots that were verified.
     verified_bytes: u64,
-    /// What is brought now was asked for.
+    /// True while a requested directory is sent.
     is_wanted: bool,
-    /// Processor time of this thread when it last rested, and of the clerk since then.
+    /// Processor time of this thread at its last rest.
     begun: Duration,
-    clerk: Duration,
+    /// Processor time of the event loop for batches since the last rest.
+    event_loop: Duration,
     found: Vec<RecoveredCopy>,
     aliases: Vec<RecoveredName>,
     brought: Vec<Arc<[u8]>>,
-    /// The last batch, while the clerk has not taken it.
+    /// Answer to the last batch, while the event loop has not taken it.
     untaken: Option<Receiver<Duration>>,
     mount: Option<Arc<MountSource>>,
 }
@@ -179,7 +183,7 @@ impl<'a> CatalogueRecovery<'a> {
             verified_bytes: 0,
             is_wanted: false,
             begun: thread_cpu(),
-            clerk: Duration::ZERO,
+            event_loop: Duration::ZERO,
             found: Vec::new(),
             aliases: Vec::new(),
             brought: Vec::new(),
@@ -189,12 +193,12 @@ impl<'a> CatalogueRecovery<'a> {
     }
 
     fn run(mut self) {
-        let ended = self.adopt();
+        let ended = self.recover();
         self.send(Some(ended));
     }
 
-    /// Does all of it; gives the last stage.
-    fn adopt(&mut self) -> RecoveryStage {
+    /// Sends all copies and removes leftovers. Returns the last stage.
+    fn recover(&mut self) -> RecoveryStage {
         let ended = |report: String| RecoveryStage::Ended {
             report,
             missing: Vec::new(),
@@ -214,7 +218,7 @@ impl<'a> CatalogueRecovery<'a> {
         let told = self.tell_all(&mut adoption, directories);
         self.send(Some(RecoveryStage::Told));
         if let Err(error) = told {
-            // What was not told must not be taken for leftovers.
+            // Copies that were not sent must not be removed as leftovers.
             return ended(format!("stopped: {error}"));
         }
         let known = adoption.into_known();
@@ -231,7 +235,7 @@ impl<'a> CatalogueRecovery<'a> {
         }
     }
 
-    /// Directory by directory; what is wanted comes first.
+    /// Sends all directories, requested ones first.
     fn tell_all(&mut self, adoption: &mut Adoption, directories: Vec<(u32, Arc<[u8]>)>) -> Result<(), StoreError> {
         let mut others = directories.into_iter();
         loop {
@@ -247,14 +251,14 @@ impl<'a> CatalogueRecovery<'a> {
             let Some((number, path)) = next else { continue };
             adoption.tell(number, &mut |adopted| self.take(adopted))?;
             self.brought.push(path);
-            if self.is_wanted || self.brought.len() >= ADOPT_BATCH {
+            if self.is_wanted || self.brought.len() >= RECOVERY_BATCH_COPIES {
                 self.send(None);
             }
         }
     }
 
     fn take(&mut self, adopted: Adopted<'_>) {
-        if self.found.len() + self.aliases.len() >= ADOPT_BATCH {
+        if self.found.len() + self.aliases.len() >= RECOVERY_BATCH_COPIES {
             self.send(None);
         }
         match adopted {
@@ -295,11 +299,11 @@ impl<'a> CatalogueRecovery<'a> {
         }
     }
 
-    /// Sends what there is, once the batch before was taken: a million records must not wait in memory.
+    /// Sends a batch once the event loop has taken the one before, so that a million records do not wait in memory.
     fn send(&mut self, stage: Option<RecoveryStage>) {
         if let Some(untaken) = self.untaken.take() {
-            // An error: the clerk has ended, and with it soon this process.
-            self.clerk += untaken.recv().unwrap_or_default();
+            // An error means that the event loop has ended, and the process is about to.
+            self.event_loop += untaken.recv().unwrap_or_default();
         }
         self.rest(0);
         let (taken, untaken) = channel();
@@ -315,18 +319,18 @@ impl<'a> CatalogueRecovery<'a> {
         (self.deliver)(batch);
     }
 
-    /// Keeps to the budget: of processor time, the clerk's for adoption included, and of the disk's, `read` bytes having been read since
-    /// the last rest.
+    /// Rests as long as the budget demands: for the processor time since the last rest, with the event loop's, and for
+    /// the `read` bytes of the disk.
     fn rest(&mut self, read: u64) {
-        let used = thread_cpu().saturating_sub(self.begun) + self.clerk;
-        let is_little = self.is_small && self.verified_bytes <= VERIFY_AT_ONCE_BYTES;
+        let used = thread_cpu().saturating_sub(self.begun) + self.event_loop;
+        let is_little = self.is_small && self.verified_bytes <= RECOVERY_SMALL_VERIFIED_BYTES;
         if !is_little && !self.is_wanted {
-            let for_cpu = used.div_f64(ADOPT_SHARE).saturating_sub(used);
-            let for_disk = Duration::from_micros(read.saturating_mul(1_000_000) / ADOPT_BYTES_PER_S);
+            let for_cpu = used.div_f64(RECOVERY_SHARE).saturating_sub(used);
+            let for_disk = Duration::from_micros(read.saturating_mul(1_000_000) / RECOVERY_BYTES_PER_S);
             self.demand.rest(for_cpu.max(for_disk));
         }
         self.begun = thread_cpu();
-        self.clerk = Duration::ZERO;
+        self.event_loop = Duration::ZERO;
     }
 }
 
@@ -353,7 +357,7 @@ mod tests {
         format!("/source/{number}").into_bytes().into()
     }
 
-    /// A tier whose directories' records lie mixed in the catalogue.
+    /// Returns a tier with the records of several directories mixed in its catalogue.
     fn warm_tier() -> Tier {
         let disk = Arc::new(MemoryDisk::new(64 << 20, 10_000));
         let tier = open(&disk);
@@ -385,26 +389,26 @@ mod tests {
     }
 
     #[derive(Debug, Default)]
-    struct Came {
+    struct RecoveredTier {
         brought: Vec<Arc<[u8]>>,
         copies: u64,
         batches: u32,
     }
 
-    /// Adopts within the budget, for a clerk that takes so long over each batch.
-    fn adopt(tier: &Tier, demand: &RecoveryDemand, clerk: Duration) -> Came {
+    /// Recovers a tier within the budget while the event loop spends `event_loop` on each batch.
+    fn recover(tier: &Tier, demand: &RecoveryDemand, event_loop: Duration) -> RecoveredTier {
         let (batches, received) = channel::<RecoveryBatch>();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let deliver = move |batch| drop(batches.send(batch));
                 CatalogueRecovery::new(0, tier, &deliver, demand, false).run();
             });
-            let mut came = Came::default();
+            let mut came = RecoveredTier::default();
             while let Ok(batch) = received.recv() {
                 came.batches += 1;
                 came.copies += batch.found.len() as u64;
                 came.brought.extend(batch.brought);
-                let _ = batch.taken.send(clerk);
+                let _ = batch.taken.send(event_loop);
             }
             came
         })
@@ -417,20 +421,20 @@ mod tests {
         demand.want(directory(2));
         demand.want(directory(1));
         demand.want(directory(2));
-        let came = adopt(&tier, &demand, Duration::ZERO);
+        let came = recover(&tier, &demand, Duration::ZERO);
         assert_eq!(came.copies, COPIES);
         assert_eq!(came.brought[..2], [directory(2), directory(1)]);
         assert!((0..DIRECTORIES).all(|number| came.brought.contains(&directory(number))));
     }
 
     #[test]
-    fn it_keeps_to_its_budget_of_which_the_clerk_is_a_part() {
+    fn it_keeps_to_its_budget_with_the_event_loops_part() {
         let tier = warm_tier();
-        let clerk = Duration::from_millis(2);
+        let event_loop = Duration::from_millis(2);
         let begun = Instant::now();
-        let came = adopt(&tier, &RecoveryDemand::default(), clerk);
-        // Nobody rests after the last batches.
-        let least = clerk.div_f64(ADOPT_SHARE) * (came.batches - 2);
+        let came = recover(&tier, &RecoveryDemand::default(), event_loop);
+        // There is no rest after the last batches.
+        let least = event_loop.div_f64(RECOVERY_SHARE) * (came.batches - 2);
         assert!(came.batches > 4 && begun.elapsed() >= least, "{came:?} in {:?}", begun.elapsed());
     }
 }

@@ -17,9 +17,9 @@ use crate::{
         config::AgentConfig,
         control,
         copier::Copier,
-        event_loop::{Clerk, Event, Parts, deliver},
+        event_loop::{EventLoop, LoopEvent, LoopParts, deliver},
         handoff::{self, DescriptorBudget},
-        limits::{DESCRIPTOR_SHARE, HANDED_MAX},
+        limits::{DESCRIPTOR_SHARE, HANDOFF_DESCRIPTORS_MAX},
         lister,
         pages::Pages,
         prefetcher::Prefetcher,
@@ -42,7 +42,7 @@ const INODE_BYTES: u64 = 4096;
 pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     let dir = config.dir.clone();
     live(&dir, || {
-        let result = open(config, Log).map(|(clerk, events)| clerk.serve(&events));
+        let result = open(config, Log).map(|(event_loop, events)| event_loop.serve(&events));
         if result.is_err() {
             // No client may wait for a socket that nobody serves.
             for name in ["control.sock", "door.sock"] {
@@ -53,7 +53,7 @@ pub fn serve(config: AgentConfig) -> Result<(), AgentError> {
     })
 }
 
-fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiver<Event>), AgentError> {
+fn open(config: AgentConfig, log: Log) -> Result<(EventLoop, std::sync::mpsc::Receiver<LoopEvent>), AgentError> {
     let descriptors = raise_descriptor_limit();
     let (secret, why_ephemeral) = Secret::kept_or_ephemeral(&config.state_dir);
     if let Some(why) = why_ephemeral {
@@ -96,24 +96,23 @@ fn open(config: AgentConfig, log: Log) -> Result<(Clerk, std::sync::mpsc::Receiv
     let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();
-    sweeper::start(sweep_requests, pages.control(), deliver(&events, Event::Swept))?;
-    let copier = Copier::start(&deliver(&events, Event::Copied))?;
-    let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDED_MAX));
+    sweeper::start(sweep_requests, pages.control(), deliver(&events, LoopEvent::Swept))?;
+    let copier = Copier::start(&deliver(&events, LoopEvent::Copied))?;
+    let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDOFF_DESCRIPTORS_MAX));
     let dir = config.dir.clone();
-    let clerk = Clerk::new(Parts {
+    let event_loop = EventLoop::new(LoopParts {
         config,
         pages,
         policy,
         tiers,
         copier,
         sweeps,
-        lister: lister::start(deliver(&events, Event::Listed), deliver(&events, Event::Copied))?,
-        prefetcher: Prefetcher::new(held.clone(), Box::new(deliver(&events, Event::Prefetch))),
+        lister: lister::start(deliver(&events, LoopEvent::Listed), deliver(&events, LoopEvent::Copied))?,
+        prefetcher: Prefetcher::new(held.clone(), Box::new(deliver(&events, LoopEvent::Prefetch))),
         events: events.clone(),
-        log,
     });
-    let queue = handoff::start(&dir, held, deliver(&events, Event::Handoff))?;
+    let queue = handoff::start(&dir, held, deliver(&events, LoopEvent::Handoff))?;
     // Last: a command that can connect finds all the rest in place.
-    control::start(&dir, queue, deliver(&events, Event::Command))?;
-    Ok((clerk, received))
+    control::start(&dir, queue, deliver(&events, LoopEvent::Command))?;
+    Ok((event_loop, received))
 }

@@ -1,5 +1,5 @@
-//! Compares whole directories with the source, so that names need not be asked for one by one: a listing brings the attributes of its
-//! files along (readdirplus), and `statx` right behind it costs no round trip.
+//! Compares whole directories with the source. A listing brings the attributes of its files along (readdirplus), so a
+//! `statx` right after it costs no round trip, while separate checks of the names would cost one each.
 
 use std::{
     collections::HashSet,
@@ -29,39 +29,39 @@ use crate::{
     },
 };
 
-/// A directory to look at.
+/// Request to compare a directory with the source.
 #[derive(Debug)]
 pub(crate) struct SweepRequest {
     pub(crate) directory: u32,
     pub(crate) path: Vec<u8>,
     pub(crate) index: Arc<IndexFile>,
-    /// Names that the directory holds in the index.
+    /// Number of names that the directory has in the index.
     pub(crate) names: u32,
-    /// Records with a number below this were there when the sweep was asked for.
+    /// Number of records at the time of the request.
     pub(crate) records: u32,
-    /// Only find out which inode the path leads to.
+    /// True to look up only the inode to which the path leads.
     pub(crate) inode_only: bool,
 }
 
-/// What a sweep found.
+/// Result of a sweep.
 #[derive(Debug, Default)]
 pub(crate) struct SweepResult {
     pub(crate) directory: u32,
-    /// Generation of the index that the numbers below belong to.
+    /// Generation of the index to which the record numbers belong.
     pub(crate) generation: u64,
-    /// Start of the sweep; 0 if it could not be completed.
+    /// Boot time of the start in nanoseconds; 0 if the sweep could not be completed.
     pub(crate) started_at: u64,
-    /// The directory's own device and inode, if it could be opened.
+    /// Device and inode of the directory, if it could be opened.
     pub(crate) inode: Option<(u64, u64)>,
-    /// Records whose name leads to another version now, or to nothing.
+    /// Records whose name now leads to another version or to no file.
     pub(crate) changed: Vec<u32>,
-    /// Records that were opened for writing since they were checked: their contents may change unseen.
+    /// Records of files that were opened for writing since they were checked, so that their contents may change unseen.
     pub(crate) written: Vec<u32>,
-    /// How long it took.
+    /// Duration of the sweep.
     pub(crate) took: Duration,
-    /// Whether this was a sweep that came to its end.
+    /// True for a complete sweep.
     pub(crate) complete: bool,
-    /// Whether this was only a look at the inode.
+    /// True if only the inode was looked up.
     pub(crate) inode_only: bool,
 }
 
@@ -99,7 +99,7 @@ fn sweep(request: &SweepRequest, control: &Control<'_>, listing: &mut [MaybeUnin
     let started_at = boot_ns();
     let path: &[u8] = if request.path.is_empty() { b"/" } else { &request.path };
     if request.inode_only {
-        // What is in it must be within reach, too: its own permissions count.
+        // Its files must be reachable, too, so its own permissions count.
         let inside = [path, b"/."].concat();
         swept.inode = fs::stat(inside).ok().map(|stat| (stat.st_dev, stat.st_ino));
         swept.started_at = started_at;
@@ -113,13 +113,13 @@ fn sweep(request: &SweepRequest, control: &Control<'_>, listing: &mut [MaybeUnin
             swept.started_at = started_at;
             swept.complete = true;
         }
-        // The directory is gone: so are its names.
+        // The directory is gone, and so are its names.
         Err(Errno::NOENT | Errno::NOTDIR) => {
             swept.changed = records_of(&index, request.directory, |_| true);
             swept.started_at = started_at;
             swept.complete = true;
         }
-        // The source can't say: the names run out of time.
+        // The source can't answer, so the names run out of time.
         Err(_) => {}
     }
     swept
@@ -159,7 +159,7 @@ fn compare(
         }
     }
     if (seen.len() as u32) < request.names {
-        // Some name is gone.
+        // At least one name is gone.
         let gone = records_of(index, request.directory, |number| {
             number < request.records && !seen.contains(&number)
         });
@@ -191,7 +191,7 @@ fn identity(statx: &fs::Statx) -> Identity {
     }
 }
 
-/// Kept records of a directory that `wanted` takes. Looks at all records: only for what is rare.
+/// Returns the kept records of a directory that satisfy `wanted`. Looks at all records, so it is for rare cases only.
 fn records_of(index: &Index<'_>, directory: u32, wanted: impl Fn(u32) -> bool) -> Vec<u32> {
     (0..)
         .map_while(|number| index.record(number).map(|record| (number, record)))
@@ -201,7 +201,7 @@ fn records_of(index: &Index<'_>, directory: u32, wanted: impl Fn(u32) -> bool) -
         .collect()
 }
 
-/// Records of a directory whose file was opened for writing through a door after the record was checked.
+/// Returns the records of a directory whose file a covered program has opened for writing since the record was checked.
 fn written_since(index: &Index<'_>, control: &Control<'_>, directory: u32) -> Vec<u32> {
     if control.newest_tombstone() == 0 {
         return Vec::new();

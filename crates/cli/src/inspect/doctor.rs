@@ -8,7 +8,7 @@ use std::{
 };
 
 use forebay_agent::{
-    host::memory::{Found, Gauge},
+    host::memory::{Gauge, MemoryReading},
     tiering::{
         Connection,
         protocol::{Status, TierStatus},
@@ -55,7 +55,7 @@ struct Findings {
     lacks: Vec<Option<Lack>>,
     gain: Result<Measured, String>,
     is_off: bool,
-    memory: Found,
+    memory: MemoryReading,
 }
 
 /// Facts of the kernel that matter to a run.
@@ -286,7 +286,7 @@ impl Findings {
                 &format!("net.core.somaxconn is {backlog}: when many workers open files at once, some will not be copied"),
             );
         }
-        let Found { memory, what } = self.memory;
+        let MemoryReading { memory, what } = self.memory;
         let (limit, free) = (text::bytes(memory.limit_bytes), text::bytes(memory.free_bytes));
         row("memory", &format!("{limit}, {what}; {free} free"));
     }

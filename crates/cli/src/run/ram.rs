@@ -4,7 +4,7 @@
 use std::{path::Path, time::Duration};
 
 use forebay_agent::{
-    host::memory::{Found, Gauge, Promise},
+    host::memory::{Gauge, MemoryReading, Promise},
     tiering::{AgentConfig, Connection, TierSetting, ram},
 };
 use forebay_contract::{TIERS_MAX, env};
@@ -88,7 +88,7 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
             text::bytes(size),
         ));
     }
-    let (Found { memory, what }, promised) = Gauge::find().look_beside(&promises);
+    let (MemoryReading { memory, what }, promised) = Gauge::find().look_beside(&promises);
     let floor = 2 * memory.floor_bytes();
     let spoken_for = beside.saturating_add(promised).saturating_add(floor);
     let most = memory.free_bytes.saturating_add(left).saturating_sub(spoken_for);

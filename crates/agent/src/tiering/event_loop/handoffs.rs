@@ -1,0 +1,263 @@
+//! From a handoff to a published copy.
+
+use std::sync::Arc;
+
+use forebay_policy::{CopyId, fill_first};
+use forebay_store::{Ask, Finished};
+
+use crate::{
+    host::clock::boot_ms,
+    tiering::{
+        copier::{Copied, CopyJob, CopyOutcome, OpenedSource, PrefetchGate},
+        handoff::Handoff,
+        lister::ListedDirectory,
+        prefetcher::PrefetchAnswer,
+        state::{
+            clock_skew::FROM_THE_FUTURE,
+            copy_index::INDEX_FULL,
+            flights::{CopyFlight, CopyName},
+            tier_set::refusal_name,
+        },
+    },
+};
+
+use super::EventLoop;
+
+impl EventLoop {
+    /// Takes a handoff: a program has opened a source file, or listed a directory. It waits while its directory is not
+    /// recovered.
+    pub(super) fn take_handoff(&mut self, handoff: Handoff) {
+        self.runs.count_handoff(handoff.run, &handoff.stat);
+        if self.prefetching.is_on() {
+            self.copier.set_ahead(PrefetchGate::Hold);
+            self.prefetching.note_handoff(&handoff, &mut self.runs);
+        }
+        if let Some(handoff) = self.recovery.defer(handoff, !self.runs.is_empty()) {
+            self.take_on(handoff);
+        }
+    }
+
+    /// Confirms the name of a copy, adds a name to one, joins a copy that is being made, or begins one.
+    pub(super) fn take_on(&mut self, handoff: Handoff) {
+        if let Err(reason) = self.sources.check(&handoff, &self.runs, &self.copies.index) {
+            if reason == FROM_THE_FUTURE && self.skewed.has_room_for(&handoff) {
+                return self.skewed.add(handoff, &mut self.runs);
+            }
+            return self.runs.count_refused(handoff.run, &handoff.stat, reason);
+        }
+        let identity = handoff.stat.identity;
+        let index = self.copies.index.index();
+        let by_name = index
+            .find_kept(&handoff.path)
+            .map(|(number, record)| (number, self.sources.is_copy_of(&index, record, &identity)));
+        if let Some((number, same)) = by_name {
+            if same && self.copies.has_copy(number) {
+                self.copies.index.writer().confirm(number, handoff.opened_at);
+                self.copies.want_directory_of(number);
+                return self.runs.count_confirmed(handoff.run, &handoff.stat);
+            }
+            if same {
+                self.copies.drop_copy_of(number);
+            } else {
+                self.copies.drop_record(number);
+            }
+        }
+        if let Some(number) = self.copies.index.of_file(identity.dev, identity.ino) {
+            let index = self.copies.index.index();
+            if index
+                .record(number)
+                .is_some_and(|record| self.sources.is_copy_of(&index, record, &identity))
+            {
+                return self.add_spelling(number, &handoff);
+            }
+            self.copies.drop_copy_of(number);
+        }
+        if handoff.stat.is_directory() {
+            return self.list(handoff);
+        }
+        match self.flights.number_of((identity.dev, identity.ino)) {
+            Some(number) => self.join_flight(number, handoff),
+            None => self.begin_copy(handoff),
+        }
+    }
+
+    fn add_spelling(&mut self, number: u32, handoff: &Handoff) {
+        match self.copies.add_spelling(number, handoff) {
+            Some(true) => self.runs.count_confirmed(handoff.run, &handoff.stat),
+            Some(false) => self.runs.count_refused(handoff.run, &handoff.stat, INDEX_FULL),
+            None => {}
+        }
+    }
+
+    fn list(&mut self, handoff: Handoff) {
+        let (run, stat) = (handoff.run, handoff.stat);
+        let listed = self
+            .cached_directories
+            .list(handoff, &mut self.flights, &self.sources, &self.copies);
+        if let Err(reason) = listed {
+            self.runs.count_refused(run, &stat, reason);
+        }
+    }
+
+    pub(super) fn take_listing(&mut self, listed: ListedDirectory) {
+        let run = listed.run;
+        match self.cached_directories.listed(listed, &self.sources, &mut self.copies) {
+            Ok(None) => {}
+            Ok(Some(placed)) => self.flights.add(placed.number, placed.flight),
+            Err(reason) => self.runs.count_listing_refused(run, reason),
+        }
+    }
+
+    /// Adds a name, and a reader to follow, to a copy that is being made.
+    fn join_flight(&mut self, number: u64, handoff: Handoff) {
+        let flight = self.flights.get_mut(number);
+        let Some(flight) = flight.filter(|flight| flight.identity == handoff.stat.identity) else {
+            return self.runs.count_not_copied(handoff.run, "changed_meanwhile");
+        };
+        // From here on the copy follows a program.
+        flight.ahead = false;
+        let size = flight.identity.size;
+        CopyName::add_to(&mut flight.names, &handoff);
+        self.copier.opened_again(number, size, OpenedSource::from(handoff));
+    }
+
+    fn begin_copy(&mut self, handoff: Handoff) {
+        if self.copies.index.is_full() {
+            return self.runs.count_not_copied(handoff.run, INDEX_FULL);
+        }
+        match self.copies.place(handoff.stat.identity.size) {
+            Ok((number, tier)) => self.start_copy(handoff, number, tier, false),
+            Err(reason) => {
+                self.runs.count_not_copied(handoff.run, refusal_name(reason));
+                self.copies.tiers.publish_room();
+            }
+        }
+    }
+
+    /// Starts the copy that was placed in `tier`.
+    fn start_copy(&mut self, handoff: Handoff, number: u64, tier: usize, ahead: bool) {
+        let identity = handoff.stat.identity;
+        let sampled = self.copies.tiers.is_sample_due(tier, identity.size);
+        let Some(state) = self.copies.tiers.get(tier) else { return };
+        let copy = state.tier.next_id();
+        let flight = CopyFlight {
+            copy,
+            identity,
+            stat: handoff.stat,
+            tier,
+            run: handoff.run,
+            ahead,
+            names: vec![CopyName::of(&handoff)],
+        };
+        let job = CopyJob {
+            number,
+            copy,
+            tier: Arc::clone(&state.tier),
+            identity,
+            sampled,
+            ahead,
+            sparse: handoff.stat.may_have_holes(),
+            ask: if handoff.waited.is_some() { Ask::Server } else { Ask::Kernel },
+            pages: self.sources.pages_to_clean(&identity),
+            opened_at: handoff.opened_at,
+            control: self.copies.tiers.control(),
+            opened: OpenedSource::from(handoff),
+        };
+        self.flights.add(number, flight);
+        self.copier.add(job);
+        self.copies.tiers.publish_room();
+    }
+
+    /// Publishes a copy that is whole, or counts why it is not.
+    pub(super) fn finish_copy(&mut self, copied: Copied) {
+        let Copied {
+            number,
+            outcome,
+            read_bytes,
+        } = copied;
+        self.copier.ended(number);
+        let Some(flight) = self.flights.remove(number) else { return };
+        self.runs.tally(flight.run, |tally| tally.source_bytes_read += read_bytes);
+        let reason = match outcome {
+            CopyOutcome::Whole(finished, sample) => {
+                let mount = self.sources.mounts().of(flight.identity.dev);
+                match self.copies.publish(&flight, &finished, &mount) {
+                    Ok(()) => {
+                        self.copies.tiers.take_sample(flight.tier, sample);
+                        self.copies.tiers.step(fill_first::Event::Published { copy: CopyId(number) });
+                        return self.publish_names(&flight, &finished);
+                    }
+                    Err(reason) => reason,
+                }
+            }
+            CopyOutcome::GivenUp => "mostly_unread",
+            CopyOutcome::MemoryShort => "memory_short",
+            CopyOutcome::Marked => "changed_meanwhile",
+            CopyOutcome::DirtyPages => "source_error",
+            CopyOutcome::Failed(error) => self.copies.tiers.blame(flight.tier, flight.identity.size, &error),
+        };
+        self.copies.tiers.step(fill_first::Event::Dropped { copy: CopyId(number) });
+        if flight.ahead {
+            let file = (flight.identity.dev, flight.identity.ino);
+            self.prefetching.note_dropped(file, flight.run, read_bytes, &mut self.runs);
+        } else {
+            self.runs.count_refused(flight.run, &flight.stat, reason);
+        }
+        self.copies.tiers.publish_room();
+    }
+
+    fn publish_names(&mut self, flight: &CopyFlight, finished: &Finished) {
+        let (ahead, is_directory, size) = (flight.ahead, flight.stat.is_directory(), flight.identity.size);
+        if self.copies.publish_names(flight, finished) {
+            self.runs.tally(flight.run, |tally| {
+                let (files, bytes) = if is_directory {
+                    (&mut tally.listings_kept, &mut tally.listings_bytes)
+                } else if ahead {
+                    (&mut tally.prefetched_files, &mut tally.prefetched_bytes)
+                } else {
+                    (&mut tally.files_copied, &mut tally.bytes_copied)
+                };
+                *files += 1;
+                *bytes += size;
+            });
+        } else if !ahead {
+            self.runs.count_refused(flight.run, &flight.stat, INDEX_FULL);
+        }
+    }
+
+    /// Takes an answer of the prefetcher, and begins the copies of files that it has opened.
+    pub(super) fn take_prefetched(&mut self, answer: PrefetchAnswer) {
+        match answer {
+            PrefetchAnswer::Listed(names) => self.prefetching.take_names(names, &self.runs),
+            PrefetchAnswer::Opened(opened) => {
+                let now_ms = boot_ms();
+                for file in self.prefetching.take_files(opened, now_ms) {
+                    self.copy_ahead(file, now_ms);
+                }
+            }
+        }
+        self.prefetch_more();
+    }
+
+    /// Begins the copy of a file that no program has opened, if it has none and a tier has room.
+    fn copy_ahead(&mut self, file: Handoff, now_ms: u64) {
+        // The check fails, too, if the run has left meanwhile.
+        if !self.prefetching.is_on() || self.sources.check(&file, &self.runs, &self.copies.index).is_err() || self.copies.index.is_full() {
+            return;
+        }
+        let identity = file.stat.identity;
+        let key = (identity.dev, identity.ino);
+        let is_known = self.copies.index.index().find_kept(&file.path).is_some()
+            || self.copies.index.of_file(identity.dev, identity.ino).is_some()
+            || self.flights.number_of(key).is_some();
+        if is_known {
+            return;
+        }
+        // It replaces no other copy, which may be needed more.
+        let Ok((number, tier)) = self.copies.tiers.offer(identity.size) else {
+            return self.prefetching.note_full(now_ms);
+        };
+        self.prefetching.add_to_batch(key);
+        self.start_copy(file, number, tier, true);
+    }
+}
