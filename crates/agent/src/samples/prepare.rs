@@ -18,7 +18,7 @@ use forebay_store::Segments;
 use super::{
     build,
     disks::{Disks, OpenedDisk},
-    machine::{Machine, MachineInput},
+    machine::{LoaderMachine, MachineInput},
     protocol::{Alike, DiskSetting, Variables},
 };
 
@@ -40,7 +40,7 @@ pub(crate) struct DatasetExtents {
 
 /// A loader that can begin.
 pub(crate) struct PreparedLoader {
-    pub(crate) machine: Machine,
+    pub(crate) machine: LoaderMachine,
     /// The list of files.
     pub(crate) table: SharedFile,
     pub(crate) disks: Vec<Arc<Segments>>,
@@ -123,7 +123,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         gpus: local_ranks as u32,
         cache_bytes,
     };
-    let machine = Machine::new(MachineInput {
+    let machine = LoaderMachine::new(MachineInput {
         residency: build::residency(alike, &order, cluster)?,
         scheduler: build::scheduler(alike, cluster.gpus),
         order,

@@ -8,7 +8,7 @@ use rustix::thread::futex;
 use super::{
     Figures, RankFigures,
     arena::Arena,
-    machine::{Machine, MachineAction, MachineEvent, RankStep},
+    machine::{LoaderMachine, MachineAction, MachineEvent, RankStep},
     prepare::PreparedLoader,
     reading::{ReaderJob, Readers, Tools},
 };
@@ -28,7 +28,7 @@ struct RankBoard {
 
 /// A running loader.
 pub(crate) struct RunningLoader {
-    machine: Machine,
+    machine: LoaderMachine,
     boards: Vec<RankBoard>,
     readers: Readers,
     slots: u32,

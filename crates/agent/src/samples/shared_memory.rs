@@ -55,7 +55,8 @@ impl Answers {
         Ok(Self { board, page, arena })
     }
 
-    /// The memory that holds the samples. Bytes of [`SampleStatus::Ready`] may be read until the rank releases the request.
+    /// The memory that holds the samples. Bytes of [`SampleStatus::Ready`] may be read until the rank releases the
+    /// request.
     pub(super) fn arena(&self) -> Region<'_> {
         self.arena.region()
     }

@@ -7,7 +7,8 @@ use crate::names::named;
 use crate::order::Order;
 
 named! {
-    /// A residency policy by its name in plan files, in the arguments of the data loader, and on the loader agent's socket.
+    /// A residency policy by its name in plan files, in the arguments of the data loader, and on the loader agent's
+    /// socket.
     "policy" pub enum PolicyName {
         /// One owner for each sample, and replicas in the remaining room.
         Forebay = "forebay",
@@ -50,7 +51,8 @@ pub struct PolicyInput<'a> {
 }
 
 impl PolicyName {
-    /// Returns true if the policy needs the order of later epochs on a single node. (`forebay` does so only on several nodes.)
+    /// Returns true if the policy needs the order of later epochs on a single node. (`forebay` does so only on several
+    /// nodes.)
     pub const fn looks_ahead(self) -> bool {
         matches!(self, Self::Nopfs | Self::Lobster | Self::LobsterAsWritten | Self::Belady)
     }

@@ -20,7 +20,8 @@ named! {
 }
 
 impl ScheduleName {
-    /// Builds the scheduler of a node with `threads` loading threads, for `ranks`. Lobster takes both from the `node` instead.
+    /// Builds the scheduler of a node with `threads` loading threads, for `ranks`. Lobster takes both from the `node`
+    /// instead.
     pub fn build(self, threads: u32, ranks: u32, node: impl FnOnce() -> NodeModel) -> Box<dyn Scheduler> {
         match self {
             Self::FirstCome => Box::new(FirstCome::new(threads)),

@@ -58,8 +58,8 @@ pub struct ReadRequest {
     pub origin: Origin,
     /// The step that needs it, counted over all epochs.
     pub step: u64,
-    /// Predicted start of that step in seconds; for [`ReadClass::Fill`] the time at which its memory is needed, which only
-    /// orders fills.
+    /// Predicted start of that step in seconds; for [`ReadClass::Fill`] the time at which its memory is needed, which
+    /// only orders fills.
     pub deadline_s: f64,
     /// Predicted duration of the read and the preprocessing in seconds.
     pub predicted_s: f64,

@@ -55,7 +55,7 @@ fn uses() -> Vec<Use> {
 
 /// A loader whose reads end immediately.
 struct Reads {
-    core: Machine,
+    core: LoaderMachine,
     now_s: f64,
     /// Bytes of the arena that were ever taken.
     taken: u64,
@@ -67,7 +67,7 @@ impl Reads {
             quota_bytes: memory_bytes,
             quota_inodes: u64::MAX,
         };
-        let core = Machine::new(MachineInput {
+        let core = LoaderMachine::new(MachineInput {
             residency,
             scheduler: Box::new(EarliestDeadline::new(8)),
             order: order(),

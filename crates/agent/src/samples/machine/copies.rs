@@ -74,7 +74,7 @@ impl SampleCopies {
         self.slots.get(self.known[sample as usize].slot as usize).copied()
     }
 
-    /// Touches the entries of these samples: see [`super::Machine::expect`].
+    /// Touches the entries of these samples: see [`super::LoaderMachine::expect`].
     pub(super) fn expect(&self, samples: impl Iterator<Item = Sample> + Clone) {
         let slots = samples.map(|sample| self.known[sample as usize].slot);
         // All slots first, and then the copies in them.

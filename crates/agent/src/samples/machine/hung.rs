@@ -1,5 +1,5 @@
-//! Threads that read, and reads that hang: they no longer count as concurrent reads, so that a file system that hangs in
-//! one place does not delay reads elsewhere.
+//! Threads that read, and reads that hang: they no longer count as concurrent reads, so that a file system that hangs
+//! in one place does not delay reads elsewhere.
 
 use super::flights::SampleReads;
 
@@ -61,7 +61,8 @@ impl ReadThreads {
         }
     }
 
-    /// Searches from time to time for reads that began long ago. At most as many are set aside as may be read concurrently.
+    /// Searches from time to time for reads that began long ago. At most as many are set aside as may be read
+    /// concurrently.
     pub(super) fn set_hung_aside(&mut self, reads: &mut SampleReads, now_s: f64) {
         if now_s - self.looked_s < LOADER_LOOK_FOR_HUNG_S {
             return;

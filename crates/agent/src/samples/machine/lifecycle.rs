@@ -7,9 +7,9 @@ use forebay_store::Version;
 
 use super::flights::{ReadState, SampleRead};
 use super::ranks::RequestStage;
-use super::{Actions, ArenaRange, DiskIndex, DiskOperation, Machine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer};
+use super::{Actions, ArenaRange, DiskIndex, DiskOperation, LoaderMachine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer};
 
-impl Machine {
+impl LoaderMachine {
     /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
     pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: ReadClass, now_s: f64, actions: &mut Actions) {
         let access = self.requests.access(rank, turn);

@@ -1,22 +1,22 @@
 //! State machine of a loader, without I/O, clock or threads. Times are seconds on the driver's clock.
 //!
 //! `policy` decides what to fetch, keep and read next, asked in the order in which the simulator asks it. This module
-//! tracks the copies and the waiting requests. A [`MachineEvent`] goes in, [`MachineAction`]s come out; the driver carries them out
-//! in their order.
+//! tracks the copies and the waiting requests. A [`MachineEvent`] goes in, [`MachineAction`]s come out; the driver
+//! carries them out in their order.
 //!
 //! - `events.rs`: events and actions.
 //! - `requests.rs`: requests of all ranks; `ranks.rs`: requests and progress of each rank.
 //! - `lifecycle.rs`: life of a request.
 //! - `reads.rs`: queue and threads of reads; `flights.rs`: samples that are being read; `hung.rs`: reads that hang;
 //!   `speeds.rs`: measurements.
-//! - `storage.rs`: placement of samples in memory and on disks; `copies.rs`: their copies; `sample_queue.rs`: the order in
-//!   which residents are searched.
+//! - `storage.rs`: placement of samples in memory and on disks; `copies.rs`: their copies; `sample_queue.rs`: the order
+//!   in which residents are searched.
 //! - `figures.rs`: figures for reports.
 //!
-//! *Background fill* reads samples long before their use, when threads are idle, and into memory that would stay unused.
-//! For that, ranks ask further ahead than they need. A background fill waits behind all other reads, until its step comes
-//! within the window. A policy without a window (Lobster as it is written) reads ahead by its own rules: its reads are no
-//! background fill.
+//! *Background fill* reads samples long before their use, when threads are idle, and into memory that would stay
+//! unused. For that, ranks ask further ahead than they need. A background fill waits behind all other reads, until its
+//! step comes within the window. A policy without a window (Lobster as it is written) reads ahead by its own rules: its
+//! reads are no background fill.
 
 #[cfg(test)]
 mod bound_tests;
@@ -78,7 +78,7 @@ pub(crate) struct MachineInput {
 }
 
 /// State machine of a loader.
-pub(crate) struct Machine {
+pub(crate) struct LoaderMachine {
     residency: Box<dyn Residency>,
     requests: LoaderRequests,
     storage: SampleStorage,
@@ -92,7 +92,7 @@ pub(crate) struct Machine {
     full_beyond: bool,
 }
 
-impl Machine {
+impl LoaderMachine {
     pub(crate) fn new(input: MachineInput) -> Self {
         Self {
             residency: input.residency,

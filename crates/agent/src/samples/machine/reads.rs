@@ -205,8 +205,8 @@ impl ReadControl {
         }
     }
 
-    /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within the
-    /// window.
+    /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within
+    /// the window.
     pub(super) fn assign(&mut self, requests: &LoaderRequests, copies: &SampleCopies, reach: u64) {
         let ranks = requests.ranks();
         let steps = ranks.iter().map(RankRequests::steps).max().unwrap_or(0);

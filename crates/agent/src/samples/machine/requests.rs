@@ -15,7 +15,8 @@ pub(super) struct LoaderRequests {
     ranks: Vec<RankRequests>,
     order: order::Order,
     extents: u32,
-    /// Pass that the policy is in; none before the first request. A pass is one run through an epoch, which may be repeated.
+    /// Pass that the policy is in; none before the first request. A pass is one run through an epoch, which may be
+    /// repeated.
     pass: Option<EpochNumber>,
     /// Epoch of each pass, from the present one on, as far as it is known.
     epochs: BTreeMap<EpochNumber, EpochNumber>,
@@ -68,7 +69,8 @@ impl LoaderRequests {
         (turn, is_known)
     }
 
-    /// Begins the next pass that all ranks have reached. Returns it with the orders of `horizon` epochs from its own on.
+    /// Begins the next pass that all ranks have reached. Returns it with the orders of `horizon` epochs from its own
+    /// on.
     pub(super) fn next_pass(&mut self, horizon: u32) -> Option<(EpochNumber, Vec<order::Epoch>)> {
         let reached = self.ranks.iter().filter(|rank| !rank.is_gone()).map(RankRequests::pass).min();
         let reached = reached.filter(|_| !self.epochs.is_empty())?;

@@ -213,8 +213,8 @@ impl SampleStorage {
         }
     }
 
-    /// Frees the copies that the policy has just given up. If they were found only when room is needed, other copies would
-    /// be refused until then, and in the next epoch they would go shortly before their use.
+    /// Frees the copies that the policy has just given up. If they were found only when room is needed, other copies
+    /// would be refused until then, and in the next epoch they would go shortly before their use.
     pub(super) fn free_given_up(&mut self, residency: &mut dyn Residency, now_s: f64, actions: &mut Actions) {
         while let Some((_, sample)) = residency.given_up() {
             self.settle(sample, residency, now_s, actions);

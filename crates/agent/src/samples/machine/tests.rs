@@ -112,16 +112,16 @@ impl MachineWorld {
         }
     }
 
-    fn core(self) -> Machine {
+    fn core(self) -> LoaderMachine {
         self.core_with(self.scheduler())
     }
 
-    fn core_with(self, scheduler: Box<dyn Scheduler>) -> Machine {
+    fn core_with(self, scheduler: Box<dyn Scheduler>) -> LoaderMachine {
         let tiers = [self.memory_bytes, self.disk_bytes].map(|quota_bytes| TierSpec {
             quota_bytes,
             quota_inodes: u64::MAX,
         });
-        Machine::new(MachineInput {
+        LoaderMachine::new(MachineInput {
             residency: self.residency(),
             scheduler,
             order: self.order(),
@@ -149,7 +149,7 @@ enum RequestView {
 /// Threads, arena, disk and ranks, driven by random numbers.
 struct Play {
     world: MachineWorld,
-    core: Machine,
+    core: LoaderMachine,
     now_s: f64,
     /// All future requests of each rank, in its order; those made are a prefix of it.
     wanted: Vec<Vec<Use>>,
