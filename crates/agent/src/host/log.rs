@@ -37,14 +37,18 @@ pub(crate) fn start(dir: &Path) -> Result<(), AgentError> {
     let path = dir.join(LOG_NAMES[0]);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| io_error("open", &path)(e.into()))?;
-    let subscriber = tracing_subscriber::fmt()
+    // Fails only if this process has a log already.
+    let _ = tracing::subscriber::set_global_default(writing_to(File::from(file)));
+    Ok(())
+}
+
+/// Makes the subscriber that writes a line for each event.
+fn writing_to(file: File) -> impl Subscriber + Send + Sync {
+    tracing_subscriber::fmt()
         .with_ansi(false)
         .event_format(Line)
-        .with_writer(Arc::new(File::from(file)))
-        .finish();
-    // Fails only if this process has a log already.
-    let _ = tracing::subscriber::set_global_default(subscriber);
-    Ok(())
+        .with_writer(Arc::new(file))
+        .finish()
 }
 
 /// Handle on the log of this process.
@@ -120,7 +124,10 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Seek};
+
     use super::*;
+    use crate::host::refusal::RefusalKind;
 
     #[test]
     fn paths_do_not_enter_the_log() {
@@ -145,5 +152,29 @@ mod tests {
         let texts = LOG_NAMES.map(|name| std::fs::read_to_string(dir.path().join(name)).unwrap());
         assert_eq!(texts, ["3", "2", "1"]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), LOG_NAMES.len());
+    }
+    #[test]
+    fn a_refusal_a_fallback_and_a_lost_peer_are_one_line_each_with_a_reason() {
+        let file = tempfile::tempfile().unwrap();
+        let written = file.try_clone().unwrap();
+        tracing::subscriber::with_default(writing_to(file), || {
+            refused(Some(7), &Refusal::new(RefusalKind::Taken, "a job x\ntrains, see /data/name"));
+            fallback("samples on disks will not serve later jobs");
+            lost(None, "Broken pipe");
+            tracing::warn!(target: "another_crate", "opened /data/name");
+        });
+        let mut text = String::new();
+        let mut written = written;
+        written.rewind().unwrap();
+        written.read_to_string(&mut text).unwrap();
+        let messages: Vec<_> = text.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+        assert_eq!(
+            messages,
+            [
+                r#"WARN refused kind="taken" pid=7 why="a job x\ntrains, see /...""#,
+                r#"WARN fallback why="samples on disks will not serve later jobs""#,
+                r#"WARN lost why="Broken pipe""#,
+            ]
+        );
     }
 }
