@@ -10,6 +10,7 @@ use super::{Figures, RankFigures};
 use crate::host::{
     refusal::Refusal,
     role::{RoleRequest, RoleResponse},
+    text,
 };
 
 /// Request to the loader agent.
@@ -180,15 +181,88 @@ impl RoleResponse for LoaderResponse {
     }
 }
 
+impl Alike {
+    /// Returns the first setting in which two ranks differ, with both values.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        // Exact sizes are shown only if the rounded ones are equal.
+        let sizes: [fn(u64) -> String; 2] = [text::rounded_bytes, text::exact_bytes];
+        sizes.into_iter().find_map(|size| {
+            let mut pairs = named(self, size).into_iter().zip(named(other, size));
+            let ((what, one), (_, another)) = pairs.find(|(one, another)| one != another)?;
+            Some((what, one, another))
+        })
+    }
+}
+
+/// Lists a rank's settings, by the names of the data loader's arguments.
+fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
+    // Destructured in full, so that a field added later is not missed here.
+    let Alike {
+        dataset,
+        samples,
+        extents,
+        seed,
+        batch,
+        world,
+        order,
+        sampler_drop_last,
+        drop_last,
+        policy,
+        schedule,
+        window,
+        ahead,
+        background_fill,
+        window_bytes,
+        memory_bytes,
+        disks,
+        reads_max,
+        hedge_budget,
+    } = alike;
+    let truth = |is: bool| if is { "True" } else { "False" }.to_owned();
+    let order = match order {
+        OrderName::Sequential => "not shuffled",
+        OrderName::Torch => "shuffled",
+        OrderName::Counter => "shuffled by a keyed bijection",
+        OrderName::Unknown => "of its own",
+    };
+    let memory = (*memory_bytes > 0).then(|| format!("ram={}", size(*memory_bytes)));
+    let disks = disks.iter().map(|disk| format!("{}={}", disk.dir.display(), size(disk.bytes)));
+    let cache: Vec<String> = memory.into_iter().chain(disks).collect();
+    [
+        ("the number of samples", samples.to_string()),
+        ("the dataset (by the digest of its listing)", dataset.clone()),
+        ("the dataset (by the number of its extents)", extents.to_string()),
+        ("the seed", seed.to_string()),
+        ("the batch size", batch.to_string()),
+        ("the world size", world.to_string()),
+        ("the order (shuffle, sampler)", order.to_owned()),
+        ("drop_last", truth(*drop_last)),
+        ("drop_last of the sampler", truth(*sampler_drop_last)),
+        ("policy", name(policy)),
+        ("schedule", name(schedule)),
+        ("background_fill", truth(*background_fill)),
+        ("hedge_budget", hedge_budget.to_string()),
+        ("cache", format!("{cache:?}")),
+        ("batches read ahead (by prefetch_factor)", window.to_string()),
+        ("batches that are asked for ahead (by background_fill)", ahead.to_string()),
+        ("the memory of samples under way", size(*window_bytes)),
+        ("reads at once", reads_max.to_string()),
+    ]
+}
+
+/// Returns the name that a user writes.
+fn name(choice: &impl Serialize) -> String {
+    serde_json::to_value(choice).unwrap_or_default().to_string()
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::to_string;
 
     use super::*;
 
-    /// Returns one of each message, with all fields: `messages.rs` digests them.
-    pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
-        let alike = Alike {
+    pub(crate) fn alike() -> Alike {
+        Alike {
             dataset: "digest".into(),
             samples: 1,
             extents: 2,
@@ -211,13 +285,17 @@ pub(crate) mod tests {
             }],
             reads_max: 11,
             hedge_budget: 0.5,
-        };
+        }
+    }
+
+    /// Returns one of each message, with all fields: `messages.rs` digests them.
+    pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
         let settings = Settings {
             loader: "loader".into(),
             rank: 1,
             local_rank: 2,
             local_ranks: 3,
-            alike,
+            alike: alike(),
         };
         let register = LoaderRequest::Register {
             version: 0,

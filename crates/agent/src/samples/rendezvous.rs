@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use serde::Serialize;
+use super::protocol::{Alike, LoaderResponse, Settings};
 
-use super::protocol::{Alike, LoaderResponse, OrderName, Settings};
-
-use crate::host::{role::Peer, text};
+use crate::host::role::Peer;
 use crate::samples::limits::{LOADER_FAILED_KEPT_S, LOADER_NAME_BYTES_MAX, LOADER_RANKS_MAX};
 
 /// Actions for the service.
@@ -74,7 +72,7 @@ impl Rendezvous {
             self.forget_failures(now_s);
             return vec![refused(peer, why)];
         }
-        if let Some((what, theirs, ours)) = difference(&known.alike, alike) {
+        if let Some((what, theirs, ours)) = known.alike.difference(alike) {
             let first = known.first;
             let why = format!("rank {first} and rank {rank} of {loader} disagree on {what}: {theirs} and {ours}; give all ranks the same");
             let mut effects = vec![refused(peer, why.clone())];
@@ -218,85 +216,13 @@ fn refused(to: Peer, why: String) -> RendezvousAction {
     RendezvousAction::Tell { to, tell }
 }
 
-/// Returns the first argument in which two ranks differ, with both values.
-fn difference(first: &Alike, other: &Alike) -> Option<(&'static str, String, String)> {
-    // Exact sizes are shown only if the rounded ones are equal.
-    let sizes: [fn(u64) -> String; 2] = [text::rounded_bytes, text::exact_bytes];
-    sizes.into_iter().find_map(|size| {
-        let mut pairs = wanted(first, size).into_iter().zip(wanted(other, size));
-        let ((what, one), (_, another)) = pairs.find(|(one, another)| one != another)?;
-        Some((what, one, another))
-    })
-}
-
-/// Lists a rank's settings, by the names of the data loader's arguments.
-fn wanted(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
-    // Destructured in full, so that a field added later is not missed here.
-    let Alike {
-        dataset,
-        samples,
-        extents,
-        seed,
-        batch,
-        world,
-        order,
-        sampler_drop_last,
-        drop_last,
-        policy,
-        schedule,
-        window,
-        ahead,
-        background_fill,
-        window_bytes,
-        memory_bytes,
-        disks,
-        reads_max,
-        hedge_budget,
-    } = alike;
-    let truth = |is: bool| if is { "True" } else { "False" }.to_owned();
-    let order = match order {
-        OrderName::Sequential => "not shuffled",
-        OrderName::Torch => "shuffled",
-        OrderName::Counter => "shuffled by a keyed bijection",
-        OrderName::Unknown => "of its own",
-    };
-    let memory = (*memory_bytes > 0).then(|| format!("ram={}", size(*memory_bytes)));
-    let disks = disks.iter().map(|disk| format!("{}={}", disk.dir.display(), size(disk.bytes)));
-    let cache: Vec<String> = memory.into_iter().chain(disks).collect();
-    [
-        ("the number of samples", samples.to_string()),
-        ("the dataset (by the digest of its listing)", dataset.clone()),
-        ("the dataset (by the number of its extents)", extents.to_string()),
-        ("the seed", seed.to_string()),
-        ("the batch size", batch.to_string()),
-        ("the world size", world.to_string()),
-        ("the order (shuffle, sampler)", order.to_owned()),
-        ("drop_last", truth(*drop_last)),
-        ("drop_last of the sampler", truth(*sampler_drop_last)),
-        ("policy", name(policy)),
-        ("schedule", name(schedule)),
-        ("background_fill", truth(*background_fill)),
-        ("hedge_budget", hedge_budget.to_string()),
-        ("cache", format!("{cache:?}")),
-        ("batches read ahead (by prefetch_factor)", window.to_string()),
-        ("batches that are asked for ahead (by background_fill)", ahead.to_string()),
-        ("the memory of samples under way", size(*window_bytes)),
-        ("reads at once", reads_max.to_string()),
-    ]
-}
-
-/// Returns the name that a user writes.
-fn name(choice: &impl Serialize) -> String {
-    serde_json::to_value(choice).unwrap_or_default().to_string()
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::path::PathBuf;
 
-    use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
+    use forebay_policy::residency::PolicyName;
 
-    use super::super::protocol::DiskSetting;
+    use super::super::protocol::{self, DiskSetting, OrderName};
     use super::*;
     use crate::host::refusal::Refusal;
 
@@ -308,11 +234,7 @@ pub(super) mod tests {
             seed: 0,
             batch: 4,
             world: 4,
-            order: OrderName::Torch,
             sampler_drop_last: false,
-            drop_last: false,
-            policy: PolicyName::Forebay,
-            schedule: ScheduleName::EarliestDeadline,
             window: 4,
             ahead: 4,
             background_fill: false,
@@ -324,6 +246,7 @@ pub(super) mod tests {
             }],
             reads_max: 16,
             hedge_budget: 0.01,
+            ..protocol::tests::alike()
         }
     }
 
