@@ -222,7 +222,7 @@ pub(super) mod tests {
 
     use forebay_policy::residency::PolicyName;
 
-    use super::super::protocol::{self, DiskSetting, OrderName};
+    use super::super::protocol::{self, DiskSetting};
     use super::*;
     use crate::host::refusal::Refusal;
 
