@@ -37,7 +37,7 @@ class DatasetRows(IndexedSamples):
         identity: the dataset's fingerprint: a loader's state is of this dataset only.
 
     Raises:
-        ValueError: the dataset is in a format, or does not lie in files as it is; or decode is no function.
+        ValueError: the dataset is in a format, or does not lie in files as it is; or decode is not a function.
         LoaderError: one of its files is not what it was.
         OSError: one can't be read.
         TypeError: it is something else, such as a `DatasetDict`.
@@ -131,7 +131,8 @@ def _check(dataset: object) -> None:
         raise TypeError(f'{type(dataset).__name__} has several datasets: take one of its splits, such as dataset["train"]')
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
-            f"{type(dataset).__name__} is no datasets.Dataset, whose rows lie in files: give what load_dataset gives without streaming=True"
+            f"{type(dataset).__name__} is not a datasets.Dataset, whose rows lie in files: give what load_dataset gives "
+            "without streaming=True"
         )
 
 

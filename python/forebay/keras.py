@@ -33,7 +33,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         loader: as given.
 
     Raises:
-        TypeError: it is no `forebay.torch.DataLoader`, or does not know how many batches it has.
+        TypeError: it is not a `forebay.torch.DataLoader`, or does not know how many batches it has.
     """
 
     def __init__(self, loader: DataLoader) -> None:

@@ -172,7 +172,7 @@ def test_what_is_no_arrow_file_or_lacks_a_column_is_refused(paths: list[Path], t
     for content in (whole[: len(whole) // 2], b"", b"no Arrow file, but some other text that is long enough"):
         other = tmp_path / "other"
         other.write_bytes(content)
-        with pytest.raises(LoaderError, match=r"other.*: it was cut, or is no Arrow file"):
+        with pytest.raises(LoaderError, match=r"other.*: it was cut, or is not an Arrow file"):
             ArrowRows([other], row)
     with pytest.raises(FileNotFoundError):
         ArrowRows([tmp_path / "gone"], row)

@@ -131,8 +131,8 @@ def test_what_is_no_dataset_of_theirs_is_refused(whole: datasets.Dataset) -> Non
     given: Any
     for given, wrong in (
         (datasets.DatasetDict(train=whole), r'DatasetDict has several datasets: take one of its splits, such as dataset\["train"\]'),
-        (whole.to_iterable_dataset(), "IterableDataset is no datasets.Dataset"),
-        ([{"id": 1}], "list is no datasets.Dataset"),
+        (whole.to_iterable_dataset(), "IterableDataset is not a datasets.Dataset"),
+        ([{"id": 1}], "list is not a datasets.Dataset"),
     ):
         with pytest.raises(TypeError, match=wrong):
             DatasetRows(given)

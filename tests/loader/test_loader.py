@@ -50,7 +50,7 @@ def test_what_torch_makes_read_only_is_read_only(name: str) -> None:
 
 @pytest.mark.parametrize("dataset", [5, iter([1]), {1, 2}])
 def test_what_is_no_dataset_is_refused(dataset: object) -> None:
-    with pytest.raises(TypeError, match="is no map-style dataset: it needs __len__ and __getitem__, or locate and decode"):
+    with pytest.raises(TypeError, match="is not a map-style dataset: it needs __len__ and __getitem__, or locate and decode"):
         DataLoader(dataset)
 
 

@@ -156,7 +156,7 @@ def test_a_seed_that_can_not_be_is_refused(seed: Any) -> None:  # noqa: ANN401
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    wrong = "int is no map-style dataset: it needs __len__ and __getitem__"
+    wrong = "int is not a map-style dataset: it needs __len__ and __getitem__"
     with pytest.raises(TypeError, match=wrong):
         mixture([Indices(5), 5], [1, 1])
     with pytest.raises(TypeError, match=wrong):

@@ -190,7 +190,7 @@ def test_files_that_are_no_parquet_files_or_lack_a_column_are_refused(paths: lis
         ParquetRows(paths, row, columns=["id", "words"])
     whole = paths[0].read_bytes()
     paths[0].write_bytes(whole[:-10])
-    with pytest.raises(LoaderError, match="it was cut, or is no Parquet file"):
+    with pytest.raises(LoaderError, match="it was cut, or is not a Parquet file"):
         ParquetRows(paths, row)
     with pytest.raises(FileNotFoundError):
         ParquetRows([tmp_path / "gone"], row)

@@ -198,7 +198,9 @@ def test_a_file_that_has_no_such_rows(
 
 def test_the_head_of_a_file_of_numpys_is_no_row(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", CONTENT[:, :32])
-    with pytest.raises(ValueError, match=r"rows\.npy is a \.npy file, whose head is no row: give offset=128, at which its numbers begin"):
+    with pytest.raises(
+        ValueError, match=r"rows\.npy is a \.npy file, whose head is not a row: give offset=128, at which its numbers begin"
+    ):
         FixedRows(tmp_path / "rows.npy", 32)
     rows: Any = FixedRows(tmp_path / "rows.npy", 32, offset=128)
     assert [row.tolist() for row in rows] == np.load(tmp_path / "rows.npy").tolist()

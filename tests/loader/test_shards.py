@@ -193,7 +193,7 @@ def test_a_shard_that_was_cut_is_refused(shard: Shard) -> None:
     # Within the second sample's content.
     end = whole.index(b"three") + 2
     path.write_bytes(whole[:end])
-    with pytest.raises(LoaderError, match=f"shard ends at byte {end}, and its .*: it was cut|it was cut, or is no plain tar file"):
+    with pytest.raises(LoaderError, match=f"shard ends at byte {end}, and its .*: it was cut|it was cut, or is not a plain tar file"):
         opened()
     path.write_bytes(whole[: whole.index(b"three") - 5])
     with pytest.raises(LoaderError, match="it was cut"):
@@ -204,7 +204,7 @@ def test_a_shard_that_was_cut_is_refused(shard: Shard) -> None:
 def test_other_files_are_refused(first: bytes, shard: Shard) -> None:
     path, opened, _ = shard
     path.write_bytes(first)
-    with pytest.raises(LoaderError, match=r"is no plain tar file \(a compressed one|no record begins at byte 0"):
+    with pytest.raises(LoaderError, match=r"is not a plain tar file \(a compressed one|no record begins at byte 0"):
         opened()
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -338,5 +338,5 @@ def test_no_shards_are_refused(kind: Any) -> None:  # noqa: ANN401
 
 def test_a_directory_has_no_rows_or_tokens(tmp_path: Path) -> None:
     for made in (lambda: FixedRows(tmp_path, 1), lambda: TokenFile(tmp_path, 1)):
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             made()

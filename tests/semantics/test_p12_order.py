@@ -428,7 +428,7 @@ def test_p12_states_that_can_not_be_understood_are_refused() -> None:
         known.load_state_dict(custom.state_dict())
     strangers: list[Any] = [{"_num_yielded": 3}, {}, None]
     for stranger in strangers:
-        with pytest.raises(StateError, match=r"this is no state of a forebay\.torch\.DataLoader"):
+        with pytest.raises(StateError, match=r"this is not a state of a forebay\.torch\.DataLoader"):
             known.load_state_dict(stranger)
     for key, value in (("samples", "x"), ("samples", -1), ("epoch", -1), ("epoch", 2**32 - 1)):
         with pytest.raises(StateError, match=f"the state is damaged: ValueError: {key}={value!r}"):

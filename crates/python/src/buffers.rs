@@ -7,7 +7,7 @@ use pyo3::{buffer::PyBuffer, exceptions::PyValueError, ffi, prelude::*};
 /// Exports `bytes` of `owner` to `view`, for reading.
 ///
 /// # Safety
-/// `view` is what `__getbuffer__` was given, and `bytes` stay where they are and unchanged for as long as `owner` lives.
+/// `view` is the argument of `__getbuffer__`, and `bytes` stay in place and unchanged for as long as `owner` lives.
 pub(crate) unsafe fn export(view: *mut ffi::Py_buffer, flags: c_int, owner: &Bound<'_, PyAny>, bytes: &[u8]) -> PyResult<()> {
     // SAFETY: the caller's; the view is to refer to nothing where this fails.
     unsafe { (*view).obj = std::ptr::null_mut() };

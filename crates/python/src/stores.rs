@@ -70,7 +70,7 @@ impl ObjectStores {
             let shown = object.shown();
             let key = object
                 .key
-                .map_err(|_| PyValueError::new_err(format!("{prefix}: the key {shown} is no UTF-8")))?;
+                .map_err(|_| PyValueError::new_err(format!("{prefix}: the key {shown} is not UTF-8")))?;
             Ok((key, version.size, version.mark))
         });
         told.collect()

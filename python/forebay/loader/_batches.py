@@ -137,7 +137,7 @@ def decoded(
         skip: whether to go on after a sample that fails.
 
     Raises:
-        MemoryError: there is too little for a sample, which is no fault of the sample's.
+        MemoryError: there is too little for a sample, which is not the sample's fault.
     """
     samples, failures, decode = part.samples, fetched.failures, dataset.decode
     begun, waited_s, read_bytes = time.perf_counter(), 0.0, 0

@@ -96,7 +96,7 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
         FileNotFoundError: there is no class, or one has no file.
         OSError: a directory can't be read.
         LoaderError: an object can't be read by its name.
-        ValueError: this is no address of a prefix.
+        ValueError: the address is not that of a prefix.
     """
     root = spelled(root)
     if is_object(root):

@@ -107,4 +107,4 @@ def columns_of(columns: Sequence[str] | None) -> list[str] | None:
 def check_map_style(dataset: object) -> None:
     """Refuses what has no samples by their numbers (`TypeError`)."""
     if not (isinstance(dataset, Sized) and (hasattr(dataset, "__getitem__") or is_located(dataset))):
-        raise TypeError(f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__, or locate and decode")
+        raise TypeError(f"{type(dataset).__name__} is not a map-style dataset: it needs __len__ and __getitem__, or locate and decode")

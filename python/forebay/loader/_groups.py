@@ -45,7 +45,7 @@ class DecodedGroups:
         _all.add(self)
 
     def get(self, number: int, decode: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401  (pyarrow has no types)
-        """Returns the kept rows of a group, or else those of `decode(number, *arguments)`, which are kept from then on."""
+        """Returns the kept rows of a group, or else those of `decode(number, *arguments)`, which are kept then."""
         with self._lock:
             decoded = self._groups.get(number)
             is_mine = decoded is None

@@ -91,7 +91,7 @@ class AgentJoining:
     def batch(self, rank: _core.LoaderRank, samples: list[int], locate: Callable[[int], Extent]) -> _core.LoaderBatch:
         """Makes a batch of samples.
 
-        Whoever reads a sample that can't be located, or is no row, is told what is wrong with it.
+        Whoever reads a sample that can't be located, or is not a row, is told what is wrong with it.
         """
         if self._rows is not None:
             return rank.row_batch(samples, len(self._rows))

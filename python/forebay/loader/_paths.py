@@ -100,7 +100,7 @@ def look_up(path: str) -> PathStat:
         return PathStat(path, size, mark, 0)
     found = os.stat(path)  # noqa: PTH116
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} is no regular file: give the path of one")
+        raise ValueError(f"{path} is not a regular file: give the path of one")
     return PathStat(path, found.st_size, 0, found.st_mtime_ns)
 
 

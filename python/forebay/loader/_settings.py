@@ -92,7 +92,7 @@ class AgentSettings:
     """The settings that have to be equal in all ranks of a loader.
 
     Attributes:
-        uses: samples of the dataset if the order is known; otherwise the samples that all ranks together use in an epoch.
+        uses: samples of the dataset if the order is known; otherwise those that all ranks together use in an epoch.
         batch: samples of a batch of one rank.
         seed: seed of the order; 0 without one.
         window: iterations ahead that samples are requested.

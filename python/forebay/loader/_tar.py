@@ -120,7 +120,7 @@ def _members(shard: PathStat) -> Iterator[_Member]:
                 raise tarfile.ReadError(f"no end mark at byte {end}")
             _tell_more(path, end, rest)
     except tarfile.ReadError as error:
-        raise LoaderError(f"{path}: {error}: it was cut, or is no plain tar file (a compressed one can't be read in parts)") from None
+        raise LoaderError(f"{path}: {error}: it was cut, or is not a plain tar file (a compressed one can't be read in parts)") from None
     except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise LoaderError(f"{path}: a header can't be read ({error}): it was cut, or is damaged") from None
 

@@ -2,9 +2,10 @@
 
 A rank writes a JSON line at the end of each epoch:
 
-    {"loader": "0", "rank": 1, "world": 4, "epoch": 3, "begun_at": 1795432621.25, "seconds": 412.7, "samples": 320292, "skipped": 0,
-     "source_wait_s": 88.1, "decode_wait_s": 9.6, "ideal_s": 315.0, "read_bytes": 36700000000, "workers": 8, "bound_by": "source",
-     "waits": [{"seconds": 3.5, "at_s": 17.2, "of": "source"}], "span_s": 6.4, "source_s": [0.0, 3.5], "decode_s": [0.1, 0.0],
+    {"loader": "0", "rank": 1, "world": 4, "epoch": 3, "begun_at": 1795432621.25, "seconds": 412.7, "samples": 320292,
+     "skipped": 0, "source_wait_s": 88.1, "decode_wait_s": 9.6, "ideal_s": 315.0, "read_bytes": 36700000000,
+     "workers": 8, "bound_by": "source", "waits": [{"seconds": 3.5, "at_s": 17.2, "of": "source"}], "span_s": 6.4,
+     "source_s": [0.0, 3.5], "decode_s": [0.1, 0.0],
      "agent": {"from_memory": 100000, "source_bytes": 25700000000, "rank_queued_us": 1200000}}
 
 `agent` has the counts of the node's agent during the epoch (`rank_...`: for this rank alone); it is empty without an

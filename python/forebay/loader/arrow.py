@@ -56,9 +56,9 @@ class ArrowRows(RowGroups):
 
     Raises:
         OSError: a file can't be read.
-        LoaderError: it is no Arrow file, or lacks a column.
-        ValueError: there is no file, or one is an object of a store; decode is no function, columns are no names, or no
-            group is to be kept.
+        LoaderError: it is not an Arrow file, or lacks a column.
+        ValueError: there is no file, or one is an object of a store; decode is not a function, columns are not names,
+            or no group is to be kept.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ def _read(path: str, columns: list[str] | None) -> _ArrowFile:
 
     Raises:
         OSError: the file can't be read.
-        LoaderError: it is no Arrow file, or lacks a column.
+        LoaderError: it is not an Arrow file, or lacks a column.
     """
     import pyarrow
 
@@ -184,19 +184,19 @@ def _read(path: str, columns: list[str] | None) -> _ArrowFile:
     with found.open() as plain:
         first = plain.read(len(MAGIC))
         if first.startswith(MAGIC_OLD):
-            raise LoaderError(f"{path} is of Feather's first version, which is no Arrow file: write it with version 2")
+            raise LoaderError(f"{path} is of Feather's first version, which is not an Arrow file: write it with version 2")
         is_stream = first != MAGIC
         if not is_stream and plain.seek(-len(MAGIC_END), os.SEEK_END) and plain.read() != MAGIC_END:
-            raise LoaderError(f"{path} does not end as an Arrow file does: it was cut, or is no Arrow file")
+            raise LoaderError(f"{path} does not end as an Arrow file does: it was cut, or is not an Arrow file")
     file = _ArrowFile(path, None, [], [], [])
     with pyarrow.memory_map(path) as mapped:
         try:
             mapped.seek(0 if is_stream else len(MAGIC))
             file = _looked_through(file, mapped)
         except (pyarrow.ArrowException, OSError, EOFError) as error:
-            raise LoaderError(f"{path}: {error}: it was cut, or is no Arrow file") from None
+            raise LoaderError(f"{path}: {error}: it was cut, or is not an Arrow file") from None
     if file.schema is None:
-        raise LoaderError(f"{path} is empty: it was cut, or is no Arrow file")
+        raise LoaderError(f"{path} is empty: it was cut, or is not an Arrow file")
     if missing := [name for name in columns or () if name not in file.schema.names]:
         raise ColumnError(f"{path} has no column {missing[0]}; there are: {', '.join(sorted(file.schema.names))}")
     return file
@@ -223,7 +223,7 @@ def _looked_through(file: _ArrowFile, mapped: Any) -> _ArrowFile:  # noqa: ANN40
                 dictionaries[identity] = []
             dictionaries.setdefault(identity, []).append(message.serialize().to_pybytes())
         elif message.type != "record batch" or file.schema is None:
-            raise LoaderError(f"{file.path} has a {message.type} where a record batch should be: it is no Arrow file of rows")
+            raise LoaderError(f"{file.path} has a {message.type} where a record batch should be: it is not an Arrow file of rows")
         else:
             head = (first, *chain.from_iterable(dictionaries.values())) if dictionaries else ()
             rows, is_compressed = _batch_head(message.metadata)

@@ -39,14 +39,14 @@ class Located(Protocol):
 
     It may have an attribute `keyed`. True, as if there were none: `decode` draws all its random numbers from `rng`, and
     may be called in several threads at once. False: `decode` uses the global generators of Python, NumPy or the
-    framework; then it runs in worker processes, where these are seeded anew for each sample.
+    framework; then it runs in worker processes, where these are seeded again for each sample.
     """
 
     def __len__(self) -> int:
         """Samples."""
 
     def locate(self, i: int, /) -> Extent:
-        """Returns the location of sample `i`. It is called often, and from several threads: it must not read anything."""
+        """Returns the location of sample `i`. It is called often, by several threads, and must not read anything."""
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (the framework's generator; whatever a sample is)
         """Sample `i` from its bytes.

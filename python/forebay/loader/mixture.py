@@ -97,7 +97,7 @@ def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | No
     Raises:
         ValueError: no list of datasets, weights, samples or a seed that can't be, or weights by which a dataset gets no
             sample.
-        TypeError: one of them is no map-style dataset.
+        TypeError: one of them is not a map-style dataset.
     """
     if not isinstance(datasets, Sequence) or is_located(datasets):
         raise ValueError(f"datasets={datasets!r}: give a list of datasets")

@@ -1,4 +1,4 @@
-"""Rows of Parquet files. Rows lie in groups, and a group is read and decoded as a whole, so its rows share an extent."""
+"""Rows of Parquet files. Groups of rows are read and decoded as a whole, so their rows share an extent."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +41,8 @@ class ParquetRows(RowGroups):
 
     Raises:
         OSError: a file can't be read.
-        LoaderError: it is no Parquet file, or lacks a column.
-        ValueError: there is no file, decode is no function, columns are no names, or no group is to be kept.
+        LoaderError: it is not a Parquet file, or lacks a column.
+        ValueError: there is no file, decode is not a function, columns are not names, or no group is to be kept.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def _read(path: str, columns: list[str] | None) -> _ParquetFile:
 
     Raises:
         OSError: the file can't be read.
-        LoaderError: it is no Parquet file, or lacks a column.
+        LoaderError: it is not a Parquet file, or lacks a column.
     """
     import pyarrow
     import pyarrow.parquet
@@ -117,7 +117,7 @@ def _read(path: str, columns: list[str] | None) -> _ParquetFile:
             opened = pyarrow.parquet.ParquetFile(file)
             footer, schema = opened.metadata, opened.reader.column_paths
     except pyarrow.ArrowException as error:
-        raise LoaderError(f"{path}: {error}: it was cut, or is no Parquet file") from None
+        raise LoaderError(f"{path}: {error}: it was cut, or is not a Parquet file") from None
     except OSError as error:
         # pyarrow's own have no number.
         if error.errno is not None:

@@ -24,7 +24,7 @@ class FixedRows(IndexedSamples):
     Args:
         path: of the file, or an address such as `s3://BUCKET/KEY`.
         row_bytes: of a row.
-        offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is no row, is then
+        offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is not a row, is then
             refused.
 
     Attributes:
@@ -34,7 +34,7 @@ class FixedRows(IndexedSamples):
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it is no regular file, or has no whole number of rows, or none.
+        ValueError: it is not a regular file, or has no whole number of rows, or none.
     """
 
     draws = False
@@ -48,7 +48,7 @@ class FixedRows(IndexedSamples):
         self.path, self.row_bytes, self.offset = spelled(path), operator.index(row_bytes), operator.index(begin)
         found = look_up(self.path)
         if offset is None and self.path.endswith(".npy") and (npy := npy_head(found)) is not None:
-            raise ValueError(f"{path} is a .npy file, whose head is no row: give offset={npy[0]}, at which its numbers begin")
+            raise ValueError(f"{path} is a .npy file, whose head is not a row: give offset={npy[0]}, at which its numbers begin")
         self._mark = found.mark
         self._rows, left = divmod(found.size - self.offset, self.row_bytes)
         if self._rows < 1 or left:

@@ -60,7 +60,7 @@ class TarShards(_Shards):
     Raises:
         OSError: a shard can't be read.
         LoaderError: a shard is damaged, or no plain tar file.
-        ValueError: there is no shard, or decode is no function.
+        ValueError: there is no shard, or decode is not a function.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class TokenFile(IndexedSamples):
     Raises:
         OSError: a file can't be read.
         LoaderError: a file is not what its head says, such as one that was cut; or several files can't be used.
-        ValueError: it is no regular file, has no whole number of tokens, another type than `dtype`, or a head of
+        ValueError: it is not a regular file, has no whole number of tokens, another type than `dtype`, or a head of
             another kind; there are not enough tokens for one window; or window, offset or dtype are invalid.
     """
 

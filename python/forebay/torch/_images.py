@@ -42,7 +42,7 @@ class ImageFolder(Dataset[Any]):
         FileNotFoundError: there is no class, or one has no image.
         OSError: a directory can't be read, or a store does not list its objects.
         LoaderError: an object can't be read by its key.
-        ValueError: a transform is no function, or the address none of a prefix.
+        ValueError: a transform is not a function, or the address none of a prefix.
         ModuleNotFoundError: Pillow is not installed.
     """
 

@@ -79,7 +79,7 @@ class DataLoader(Generic[T_co]):
     The order is that of `DistributedSampler(dataset, world_size, rank, shuffle, seed, drop_last)` with the epoch set,
     and each rank gets its part. It begins with epoch 0 and goes on by itself when an epoch has ended;
     `set_epoch` says which one the next is. Samples draw their random numbers from generators that are seeded by (seed,
-    epoch, index), so nothing hangs on workers or time.
+    epoch, index), so nothing depends on workers or time.
 
     A dataset that has `locate` and `decode` (`ImageFolder`; see `forebay.loader.Located`) is read ahead. If its
     `decode` is keyed it runs in threads, otherwise, as any plain `__getitem__`, in torch's worker processes.
@@ -246,7 +246,7 @@ class DataLoader(Generic[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that comes next.
 
-        After `load_state_dict` the one of the state goes on where it was, any other begins anew.
+        After `load_state_dict` the one of the state goes on where it was, any other begins at its beginning.
 
         Raises:
             ValueError: no epoch has that number.
@@ -276,7 +276,7 @@ class DataLoader(Generic[T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next epoch is the rest of the state's, after the last sample that was handed out.
 
-        It may come from more ranks or fewer, and from batches of another size: what is left is dealt anew.
+        It may come from more ranks or fewer, and from batches of another size: what is left is dealt again.
 
         Raises:
             StateError: it is of another dataset or order. Nothing has changed.

@@ -473,7 +473,7 @@ def check_version(state: Mapping[str, Any]) -> None:
         StateError: the value is refused.
     """
     if not isinstance(state, Mapping) or not {"version", "epoch"} <= state.keys():
-        raise StateError("this is no state of a forebay.torch.DataLoader: give what its state_dict() gave")
+        raise StateError("this is not a state of a forebay.torch.DataLoader: give what its state_dict() gave")
     if state["version"] != VERSION:
         raise StateError(f"the state has version {state['version']}; this is known: {VERSION}. Load it with the Forebay that saved it")
 

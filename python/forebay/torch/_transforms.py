@@ -233,7 +233,7 @@ class Normalize(nn.Module):
             raise TypeError(f"images of {images.dtype}: Normalize takes bytes (torch.uint8), as TrainCrop and EvalCrop give them")
         device = images.device
         if device not in self._on:
-            # A GPU multiplies by 1/255 where that is no tensor of its own, and the last bit is another.
+            # A GPU multiplies by 1/255 where that is not a tensor of its own, and the last bit is another.
             numbers = ((255.0,), self.mean, self.std)
             self._on[device] = tuple(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in numbers)
         whole, mean, std = self._on[device]
