@@ -12,9 +12,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.report import ROOT, Report, What
+from bench.report import ROOT, BenchReport, What
 from bench.session import ProgramError, Session, program, session, tiered
-from bench.world import Tier, World
+from bench.world import TierDirectory, TieringBench
 
 SCENARIO = "catalogue: agent with {:,} files catalogued"
 RESIDENT_MIB_MAX = 300
@@ -32,7 +32,7 @@ TURNS = 10
 FILES = 250
 
 
-def catalogue(world: World, report: Report) -> None:
+def catalogue(world: TieringBench, report: BenchReport) -> None:
     """Memory, starts, and a busy program beside an agent that recovers copies."""
     scenario = SCENARIO.format(world.size.catalogued)
     with world.tier() as warm, world.tier() as empty:
@@ -43,7 +43,7 @@ def catalogue(world: World, report: Report) -> None:
         beside(world, warm, scenario, report)
 
 
-def fill(world: World, tier: Tier) -> None:
+def fill(world: TieringBench, tier: TierDirectory) -> None:
     """Copies as earlier runs would have left them, made by the store itself."""
     begun = time.monotonic()
     example = ["cargo", "run", "--locked", "--quiet", "--release", "-p", "forebay-store", "--example", "fill_catalogue", "--"]
@@ -63,7 +63,7 @@ def mounted_on(mount: Path) -> tuple[str, str]:
     raise ProgramError(f"nothing is mounted on {mount}")
 
 
-def resident(world: World, tier: Tier, scenario: str, report: Report) -> None:
+def resident(world: TieringBench, tier: TierDirectory, scenario: str, report: BenchReport) -> None:
     """Memory of the agent once all copies are recovered, its part of shared memory included."""
     world.drop_caches()
     with session(world, command(world, tier), tier) as running:
@@ -94,15 +94,15 @@ def wait_for_adoption(running: Session, copies: int) -> float:
     raise ProgramError("there is no agent")
 
 
-def command(world: World, tier: Tier) -> list[str]:
+def command(world: TieringBench, tier: TierDirectory) -> list[str]:
     """A program on local files, with the slow file system as a source that it does not read."""
     return tiered(world, tier, QUOTA, "immutable", program("read_files", world.local_files, "--step", "--decode", "--first", FILES))
 
 
-def starts(world: World, warm: Tier, empty: Tier, scenario: str, report: Report) -> None:
+def starts(world: TieringBench, warm: TierDirectory, empty: TierDirectory, scenario: str, report: BenchReport) -> None:
     """Measures the delay of a program's first line, from cold caches, over a run with nothing to recover."""
 
-    def started(tier: Tier) -> float:
+    def started(tier: TierDirectory) -> float:
         world.drop_caches()
         with session(world, command(world, tier), tier) as running:
             return float(running.first["at"]) - running.started_at
@@ -152,7 +152,7 @@ class Beside:
         self.adopted += other.adopted
 
 
-def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
+def beside(world: TieringBench, tier: TierDirectory, scenario: str, report: BenchReport) -> None:
     """Compares a program that uses every core, alternately beside a recovering agent and a stopped one.
 
     Its files are in memory.
@@ -178,7 +178,7 @@ def beside(world: World, tier: Tier, scenario: str, report: Report) -> None:
     report.time(What(scenario, "adopted beside it", "copies a second"), rates)
 
 
-def quads(world: World, tier: Tier) -> Generator[Beside]:
+def quads(world: TieringBench, tier: TierDirectory) -> Generator[Beside]:
     """Four turns each: recovering, stopped, stopped, recovering.
 
     When all is recovered, another run starts and recovers once more.

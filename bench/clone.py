@@ -23,9 +23,9 @@ from typing import Any
 
 from bench import clone_peers, command
 from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
-from bench.clone_jobs import Node, Ranks, node, ranks, torchrun
+from bench.clone_jobs import ForkNode, Ranks, node, ranks, torchrun
 from bench.clone_peers import PEERS, TOLD, against
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import PROGRAMS
 
 MODELS = ("nt3", "resnet50", "resnet152", "densenet121")
@@ -38,7 +38,7 @@ NEEDED = ("torch", "torchvision", "safetensors", "h5py", "mpi4py")
 
 
 @dataclass(frozen=True)
-class Size:
+class CloneSize:
     """Numbers of forks, ranks and seconds to measure."""
 
     # Of each job, and rounds of ways.
@@ -51,23 +51,23 @@ class Size:
     nt3: str = "nt3"
 
 
-FULL = Size(forks=10, ranks=(1, 2, 3), seconds=2.0)
-QUICK = Size(forks=2, ranks=(1, 2), seconds=0.5, nt3="nt3-small")
+FULL = CloneSize(forks=10, ranks=(1, 2, 3), seconds=2.0)
+QUICK = CloneSize(forks=2, ranks=(1, 2), seconds=0.5, nt3="nt3-small")
 
 
 @dataclass(frozen=True)
-class World:
+class CloneBench:
     """Where peers' files lie, and how much is measured."""
 
     place: Path
-    size: Size
+    size: CloneSize
 
     def model(self, name: str) -> str:
         """As clone_models.py names it."""
         return self.size.nt3 if name == "nt3" else name
 
 
-def of_model(name: str, world: World, report: Report) -> None:
+def of_model(name: str, world: CloneBench, report: BenchReport) -> None:
     """Forks of a model's jobs, by optimizer and number of ranks."""
     for optimizer in OPTIMIZERS:
         for count in world.size.ranks:
@@ -76,7 +76,7 @@ def of_model(name: str, world: World, report: Report) -> None:
                 add(report, scenario, forks(world, report, scenario, here, source, clones, count))
 
 
-def four(world: World, report: Report) -> None:
+def four(world: CloneBench, report: BenchReport) -> None:
     """Four clones of one rank each, from one fork point."""
     for name in MODELS:
         for optimizer in OPTIMIZERS:
@@ -89,7 +89,7 @@ def four(world: World, report: Report) -> None:
             ready(report, scenario, found, MEMCPY_OF_FOUR_MAX)
 
 
-def small(world: World, report: Report) -> None:
+def small(world: CloneBench, report: BenchReport) -> None:
     """Compares the same bytes in 320 tensors and in 10, alternately."""
     many: list[Forked] = []
     few: list[Forked] = []
@@ -107,7 +107,7 @@ def small(world: World, report: Report) -> None:
     report.time(What(scenario, "readiness over that of the same bytes in 10", "x", 1.0, "in 10"), ratios, note)
 
 
-def ordinary(world: World, report: Report) -> None:
+def ordinary(world: CloneBench, report: BenchReport) -> None:
     """Compares steps without a fork, of a job that has been forked, with those of the same job without a session."""
     for name in ("nt3", "resnet50"):
         for optimizer in OPTIMIZERS:
@@ -125,7 +125,7 @@ def ordinary(world: World, report: Report) -> None:
             report.time(what, ratios, note)
 
 
-def ablation(world: World, report: Report) -> None:
+def ablation(world: CloneBench, report: BenchReport) -> None:
     """Each part of the state left out once."""
     words = [sys.executable, str(PROGRAMS / "clone_ablation.py"), str(world.size.forks)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -145,7 +145,7 @@ def named(found: list[dict[str, Any]], what: str) -> str:
     return ", ".join(sorted({path for one in found for path in one[what]})) or "none"
 
 
-def peers(world: World, report: Report) -> None:
+def peers(world: CloneBench, report: BenchReport) -> None:
     """Other ways, each with and without digests, for one huge layer and for many small tensors."""
     ways = [(way, digest) for way in (*PEERS, *TOLD) for digest in (False, True)]
     for name, optimizer in (("nt3", "sgd"), ("resnet50", "adamw")):
@@ -155,7 +155,7 @@ def peers(world: World, report: Report) -> None:
         against(report, scenario, found)
 
 
-SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {
     **{name: functools.partial(of_model, name) for name in MODELS},
     "four": four,
     "small": small,
@@ -166,7 +166,7 @@ SCENARIOS: dict[str, Callable[[World, Report], None]] = {
 
 
 @contextlib.contextmanager
-def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -> Iterator[tuple[Node, Ranks, Ranks]]:
+def job(world: CloneBench, model: str, optimizer: str, count: int, clones: int = 0) -> Iterator[tuple[ForkNode, Ranks, Ranks]]:
     """A source of `count` ranks that has trained a step, and its clone, or `clones` clones, that stand by."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(node(world.place))
@@ -178,7 +178,7 @@ def job(world: World, model: str, optimizer: str, count: int, clones: int = 0) -
 
 
 def forks(
-    world: World, report: Report, scenario: str, here: Node, source: Ranks, clones: Ranks, count: int, *, further: bool = True
+    world: CloneBench, report: BenchReport, scenario: str, here: ForkNode, source: Ranks, clones: Ranks, count: int, *, further: bool = True
 ) -> list[Forked]:
     """Returns the forks to be measured, and those that were dropped; `further` as for `fork`."""
 
@@ -199,7 +199,7 @@ def lacking(target: str) -> str | None:
     return f"missing: {', '.join(missing)} (make {target} installs them)" if missing else None
 
 
-def measure_all(target: str, description: str | None, scenarios: dict[str, Callable[[World, Report], None]]) -> int:
+def measure_all(target: str, description: str | None, scenarios: dict[str, Callable[[CloneBench, BenchReport], None]]) -> int:
     """Measures the scenarios of a `make` target, prints their table and returns the exit code."""
     parser = command.parser(description, scenarios)
     memory = "/dev/shm"  # noqa: S108
@@ -207,14 +207,14 @@ def measure_all(target: str, description: str | None, scenarios: dict[str, Calla
     args = parser.parse_args()
     if not args.place.is_dir():
         parser.error(f"--place {args.place}: there is no such directory")
-    report = Report(target.partition("-")[2], tuple(scenarios), quick=args.quick, load_max=LOAD_MAX)
+    report = BenchReport(target.partition("-")[2], tuple(scenarios), quick=args.quick, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     if reason := lacking(target):
         print(f"{target}: {reason}", file=sys.stderr)
         return 1
     if args.quick:
         print("quick: to see that all works; it proves nothing")
-    world = World(args.place, QUICK if args.quick else FULL)
+    world = CloneBench(args.place, QUICK if args.quick else FULL)
     return command.run(report, wanted, scenarios, contextlib.nullcontext(world))
 
 

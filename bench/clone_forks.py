@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.clone_jobs import Lines, Node, Told
-from bench.report import Report, What
+from bench.clone_jobs import ForkNode, Lines, Told
+from bench.report import BenchReport, What
 from bench.session import ProgramError
 
 GIB = 1 << 30
@@ -68,7 +68,7 @@ class Forked:
     clones: Became | None
 
 
-def fork(node: Node, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
+def fork(node: ForkNode, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
     """Forks a source of `ranks` ranks once.
 
     Into one clone of as many, or, where `ranks` is 1, into as many clones as stand by.
@@ -196,7 +196,7 @@ def losses_apart(run: Told, at: int, clone: Told) -> int:
     return sum(one != other for one, other in zip(mine, others, strict=True))
 
 
-def add(report: Report, scenario: str, found: Sequence[Forked]) -> None:
+def add(report: BenchReport, scenario: str, found: Sequence[Forked]) -> None:
     """Rows about a job's forks: exactness, the source's cost, readiness."""
     clones = there(found)
     note = f"{found[0].bytes / (1 << 20):,.0f} MiB a rank; a step takes {statistics.median(one.step_s for one in found) * 1e3:,.0f} ms"
@@ -218,7 +218,7 @@ def add(report: Report, scenario: str, found: Sequence[Forked]) -> None:
     report.time(What(scenario, "standby", "s"), [one.standby_s for one in clones])
 
 
-def ready(report: Report, scenario: str, found: Sequence[Forked], bar: float) -> None:
+def ready(report: BenchReport, scenario: str, found: Sequence[Forked], bar: float) -> None:
     """Rows about readiness."""
     clones = there(found)
     dropped(report, scenario, len(found) - len(clones), len(found))
@@ -229,7 +229,7 @@ def ready(report: Report, scenario: str, found: Sequence[Forked], bar: float) ->
     report.time(What(scenario, "readiness", "s"), [one.readiness_s for one in clones])
 
 
-def dropped(report: Report, scenario: str, count: int, of: int) -> None:
+def dropped(report: BenchReport, scenario: str, count: int, of: int) -> None:
     """A row about forks that were dropped."""
     what = What(scenario, "forks dropped, since the next step came before the state was read", "forks", 0)
     report.once(what, count, f"of {of}")

@@ -28,7 +28,7 @@ Told = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class ForkNode:
     """A node of its own: what is started in its environment meets at its fork agent.
 
     `place` takes what peers write into files.
@@ -86,13 +86,13 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(place: Path, command: Path | None = None, variables: Mapping[str, str] | None = None) -> Iterator[Node]:
+def node(place: Path, command: Path | None = None, variables: Mapping[str, str] | None = None) -> Iterator[ForkNode]:
     """A node until the block ends. Its agent ends with its last job. `command` and `variables` as for `Node`."""
     # A socket's name is short, so this is where names are.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     files = Path(tempfile.mkdtemp(prefix="bench-clone-", dir=place))
     try:
-        yield Node(root, files, command, variables or {})
+        yield ForkNode(root, files, command, variables or {})
     finally:
         shutil.rmtree(files, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
@@ -158,7 +158,7 @@ class Lines:
 class Ranks(Lines):
     """All that a launcher has started."""
 
-    def __init__(self, node: Node, count: int, words: Sequence[str]) -> None:
+    def __init__(self, node: ForkNode, count: int, words: Sequence[str]) -> None:
         """Returns when all of them stand ready.
 
         Raises:
@@ -224,7 +224,7 @@ class Ranks(Lines):
 
 
 @contextlib.contextmanager
-def ranks(node: Node, count: int, words: Sequence[str]) -> Iterator[Ranks]:
+def ranks(node: ForkNode, count: int, words: Sequence[str]) -> Iterator[Ranks]:
     """Ranks for the length of a `with` block, at whose end they end by themselves."""
     running = Ranks(node, count, words)
     try:

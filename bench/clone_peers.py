@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clone_forks import fork, listed, there, wanted
-from bench.clone_jobs import Lines, Node, Ranks, ranks
-from bench.report import Report, What
+from bench.clone_jobs import ForkNode, Lines, Ranks, ranks
+from bench.report import BenchReport, What
 from bench.session import PROGRAMS
 
 OURS = "Forebay"
@@ -33,7 +33,7 @@ class Brought:
 
 
 def measure(
-    node: Node, report: Report, scenario: str, model: str, optimizer: str, ways: Sequence[tuple[str, bool]], rounds: int
+    node: ForkNode, report: BenchReport, scenario: str, model: str, optimizer: str, ways: Sequence[tuple[str, bool]], rounds: int
 ) -> dict[tuple[str, bool], list[Brought]]:
     """Rounds of Forebay's way and these, each with or without digests, in an order that goes round."""
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
@@ -58,7 +58,7 @@ def halves(all_of_them: Ranks) -> tuple[Lines, Lines]:
     return all_of_them.part(range(RANKS)), all_of_them.part(range(RANKS, 2 * RANKS))
 
 
-def ours(node: Node, source: Lines, clones: Lines) -> Brought:
+def ours(node: ForkNode, source: Lines, clones: Lines) -> Brought:
     """By a fork; by another one, if it is dropped."""
     found = wanted(1, functools.partial(fork, node, source, clones, RANKS, digest=False, further=False))
     clone = there(found)[0]
@@ -91,7 +91,7 @@ def called(way: tuple[str, bool]) -> str:
     return f"{name}, with digests" if digest and name != OURS else name
 
 
-def against(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
+def against(report: BenchReport, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
     """Rows: readiness against each, and the paper's measures of all."""
     mine = [one.readiness_s for one in found[OURS, True]]
     for way, others in found.items():
@@ -107,7 +107,7 @@ def against(report: Report, scenario: str, found: dict[tuple[str, bool], list[Br
     told(report, scenario, found)
 
 
-def told(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
+def told(report: BenchReport, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
     """Rows: the paper's three measures, of each way."""
     for way, some in found.items():
         report.time(What(scenario, f"{called(way)}: overhead of the two steps", "s"), [one.overhead_s for one in some])

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TypeVar
 
-from bench.report import Report
+from bench.report import BenchReport
 
 HIDDEN = "BENCH_IS_HIDDEN"
 World = TypeVar("World")
@@ -34,7 +34,7 @@ def parser(description: str | None, scenarios: Iterable[str]) -> argparse.Argume
     return parsing
 
 
-def wanted(parsing: argparse.ArgumentParser, only: str | None, report: Report) -> list[str]:
+def wanted(parsing: argparse.ArgumentParser, only: str | None, report: BenchReport) -> list[str]:
     """The scenarios to measure: those named, else those of which `report` finds nothing from earlier calls."""
     report.load()
     names = only.split(",") if only else report.missing()
@@ -52,7 +52,10 @@ def hide(module: str) -> None:
 
 
 def run(
-    report: Report, names: Iterable[str], scenarios: Mapping[str, Callable[[World, Report], None]], world: AbstractContextManager[World]
+    report: BenchReport,
+    names: Iterable[str],
+    scenarios: Mapping[str, Callable[[World, BenchReport], None]],
+    world: AbstractContextManager[World],
 ) -> int:
     """Measures in `world`, which is only made if there is something to measure; prints the table; the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -72,7 +75,7 @@ def run(
     return report.verdict()
 
 
-def measure(name: str, scenario: Callable[[World, Report], None], world: World, report: Report) -> None:
+def measure(name: str, scenario: Callable[[World, BenchReport], None], world: World, report: BenchReport) -> None:
     """One scenario. That it fails must not lose an hour of others: it then counts as not measured."""
     begun = time.monotonic()
     report.begin(name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.session import Epoch, program
+from bench.session import EpochReport, program
 from bench.world import Traffic
 
 TTL_S = 60
@@ -27,7 +27,7 @@ FILES_A_LISTING = 50
 
 
 @dataclass(frozen=True)
-class Kind:
+class Workload:
     """A program and its data."""
 
     name: str
@@ -61,7 +61,7 @@ class Against:
 
 
 @dataclass
-class Found:
+class RoundFigures:
     """Samples, one a round unless said otherwise."""
 
     first_ratio: list[float] = field(default_factory=list)
@@ -75,8 +75,8 @@ class Found:
     agent_share: list[float] = field(default_factory=list)
     fits: list[Against] = field(default_factory=list)
     again: list[Against] = field(default_factory=list)
-    fits_seen: dict[str, list[Seen]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
-    again_seen: dict[str, list[Seen]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
+    fits_seen: dict[str, list[LaterEpochs]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
+    again_seen: dict[str, list[LaterEpochs]] = field(default_factory=lambda: {how: [] for how in FRESHNESS})
     again_first_bytes: list[float] = field(default_factory=list)
     listings: list[float] = field(default_factory=list)
     window_excess: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LaterEpochs:
     """Traffic at the source in a run's later epochs."""
 
     epochs: int
@@ -111,12 +111,12 @@ def of_files(operations: Mapping[str, int]) -> int:
     return max(0, operations.get("LOOKUP", 0) - of_directories) + operations.get("OPEN", 0) + operations.get("READ", 0)
 
 
-def moved(epoch: Epoch) -> Traffic:
+def moved(epoch: EpochReport) -> Traffic:
     """Returns the traffic of a watched epoch."""
     assert epoch.traffic
     return epoch.traffic
 
 
-def most(seen: Iterable[Seen], operation: str) -> list[float]:
+def most(seen: Iterable[LaterEpochs], operation: str) -> list[float]:
     """Returns the count of an operation in each run."""
     return [float(one.operations[operation]) for one in seen]

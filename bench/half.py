@@ -7,20 +7,20 @@ from pathlib import Path
 
 from bench.bounds import source_bytes_max
 from bench.epochs import FRESHNESS, moved
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import program, session, tiered
-from bench.world import World
+from bench.world import TieringBench
 
 SCENARIO = "half: tier holds half, epochs 2 and 3"
 
 
-def half(world: World, report: Report) -> None:
+def half(world: TieringBench, report: BenchReport) -> None:
     """Small files and shards."""
     of_kind("files", world.local_files, program("read_files", world.files, "--step"), world, report)
     of_kind("shards", world.local_shards, program("read_shards", world.shards, "--step"), world, report)
 
 
-def of_kind(name: str, local: Path, words: Sequence[str], world: World, report: Report) -> None:
+def of_kind(name: str, local: Path, words: Sequence[str], world: TieringBench, report: BenchReport) -> None:
     """Runs of one kind, each beside an untiered one."""
     sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
     all_bytes, largest = sum(sizes), max(sizes)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import ProgramError, Session, program, session, tiered
-from bench.world import World
+from bench.world import TieringBench
 from testbed.testbed import SlowFs, slowfs
 
 SCENARIO = "listings: tree of {:,} files"
@@ -23,7 +23,7 @@ QUOTA = 1 << 30
 SETTLED_S = 2.1
 
 
-def listings(world: World, report: Report) -> None:
+def listings(world: TieringBench, report: BenchReport) -> None:
     """Times of whole listings, and what the source is asked for them."""
     scenario = SCENARIO.format(world.size.listed)
     tree, slow = world.place / "tree", world.place / "tree-slow"
@@ -43,7 +43,7 @@ def listings(world: World, report: Report) -> None:
                 running.end()
 
 
-def again(world: World, running: Session, source: SlowFs, names: int, scenario: str, report: Report) -> None:
+def again(world: TieringBench, running: Session, source: SlowFs, names: int, scenario: str, report: BenchReport) -> None:
     """The tree and its local twin in turns, by one process."""
     ratios, seconds, asked = [], [], []
     for _ in range(world.size.pairs):

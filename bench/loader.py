@@ -23,10 +23,10 @@ from bench.loader_network import network
 from bench.loader_policies import OTHERS, policies
 from bench.loader_small import WANTED, small
 from bench.loader_warm import warm
-from bench.loader_world import BANDWIDTH, FULL, GLUSTER, LATENCY, QUICK, World, lacking, world
-from bench.report import Report
+from bench.loader_world import BANDWIDTH, FULL, GLUSTER, LATENCY, QUICK, LoaderBench, lacking, world
+from bench.report import BenchReport
 
-Scenario = Callable[[World, Report], None]
+Scenario = Callable[[LoaderBench, BenchReport], None]
 
 SCENARIOS: dict[str, Scenario] = {
     **{f"warm-{kind}": functools.partial(warm, kind) for kind in (LATENCY, BANDWIDTH, GLUSTER)},
@@ -49,7 +49,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.pairs is not None and args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: give 1 or more")
-    report = Report("loader", tuple(SCENARIOS), quick=args.quick)
+    report = BenchReport("loader", tuple(SCENARIOS), quick=args.quick)
     wanted = command.wanted(parser, args.only, report)
     if reason := lacking(missing_peers()):
         print(f"bench-loader: {reason}", file=sys.stderr)

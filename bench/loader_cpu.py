@@ -6,8 +6,8 @@ import contextlib
 import importlib.util
 from collections import defaultdict
 
-from bench.loader_world import WORKERS, InMemory, World, start
-from bench.report import Report, What
+from bench.loader_world import WORKERS, InMemory, LoaderBench, start
+from bench.report import BenchReport, What
 from bench.session import program
 
 CPU_MS_MAX = 1.9
@@ -27,7 +27,7 @@ PEERS = {
 NEEDED = ("torch", "torchvision", "simplejpeg", "cv2", "spdl", "grain", "torchdata", "nvidia.dali")
 
 
-def cpu(world: World, report: Report) -> None:
+def cpu(world: LoaderBench, report: BenchReport) -> None:
     """By turns, in an order that goes round.
 
     What a second of the processor does changes with what else the machine is busy with.

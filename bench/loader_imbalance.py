@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 
 from bench.loader_bounds import imbalanced, over_others, stalled
-from bench.loader_world import LATENCY, World, lines, node
-from bench.report import Report, What
+from bench.loader_world import LATENCY, LoaderBench, lines, node
+from bench.report import BenchReport, What
 from bench.session import program
 
 RANKS = 4
@@ -27,7 +27,7 @@ WARM_UP = 1
 CACHED = 0.3
 
 
-def imbalance(world: World, report: Report, *, fill: bool = False) -> None:
+def imbalance(world: LoaderBench, report: BenchReport, *, fill: bool = False) -> None:
     """Measures epochs with each schedule, alternately. `fill`: the cache is filled in the background meanwhile."""
     scenario = f"imbalance{'-fill' if fill else ''}: {RANKS} ranks, reads of one take {SLOWER} times as long"
     schedules = (FIRST_COME, OURS) if fill else (STATIC, FIRST_COME, OURS)
@@ -63,14 +63,14 @@ def bar_of(counts: Mapping[str, list[int]], *, fill: bool) -> float:
     return min(first_come, OF_OTHERS * sum(counts[STATIC]))
 
 
-def busy(world: World) -> float:
+def busy(world: LoaderBench) -> float:
     """Reads that are under way on average, if no rank waits."""
     read_s = (READ["meta_us"] / 1000 + READ["open_ms"] + READ["read_us"] / 1000) / 1000
     a_step = world.size.batch / RANKS * read_s * (RANKS - 1 + SLOWER)
     return a_step / (STEP_MS / 1000)
 
 
-def run(world: World, schedule: str, *, fill: bool) -> list[list[list[float]]]:
+def run(world: LoaderBench, schedule: str, *, fill: bool) -> list[list[list[float]]]:
     """Returns, by epoch and rank, the wait in each step that counts.
 
     Where nothing is kept, the first epoch is as the others.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from bench.loader_bounds import growth
-from bench.loader_world import InMemory, World, epochs, start
-from bench.report import Report, What
+from bench.loader_world import InMemory, LoaderBench, epochs, start
+from bench.report import BenchReport, What
 
 CACHED = 0.3
 FLAT_MAX = 1.01
@@ -17,7 +17,7 @@ OWN_WINDOW_BYTES = 256 << 20
 OWN_MIB = 48
 
 
-def memory(world: World, report: Report) -> None:
+def memory(world: LoaderBench, report: BenchReport) -> None:
     """By the agent, and by a rank that reads for itself."""
     agent = world.cache(CACHED)
     configured = {

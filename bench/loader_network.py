@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.loader_bounds import apart
-from bench.loader_world import WORKERS, World, agree, lines
-from bench.report import Report, What
+from bench.loader_world import WORKERS, LoaderBench, agree, lines
+from bench.report import BenchReport, What
 from bench.session import program
 from testbed import datasets
 
@@ -19,7 +19,7 @@ BATCH = 64
 TORCH, OURS = "torch", "forebay"
 
 
-def network(world: World, report: Report) -> None:
+def network(world: LoaderBench, report: BenchReport) -> None:
     """ResNet-18 on Fashion-MNIST."""
     train, test = world.place / "train", world.place / "test"
     if not train.exists():
@@ -47,7 +47,7 @@ def network(world: World, report: Report) -> None:
     report.once(What(scenario, "top-1 accuracy with ours", "of the test's"), statistics.mean(tops[OURS]))
 
 
-def one(world: World, train: Path, test: Path, way: str, chance: str, seed: int) -> dict[str, Any]:
+def one(world: LoaderBench, train: Path, test: Path, way: str, chance: str, seed: int) -> dict[str, Any]:
     """A training."""
     options = ["--loader", way, "--chance", chance, "--seed", seed, "--epochs", world.size.epochs, "--batch", BATCH, "--threads", WORKERS]
     return lines(program("loader_network", train, test, *options))[-1]

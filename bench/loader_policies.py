@@ -7,8 +7,8 @@ import contextlib
 from bench.epochs import moved
 from bench.loader_bounds import lru_share, payload_least, payload_max
 from bench.loader_warm import OVER_IDEAL_MAX, SHARES, STEP_MS, name_of, rounds
-from bench.loader_world import BANDWIDTH, World, epochs, start
-from bench.report import Report, What
+from bench.loader_world import BANDWIDTH, LoaderBench, epochs, start
+from bench.report import BenchReport, What
 
 OURS = "forebay"
 LRU, PINNED, NOPFS, LOBSTER, AS_WRITTEN = "lru", "pinned", "nopfs", "lobster", "lobster_as_written"
@@ -19,7 +19,7 @@ FASTER_THAN_LRU = {0.3: 1.2, 0.6: 1.7}
 NEVER_SLOWER_MAX = 1.02
 
 
-def policies(other: str, world: World, report: Report) -> None:
+def policies(other: str, world: LoaderBench, report: BenchReport) -> None:
     """By turns, on the source whose bandwidth is what counts."""
     for share in SHARES:
         with world.source(BANDWIDTH) as source, contextlib.ExitStack() as stack:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from bench.loader_bounds import quantile
-from bench.loader_world import WINDOW, InMemory, World, start
-from bench.report import Report, What
+from bench.loader_world import WINDOW, InMemory, LoaderBench, start
+from bench.report import BenchReport, What
 from bench.session import program
 
 ROW_BYTES = 4096
@@ -20,7 +20,7 @@ WANTED = {"rows": 500_000, "decode": 200_000}
 HOW = {"rows": "fixed rows, put together natively", "decode": "a decode in Python that gives what it is given"}
 
 
-def small(how: str, world: World, report: Report) -> None:
+def small(how: str, world: LoaderBench, report: BenchReport) -> None:
     """Warm epochs, each a sample; the bars are on CPU for a sample, so that less is better in every row."""
     path = world.memory / "rows"
     if not path.exists():

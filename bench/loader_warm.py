@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from bench.epochs import moved
 from bench.loader_bounds import ideal_s, least_of, payload_least, payload_max
-from bench.loader_world import BANDWIDTH, GLUSTER, LATENCY, READS_MAX, WORKERS, World, agree, epochs, start, whole_read_s
-from bench.report import Report, What
+from bench.loader_world import BANDWIDTH, GLUSTER, LATENCY, READS_MAX, WORKERS, LoaderBench, agree, epochs, start, whole_read_s
+from bench.report import BenchReport, What
 from bench.report import number as shown
-from bench.session import Epoch, Session
+from bench.session import EpochReport, Session
 
 SHARES = (0.3, 0.6)
 STEP_MS = 2
@@ -23,7 +23,7 @@ FASTER = {(LATENCY, 0.3): 1.5, (LATENCY, 0.6): 1.5, (BANDWIDTH, 0.3): 1.3, (BAND
 TORCH = "torch"
 
 
-def warm(kind: str, world: World, report: Report, *, is_balanced: bool = False) -> None:
+def warm(kind: str, world: LoaderBench, report: BenchReport, *, is_balanced: bool = False) -> None:
     """By turns: PyTorch's loader, and ours with each cache. The first epoch of each is not counted.
 
     `is_balanced`: all steps together take as long as reading what the larger cache lacks, so that neither has time to
@@ -53,13 +53,13 @@ def name_of(share: float) -> str:
     return f"cache of {share:.0%} of S"
 
 
-def rounds(name: str, ways: dict[str, Session], world: World, report: Report) -> dict[str, list[Epoch]]:
+def rounds(name: str, ways: dict[str, Session], world: LoaderBench, report: BenchReport) -> dict[str, list[EpochReport]]:
     """A cold epoch of each way, and as many warm ones as are measured. The order of the ways is reversed each time.
 
     Raises:
         ProgramError: ways gave other samples, or in another order.
     """
-    found: dict[str, list[Epoch]] = defaultdict(list)
+    found: dict[str, list[EpochReport]] = defaultdict(list)
     for number in range(world.size.pairs + 1):
         print(f"{name}: epoch {number}" + (" (cold)" if number == 0 else f" of {world.size.pairs}"), flush=True)
         epochs_of = {way: ways[way].epoch(watch=True) for way in (list(ways) if number % 2 else reversed(ways))}
@@ -75,10 +75,10 @@ def rows(
     name: str,
     kind: str,
     share: float,
-    world: World,
-    report: Report,
-    mine: Sequence[Epoch],
-    theirs: Sequence[Epoch],
+    world: LoaderBench,
+    report: BenchReport,
+    mine: Sequence[EpochReport],
+    theirs: Sequence[EpochReport],
     whole_s: float,
     bytes_of_all: float,
     step_ms: float,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from bench.session import LINE_S, ProgramError, Session, Watched, end_all_of, environment, program, session
+from bench.session import LINE_S, CountedSource, ProgramError, Session, end_all_of, environment, program, session
 from bench.world import QUIET_S, Traffic
 from testbed import datasets
 from testbed.testbed import Gluster, SlowFs, drop_caches, gluster, have_fuse, have_gluster, slowfs
@@ -46,7 +46,7 @@ WINDOW = 13
 
 
 @dataclass(frozen=True)
-class Size:
+class LoaderSize:
     """Numbers of files, epochs and rounds to measure."""
 
     # Photographs on the sources, and samples of a batch of all ranks.
@@ -66,13 +66,13 @@ class Size:
     seeds: int
 
 
-FULL = Size(files=6_400, batch=16, pairs=9, runs=3, jpegs=1_500, rows=131_072, epochs_of_memory=20, pictures=600, epochs=4, seeds=5)
-QUICK = Size(files=1_600, batch=16, pairs=2, runs=1, jpegs=200, rows=16_384, epochs_of_memory=8, pictures=20, epochs=1, seeds=2)
+FULL = LoaderSize(files=6_400, batch=16, pairs=9, runs=3, jpegs=1_500, rows=131_072, epochs_of_memory=20, pictures=600, epochs=4, seeds=5)
+QUICK = LoaderSize(files=1_600, batch=16, pairs=2, runs=1, jpegs=200, rows=16_384, epochs_of_memory=8, pictures=20, epochs=1, seeds=2)
 JPEG_KB = 120
 
 
 @dataclass(frozen=True)
-class Source:
+class SlowSource:
     """A slow file system."""
 
     mnt: Path
@@ -95,7 +95,7 @@ class Source:
         time.sleep(QUIET_S)
 
 
-class InMemory(Watched):
+class InMemory(CountedSource):
     """Nothing is slow, and nothing is dropped."""
 
     def traffic(self) -> Traffic:
@@ -107,7 +107,7 @@ class InMemory(Watched):
 
 
 @dataclass(frozen=True)
-class Node:
+class LoaderNode:
     """A node of its own: programs with its variables share a loader agent, which ends with its last rank."""
 
     root: Path
@@ -146,22 +146,22 @@ def resident_mib(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def node() -> Iterator[Node]:
+def node() -> Iterator[LoaderNode]:
     """A node until the block ends."""
     # The path of a socket has room for 108 bytes.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     try:
-        yield Node(root)
+        yield LoaderNode(root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
 @dataclass(frozen=True)
-class World:
+class LoaderBench:
     """Places and sizes."""
 
     place: Path
-    size: Size
+    size: LoaderSize
 
     @cached_property
     def files(self) -> Path:
@@ -198,17 +198,17 @@ class World:
         return Path("/dev/shm") / self.place.name  # noqa: S108
 
     @contextlib.contextmanager
-    def source(self, kind: str, **settings: float) -> Iterator[Source]:
+    def source(self, kind: str, **settings: float) -> Iterator[SlowSource]:
         """The small photographs on a slow file system."""
         place = Path(tempfile.mkdtemp(prefix="source-", dir=self.place))
         if kind == GLUSTER:
             with gluster(place, rate=GLUSTER_RATE, populate=self.files) as cluster:
-                yield Source(cluster.mnt, cluster=cluster)
+                yield SlowSource(cluster.mnt, cluster=cluster)
             return
         mnt = place / "mnt"
         mnt.mkdir()
         with slowfs(self.files, mnt, allow_other=True, readdirplus=True, **(SOURCES[kind] | settings)) as fs:
-            yield Source(mnt, fs)
+            yield SlowSource(mnt, fs)
 
     def cache(self, share: float) -> dict[str, Any]:
         """The agent's settings: room in memory for a share of the data, C, and beside it the window, W."""
@@ -216,10 +216,10 @@ class World:
 
 
 @contextlib.contextmanager
-def world(size: Size, parent: Path) -> Iterator[World]:
+def world(size: LoaderSize, parent: Path) -> Iterator[LoaderBench]:
     """Made on entry, gone on leaving; data are made when they are first asked for."""
     place = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir=parent))
-    here = World(place, size)
+    here = LoaderBench(place, size)
     here.memory.mkdir()
     try:
         yield here
@@ -228,7 +228,7 @@ def world(size: Size, parent: Path) -> Iterator[World]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def whole_read_s(source: Source, files: int) -> list[float]:
+def whole_read_s(source: SlowSource, files: int) -> list[float]:
     """How long it takes to read all of it from cold caches, with as many reads at once as our loader may have.
 
     Three times.
@@ -238,15 +238,15 @@ def whole_read_s(source: Source, files: int) -> list[float]:
         return [running.epoch().seconds for _ in range(3)]
 
 
-def epochs(loader: str, source: Path, size: Size, *, step_ms: float, agent: Mapping[str, object] | None = None) -> list[str]:
+def epochs(loader: str, source: Path, size: LoaderSize, *, step_ms: float, agent: Mapping[str, object] | None = None) -> list[str]:
     """The command line of a program that reads epochs with a loader."""
     options: list[object] = ["--loader", loader, "--batch", size.batch, "--threads", WORKERS, "--pace-ms", step_ms]
     return program("loader_epochs", source, "--step", *options, *(["--agent", json.dumps(agent)] if agent is not None else []))
 
 
 def start(
-    running: contextlib.ExitStack, source: Watched, words: Sequence[str], variables: Mapping[str, str] | None = None
-) -> tuple[Session, Node]:
+    running: contextlib.ExitStack, source: CountedSource, words: Sequence[str], variables: Mapping[str, str] | None = None
+) -> tuple[Session, LoaderNode]:
     """A program on a node of its own, until the stack is left; `variables` join its environment."""
     here = running.enter_context(node())
     return running.enter_context(session(source, words, variables={**here.variables, **(variables or {})})), here

@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import PROGRAMS, ProgramError, environment, run_once, tiered
 from bench.whole import folder_bytes
-from bench.world import Tier, World
+from bench.world import TierDirectory, TieringBench
 
 SCENARIO = "micro: opens and starts"
 HIT_US_MAX = 1.5
@@ -24,7 +24,7 @@ START_INSTRUCTIONS_MAX = 300_000
 FOREIGN = "/etc/os-release"
 
 
-def micro(world: World, report: Report) -> None:
+def micro(world: TieringBench, report: BenchReport) -> None:
     """Opens and stats by CPU time, starts by instructions."""
     open_cost, start = compiled(world.place, "open_cost"), compiled(world.place, "start")
     directory = sorted(path for path in world.files.iterdir() if path.is_dir())[0]
@@ -40,7 +40,7 @@ def compiled(place: Path, name: str) -> Path:
     return binary
 
 
-def opens(world: World, tier: Tier, words: Sequence[str], report: Report) -> None:
+def opens(world: TieringBench, tier: TierDirectory, words: Sequence[str], report: BenchReport) -> None:
     """Interleaved rounds of one process; each round gives one difference."""
     quota = 2 * folder_bytes(world.local_files)
     rounds, _ = run_once(world, tiered(world, tier, quota, "immutable", [*words, FOREIGN, str(world.size.micro_rounds)]), tier)
@@ -61,7 +61,7 @@ def opens(world: World, tier: Tier, words: Sequence[str], report: Report) -> Non
     report.time(What(SCENARIO, "asking what the copy is", "us of CPU"), [one["stat_copy"] / 1000 for one in rounds])
 
 
-def starts(world: World, tier: Tier, start: Path, cached: Path, report: Report) -> None:
+def starts(world: TieringBench, tier: TierDirectory, start: Path, cached: Path, report: BenchReport) -> None:
     """Instructions that the library adds to a process which does nothing, or makes one open."""
     quota = 2 * folder_bytes(world.local_files)
     cases = {"does nothing": [], "makes one foreign open": [FOREIGN], "makes one open that hits": [str(cached)]}
@@ -75,7 +75,7 @@ def starts(world: World, tier: Tier, start: Path, cached: Path, report: Report) 
         report.count(What(SCENARIO, metric, "instructions more", START_INSTRUCTIONS_MAX, "without the library"), more)
 
 
-def instructions(words: Sequence[str], tier: Tier | None) -> int:
+def instructions(words: Sequence[str], tier: TierDirectory | None) -> int:
     """Returns the instructions that callgrind counts."""
     ended = subprocess.run(words, env=environment(tier), capture_output=True, text=True, timeout=120, check=False)
     collected = re.search(r"Collected\s*:\s*(\d+)", ended.stderr)

@@ -6,10 +6,10 @@ The kernel then does not tell what is cached.
 from __future__ import annotations
 
 from bench.epochs import FRESHNESS
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import PROGRAMS, ProgramError, run_once, tiered
 from bench.whole import folder_bytes
-from bench.world import World
+from bench.world import TieringBench
 
 SCENARIO = "part: programs that read 5 % of each shard"
 NOBODY = 65534
@@ -18,7 +18,7 @@ HOWS = ("read", "seek", "pread", "mmap")
 PYTHON = "/usr/bin/python3"
 
 
-def part(world: World, report: Report) -> None:
+def part(world: TieringBench, report: BenchReport) -> None:
     """Each way of reading, in pairs."""
     program = world.place / "read_part.py"
     program.write_bytes((PROGRAMS / program.name).read_bytes())

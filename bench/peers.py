@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.session import ProgramError, end_all_of
-from bench.world import World
+from bench.world import TieringBench
 from testbed.testbed import is_mounted
 
 MOUNTED_S = 60.0
 
 
-def rsync(world: World, source: Path, target: Path, names: list[str] | None = None) -> float:
+def rsync(world: TieringBench, source: Path, target: Path, names: list[str] | None = None) -> float:
     """Copies all of it, or only these names below it, from cold caches; how long that took in seconds.
 
     The copy stays until all is measured, as tiers do.
@@ -31,7 +31,7 @@ def rsync(world: World, source: Path, target: Path, names: list[str] | None = No
 
 
 @contextlib.contextmanager
-def rclone(world: World, source: Path, cache_bytes: int) -> Iterator[Path]:
+def rclone(world: TieringBench, source: Path, cache_bytes: int) -> Iterator[Path]:
     """`source` by another name: through an `rclone mount` with a full VFS cache, which it keeps to this size.
 
     It may take names and attributes for granted, as `immutable` allows Forebay. It looks every second whether the cache

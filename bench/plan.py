@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import command
-from bench.report import LOAD_MAX, Report, What
+from bench.report import LOAD_MAX, BenchReport, What
 from bench.simulator import Simulator, changed, programs, total, warm
 
 SAMPLE_BYTES = 110_000
@@ -48,7 +48,7 @@ def demand(scenario: dict[str, dict[str, Any]]) -> float:
     return float(cluster["nodes"] * cluster["gpus"] * of_job["batch"] * SAMPLE_BYTES / of_job["step"])
 
 
-def residency(sim: Simulator, report: Report) -> None:
+def residency(sim: Simulator, report: BenchReport) -> None:
     """Source bytes of `forebay` in cold and warm epochs, wherever memory is short and where it is not."""
     shapes = ((1, 8, 16, 60_000), (2, 8, 8, 60_000), (8, 4, 8, 120_000), (64, 2, 8, 240_000))
     for nodes, gpus, batch, samples in shapes:
@@ -120,7 +120,7 @@ def window_for(sigma: float, reads: float) -> int:
     return window
 
 
-def ideal(sim: Simulator, report: Report) -> None:
+def ideal(sim: Simulator, report: BenchReport) -> None:
     """Epoch time over max(compute, bytes / bandwidth, requests / rate, CPU)."""
     for nodes, gpus, batch in ((1, 8, 16), (8, 2, 8)):
         for tail in TAILS:
@@ -144,7 +144,7 @@ def ideal(sim: Simulator, report: Report) -> None:
     _waste(sim, report)
 
 
-def _limits(sim: Simulator, report: Report) -> None:
+def _limits(sim: Simulator, report: BenchReport) -> None:
     """The same where requests or CPU are what is short."""
     base = job(1, 8, 16, 60_000, PAPER_SHARE)
     rate = demand(base) / SAMPLE_BYTES
@@ -159,7 +159,7 @@ def _limits(sim: Simulator, report: Report) -> None:
         )
 
 
-def _waste(sim: Simulator, report: Report) -> None:
+def _waste(sim: Simulator, report: BenchReport) -> None:
     """Adds the rows of other policies: their source bytes over the bound, and their time over the ideal."""
     base = job(1, 8, 16, 60_000, PAPER_SHARE)
     for policy in ("forebay", *OTHERS):
@@ -177,7 +177,7 @@ def _waste(sim: Simulator, report: Report) -> None:
         )
 
 
-def imbalance(sim: Simulator, report: Report) -> None:
+def imbalance(sim: Simulator, report: BenchReport) -> None:
     """Imbalanced iterations where the source can keep up, and threads and bandwidth are at most 80 % used."""
     for nodes, gpus, batch, threads in ((1, 8, 16, 12), (8, 4, 16, 6)):
         base = job(nodes, gpus, batch, 470 * nodes * gpus * batch, PAPER_SHARE)
@@ -231,7 +231,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 
 
-def schedulers(sim: Simulator, report: Report) -> None:
+def schedulers(sim: Simulator, report: BenchReport) -> None:
     """All schedulers in every set-up, with and without hedging. The default is earliest deadline with hedging."""
     base = job(1, 8, 16, 40_000, PAPER_SHARE)
     base = changed(
@@ -262,7 +262,7 @@ def schedulers(sim: Simulator, report: Report) -> None:
     report.once(What("schedulers: all set-ups", "the default's time over the best's, worst", "", 1.02), worst)
 
 
-def speed(_sim: Simulator, report: Report) -> None:
+def speed(_sim: Simulator, report: BenchReport) -> None:
     """An epoch of decisions of each policy: 14.2 million samples, 64 GPUs."""
     for policy in ("forebay", "forebay_rotating", *OTHERS):
         samples = 1_419_710 if report.quick else 14_197_103
@@ -278,7 +278,7 @@ def speed(_sim: Simulator, report: Report) -> None:
         report.once(What(scenario, "bytes a sample, orders left out", "B", 64.0), told["memory_bytes"] / samples)
 
 
-SCENARIOS: dict[str, Callable[[Simulator, Report], None]] = {
+SCENARIOS: dict[str, Callable[[Simulator, BenchReport], None]] = {
     "residency": residency,
     "ideal": ideal,
     "imbalance": imbalance,
@@ -292,7 +292,7 @@ def main() -> int:
     parser = command.parser(__doc__, SCENARIOS)
     args = parser.parse_args()
     # What is simulated depends on no load; only `speed` measures this machine.
-    report = Report("plan", tuple(SCENARIOS), quick=args.quick, load_max=math.inf, load_max_of={"speed": LOAD_MAX})
+    report = BenchReport("plan", tuple(SCENARIOS), quick=args.quick, load_max=math.inf, load_max_of={"speed": LOAD_MAX})
     return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator())
 
 

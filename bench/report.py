@@ -67,7 +67,7 @@ def commit() -> str:
 
 
 @dataclass
-class Report:
+class BenchReport:
     """Findings of this invocation, and of earlier ones at the same commit.
 
     `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured

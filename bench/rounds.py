@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.epochs import FRESHNESS, TTL_S, Against, Found, Kind, Seen, moved, of_files
+from bench.epochs import FRESHNESS, TTL_S, Against, LaterEpochs, RoundFigures, Workload, moved, of_files
 from bench.peers import rsync
-from bench.report import Report
-from bench.session import Epoch, ProgramError, Session, environment, hand_over_hand, program, session, tiered
-from bench.world import Tier, World
+from bench.report import BenchReport
+from bench.session import EpochReport, ProgramError, Session, environment, hand_over_hand, program, session, tiered
+from bench.world import TierDirectory, TieringBench
 
 TTL = FRESHNESS[0]
 LINKED_S = 120.0
@@ -29,11 +29,11 @@ LINKED_S = 120.0
 class Rounds:
     """Rounds of one kind; in each, every program is measured once, in turns with what it is compared with."""
 
-    def __init__(self, world: World, kind: Kind, report: Report) -> None:
+    def __init__(self, world: TieringBench, kind: Workload, report: BenchReport) -> None:
         self.world = world
         self.kind = kind
         self.report = report
-        self.found = Found()
+        self.found = RoundFigures()
         # Epochs of each program that make one sample.
         self.epochs = 2
         self.digests: set[int] = set()
@@ -88,11 +88,11 @@ class Rounds:
                 self.first_epoch(running)
             self.report.note_load()
 
-    def start(self, tier: Tier, freshness: str) -> contextlib.AbstractContextManager[Session]:
+    def start(self, tier: TierDirectory, freshness: str) -> contextlib.AbstractContextManager[Session]:
         """The program under Forebay."""
         return session(self.world, tiered(self.world, tier, self.quota, freshness, self.kind.words(self.kind.source)), tier)
 
-    def first_epoch(self, running: Session) -> tuple[Epoch, Epoch]:
+    def first_epoch(self, running: Session) -> tuple[EpochReport, EpochReport]:
         """The first epoch, hand over hand with one from the source as it is."""
         roots = self.kind.source, self.world.as_it_is(self.kind.source)
         mine, untiered = hand_over_hand(running, roots, 1, self.kind.first_part, pace_ms=self.kind.pace_ms, apart=True)
@@ -105,7 +105,7 @@ class Rounds:
         self.found.untiered_bytes.append(moved(untiered).bytes)
         return mine, untiered
 
-    def later_epochs(self, running: Session, tier: Tier, freshness: str, links: Path, untiered: Epoch) -> list[Epoch]:
+    def later_epochs(self, running: Session, tier: TierDirectory, freshness: str, links: Path, untiered: EpochReport) -> list[EpochReport]:
         """Epoch 2 and those after it, hand over hand with the copies by other names."""
         self.link_copies(tier, freshness, links)
         begun, before = time.monotonic(), self.world.traffic()
@@ -123,7 +123,7 @@ class Rounds:
         self.found.fits_seen[freshness].append(self.seen(mine[:2], record, [untiered]))
         return mine
 
-    def second_run(self, tier: Tier, freshness: str, links: Path) -> None:
+    def second_run(self, tier: TierDirectory, freshness: str, links: Path) -> None:
         """Another run on a warm tier; where names must be validated first, its epochs count from then on."""
         with self.start(tier, freshness) as running:
             if freshness == TTL:
@@ -135,7 +135,7 @@ class Rounds:
             record = running.end()
         self.found.again_seen[freshness].append(self.seen(mine[:2], record, []))
 
-    def against(self, running: Session, links: Path) -> tuple[list[Epoch], Against]:
+    def against(self, running: Session, links: Path) -> tuple[list[EpochReport], Against]:
         """Epochs under Forebay, and what they took over those on the copies by other names."""
         roots = self.kind.source, links
         both = [hand_over_hand(running, roots, number, self.kind.part) for number in range(self.epochs)]
@@ -148,7 +148,7 @@ class Rounds:
         cpu_s = [sum(epoch.cpu_s for epoch in epochs) for epochs in (mine, theirs)]
         return mine, Against(seconds[0] / seconds[1], turns[0] / turns[1], cpu_s[0] / cpu_s[1])
 
-    def link_copies(self, tier: Tier, freshness: str, links: Path) -> None:
+    def link_copies(self, tier: TierDirectory, freshness: str, links: Path) -> None:
         """Fills `links`, by a run beside the one that is measured."""
         words = program("link_copies", self.kind.source, self.kind.local, tier.dir.resolve(), links)
         linking = tiered(self.world, tier, self.quota, freshness, words)
@@ -158,7 +158,7 @@ class Rounds:
         said = json.loads(ended.stdout)
         self.found.not_copies.append(1 - said["copies"] / said["files"])
 
-    def seen(self, epochs: Sequence[Epoch], record: object, untiered: Sequence[Epoch]) -> Seen:
+    def seen(self, epochs: Sequence[EpochReport], record: object, untiered: Sequence[EpochReport]) -> LaterEpochs:
         """Sums up what the source saw in watched epochs."""
         assert isinstance(record, dict)
         counters: dict[str, int] = record["counters"]
@@ -166,7 +166,7 @@ class Rounds:
         operations: Counter[str] = Counter()
         for one in traffic:
             operations.update(one.operations)
-        return Seen(
+        return LaterEpochs(
             epochs=len(epochs),
             files=epochs[0].files,
             bytes=sum(one.bytes for one in traffic),
@@ -175,7 +175,7 @@ class Rounds:
             dropped=counters["dropped_queue_full"] + counters["dropped_no_agent"],
         )
 
-    def note(self, epochs: list[Epoch]) -> list[Epoch]:
+    def note(self, epochs: list[EpochReport]) -> list[EpochReport]:
         """Every epoch must have read the same bytes."""
         self.digests.update(epoch.digest for epoch in epochs)
         return epochs

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.world import Tier, Traffic, World
+from bench.world import TierDirectory, TieringBench, Traffic
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LINE_S = 600.0
@@ -29,7 +29,7 @@ class ProgramError(RuntimeError):
     """A measured program, or Forebay, did not do what it should."""
 
 
-class Watched(Protocol):
+class CountedSource(Protocol):
     """A source whose server counts what it does."""
 
     def traffic(self) -> Traffic:
@@ -40,7 +40,7 @@ class Watched(Protocol):
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochReport:
     """A program's report on an epoch, and the source's traffic in it."""
 
     seconds: float
@@ -62,18 +62,20 @@ def program(name: str, *words: object) -> list[str]:
     return [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)]
 
 
-def tiered(world: World, tier: Tier, size: int, freshness: str, words: Sequence[str], source: Path | None = None) -> list[str]:
+def tiered(
+    world: TieringBench, tier: TierDirectory, size: int, freshness: str, words: Sequence[str], source: Path | None = None
+) -> list[str]:
     """The command line under Forebay."""
     return tiered_by(world.command, tier, size, freshness, words, source or world.cluster.mnt)
 
 
-def tiered_by(command: Path, tier: Tier, size: int, freshness: str, words: Sequence[str], source: Path) -> list[str]:
+def tiered_by(command: Path, tier: TierDirectory, size: int, freshness: str, words: Sequence[str], source: Path) -> list[str]:
     """Returns the command line of `words` under this command, with one source and one tier of `size` bytes."""
     options = ["--source", str(source), "--tier", f"{tier.dir}={size}B", "--freshness", freshness]
     return [str(command), "run", *options, "--record", str(tier.dir.parent / "record.json"), "--quiet", "--", *words]
 
 
-def environment(tier: Tier | None) -> dict[str, str]:
+def environment(tier: TierDirectory | None) -> dict[str, str]:
     """Ours without what would lead to other settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY") and name != "LD_PRELOAD"}
     if tier:
@@ -81,10 +83,10 @@ def environment(tier: Tier | None) -> dict[str, str]:
     return kept
 
 
-class Agent:
+class AgentProcess:
     """The agent of a tier, asked as the command asks it."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: TierDirectory) -> None:
         self._tier = tier
 
     def status(self) -> dict[str, Any] | None:
@@ -143,14 +145,14 @@ class Session:
 
     def __init__(
         self,
-        world: Watched,
+        world: CountedSource,
         words: Sequence[str],
-        tier: Tier | None = None,
+        tier: TierDirectory | None = None,
         cwd: Path | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.world = world
-        self.agent = Agent(tier) if tier else None
+        self.agent = AgentProcess(tier) if tier else None
         self._tier = tier
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `kill`
         self.started_at = time.monotonic()
@@ -167,7 +169,7 @@ class Session:
         self._rest = b""
         self.first = self._line()
 
-    def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> Epoch:
+    def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> EpochReport:
         """One epoch from cold caches; `watch`: with what the source saw meanwhile, until all copies were made."""
         self.world.drop_caches()
         before = self.world.traffic() if watch else None
@@ -175,7 +177,7 @@ class Session:
         said = self.step(pace_ms=pace_ms)
         settled_after_s = self.agent.settle() if self.agent else 0.0
         traffic = self.world.traffic() - before if before else None
-        return Epoch(
+        return EpochReport(
             seconds=said["seconds"],
             cpu_s=said["cpu_s"],
             files=said["files"],
@@ -242,7 +244,7 @@ class Session:
 
 @contextlib.contextmanager
 def session(
-    world: Watched, words: Sequence[str], tier: Tier | None = None, variables: Mapping[str, str] | None = None
+    world: CountedSource, words: Sequence[str], tier: TierDirectory | None = None, variables: Mapping[str, str] | None = None
 ) -> Iterator[Session]:
     """A program for the length of a `with` block; `variables` join its environment."""
     running = Session(world, words, tier, variables=variables)
@@ -254,7 +256,7 @@ def session(
 
 def hand_over_hand(
     running: Session, roots: tuple[Path, Path], number: int, part: int, *, pace_ms: float = 0, apart: bool = False
-) -> tuple[Epoch, Epoch]:
+) -> tuple[EpochReport, EpochReport]:
     """One epoch of each of two directories with the same files, in turns of `part` files.
 
     By one process, from cold caches.
@@ -292,7 +294,7 @@ def hand_over_hand(
         seen[0] = running.world.traffic() - before
     agent_cpu_ms = running.agent_cpu_ms() - cpu_before
     one, other = (
-        Epoch(
+        EpochReport(
             seconds=sum(turn["seconds"] for turn in turns),
             cpu_s=sum(turn["cpu_s"] for turn in turns),
             files=sum(turn["files"] for turn in turns),
@@ -308,7 +310,7 @@ def hand_over_hand(
     return one, replace(other, settled_after_s=0.0, agent_cpu_ms=0.0)
 
 
-def run_once(world: Watched, words: Sequence[str], tier: Tier | None = None) -> tuple[list[dict[str, Any]], Traffic]:
+def run_once(world: CountedSource, words: Sequence[str], tier: TierDirectory | None = None) -> tuple[list[dict[str, Any]], Traffic]:
     """A program from start to end, from cold caches.
 
     Its lines, and what the source saw until the last copy was made.
@@ -329,7 +331,7 @@ def run_once(world: Watched, words: Sequence[str], tier: Tier | None = None) -> 
             raise ProgramError(f"exit code {code}: {errors.read().decode(errors='replace').strip()}")
         lines = [json.loads(line) for line in out.read().splitlines()]
     if tier:
-        Agent(tier).wait_for_end()
+        AgentProcess(tier).wait_for_end()
     return lines, world.traffic() - before
 
 

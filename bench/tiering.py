@@ -18,15 +18,15 @@ from bench.half import half
 from bench.listings import listings
 from bench.micro import micro
 from bench.part import part
-from bench.report import Report
+from bench.report import BenchReport
 from bench.whole import files, shards
 from bench.workers import workers
-from bench.world import FULL, QUICK, World, world
+from bench.world import FULL, QUICK, TieringBench, world
 from testbed.testbed import have_gluster
 
 # Eight workers, and the file system that they read, on two cores: 4.2 by themselves.
 WORKERS_LOAD_MAX = 5.0
-SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+SCENARIOS: dict[str, Callable[[TieringBench, BenchReport], None]] = {
     "files": files,
     "shards": shards,
     "half": half,
@@ -50,7 +50,7 @@ def main() -> int:
         print(f"bench-tiering: {reason}", file=sys.stderr)
         return 1
     command.hide("bench.tiering")
-    report = Report("tiering", tuple(SCENARIOS), quick=args.quick, load_max_of={"workers": WORKERS_LOAD_MAX})
+    report = BenchReport("tiering", tuple(SCENARIOS), quick=args.quick, load_max_of={"workers": WORKERS_LOAD_MAX})
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
     size = replace(size, pairs=args.pairs or size.pairs, seconds=args.seconds or size.seconds)

@@ -24,9 +24,9 @@ from bench.clone_forks import fork
 from bench.clone_jobs import node, ranks
 from bench.loader_world import InMemory, start
 from bench.micro import FOREIGN, compiled, instructions
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import PROGRAMS, ProgramError, program, run_once, session, tiered_by
-from bench.world import Tier, empty_tier
+from bench.world import TierDirectory, empty_tier
 
 # More than fit are never asked for.
 QUOTA = 1 << 30
@@ -37,7 +37,7 @@ WIDTH, HEIGHT, QUALITY = 640, 480, 90
 SETTLED_AFTER_S = 3.0
 
 
-class Size(NamedTuple):
+class WheelSize(NamedTuple):
     """Numbers of runs and samples to measure."""
 
     pairs: int
@@ -53,8 +53,8 @@ class Size(NamedTuple):
     images: int
 
 
-FULL = Size(pairs=12, least_of=5, opened=1_000, rounds=40, copied=500, rows=65_536, images=480)
-QUICK = Size(pairs=2, least_of=1, opened=100, rounds=10, copied=100, rows=8_192, images=64)
+FULL = WheelSize(pairs=12, least_of=5, opened=1_000, rounds=40, copied=500, rows=65_536, images=480)
+QUICK = WheelSize(pairs=2, least_of=1, opened=100, rounds=10, copied=100, rows=8_192, images=64)
 # Pairs that one pair of processes gives. Two processes that are alike in all but their number can differ in what they
 # take, so there are several of them; and each of them first imports torch, which takes longer than what is measured.
 TURNS = 3
@@ -81,7 +81,7 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class World:
+class WheelBench:
     """Two wheels, places for data, and how much is measured."""
 
     place: Path
@@ -89,7 +89,7 @@ class World:
     # The old one first.
     wheels: tuple[Wheel, Wheel]
     bar: float
-    size: Size
+    size: WheelSize
 
     @cached_property
     def small_files(self) -> Path:
@@ -148,8 +148,8 @@ Measure = Callable[[], Mapping[str, float]]
 
 
 def by_turns(
-    world: World,
-    report: Report,
+    world: WheelBench,
+    report: BenchReport,
     scenario: str,
     figures: Mapping[str, Figure],
     running: Callable[[Wheel], contextlib.AbstractContextManager[Measure]],
@@ -181,7 +181,7 @@ def least(count: int, one: Measure) -> Mapping[str, float]:
     return {key: min(each[key] for each in found) for key in found[0]}
 
 
-def opens(world: World, report: Report) -> None:
+def opens(world: WheelBench, report: BenchReport) -> None:
     """An open that a copy answers, and a foreign one, over the same opens without the library in the same process."""
     open_cost, source = compiled(world.place, "open_cost"), world.small_files
 
@@ -210,7 +210,7 @@ OPENS = {
 }
 
 
-def starts(world: World, report: Report) -> None:
+def starts(world: WheelBench, report: BenchReport) -> None:
     """Instructions of a process that does nothing, and of opens, as callgrind counts them.
 
     The kernel's are not among them.
@@ -242,7 +242,7 @@ def starts(world: World, report: Report) -> None:
     by_turns(world, report, "start: instructions of a process", figures, running)
 
 
-def read_all(wheel: Wheel, tier: Tier, source: Path) -> float:
+def read_all(wheel: Wheel, tier: TierDirectory, source: Path) -> float:
     """Has the tier hold a copy of each file; returns the CPU seconds that the agent took for it.
 
     Raises:
@@ -264,7 +264,7 @@ def read_all(wheel: Wheel, tier: Tier, source: Path) -> float:
     return taken_s
 
 
-def agent(world: World, report: Report) -> None:
+def agent(world: WheelBench, report: BenchReport) -> None:
     """The agent's CPU in a first epoch of files, into an empty tier each time."""
     source = world.files
 
@@ -287,7 +287,7 @@ def cpu_s_of(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def forks(world: World, report: Report) -> None:
+def forks(world: WheelBench, report: BenchReport) -> None:
     """Forks of a small model's job of one rank into a clone of one rank."""
     # One rank needs no launcher.
     alone = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -318,7 +318,7 @@ def forks(world: World, report: Report) -> None:
     by_turns(world, report, f"fork: {MODEL}, {OPTIMIZER}, 1 + 1 ranks", figures, running)
 
 
-def rows(how: str, world: World, report: Report) -> None:
+def rows(how: str, world: WheelBench, report: BenchReport) -> None:
     """CPU of a sample of 4 KiB, of agent and rank together, once all of them are in the agent's memory."""
     size = world.size.rows * loader_small.ROW_BYTES
     settings = json.dumps({"memory_bytes": size + size // 8})
@@ -343,7 +343,7 @@ def rows(how: str, world: World, report: Report) -> None:
     by_turns(world, report, scenario, {"cpu": Figure("CPU a sample, agent and rank", "us")}, running)
 
 
-def images(world: World, report: Report) -> None:
+def images(world: WheelBench, report: BenchReport) -> None:
     """CPU of an image, from a file in memory to a batch."""
 
     @contextlib.contextmanager
@@ -364,7 +364,7 @@ def images(world: World, report: Report) -> None:
     by_turns(world, report, scenario, {"cpu": Figure("CPU an image", "ms")}, running)
 
 
-SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+SCENARIOS: dict[str, Callable[[WheelBench, BenchReport], None]] = {
     "open": opens,
     "start": starts,
     "agent": agent,

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import command
-from bench.report import OUT, ROOT, Report, commit
+from bench.report import OUT, ROOT, BenchReport, commit
 from bench.session import ProgramError, environment
-from bench.wheel_rows import FULL, QUICK, SCENARIOS, Size, Wheel, World
+from bench.wheel_rows import FULL, QUICK, SCENARIOS, Wheel, WheelBench, WheelSize
 
 BAR = 1.03
 # A program of three threads, and an agent or two.
@@ -52,7 +52,7 @@ def installed(wheel: Path, name: str, root: Path) -> Wheel:
 
 
 @contextlib.contextmanager
-def world(old: Path, new: Path, bar: float, size: Size, parent: Path) -> Iterator[World]:
+def world(old: Path, new: Path, bar: float, size: WheelSize, parent: Path) -> Iterator[WheelBench]:
     """Installs both wheels below `parent`; removes them, and the data, at the end."""
     place = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir=parent)).resolve()
     memory = Path("/dev/shm") / place.name  # noqa: S108
@@ -60,7 +60,7 @@ def world(old: Path, new: Path, bar: float, size: Size, parent: Path) -> Iterato
     try:
         wheels = installed(old, "old", place / "old"), installed(new, "new", place / "new")
         (place / "bin").mkdir()
-        yield World(place, memory, wheels, bar, size)
+        yield WheelBench(place, memory, wheels, bar, size)
     finally:
         shutil.rmtree(memory, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
@@ -86,7 +86,7 @@ def main() -> int:
     if args.pairs is not None and args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: give 1 or more")
     measured = f"{digest(args.old)} to {digest(args.new)}, bar {args.bar}, by {commit()}"
-    report = Report("wheels", tuple(SCENARIOS), quick=args.quick, commit=measured, load_max=LOAD_MAX)
+    report = BenchReport("wheels", tuple(SCENARIOS), quick=args.quick, commit=measured, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     if (missing := [name for name in ("cc", "valgrind") if shutil.which(name) is None]) and {"open", "start"} & set(wanted):
         print(f"bench-wheels: missing: {', '.join(missing)}; install them, or leave out open and start with --only", file=sys.stderr)

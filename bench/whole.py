@@ -9,35 +9,35 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Against, Found, Kind, Seen, most
-from bench.report import Report, What
+from bench.epochs import DROPS_MAX, FILE_OPERATIONS, FILES_A_LISTING, FRESHNESS, TTL_S, Against, LaterEpochs, RoundFigures, Workload, most
+from bench.report import BenchReport, What
 from bench.rounds import Rounds
 from bench.session import hand_over_hand, program, session, tiered
-from bench.world import World
+from bench.world import TieringBench
 
 PACE_MS = 4
 FIRST_PART = 1_500
 AGENT_CPU_MS_MAX = 0.25
 
 
-def files(world: World, report: Report) -> None:
+def files(world: TieringBench, report: BenchReport) -> None:
     """Small files, read by a paced program that decodes them."""
-    kind = Kind("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, FIRST_PART, 64, True)
+    kind = Workload("files", world.files, world.local_files, ("read_files", "--decode"), PACE_MS, 1.05, FIRST_PART, 64, True)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
     unpaced(world, report)
 
 
-def shards(world: World, report: Report) -> None:
+def shards(world: TieringBench, report: BenchReport) -> None:
     """Large files, read in pieces of 256 KiB by four threads."""
-    kind = Kind("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 4, 4, False)
+    kind = Workload("shards", world.shards, world.local_shards, ("read_shards",), 0, 1.02, 4, 4, False)
     rounds = Rounds(world, kind, report)
     rounds.measure()
     rows(rounds, report)
 
 
-def rows(rounds: Rounds, report: Report) -> None:
+def rows(rounds: Rounds, report: BenchReport) -> None:
     """Everything that rounds of one kind tell."""
     kind, found = rounds.kind, rounds.found
     first(kind, found, report)
@@ -65,14 +65,14 @@ def rows(rounds: Rounds, report: Report) -> None:
         report.once(What(f"{kind.name}: three epochs", name, "s"), seconds)
 
 
-def against(time: What, found: Sequence[Against], note: str, report: Report) -> None:
+def against(time: What, found: Sequence[Against], note: str, report: BenchReport) -> None:
     """Epochs against the same on the very copies."""
     report.time(time, [each.time for each in found], note)
     report.time(time._replace(metric="time of a turn, median"), [each.median_turn for each in found])
     report.time(time._replace(metric="the program's CPU", bar=None), [each.cpu for each in found])
 
 
-def first(kind: Kind, found: Found, report: Report) -> None:
+def first(kind: Workload, found: RoundFigures, report: BenchReport) -> None:
     """The first epoch."""
     scenario = f"{kind.name}: epoch 1"
     untiered = "the program as it is"
@@ -85,7 +85,7 @@ def first(kind: Kind, found: Found, report: Report) -> None:
     report.time(What(scenario, "until the last copy is made, after the epoch", "s"), found.settled_after_s)
 
 
-def later(scenario: str, by_freshness: dict[str, list[Seen]], report: Report) -> None:
+def later(scenario: str, by_freshness: dict[str, list[LaterEpochs]], report: BenchReport) -> None:
     """Adds the rows of the source's traffic in later epochs."""
     for how, seen in by_freshness.items():
         if not seen:
@@ -103,7 +103,7 @@ def later(scenario: str, by_freshness: dict[str, list[Seen]], report: Report) ->
             report.count(What(scenario, f"{how}: {name.lower()}", "operations"), most(seen, name))
 
 
-def unpaced(world: World, report: Report) -> None:
+def unpaced(world: TieringBench, report: BenchReport) -> None:
     """The first epoch of a program that does nothing but read: reported with what the agent takes for a file."""
     words = program("read_files", world.files, "--step")
     quota = 2 * folder_bytes(world.local_files)

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.epochs import FRESHNESS
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import ProgramError, program, run_once, tiered
 from bench.whole import folder_bytes
-from bench.world import Tier, World
+from bench.world import TierDirectory, TieringBench
 
 SCENARIO = "workers: 4 DataLoader workers x 2 processes"
 LOOK_S = 0.5
 
 
-def workers(world: World, report: Report) -> None:
+def workers(world: TieringBench, report: BenchReport) -> None:
     """Pairs of runs; the quota is less than the data, so that it must be kept."""
     words = program("loader", world.files)
     quota = folder_bytes(world.local_files) * 6 // 10
@@ -37,7 +37,7 @@ def workers(world: World, report: Report) -> None:
 
 
 @contextmanager
-def highest(tier: Tier) -> Iterator[list[int]]:
+def highest(tier: TierDirectory) -> Iterator[list[int]]:
     """Looks at the tier until the block ends; the most bytes that it held."""
     seen = [0]
     ended = threading.Event()

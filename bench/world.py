@@ -30,7 +30,7 @@ REMOVED_AT_ONCE_MAX = 1_000
 
 
 @dataclass(frozen=True)
-class Size:
+class TieringSize:
     """Numbers of files, shards, pairs and runs to measure."""
 
     files: int
@@ -46,8 +46,10 @@ class Size:
     listed: int = 0
 
 
-FULL = Size(files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000, times_pairs=3, listed=100_000)
-QUICK = Size(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=300_000, listed=20_000)
+FULL = TieringSize(
+    files=6_000, shards=16, pairs=9, runs=3, seconds=10, micro_rounds=400, catalogued=1_300_000, times_pairs=3, listed=100_000
+)
+QUICK = TieringSize(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rounds=60, catalogued=300_000, listed=20_000)
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class World:
+class TieringBench:
     """Places and sizes."""
 
     place: Path
-    size: Size
+    size: TieringSize
     cluster: Gluster
     command: Path
 
@@ -125,7 +127,7 @@ class World:
         self.cluster.drop_caches()
         time.sleep(QUIET_S)
 
-    def tier(self, owner: int = 0) -> contextlib.AbstractContextManager[Tier]:
+    def tier(self, owner: int = 0) -> contextlib.AbstractContextManager[TierDirectory]:
         """An empty tier with its own runtime and state directories.
 
         Removed afterwards, or at the end if it holds many copies.
@@ -134,7 +136,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Tier:
+class TierDirectory:
     """Where a run keeps what it keeps."""
 
     dir: Path
@@ -160,7 +162,7 @@ class Tier:
 
 
 @contextlib.contextmanager
-def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[Tier]:
+def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[TierDirectory]:
     """Makes an empty tier of `owner`'s below `parent`.
 
     It is removed afterwards, or with `parent` if it is `kept` or holds many copies.
@@ -169,7 +171,7 @@ def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[
     # Short: the path of a socket has room for 108 bytes.
     runtime = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir="/dev/shm"))
     try:
-        tier = Tier(place / "tier", place / "state", runtime)
+        tier = TierDirectory(place / "tier", place / "state", runtime)
         tier.dir.mkdir()
         tier.state.mkdir(mode=0o700)
         for directory in (place, tier.dir, tier.state, runtime):
@@ -181,7 +183,7 @@ def empty_tier(parent: Path, owner: int = 0, *, kept: bool = False) -> Iterator[
         shutil.rmtree(runtime, ignore_errors=True)
 
 
-def unlabelled(local: Path, size: Size) -> None:
+def unlabelled(local: Path, size: TieringSize) -> None:
     """Photographs by number, and tar files of them."""
     datasets.photos(local / "files", size.files)
     datasets.shards(local / "shards", size.shards)
@@ -189,13 +191,13 @@ def unlabelled(local: Path, size: Size) -> None:
 
 @contextlib.contextmanager
 def world(
-    size: Size,
+    size: TieringSize,
     parent: Path,
     target: Path | None,
     *,
-    prepare: Callable[[Path, Size], None] = unlabelled,
+    prepare: Callable[[Path, TieringSize], None] = unlabelled,
     rate: str = "400mbit",
-) -> Iterator[World]:
+) -> Iterator[TieringBench]:
     """Made on entry, gone on leaving.
 
     Args:
@@ -215,7 +217,7 @@ def world(
         prepare(local, size)
         command = install(place / "bin", target)
         with gluster(place / "slow", rate=rate, populate=local) as cluster, bound(cluster.mnt, place / AS_IT_IS):
-            yield World(place, size, cluster, command)
+            yield TieringBench(place, size, cluster, command)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

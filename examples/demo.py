@@ -49,7 +49,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Source:
+class DemoSource:
     """Where the images lie, and who counts there: nobody on a plain directory."""
 
     path: Path
@@ -57,7 +57,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoEpoch:
     """An epoch as the training script told it, or all that came before the first."""
 
     seconds: float
@@ -135,16 +135,16 @@ def prepare(place: Path, images: int) -> Path:
 
 
 @contextlib.contextmanager
-def served_slowly(data: Path, place: Path) -> Iterator[Source]:
+def served_slowly(data: Path, place: Path) -> Iterator[DemoSource]:
     """The data behind the slow file system, where FUSE is to be had."""
     if reason := have_fuse():
         print(f"no slow file system: {reason}")
-        yield Source(data, None)
+        yield DemoSource(data, None)
         return
     mount = place / "mnt"
     mount.mkdir()
     with slowfs(data, mount, mbps=MBPS, meta_us=META_US, open_ms=META_US / 1000, read_us=READ_US) as fs:
-        yield Source(mount, lambda: Counts.of(fs.stats()))
+        yield DemoSource(mount, lambda: Counts.of(fs.stats()))
 
 
 def can_drop_caches() -> bool:
@@ -156,7 +156,7 @@ def can_drop_caches() -> bool:
     return True
 
 
-def explain(source: Source, cold: bool) -> None:
+def explain(source: DemoSource, cold: bool) -> None:
     """Says which measurement follows, and what it is worth."""
     files = sum(len(names) for _, _, names in os.walk(source.path))
     if source.count:
@@ -172,7 +172,7 @@ def explain(source: Source, cold: bool) -> None:
         print("in memory would. Names and opens still go to the source.")
 
 
-def run(command: list[str], environment: Mapping[str, str], source: Source, cold: bool) -> tuple[list[Stage], str]:
+def run(command: list[str], environment: Mapping[str, str], source: DemoSource, cold: bool) -> tuple[list[DemoEpoch], str]:
     """One training run: its stages, and what it wrote to standard error.
 
     Raises:
@@ -195,7 +195,7 @@ def run(command: list[str], environment: Mapping[str, str], source: Source, cold
     return stages, said
 
 
-def follow(process: "subprocess.Popen[bytes]", source: Source, cold: bool) -> Iterator[Stage]:
+def follow(process: "subprocess.Popen[bytes]", source: DemoSource, cold: bool) -> Iterator[DemoEpoch]:
     """Cuts the run into stages at the lines that the script prints."""
     before, start = source.count and source.count(), time.monotonic()
     for line in lines(process, source, before):
@@ -205,13 +205,13 @@ def follow(process: "subprocess.Popen[bytes]", source: Source, cold: bool) -> It
         if epoch := re.match(r"epoch \d+: ([\d.]+) s, .* images/s, (.*)", line):
             if cold:
                 drop_caches()
-            yield Stage(float(epoch[1]), epoch[2], since)
+            yield DemoEpoch(float(epoch[1]), epoch[2], since)
         else:
-            yield Stage(time.monotonic() - start, line, since)
+            yield DemoEpoch(time.monotonic() - start, line, since)
         before = now
 
 
-def lines(process: "subprocess.Popen[bytes]", source: Source, first: Counts | None) -> Iterator[str]:
+def lines(process: "subprocess.Popen[bytes]", source: DemoSource, first: Counts | None) -> Iterator[str]:
     """Lines of standard output as they come; in between, on a terminal, how far the source has been read."""
     assert process.stdout
     rest = b""
@@ -241,7 +241,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
             return
 
 
-def print_table(without: list[Stage], tiered: list[Stage]) -> None:
+def print_table(without: list[DemoEpoch], tiered: list[DemoEpoch]) -> None:
     """Both runs, stage by stage."""
     print(f"\n{'':7} {'without Forebay':^38} | {'with Forebay':^38}".rstrip())
     heads = f"{'time':>8} {'source bytes':>14} {'operations':>12}"
@@ -251,13 +251,13 @@ def print_table(without: list[Stage], tiered: list[Stage]) -> None:
     print("(start: from the command to the first epoch, with Python's own start and the listing of the directories)")
 
 
-def cells(stage: Stage) -> str:
+def cells(stage: DemoEpoch) -> str:
     """Time, bytes and operations; dashes where nobody counted."""
     bytes_read, operations = (f"{stage.source.bytes_read:,}", f"{stage.source.operations:,}") if stage.source else ("-", "-")
     return f"{stage.seconds:6.1f} s {bytes_read:>14} {operations:>12}"
 
 
-def conclude(without: list[Stage], tiered: list[Stage]) -> int:
+def conclude(without: list[DemoEpoch], tiered: list[DemoEpoch]) -> int:
     """The sentence to take away."""
     if [stage.learned for stage in without] != [stage.learned for stage in tiered]:
         print("\nThe two runs did not learn the same: Forebay must not change what a program reads. Please report this.")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 
-class Net(nn.Module):
+class PictureNet(nn.Module):
     """Two convolutions and a linear layer, for small grey images."""
 
     def __init__(self, classes: int) -> None:
@@ -31,7 +31,7 @@ class Net(nn.Module):
         return scores
 
 
-def train_epoch(model: Net, batches: DataLoader[list[torch.Tensor]], optimizer: torch.optim.Optimizer) -> tuple[int, float, float]:
+def train_epoch(model: PictureNet, batches: DataLoader[list[torch.Tensor]], optimizer: torch.optim.Optimizer) -> tuple[int, float, float]:
     """Returns the number of images, the mean loss and the share of images classified rightly."""
     images_seen, loss_sum, right = 0, 0.0, 0
     for images, labels in batches:
@@ -67,7 +67,7 @@ def main() -> None:
         persistent_workers=args.workers > 0,
         generator=torch.Generator().manual_seed(args.seed),
     )
-    model = Net(len(dataset.classes))
+    model = PictureNet(len(dataset.classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     print(f"{len(dataset)} images, {len(dataset.classes)} classes", flush=True)
     for epoch in range(1, args.epochs + 1):

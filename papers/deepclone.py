@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import clone_peers
-from bench.clone import MODELS, World, measure_all
+from bench.clone import MODELS, CloneBench, measure_all
 from bench.clone_jobs import node
 from bench.clone_peers import OURS, Brought
-from bench.report import OUT, Report, What, proven
+from bench.report import OUT, BenchReport, What, proven
 
 # As clone_ways.py names them.
 PAPER = ("HDF5", "mpi4py pickled")
@@ -63,7 +63,7 @@ def page(rows: Iterable[Row]) -> list[str]:
     return ["| figure | the paper | ours |", "| --- | --- | --- |", *(f"| {line.name} | {line.paper} | {ours(line)} |" for line in LINES)]
 
 
-def beside_the_paper(report: Report, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
+def beside_the_paper(report: BenchReport, scenario: str, found: dict[tuple[str, bool], list[Brought]]) -> None:
     """Adds the rows of the paper's measures, and the factors of its two other ways over Forebay."""
     mine = found[OURS, True]
     for way, others in found.items():
@@ -82,7 +82,7 @@ def over_ours(measure: str, way: str) -> str:
     return f"{measure}: {way} over ours"
 
 
-def of_model(name: str, world: World, report: Report) -> None:
+def of_model(name: str, world: CloneBench, report: BenchReport) -> None:
     """Measures one model's state, brought over by Forebay and in the paper's two other ways."""
     scenario = f"{name}: sgd, 2 + 2 ranks"
     with node(world.place) as here:
@@ -91,7 +91,7 @@ def of_model(name: str, world: World, report: Report) -> None:
     beside_the_paper(report, scenario, found)
 
 
-SCENARIOS: dict[str, Callable[[World, Report], None]] = {name: functools.partial(of_model, name) for name in MODELS}
+SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {name: functools.partial(of_model, name) for name in MODELS}
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bench import command
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.simulator import Epoch, Simulator, changed, warm
 
 # Seconds of forward, backward and update for 32 images on an A100: the paper's six models, from the fastest on.
@@ -111,7 +111,7 @@ def mean(ratios: Iterable[float]) -> float:
     return statistics.geometric_mean(list(ratios))
 
 
-def cells(sim: Simulator, report: Report) -> None:
+def cells(sim: Simulator, report: BenchReport) -> None:
     """Figure 7: speed-ups, with six models in three set-ups."""
     for panel in PANELS:
         seconds = {name: {model: run(sim, panel, model, loader)["seconds"] for model in STEPS_S} for name, loader in LOADERS.items()}
@@ -135,7 +135,7 @@ def cells(sim: Simulator, report: Report) -> None:
         report.once(What(title, "Forebay's time over that of the text's own, worst model", "", 1.0, "Lobster as written"), worst[1])
 
 
-def hits(sim: Simulator, report: Report) -> None:
+def hits(sim: Simulator, report: BenchReport) -> None:
     """Section 5.5: hit ratios, by each definition; and Figure 10: the use of the GPUs."""
     panel = "1 node, ImageNet-1K"
     for name, loader in LOADERS.items():
@@ -153,7 +153,7 @@ def hits(sim: Simulator, report: Report) -> None:
         report.once(What(f"hits: {panel}, Figure 10", f"{name}: use of the GPUs, mean of six models", ""), use, paper)
 
 
-def imbalance_of_loaders(sim: Simulator, report: Report) -> None:
+def imbalance_of_loaders(sim: Simulator, report: BenchReport) -> None:
     """Figure 8: iterations with load imbalance, and the distribution of batch times."""
     for panel, paper in PAPER_IMBALANCE.items():
         for name, loader in LOADERS.items():
@@ -165,7 +165,7 @@ def imbalance_of_loaders(sim: Simulator, report: Report) -> None:
             report.once(What(title, f"{name}: median batch time", "ms"), epoch["step_p50_s"] * 1e3, note)
 
 
-def ablation(sim: Simulator, report: Report) -> None:
+def ablation(sim: Simulator, report: BenchReport) -> None:
     """Figure 11: what Lobster's threads and its eviction gain by themselves, over DALI."""
     panel = "1 node, ImageNet-1K"
     dali = LOADERS["DALI"]
@@ -182,7 +182,7 @@ def ablation(sim: Simulator, report: Report) -> None:
         report.once(What(f"ablation: Figure 11, {panel}", f"{name}: speed-up over DALI", "x", None, "DALI"), mean(speedups), note)
 
 
-def apart(sim: Simulator, report: Report) -> None:
+def apart(sim: Simulator, report: BenchReport) -> None:
     """Splits Forebay's lead over Lobster into that of its measured threads, hedging, schedule and residency."""
     forebay, lobster = LOADERS["Forebay"], LOADERS["Lobster"]
     plain = {**forebay, "hedge": 0.0, "measured": False}
@@ -212,7 +212,7 @@ def apart(sim: Simulator, report: Report) -> None:
             report.once(What(title, name, "", None, "Lobster"), mean(found), note)
 
 
-SCENARIOS: dict[str, Callable[[Simulator, Report], None]] = {
+SCENARIOS: dict[str, Callable[[Simulator, BenchReport], None]] = {
     "cells": cells,
     "hits": hits,
     "loaders": imbalance_of_loaders,
@@ -226,7 +226,7 @@ def main() -> int:
     parser = command.parser(__doc__, SCENARIOS)
     args = parser.parse_args()
     # Simulated figures depend on no load.
-    report = Report("lobster", tuple(SCENARIOS), quick=args.quick, load_max=math.inf)
+    report = BenchReport("lobster", tuple(SCENARIOS), quick=args.quick, load_max=math.inf)
     return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator())
 
 

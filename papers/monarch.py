@@ -18,16 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import command
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.session import hand_over_hand, program, session
-from bench.world import Size, World, world
-from papers.monarch_jobs import EPOCHS, PART, Job, Run, Ways, arms
-from papers.monarch_rows import REPEATED, Rows
+from bench.world import TieringBench, TieringSize, world
+from papers.monarch_jobs import EPOCHS, PART, Run, TrainingJob, Ways, arms
+from papers.monarch_rows import REPEATED, TrainingRows
 from testbed import datasets
 from testbed.testbed import have_gluster
 
-FULL = Size(files=5_000, shards=128, pairs=3, runs=8)
-QUICK = Size(files=650, shards=26, pairs=1, runs=1)
+FULL = TieringSize(files=5_000, shards=128, pairs=3, runs=8)
+QUICK = TieringSize(files=650, shards=26, pairs=1, runs=1)
 # As large as ImageNet's.
 PICTURE_KB = 110
 # Half of what the other benchmarks have: client and servers share two cores with the training, and what is waited for
@@ -52,7 +52,7 @@ def main() -> int:
         print(f"papers-monarch: {reason}", file=sys.stderr)
         return 1
     command.hide("papers.monarch")
-    report = Report("monarch", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
+    report = BenchReport("monarch", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
     if args.quick:
@@ -71,7 +71,7 @@ def lacking() -> str | None:
     return None
 
 
-def labelled(local: Path, size: Size) -> None:
+def labelled(local: Path, size: TieringSize) -> None:
     """Pictures, each in the directory of the photograph that it is cut out of, which is its class.
 
     And TFRecord shards of the same.
@@ -80,7 +80,7 @@ def labelled(local: Path, size: Size) -> None:
     subprocess.run(program("pack_records", local / "files", local / "shards", size.shards), check=True)
 
 
-def measure(framework: str, model: str, world: World, report: Report) -> None:
+def measure(framework: str, model: str, world: TieringBench, report: BenchReport) -> None:
     """All rounds of a job."""
     ways = Ways(world, job_of(framework, model, world))
     rounds: list[dict[str, Run]] = []
@@ -91,20 +91,20 @@ def measure(framework: str, model: str, world: World, report: Report) -> None:
             found[arm] = ways.run(arm)
             report.note_load()
         rounds.append(found)
-    Rows(ways.job, rounds, report).add()
+    TrainingRows(ways.job, rounds, report).add()
     if model == COMPUTE_BOUND:
         in_turns(ways, report)
 
 
-def job_of(framework: str, model: str, world: World) -> Job:
+def job_of(framework: str, model: str, world: TieringBench) -> TrainingJob:
     """The data that belong to it: shards for TensorFlow, files for PyTorch."""
     shards = world.shards, world.local_shards, world.size.shards
     source, local, count = shards if framework == "tensorflow" else (world.files, world.local_files, world.size.files)
     classes = 1 + max(int(directory.name) for directory in world.local_files.iterdir())
-    return Job(framework, model, source, local, classes, count // COMPUTE_BOUND_PART if model == COMPUTE_BOUND else None)
+    return TrainingJob(framework, model, source, local, classes, count // COMPUTE_BOUND_PART if model == COMPUTE_BOUND else None)
 
 
-def in_turns(ways: Ways, report: Report) -> None:
+def in_turns(ways: Ways, report: BenchReport) -> None:
     """A compute-bound job, half an epoch by each name at a time: processes differ from each other by more than the bar.
 
     A process under Forebay reads by the source's name, and by one that is foreign to Forebay. Each epoch of three, with
@@ -130,7 +130,7 @@ def in_turns(ways: Ways, report: Report) -> None:
 
 # GlusterFS's client and servers, and the training, share two cores: up to 4 by themselves.
 LOAD_MAX = 5.0
-SCENARIOS: dict[str, Callable[[World, Report], None]] = {
+SCENARIOS: dict[str, Callable[[TieringBench, BenchReport], None]] = {
     f"{framework}-{model}": functools.partial(measure, framework, model) for model in MODELS for framework in FRAMEWORKS
 }
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.epochs import FRESHNESS, moved
 from bench.peers import rclone, rsync
 from bench.programs.course import listed
-from bench.session import Epoch, program, session, tiered
-from bench.world import Tier, Traffic, World
+from bench.session import EpochReport, program, session, tiered
+from bench.world import TierDirectory, TieringBench, Traffic
 
 EPOCHS = 3
 # What the tier holds of the data: the paper's 119 of 200 GiB.
@@ -32,7 +32,7 @@ QUOTAS = {FITS: 2.0, PART: TIER_SHARE, RCLONE_FITS: 2.0, RCLONE_PART: TIER_SHARE
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A model in a framework, and the data that it is trained with."""
 
     framework: str
@@ -69,7 +69,7 @@ class Run:
     """Three epochs of a job, by one way."""
 
     arm: str
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[EpochReport, ...]
     # What had to be copied before the job could begin: seconds, and what the source saw of it.
     before_s: float = 0.0
     before: Traffic | None = None
@@ -90,7 +90,7 @@ class Run:
         return functools.reduce(operator.add, filter(None, [self.before, *map(moved, self.epochs)]))
 
     @property
-    def warm(self) -> tuple[Epoch, ...]:
+    def warm(self) -> tuple[EpochReport, ...]:
         """All epochs but the first."""
         return self.epochs[1:]
 
@@ -100,7 +100,7 @@ class Run:
         return [rate for epoch in self.epochs for rate in epoch.said["rates"]]
 
 
-def seconds(epochs: Sequence[Epoch]) -> float:
+def seconds(epochs: Sequence[EpochReport]) -> float:
     """Returns the mean seconds of an epoch."""
     return sum(epoch.seconds for epoch in epochs) / len(epochs)
 
@@ -117,7 +117,7 @@ def arms(model: str, number: int, *, quick: bool) -> list[str]:
 class Ways:
     """Runs of one job."""
 
-    def __init__(self, world: World, job: Job) -> None:
+    def __init__(self, world: TieringBench, job: TrainingJob) -> None:
         self.world = world
         self.job = job
         self._copied: tuple[float, Traffic] | None = None
@@ -134,12 +134,12 @@ class Ways:
         return self._tiered(arm)
 
     @contextlib.contextmanager
-    def tier(self) -> Iterator[tuple[Tier, list[str]]]:
+    def tier(self) -> Iterator[tuple[TierDirectory, list[str]]]:
         """An empty tier of 60 %, and the program's command line under Forebay."""
         with self.world.tier() as tier:
             yield tier, self._under_forebay(tier, PART)
 
-    def _under_forebay(self, tier: Tier, arm: str) -> list[str]:
+    def _under_forebay(self, tier: TierDirectory, arm: str) -> list[str]:
         return tiered(self.world, tier, self.job.quota(arm), FRESHNESS[0], self.job.words(self.job.source))
 
     def _plain(self, arm: str, root: Path, before_s: float = 0.0, before: Traffic | None = None) -> Run:
@@ -149,7 +149,7 @@ class Ways:
         return Run(arm, tuple(epochs), before_s, before)
 
     def _tiered(self, arm: str) -> Run:
-        epochs: list[Epoch] = []
+        epochs: list[EpochReport] = []
         resident_mib: list[float] = []
         with self.world.tier() as tier:
             with session(self.world, self._under_forebay(tier, arm), tier) as running:

@@ -56,7 +56,7 @@ class Figures:
         return [] if row is None else row["samples"]
 
 
-class Line(NamedTuple):
+class MonarchLine(NamedTuple):
     """A line of the table: what it is of, the paper's figure, and where ours stands."""
 
     name: str
@@ -66,19 +66,19 @@ class Line(NamedTuple):
 
 
 LINES = (
-    Line("training time, LeNet", "-28 % (TensorFlow)", "lenet", f"{PART}: {TIME}"),
-    Line("training time, AlexNet", "-21 % (TensorFlow)", "alexnet", f"{PART}: {TIME}"),
-    Line("training time, ResNet", "0 (TensorFlow)", "resnet", f"{PART}: {TIME}"),
-    Line("reads of the source, LeNet", "up to -56 %", "lenet", f"{PART}: {READS}"),
-    Line("reads of the source, AlexNet", "up to -56 %", "alexnet", f"{PART}: {READS}"),
-    Line("opens and closes at the source, LeNet", "up to -38 %", "lenet", f"{PART}: {OPENS}"),
-    Line("opens and closes at the source, AlexNet", "up to -38 %", "alexnet", f"{PART}: {OPENS}"),
+    MonarchLine("training time, LeNet", "-28 % (TensorFlow)", "lenet", f"{PART}: {TIME}"),
+    MonarchLine("training time, AlexNet", "-21 % (TensorFlow)", "alexnet", f"{PART}: {TIME}"),
+    MonarchLine("training time, ResNet", "0 (TensorFlow)", "resnet", f"{PART}: {TIME}"),
+    MonarchLine("reads of the source, LeNet", "up to -56 %", "lenet", f"{PART}: {READS}"),
+    MonarchLine("reads of the source, AlexNet", "up to -56 %", "alexnet", f"{PART}: {READS}"),
+    MonarchLine("opens and closes at the source, LeNet", "up to -38 %", "lenet", f"{PART}: {OPENS}"),
+    MonarchLine("opens and closes at the source, AlexNet", "up to -38 %", "alexnet", f"{PART}: {OPENS}"),
 )
 PEERS = (
-    Line("the tier holds all", "", "lenet", f"{FITS}: {TIME}"),
-    Line("rsync first (all must fit)", "", "lenet", f"{RSYNC}: {TIME}"),
-    Line("rclone mount, full VFS cache that holds all", "", "lenet", f"{RCLONE_FITS}: {TIME}"),
-    Line("rclone mount, full VFS cache of 60 %", "", "lenet", f"{RCLONE_PART}: {TIME}"),
+    MonarchLine("the tier holds all", "", "lenet", f"{FITS}: {TIME}"),
+    MonarchLine("rsync first (all must fit)", "", "lenet", f"{RSYNC}: {TIME}"),
+    MonarchLine("rclone mount, full VFS cache that holds all", "", "lenet", f"{RCLONE_FITS}: {TIME}"),
+    MonarchLine("rclone mount, full VFS cache of 60 %", "", "lenet", f"{RCLONE_PART}: {TIME}"),
 )
 
 
@@ -99,7 +99,7 @@ def table(figures: Figures) -> list[str]:
     return [head, "| --- | --- | --- | --- |", *rest]
 
 
-def less(figures: Figures, framework: str, line: Line) -> str:
+def less(figures: Figures, framework: str, line: MonarchLine) -> str:
     """A ratio, as what was saved, with its interval if it was measured more than once."""
     row = figures.row(framework, line.model, WHOLE, line.metric)
     if row is None:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from bench.bounds import operations_max, seconds_max, source_bytes_max, variation
 from bench.epochs import moved
-from bench.report import Report, What
+from bench.report import BenchReport, What
 from bench.report import number as shown
-from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, Job, Run, seconds
+from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, Run, TrainingJob, seconds
 
 # The agent of a tier of some thousand files, and what it may grow by from one warm epoch to the next.
 RESIDENT_MIB_MAX = 32
@@ -45,10 +45,10 @@ RATES = "samples a second, second by second"
 VARIATION = "variation of the throughput in epochs 2 and 3"
 
 
-class Rows:
+class TrainingRows:
     """The rows of one job."""
 
-    def __init__(self, job: Job, rounds: Sequence[Round], report: Report) -> None:
+    def __init__(self, job: TrainingJob, rounds: Sequence[Round], report: BenchReport) -> None:
         self._job = job
         self._rounds = rounds
         self._report = report
@@ -162,7 +162,7 @@ class Limit(NamedTuple):
 class Compared:
     """A round's runs that a warm tier is judged by."""
 
-    job: Job
+    job: TrainingJob
     plain: Run
     mine: Run
     local: Run

@@ -38,7 +38,7 @@ GRACE_S = 5.0
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "timed out", "skipped"
 
 
-class Step(NamedTuple):
+class TestStep(NamedTuple):
     """A command to run, and its time limit in seconds.
 
     With `is_pytest` one test at least must pass, and none be skipped.
@@ -50,14 +50,14 @@ class Step(NamedTuple):
     is_pytest: bool = False
 
 
-def marked(name: str, limit_s: float, where: str, *, of: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Step:
+def marked(name: str, limit_s: float, where: str, *, of: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> TestStep:
     """Returns a step that runs tests with the mark `gpu`.
 
     Their names have one of the words in `of`, or none of those in `without`.
     """
     options = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--durations=5")
     chosen = ("-k", " or ".join(of)) if of else ("-k", f"not ({' or '.join(without)})") if without else ()
-    return Step(name, (*options, where, *chosen), limit_s, is_pytest=True)
+    return TestStep(name, (*options, where, *chosen), limit_s, is_pytest=True)
 
 
 ENVIRONMENT = """
@@ -72,7 +72,7 @@ FORKED, STATES = ("forked",), ("equal_and_goes_on", "layout")
 # In the order of what they prove: a fork of a whole job on a GPU, batches, states of each kind; then the same in other
 # ways.
 STEPS = (
-    Step("environment", ("-c", ENVIRONMENT), 90),
+    TestStep("environment", ("-c", ENVIRONMENT), 90),
     marked("fork-nccl", 150, f"{P14}::test_p14b_holds_on_a_gpu[digests-nccl]"),
     marked("fork-session", 90, CLONE, of=FORKED),
     marked("loader", 120, LOADER),
@@ -111,13 +111,13 @@ class Results:
             os.fsync(file.fileno())
 
 
-def in_order(steps: Sequence[Step], known: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+def in_order(steps: Sequence[TestStep], known: Mapping[str, Mapping[str, Any]]) -> list[TestStep]:
     """Returns the steps that have not passed: those that were never run first, each in the given order."""
     left = [step for step in steps if known.get(step.name, {}).get("status") != PASSED]
     return sorted(left, key=lambda step: step.name in known)
 
 
-def run(steps: Sequence[Step], results: Results, python: str, environment: Mapping[str, str], budget_s: float) -> bool:
+def run(steps: Sequence[TestStep], results: Results, python: str, environment: Mapping[str, str], budget_s: float) -> bool:
     """Runs what has not passed, within `budget_s`; returns whether each step has passed by now."""
     deadline = time.monotonic() + budget_s
     for step in in_order(steps, results.known()):
@@ -134,7 +134,7 @@ def run(steps: Sequence[Step], results: Results, python: str, environment: Mappi
     return all(known.get(step.name, {}).get("status") == PASSED for step in steps)
 
 
-def one(step: Step, python: str, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+def one(step: TestStep, python: str, environment: Mapping[str, str], limit_s: float) -> dict[str, Any]:
     """Runs a step, and ends it with all that it has started when its time is over; returns what is written about it."""
     begun = time.monotonic()
     with tempfile.TemporaryFile() as out:
@@ -164,7 +164,7 @@ def one(step: Step, python: str, environment: Mapping[str, str], limit_s: float)
     }
 
 
-def status(step: Step, code: int | None, counts: Mapping[str, int]) -> str:
+def status(step: TestStep, code: int | None, counts: Mapping[str, int]) -> str:
     """Returns how a step came out. Tests that are skipped prove nothing."""
     if code is None:
         return TIMED_OUT

@@ -11,9 +11,9 @@ import pytest
 
 import bench.report
 from bench import command
-from bench.epochs import Seen, of_files
+from bench.epochs import LaterEpochs, of_files
 from bench.figures import Holds, count_under, median, under
-from bench.report import Report, What
+from bench.report import BenchReport, What
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
 
@@ -27,8 +27,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def report(commit: str = COMMIT, *, quick: bool = False) -> Report:
-    return Report("plan", ("one", "two"), quick, commit)
+def report(commit: str = COMMIT, *, quick: bool = False) -> BenchReport:
+    return BenchReport("plan", ("one", "two"), quick, commit)
 
 
 def test_the_interval_of_nine_samples_lies_between_the_second_and_the_eighth() -> None:
@@ -93,7 +93,7 @@ def test_what_was_measured_on_a_busy_machine_keeps_no_bar(load: float, holds: st
 
 def test_a_scenario_that_loads_the_machine_itself_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (4.2, 4.2, 4.2))
-    found = Report("tiering", ("one", "two"), False, COMMIT, load_max_of={"two": 5.0})
+    found = BenchReport("tiering", ("one", "two"), False, COMMIT, load_max_of={"two": 5.0})
     for scenario in found.scenarios:
         found.begin(scenario)
         found.count(What(f"{scenario}: bytes", "bytes", "x", 1.02), [1.0] * 3)
@@ -135,11 +135,11 @@ def test_only_figures_of_the_same_commit_are_taken_over(out: Path, then: str, no
 
 
 def test_a_scenario_that_fails_is_not_measured_and_loses_no_other(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails(_world: None, found: Report) -> None:
+    def fails(_world: None, found: BenchReport) -> None:
         found.once(What("one", "count", "operations", 0), 0)
         raise RuntimeError("it broke")
 
-    def works(_world: None, found: Report) -> None:
+    def works(_world: None, found: BenchReport) -> None:
         found.once(What("two", "count", "operations", 0), 0)
 
     both = report()
@@ -157,7 +157,7 @@ def test_lookups_that_listings_explain_are_no_files() -> None:
 
 def test_more_drops_than_are_allowed_explain_nothing() -> None:
     def excess(dropped: int, lookups: int) -> int:
-        return Seen(2, 3000, 0, 1, Counter(LOOKUP=lookups), dropped).excess
+        return LaterEpochs(2, 3000, 0, 1, Counter(LOOKUP=lookups), dropped).excess
 
     assert (excess(1, 3), excess(1, 4), excess(100, 9), excess(100, 10)) == (0, 1, 0, 1)
 

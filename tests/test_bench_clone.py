@@ -17,12 +17,12 @@ import pytest
 
 import bench.report
 from bench import clone_page, clone_peers
-from bench.clone import SCENARIOS, Size, World, of_model
+from bench.clone import SCENARIOS, CloneBench, CloneSize, of_model
 from bench.clone_forks import AFTER, Became, Forked, add, cost, forked_at, grown, results, wanted
 from bench.clone_jobs import node, ranks
 from bench.clone_peers import OURS, PEERS, TOLD, Brought, against
 from bench.programs.clone_cost import Own
-from bench.report import Report
+from bench.report import BenchReport
 from bench.session import PROGRAMS, ProgramError
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
@@ -183,16 +183,16 @@ MISSED = {
 
 
 @pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchReport:
     monkeypatch.setattr(bench.report, "OUT", tmp_path)
-    return Report("clone", tuple(SCENARIOS), quick=False, commit="c0ffee")
+    return BenchReport("clone", tuple(SCENARIOS), quick=False, commit="c0ffee")
 
 
-def missed(report: Report) -> list[str]:
+def missed(report: BenchReport) -> list[str]:
     return [row.metric for row in report.rows if row.bar is not None and row.holds != "yes"]
 
 
-def test_a_job_that_keeps_every_bar_holds(report: Report) -> None:
+def test_a_job_that_keeps_every_bar_holds(report: BenchReport) -> None:
     add(report, "nt3: sgd, 1 + 1 ranks", [forked()] * 10)
     assert missed(report) == []
     # A short step may be held up for 2 ms.
@@ -201,13 +201,13 @@ def test_a_job_that_keeps_every_bar_holds(report: Report) -> None:
 
 
 @pytest.mark.parametrize("what", MISSED)
-def test_each_bar_can_be_missed(report: Report, what: str) -> None:
+def test_each_bar_can_be_missed(report: BenchReport, what: str) -> None:
     value, metric = MISSED[what]
     add(report, "nt3: sgd, 1 + 1 ranks", [forked(**{what: value})] * 10)
     assert missed(report) == [metric]
 
 
-def test_a_fork_that_is_dropped_is_told_and_another_is_asked_for(report: Report) -> None:
+def test_a_fork_that_is_dropped_is_told_and_another_is_asked_for(report: BenchReport) -> None:
     lost = forked(clones=None)
     coming = iter([lost, *[forked()] * 9, lost, forked()])
     found = wanted(10, lambda: next(coming))
@@ -218,7 +218,7 @@ def test_a_fork_that_is_dropped_is_told_and_another_is_asked_for(report: Report)
         wanted(2, lambda: lost)
 
 
-def test_each_peer_is_a_bar_of_its_own(report: Report) -> None:
+def test_each_peer_is_a_bar_of_its_own(report: BenchReport) -> None:
     ways = [(OURS, True), *((way, digest) for way in PEERS for digest in (False, True))]
     found = {way: [Brought(0.0, 0.2, 0.2)] * 10 for way in ways}
     found[OURS, True] = [Brought(0.0, 0.1, 0.1)] * 10
@@ -228,7 +228,7 @@ def test_each_peer_is_a_bar_of_its_own(report: Report) -> None:
     assert missed(report) == ["readiness, verification included, over gloo", "HDF5, with digests: tensors that arrived wrong"]
 
 
-def test_the_tables_have_the_worst_of_each_bar(report: Report) -> None:
+def test_the_tables_have_the_worst_of_each_bar(report: BenchReport) -> None:
     add(report, "nt3: sgd, 1 + 1 ranks", [forked()] * 10)
     add(report, "nt3: sgd, 2 + 2 ranks", [forked(readiness_s=0.16)] * 10)
     report.save()
@@ -239,10 +239,10 @@ def test_the_tables_have_the_worst_of_each_bar(report: Report) -> None:
     assert "| **1.6** |" in printed
 
 
-def test_jobs_are_forked_and_compared(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_forked_and_compared(tmp_path: Path, report: BenchReport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two torchruns of the bench's own program, one huge layer made small: whatever the time, the state is exact."""
     monkeypatch.setattr("bench.clone.OPTIMIZERS", ("adamw",))
-    of_model("nt3", World(tmp_path, Size(forks=1, ranks=(1,), seconds=0.0, nt3="nt3-small")), report)
+    of_model("nt3", CloneBench(tmp_path, CloneSize(forks=1, ranks=(1,), seconds=0.0, nt3="nt3-small")), report)
     rows = {row.metric: row for row in report.rows if row.scenario == "nt3: adamw, 1 + 1 ranks"}
     assert [rows[MISSED[what][1]].value for what in ("differing", "differing_later")] == [0, 0]
     assert rows["readiness, verification included, over a memcpy"].value > 0
@@ -250,7 +250,7 @@ def test_jobs_are_forked_and_compared(tmp_path: Path, report: Report, monkeypatc
 
 
 @pytest.mark.long
-def test_every_way_brings_the_state_over(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_brings_the_state_over(tmp_path: Path, report: BenchReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clone_peers, "RANKS", 1)
     ways = [(way, True) for way in (*PEERS, *TOLD, "mpi4py pickled")]
     with node(tmp_path) as here:

@@ -32,9 +32,9 @@ from bench.loader_bounds import (
     quantile,
     stalled,
 )
-from bench.loader_world import BANDWIDTH, QUICK, World
-from bench.report import Report, scenario_of
-from bench.session import Epoch, ProgramError, program
+from bench.loader_world import BANDWIDTH, QUICK, LoaderBench
+from bench.report import BenchReport, scenario_of
+from bench.session import EpochReport, ProgramError, program
 from bench.world import Traffic
 from forebay.loader._settings import Kept
 from forebay.torch import DataLoader
@@ -116,7 +116,7 @@ def test_accuracies_are_apart_only_beyond_the_noise_of_their_seeds() -> None:
 
 
 def test_reads_of_all_ranks_have_room_and_those_of_the_slow_one_do_not_have_it_in_its_share() -> None:
-    world = World(Path("/nowhere"), loader_world.FULL)
+    world = LoaderBench(Path("/nowhere"), loader_world.FULL)
     busy = loader_imbalance.busy(world)
     of_slow = busy * loader_imbalance.SLOWER / (loader_imbalance.RANKS - 1 + loader_imbalance.SLOWER)
     assert busy < 0.8 * loader_imbalance.READS
@@ -146,7 +146,7 @@ def test_there_are_200_batches_an_epoch() -> None:
     assert size.batch % loader_imbalance.RANKS == 0
 
 
-class Known(World):
+class KnownSizes(LoaderBench):
     """A world whose files need not be there."""
 
     sizes = [30_000] * QUICK.files
@@ -154,16 +154,16 @@ class Known(World):
     memory = Path("/nowhere")
 
 
-def warm_epoch(share: float, seconds: float) -> Epoch:
+def warm_epoch(share: float, seconds: float) -> EpochReport:
     said = {"batches": QUICK.files // QUICK.batch, "agent": {"left_to_ranks": 0}}
-    return Epoch(
+    return EpochReport(
         seconds, 1.0, QUICK.files, 30_000 * QUICK.files, 4711, Traffic(round(30_000 * QUICK.files * (1 - share)), ()), 0, 0, said=said
     )
 
 
 def test_warm_rows_have_their_bounds_beside_them() -> None:
-    world = Known(Path("/nowhere"), QUICK)
-    report = Report("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
+    world = KnownSizes(Path("/nowhere"), QUICK)
+    report = BenchReport("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
     mine, theirs = [warm_epoch(0.6, 0.41)] * 9, [warm_epoch(0.0, 1.0)] * 9
     loader_warm.rows("warm-bandwidth", BANDWIDTH, 0.6, world, report, mine, theirs, 1.0, world.bytes, loader_warm.STEP_MS)
     held: dict[str, tuple[Any, ...]] = {row.metric: (row.value, row.bar, row.holds) for row in report.rows if row.bar is not None}
@@ -177,8 +177,8 @@ def test_warm_rows_have_their_bounds_beside_them() -> None:
 
 
 def test_too_many_bytes_or_seconds_miss_the_bars() -> None:
-    world = Known(Path("/nowhere"), QUICK)
-    report = Report("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
+    world = KnownSizes(Path("/nowhere"), QUICK)
+    report = BenchReport("loader", ("warm-bandwidth",), quick=False, commit="c0ffee")
     mine, theirs = [warm_epoch(0.0, 0.8)] * 9, [warm_epoch(0.0, 1.0)] * 9
     loader_warm.rows("warm-bandwidth", BANDWIDTH, 0.6, world, report, mine, theirs, 1.0, world.bytes, loader_warm.STEP_MS)
     assert {row.holds for row in report.rows if row.bar is not None} == {"no"}
@@ -216,8 +216,8 @@ def test_cpu_is_that_of_warm_epochs_for_an_image(monkeypatch: pytest.MonkeyPatch
         return Answering(cost.get(option([str(word) for word in words], "--loader"), 2.4)), None
 
     monkeypatch.setattr(loader_cpu, "start", start)
-    world = Known(Path("/nowhere"), loader_world.FULL)
-    report = Report("loader", ("cpu",), quick=False, commit="c0ffee")
+    world = KnownSizes(Path("/nowhere"), loader_world.FULL)
+    report = BenchReport("loader", ("cpu",), quick=False, commit="c0ffee")
     loader_cpu.cpu(world, report)
     held = {row.metric: row.holds for row in report.rows if row.bar is not None}
     assert len(held) == 1 + len(loader_cpu.PEERS)
@@ -227,14 +227,14 @@ def test_cpu_is_that_of_warm_epochs_for_an_image(monkeypatch: pytest.MonkeyPatch
 
 
 def test_imbalanced_steps_of_all_runs_are_held_against_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runs(_world: World, schedule: str, *, fill: bool) -> list[list[list[float]]]:
+    def runs(_world: LoaderBench, schedule: str, *, fill: bool) -> list[list[list[float]]]:
         assert not fill
         late = {"static": 100, "first_come": 30, "earliest_deadline": 20}[schedule]
         return [[[0.0] * 200] * 3 + [[0.05] * late + [0.0] * (200 - late)]]
 
     monkeypatch.setattr(loader_imbalance, "run", runs)
-    world = Known(Path("/nowhere"), loader_world.FULL)
-    report = Report("loader", ("imbalance",), quick=False, commit="c0ffee")
+    world = KnownSizes(Path("/nowhere"), loader_world.FULL)
+    report = BenchReport("loader", ("imbalance",), quick=False, commit="c0ffee")
     loader_imbalance.imbalance(world, report)
     found = {row.metric: (row.value, row.bar, row.holds) for row in report.rows}
     assert found["static: imbalanced steps"] == (300, None, None)
@@ -244,11 +244,11 @@ def test_imbalanced_steps_of_all_runs_are_held_against_the_others(monkeypatch: p
 def test_the_first_step_of_a_run_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = [[0.3, 0.0, 0.0], [0.0, 0.02, 0.0]]
     monkeypatch.setattr(loader_imbalance, "lines", lambda _words, _variables: [{"waits_s": waits}, {"waits_s": waits}])
-    monkeypatch.setattr(loader_imbalance, "node", lambda: contextlib.nullcontext(loader_world.Node(Path("/nowhere"))))
-    slow = contextlib.nullcontext(loader_world.Source(Path("/nowhere")))
-    monkeypatch.setattr(Known, "source", lambda *_, **__: slow)
-    monkeypatch.setattr(loader_world.Source, "drop_caches", lambda _: None)
-    found = loader_imbalance.run(Known(Path("/nowhere"), QUICK), "first_come", fill=True)
+    monkeypatch.setattr(loader_imbalance, "node", lambda: contextlib.nullcontext(loader_world.LoaderNode(Path("/nowhere"))))
+    slow = contextlib.nullcontext(loader_world.SlowSource(Path("/nowhere")))
+    monkeypatch.setattr(KnownSizes, "source", lambda *_, **__: slow)
+    monkeypatch.setattr(loader_world.SlowSource, "drop_caches", lambda _: None)
+    found = loader_imbalance.run(KnownSizes(Path("/nowhere"), QUICK), "first_come", fill=True)
     assert [imbalanced(epoch, 0.1) for epoch in found] == [1, 2]
     assert [len(epoch[0]) for epoch in found] == [2, 3]
 
@@ -261,8 +261,8 @@ def test_losses_are_compared_by_their_bits(monkeypatch: pytest.MonkeyPatch, tmp_
 
     answered(monkeypatch, loader_network, answer)
     (tmp_path / "train").mkdir()
-    world = Known(tmp_path, QUICK)
-    report = Report("loader", ("network",), quick=False, commit="c0ffee")
+    world = KnownSizes(tmp_path, QUICK)
+    report = BenchReport("loader", ("network",), quick=False, commit="c0ffee")
     loader_network.network(world, report)
     found = {row.metric: (row.value, row.holds) for row in report.rows}
     assert found["losses that differ, keyed"] == (1, "no")
@@ -270,8 +270,8 @@ def test_losses_are_compared_by_their_bits(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_rows_of_each_scenario_bear_its_name() -> None:
-    report = Report("loader", tuple(SCENARIOS), quick=True, commit="c0ffee")
-    world, mine, theirs = Known(Path("/nowhere"), QUICK), [warm_epoch(0.3, 1)] * 2, [warm_epoch(0, 1)] * 2
+    report = BenchReport("loader", tuple(SCENARIOS), quick=True, commit="c0ffee")
+    world, mine, theirs = KnownSizes(Path("/nowhere"), QUICK), [warm_epoch(0.3, 1)] * 2, [warm_epoch(0, 1)] * 2
     loader_warm.rows("warm-balanced", BANDWIDTH, 0.3, world, report, mine, theirs, 1.0, S, loader_warm.STEP_MS)
     assert {scenario_of(row) for row in report.rows} <= set(SCENARIOS)
     assert {f"policies-{other}" for other in loader_policies.OTHERS} | {f"small-{how}" for how in loader_small.WANTED} <= set(SCENARIOS)

@@ -15,9 +15,9 @@ import pytest
 
 import bench.report
 from bench import wheels
-from bench.report import Report, Row
+from bench.report import BenchReport, Row
 from bench.session import ProgramError
-from bench.wheel_rows import FULL, QUICK, SCENARIOS, TURNS, Figure, Measure, Size, Wheel, World, by_turns, least, starts
+from bench.wheel_rows import FULL, QUICK, SCENARIOS, TURNS, Figure, Measure, Wheel, WheelBench, WheelSize, by_turns, least, starts
 from tests import support
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("idle_machine")
 EXTRA_LIBRARY = "libstdc++.so.6"
 
 
-def world(place: Path, old: Path, new: Path, size: Size = FULL) -> World:
-    return World(place, place, (Wheel("old", old), Wheel("new", new)), 1.03, size)
+def world(place: Path, old: Path, new: Path, size: WheelSize = FULL) -> WheelBench:
+    return WheelBench(place, place, (Wheel("old", old), Wheel("new", new)), 1.03, size)
 
 
-def report() -> Report:
-    return Report("wheels", tuple(SCENARIOS), quick=False, commit="old to new")
+def report() -> BenchReport:
+    return BenchReport("wheels", tuple(SCENARIOS), quick=False, commit="old to new")
 
 
 def measured(costs: dict[str, list[float]], tmp_path: Path) -> tuple[Row, list[str]]:

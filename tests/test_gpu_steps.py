@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.gpu import STEPS, Results, Step, in_order, run
+from scripts.gpu import STEPS, Results, TestStep, in_order, run
 from tests.support import ROOT
 
 SUITE = "import pytest\n\n\ndef test_it():\n    {}\n"
 
 
-def python(name: str, code: str, limit_s: float = 60) -> Step:
-    return Step(name, ("-c", code), limit_s)
+def python(name: str, code: str, limit_s: float = 60) -> TestStep:
+    return TestStep(name, ("-c", code), limit_s)
 
 
 def notes(tmp_path: Path, name: str) -> str:
@@ -96,7 +96,7 @@ def test_tests_that_are_skipped_prove_nothing(line: str, status: str, tmp_path: 
     (tmp_path / "test_suite.py").write_text(SUITE.format(line))
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path / "test_suite.py"))
     results = Results(tmp_path / "gpu.jsonl", "a commit")
-    assert run([Step("suite", words, 60, is_pytest=True)], results, sys.executable, os.environ, 120) == (status == "passed")
+    assert run([TestStep("suite", words, 60, is_pytest=True)], results, sys.executable, os.environ, 120) == (status == "passed")
     assert told(results) == [("suite", status)]
 
 
@@ -115,7 +115,7 @@ def test_the_steps_are_all_tests_that_need_a_gpu_each_once() -> None:
             assert len([step for step in STEPS if has(step, file, name)]) == (4 if name == "test_p14b_holds_on_a_gpu" else 1), name
 
 
-def has(step: Step, file: str, name: str) -> bool:
+def has(step: TestStep, file: str, name: str) -> bool:
     """Returns True if a step runs a test, or some of its cases."""
     if file not in (word.partition("::")[0] for word in step.words):
         return False

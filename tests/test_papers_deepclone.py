@@ -7,14 +7,14 @@ import pytest
 
 import bench.report
 from bench.clone_peers import OURS, Brought
-from bench.report import Report
+from bench.report import BenchReport
 from papers import deepclone
 
 
 @pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchReport:
     monkeypatch.setattr(bench.report, "OUT", tmp_path)
-    return Report("deepclone", tuple(deepclone.SCENARIOS), quick=False, commit="c0ffee")
+    return BenchReport("deepclone", tuple(deepclone.SCENARIOS), quick=False, commit="c0ffee")
 
 
 def measured(overhead_s: float) -> dict[tuple[str, bool], list[Brought]]:
@@ -22,7 +22,7 @@ def measured(overhead_s: float) -> dict[tuple[str, bool], list[Brought]]:
     return {(OURS, True): [Brought(overhead_s, 0.1, 0.1)] * 10, **others}
 
 
-def test_factors_are_the_other_way_over_ours(report: Report) -> None:
+def test_factors_are_the_other_way_over_ours(report: BenchReport) -> None:
     deepclone.beside_the_paper(report, "nt3: sgd, 2 + 2 ranks", measured(-0.01))
     values = {row.metric: row.value for row in report.rows}
     assert values["readiness: HDF5 over ours"] == pytest.approx(30)
@@ -30,7 +30,7 @@ def test_factors_are_the_other_way_over_ours(report: Report) -> None:
     assert values["overhead of the two steps: mpi4py pickled over ours"] == pytest.approx(50)
 
 
-def test_the_table_has_the_paper_s_factors_and_names_what_was_not_measured(report: Report) -> None:
+def test_the_table_has_the_paper_s_factors_and_names_what_was_not_measured(report: BenchReport) -> None:
     deepclone.beside_the_paper(report, "nt3: sgd, 2 + 2 ranks", measured(0.01))
     report.save()
     printed = "\n".join(deepclone.page(json.loads(report.path.read_text())["rows"]))

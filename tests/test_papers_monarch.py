@@ -18,12 +18,12 @@ from PIL import Image
 
 from bench.bounds import operations_max, seconds_max, source_bytes_max, variation
 from bench.programs.course import listed, rates
-from bench.report import Report
-from bench.session import Epoch, program
+from bench.report import BenchReport
+from bench.session import EpochReport, program
 from bench.world import Traffic
 from papers import monarch_page, monarch_rows
 from papers.monarch import SCENARIOS
-from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, Job, Run, arms
+from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, Run, TrainingJob, arms
 from papers.monarch_page import NOT_MEASURED, Figures, table
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
@@ -79,12 +79,12 @@ def test_each_model_in_each_framework_is_a_scenario() -> None:
     assert set(SCENARIOS) == {f"{framework}-{model}" for framework in monarch_page.FRAMEWORKS for model in monarch_page.MODELS}
 
 
-def epoch(seconds: float, share: float, **said: object) -> Epoch:
+def epoch(seconds: float, share: float, **said: object) -> EpochReport:
     """An epoch that asks the source for this share of everything."""
     bricks = {"LOOKUP": round(1000 * share), "OPEN": round(500 * share), "READ": round(4000 * share), "FLUSH": round(500 * share)}
     told = {"wait_s": seconds / 2, "machine_cpu_s": 9.0, "rates": [40.0, 60.0], "rss_mib": 700.0, "loss": 0.5, "top1": 0.75} | said
     traffic = Traffic(round(sum(SIZES) * 1.05 * share), (bricks,))
-    return Epoch(seconds, 7.0, len(SIZES), sum(SIZES), 4711, traffic, 0.1, 50.0, said=told)
+    return EpochReport(seconds, 7.0, len(SIZES), sum(SIZES), 4711, traffic, 0.1, 50.0, said=told)
 
 
 def rounds(count: int = 3) -> list[dict[str, Run]]:
@@ -100,15 +100,15 @@ def rounds(count: int = 3) -> list[dict[str, Run]]:
     return [dict(runs) for _ in range(count)]
 
 
-class KnownSizes(Job):
+class KnownSizes(TrainingJob):
     """A job whose files need not be there."""
 
     sizes = SIZES
 
 
-def reported(found: list[dict[str, Run]], *, quick: bool = False) -> Report:
-    report = Report("monarch", ("pytorch-lenet",), quick, commit="c0ffee")
-    monarch_rows.Rows(KnownSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
+def reported(found: list[dict[str, Run]], *, quick: bool = False) -> BenchReport:
+    report = BenchReport("monarch", ("pytorch-lenet",), quick, commit="c0ffee")
+    monarch_rows.TrainingRows(KnownSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
     return report
 
 

@@ -69,7 +69,7 @@ class Position:
         self.consumed = state["consumed"]
 
 
-class Job:
+class AblationJob:
     """Something of every kind; its data come from generators of its own and of the process."""
 
     def __init__(self, seed: int) -> None:
@@ -129,8 +129,8 @@ def main() -> None:
 def fork(number: int) -> dict[str, Any]:
     """One fork of a job whose weights and data are those of `number`, for each part that can be left out."""
     # Made first: it draws from the process's generators.
-    fresh = Job(1000 + number)
-    source = Job(number)
+    fresh = AblationJob(1000 + number)
+    source = AblationJob(number)
     torch.set_float32_matmul_precision("highest")
     for _ in range(STEPS_BEFORE):
         source.step()
@@ -153,7 +153,7 @@ def fork(number: int) -> dict[str, Any]:
     }
 
 
-def disturb(job: Job) -> None:
+def disturb(job: AblationJob) -> None:
     """Has every part of the state be other than it is when a program begins."""
     # Dropout is held still while the rest is trained.
     job.model.get_submodule("0.3").eval()
@@ -169,7 +169,7 @@ def can_be_lost(component: Component, manifest: clone.Manifest) -> bool:
     return component.put is not None or sum(is_of(entry.path, component.path) for entry in manifest.entries) > 1
 
 
-def inventory(job: Job, without: Path | None = None) -> clone.Inventory:
+def inventory(job: AblationJob, without: Path | None = None) -> clone.Inventory:
     """All of a job's state, or all but one part."""
     described = clone.inventory(**job.given())
     described._components = [component for component in described._components if component.path != without]
@@ -178,7 +178,7 @@ def inventory(job: Job, without: Path | None = None) -> clone.Inventory:
 
 def left_out(path: Path, taken: clone.Capture, whole: clone.Manifest, after: list[float], number: int) -> tuple[bool, bool]:
     """Returns two verdicts on a missing part: the digests catch it, and the losses that follow show it."""
-    other = Job(1000 + number)
+    other = AblationJob(1000 + number)
     inventory(other, path).load(taken)
     differing = inventory(other).manifest().differences(whole)
     losses = [other.step() for _ in range(STEPS_AFTER)]
@@ -190,7 +190,7 @@ def is_of(entry: str, path: Path) -> bool:
     return f"{entry}/".startswith(f"{'/'.join(path)}/")
 
 
-def is_asked_for(job: Job, kind: str) -> bool:
+def is_asked_for(job: AblationJob, kind: str) -> bool:
     """Returns True if a kind that is not mentioned is refused by its name."""
     given = job.given()
     del given[kind]

@@ -53,7 +53,7 @@ class Tensors(nn.Module):
 
 
 @dataclass
-class Job:
+class ModelJob:
     """A model that is trained on what torch's generator draws, so that equal states see equal data."""
 
     model: nn.Module
@@ -105,8 +105,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def made(model: str, optimizer: str) -> Job:
+def made(model: str, optimizer: str) -> ModelJob:
     """A job of such names, its weights drawn from torch's generator."""
     build, batch, shape, classes = MODELS[model]
     module = build()
-    return Job(module, batch, shape, classes, optimizer, OPTIMIZERS[optimizer](module))
+    return ModelJob(module, batch, shape, classes, optimizer, OPTIMIZERS[optimizer](module))

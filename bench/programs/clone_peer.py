@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from clone_models import Job, made
-from clone_rank import FIRST_STEPS, Line, Rank
-from clone_ways import MESSAGE_S, State, Way, digests, fetch, leave, ways, wrong_digests
+from clone_models import ModelJob, made
+from clone_rank import FIRST_STEPS, BenchRank, CommandSocket
+from clone_ways import MESSAGE_S, State, Transfer, digests, fetch, leave, ways, wrong_digests
 from mpi4py import MPI
 from torch.distributed import FileStore  # type: ignore[attr-defined] # which its stub does not export
 from torch.distributed.distributed_c10d import ProcessGroupGloo
@@ -29,10 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS_AFTER = 4
 
 
-class Peer(Rank):  # type: ignore[misc] # to mypy, what stands beside a program is Any
+class Peer(BenchRank):  # type: ignore[misc] # to mypy, what stands beside a program is Any
     """A rank that knows other ways."""
 
-    def __init__(self, job: Job, line: Line, rank: int, ranks: int, place: Path, known: dict[str, Way]) -> None:
+    def __init__(self, job: ModelJob, line: CommandSocket, rank: int, ranks: int, place: Path, known: dict[str, Transfer]) -> None:
         """`known`: the ways, by name."""
         super().__init__(job, line, rank, ranks)
         self._digests = place / f"digests-{rank}"
@@ -106,7 +106,7 @@ def main() -> None:
     ranks = world.size // 2
     is_source, rank = world.rank < ranks, world.rank % ranks
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    line = Line(world.rank)
+    line = CommandSocket(world.rank)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     job = made(model, optimizer)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from clone_cost import Own
-from clone_models import Job, made
+from clone_models import ModelJob, made
 from torch.nn.parallel import DistributedDataParallel
 
 import forebay.clone as clone
@@ -32,7 +32,7 @@ import forebay.clone as clone
 FIRST_STEPS = 2
 
 
-class Line:
+class CommandSocket:
     """The socket."""
 
     def __init__(self, rank: int) -> None:
@@ -51,10 +51,10 @@ class Line:
         return json.loads(line) if line else None
 
 
-class Rank:
+class BenchRank:
     """Does what it is told, until nobody tells it any more."""
 
-    def __init__(self, job: Job, line: Line, rank: int, ranks: int) -> None:
+    def __init__(self, job: ModelJob, line: CommandSocket, rank: int, ranks: int) -> None:
         self.job = job
         self.line = line
         self.rank = rank
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     args = parser.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    line = Line(rank)
+    line = CommandSocket(rank)
     if args.alone:
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
         ranks = 1
@@ -251,7 +251,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
         job.model = DistributedDataParallel(job.model)
     torch.manual_seed(rank)
-    working = Rank(job, line, rank, ranks)
+    working = BenchRank(job, line, rank, ranks)
     if args.role == "source":
         working.train()
     working.serve()

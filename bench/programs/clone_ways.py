@@ -39,7 +39,7 @@ LIBC.process_vm_readv.restype = ctypes.c_ssize_t
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 
 
-class Way(Protocol):
+class Transfer(Protocol):
     """One of them. Made on both sides."""
 
     # Whether who takes waits for a word that all is written; else it waits for the first message.
@@ -65,20 +65,20 @@ class Message:
         self._other = other
 
     def clear(self) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
 
 
 class Buffers(Message):
     """mpi4py, `Send` and `Recv`: a message a tensor, out of its memory and into it."""
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         for number, (_, tensor) in enumerate(state):
             MPI.COMM_WORLD.Send(flat(tensor), self._other, number)
         done()
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         for number, (_, tensor) in enumerate(state):
             MPI.COMM_WORLD.Recv(flat(tensor), self._other, number)
 
@@ -87,12 +87,12 @@ class Pickled(Message):
     """mpi4py, `send` and `recv`, as the paper has it: a dictionary of arrays, pickled."""
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         MPI.COMM_WORLD.send({name: flat(tensor) for name, tensor in state}, self._other)
         done()
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         arrays = MPI.COMM_WORLD.recv(source=self._other)
         for name, tensor in state:
             flat(tensor)[:] = arrays[name]
@@ -108,20 +108,20 @@ class Gloo(Message):
         self._group: Any = group
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         sent = [self._group.send([tensor.detach().view(-1)], self._other, number) for number, (_, tensor) in enumerate(state)]
         for work in sent:
             work.wait(timedelta(seconds=MESSAGE_S))
         done()
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         received = [self._group.recv([tensor.detach().view(-1)], self._other, number) for number, (_, tensor) in enumerate(state)]
         for work in received:
             work.wait(timedelta(seconds=MESSAGE_S))
 
 
-class File:
+class FileTransfer:
     """A file that rank 0 writes and all ranks of the clone read."""
 
     waits_for_word = True
@@ -131,18 +131,18 @@ class File:
         self._rank = rank
 
     def clear(self) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         if self._rank == 0:
             self._file.unlink(missing_ok=True)
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         if self._rank == 0:
             self.write({name: tensor.detach() for name, tensor in state})
         done()
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         self.read(state)
 
     def write(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -154,43 +154,43 @@ class File:
         raise NotImplementedError
 
 
-class TorchSave(File):
+class TorchSave(FileTransfer):
     """torch.save, and torch.load of a mapped file."""
 
     def write(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         torch.save(tensors, self._file)
 
     def read(self, state: State) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         mapped = torch.load(self._file, mmap=True, weights_only=True)
         copy_into(state, mapped.__getitem__)
 
 
-class Safetensors(File):
+class Safetensors(FileTransfer):
     """safetensors, read by its lazy interface."""
 
     def write(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         save_file(tensors, self._file)
 
     def read(self, state: State) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         with safe_open(self._file, framework="pt") as opened:
             copy_into(state, opened.get_tensor)
 
 
-class Hdf5(File):
+class Hdf5(FileTransfer):
     """h5py, a dataset a tensor, read straight into place."""
 
     def write(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         with h5py.File(self._file, "w") as opened:
             for name, tensor in tensors.items():
                 opened.create_dataset(name, data=flat(tensor))
 
     def read(self, state: State) -> None:
-        """See `File`."""
+        """See `FileTransfer`."""
         with h5py.File(self._file, "r") as opened:
             for name, tensor in state:
                 opened[name].read_direct(flat(tensor))
@@ -206,16 +206,16 @@ class Checkpoint:
         self._rank = rank
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         save({name: tensor.detach() for name, tensor in state}, checkpoint_id=str(self._dir))
         done()
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         load({name: tensor.detach() for name, tensor in state}, checkpoint_id=str(self._dir))
 
     def clear(self) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         if self._rank == 0:
             shutil.rmtree(self._dir, ignore_errors=True)
 
@@ -228,7 +228,7 @@ class CheckpointAsync(Checkpoint):
         self._group: Any = dist.new_group(backend="gloo")
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         tensors = {name: tensor.detach() for name, tensor in state}
         saved = async_save(tensors, checkpoint_id=str(self._dir), process_group=self._group)
         upload: Any = saved.upload_completion if isinstance(saved, AsyncSaveResponse) else saved
@@ -241,7 +241,7 @@ class CheckpointAsync(Checkpoint):
         upload.add_done_callback(finish)
 
 
-class Memory:
+class ProcessMemory:
     """process_vm_readv: a rank of the clone reads the memory of the source's, which waits for that."""
 
     waits_for_word = True
@@ -253,10 +253,10 @@ class Memory:
         self._other = other
 
     def clear(self) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
 
     def give(self, state: State, done: Callable[[], None]) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         # Else Yama lets only ancestors of a process read its memory.
         LIBC.prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY))
         leave(self._place / f"addresses-{self._rank}", [os.getpid(), *(tensor.data_ptr() for _, tensor in state)])
@@ -264,7 +264,7 @@ class Memory:
         MPI.COMM_WORLD.Recv(np.empty(0), self._other)
 
     def take(self, state: State) -> None:
-        """See `Way`."""
+        """See `Transfer`."""
         pid, *addresses = fetch(self._place / f"addresses-{self._rank}")
         for (_, tensor), address in zip(state, addresses, strict=True):
             read_memory(pid, address, tensor.data_ptr(), tensor.numel() * tensor.element_size())
@@ -337,7 +337,7 @@ def fetch(file: Path) -> list[Any]:
     return content
 
 
-def ways(place: Path, rank: int, other: int, group: ProcessGroupGloo) -> dict[str, Way]:
+def ways(place: Path, rank: int, other: int, group: ProcessGroupGloo) -> dict[str, Transfer]:
     """All of them. Every rank has to ask.
 
     `rank` is that in its own half, `other` that of the other end in MPI and in `group`.
@@ -351,5 +351,5 @@ def ways(place: Path, rank: int, other: int, group: ProcessGroupGloo) -> dict[st
         "DCP": Checkpoint(place, rank),
         "DCP async": CheckpointAsync(place, rank),
         "mpi4py pickled": Pickled(other),
-        "process_vm_readv": Memory(place, rank, other),
+        "process_vm_readv": ProcessMemory(place, rank, other),
     }

@@ -15,7 +15,7 @@ from forebay.loader import Extent
 ROW_BYTES = 4096
 
 
-class Files(Dataset[torch.Tensor]):
+class ChecksumFiles(Dataset[torch.Tensor]):
     """A file a sample; all of it is read, and what is made of it costs next to nothing: its check sum and its size.
 
     With several roots, which all hold the same files, sample i is read below root i modulo their number.
@@ -43,7 +43,7 @@ class Files(Dataset[torch.Tensor]):
             return self.decode(memoryview(file.read()), i, None)
 
 
-class Rows(Dataset[memoryview]):
+class ByteRows(Dataset[memoryview]):
     """Rows of bytes in one file; `decode` is Python and does nothing."""
 
     def __init__(self, path: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from loader_cost import cpu_s, resident_mib
-from loader_data import Files
+from loader_data import ChecksumFiles
 from steps import options, say, steps
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--agent", metavar="JSON", help="of Forebay's: settings of the agent; without them each rank reads for itself")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    files = Files([args.root])
+    files = ChecksumFiles([args.root])
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(files, num_replicas=1, rank=0, shuffle=True, seed=args.seed)
     told: Callable[[], dict[str, Any]] = dict
     loader: Any

@@ -63,11 +63,13 @@ def rank(number: int, args: argparse.Namespace, together: Barrier, said: Queue[t
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "bench"}
     os.environ |= {name: str(value) for name, value in place.items()}
     import torch
-    from loader_data import Files
+    from loader_data import ChecksumFiles
     from loader_ours import data_loader, settings
 
     torch.set_num_threads(1)
-    loader, told = data_loader(Files(args.roots), args.batch, settings(args.agent), shuffle=False, drop_last=True, num_workers=args.threads)
+    loader, told = data_loader(
+        ChecksumFiles(args.roots), args.batch, settings(args.agent), shuffle=False, drop_last=True, num_workers=args.threads
+    )
     for epoch in range(args.epochs):
         loader.set_epoch(epoch)
         batches = iter(loader)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from loader_data import ROW_BYTES, Rows, joined
+from loader_data import ROW_BYTES, ByteRows, joined
 from loader_ours import data_loader, settings
 from steps import options, say, steps
 
@@ -42,7 +42,7 @@ def main() -> int:
         )
     else:
         loader, told = data_loader(
-            Rows(args.root), args.batch, settings(args.agent), seed=0, shuffle=True, num_workers=args.threads, collate_fn=joined
+            ByteRows(args.root), args.batch, settings(args.agent), seed=0, shuffle=True, num_workers=args.threads, collate_fn=joined
         )
     say(samples=len(loader.dataset), memcpy_us=memcpy_us(min(65_536, Path(args.root).stat().st_size // ROW_BYTES)))
     for step in steps(args):

@@ -54,7 +54,7 @@ class Dense(NamedTuple):
 Layer = Conv | Pool | Block | Mean | Flatten | Dense
 
 
-class Model(NamedTuple):
+class ModelSpec(NamedTuple):
     """A model's input and layers; at the end there is one linear layer with an output a class."""
 
     # Height and width of a picture.
@@ -63,8 +63,8 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "lenet": Model(32, (Conv(6, 5), Pool(), Conv(16, 5), Pool(), Flatten(), Dense(120), Dense(84))),
-    "alexnet": Model(
+    "lenet": ModelSpec(32, (Conv(6, 5), Pool(), Conv(16, 5), Pool(), Flatten(), Dense(120), Dense(84))),
+    "alexnet": ModelSpec(
         64,
         (
             Conv(24, 11, 4),
@@ -80,7 +80,7 @@ MODELS = {
             Dense(512),
         ),
     ),
-    "resnet": Model(
+    "resnet": ModelSpec(
         64,
         (
             Conv(64, 7, 2, norm=True),

@@ -20,21 +20,21 @@ from typing import NamedTuple
 from steps import options, say, steps
 
 
-class Read(NamedTuple):
+class FileRead(NamedTuple):
     """Result of reading one file."""
 
     size: int
     checksum: int
 
 
-def read(path: str) -> Read:
+def read(path: str) -> FileRead:
     """Reads a file."""
     with open(path, "rb") as file:  # noqa: PTH123 # as most training programs do
         data = file.read()
-    return Read(len(data), zlib.crc32(data))
+    return FileRead(len(data), zlib.crc32(data))
 
 
-def read_and_decode(path: str) -> Read:
+def read_and_decode(path: str) -> FileRead:
     """Reads an image and decodes it."""
     from PIL import Image
 
@@ -42,7 +42,7 @@ def read_and_decode(path: str) -> Read:
         data = file.read()
     with Image.open(io.BytesIO(data)) as image:
         pixels = image.convert("RGB").tobytes()
-    return Read(len(data), zlib.crc32(pixels))
+    return FileRead(len(data), zlib.crc32(pixels))
 
 
 @functools.cache

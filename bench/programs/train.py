@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 FRAMEWORKS = {"pytorch": "train_pytorch", "tensorflow": "train_tensorflow"}
 
 
-class Outcome(NamedTuple):
+class BatchResult(NamedTuple):
     """Result of training on a batch."""
 
     samples: int
@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
     correct: int
 
 
-class Trainer(Protocol):
+class FrameworkTrainer(Protocol):
     """Interface of a framework's module."""
 
     def batches(self, paths: list[str], epoch: int) -> Iterator[Any]:
         """Yields the contents of these files, in batches."""
 
     def step(self, batch: Any) -> tuple[int, int, float, int]:  # noqa: ANN401 # the framework's own
-        """Trains with a batch; an `Outcome`."""
+        """Trains with a batch; a `BatchResult`."""
 
     def digest(self) -> int:
         """A number that all weights decide."""
@@ -61,7 +61,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, metavar="N", help="read only the first N files, in the order of names")
     args = parser.parse_args()
     framework = importlib.import_module(FRAMEWORKS[args.framework])
-    trainer: Trainer = framework.Trainer(MODELS[args.model], args.classes, args.batch, args.threads, args.seed, RATE, MOMENTUM)
+    trainer: FrameworkTrainer = framework.ModelTrainer(
+        MODELS[args.model], args.classes, args.batch, args.threads, args.seed, RATE, MOMENTUM
+    )
     files = functools.cache(functools.partial(listed, first=args.first))
     say(files=len(files(args.root)), at=time.monotonic())
     for step in steps(args):
@@ -76,7 +78,7 @@ def main() -> int:
     return 0
 
 
-def train(trainer: Trainer, wanted: list[str], epoch: int, pause_s: float) -> dict[str, Any]:
+def train(trainer: FrameworkTrainer, wanted: list[str], epoch: int, pause_s: float) -> dict[str, Any]:
     """Goes through these files once; what there is to say of it."""
     wait_s = loss = 0.0
     size = correct = 0
@@ -90,7 +92,7 @@ def train(trainer: Trainer, wanted: list[str], epoch: int, pause_s: float) -> di
         wait_s += time.monotonic() - asked
         if batch is None:
             break
-        outcome = Outcome(*trainer.step(batch))
+        outcome = BatchResult(*trainer.step(batch))
         if pause_s:
             time.sleep(pause_s)
         samples.append(outcome.samples)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from models import Block, Conv, Dense, Flatten, Layer, Mean, Model, Pool
+from models import Block, Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -39,10 +39,10 @@ class Pictures(Dataset[Sample]):
         return torch.from_numpy(pixels), int(path.parent.name), len(data)
 
 
-class Trainer:
+class ModelTrainer:
     """A model and its optimizer."""
 
-    def __init__(self, model: Model, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
+    def __init__(self, model: ModelSpec, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(seed)
@@ -132,7 +132,7 @@ def _(layer: Dense, shape: torch.Size) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[1], layer.width), nn.ReLU())
 
 
-def build(model: Model, classes: int) -> nn.Sequential:
+def build(model: ModelSpec, classes: int) -> nn.Sequential:
     """Layer by layer; an empty picture that goes through tells the shapes."""
     layers: list[nn.Module] = []
     seen = torch.zeros(1, 3, model.side, model.side)

@@ -13,7 +13,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_B
 import keras
 import tensorflow as tf
 from keras import layers as of_keras
-from models import Block, Conv, Dense, Flatten, Layer, Mean, Model, Pool
+from models import Block, Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool
 
 FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 # Shards that are read at the same time, and pictures of which one is drawn.
@@ -23,10 +23,10 @@ SHUFFLED = 512
 THREADS = 8
 
 
-class Trainer:
+class ModelTrainer:
     """A model and its optimizer."""
 
-    def __init__(self, model: Model, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
+    def __init__(self, model: ModelSpec, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.experimental.enable_op_determinism()
@@ -133,7 +133,7 @@ def _(layer: Dense, inputs: Any) -> Any:  # noqa: ANN401
     return of_keras.Dense(layer.width, activation="relu")(inputs)
 
 
-def build(model: Model, classes: int) -> Any:  # noqa: ANN401
+def build(model: ModelSpec, classes: int) -> Any:  # noqa: ANN401
     """Layer by layer."""
     inputs = outputs = keras.Input((model.side, model.side, 3))
     for layer in model.layers:

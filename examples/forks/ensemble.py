@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.forks.jobs import ENDLESS, Job, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
+from examples.forks.jobs import ENDLESS, ForkedJob, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def error_of(scores: Any, labels: Any) -> float:  # noqa: ANN401  (arrays)
     return float(100 * (scores.argmax(1) != labels).mean())
 
 
-def draw(trunk: Job, members: Sequence[Job], vote: float, output: Path) -> None:
+def draw(trunk: ForkedJob, members: Sequence[ForkedJob], vote: float, output: Path) -> None:
     """The error of each over its steps."""
     figure, ((panel,),) = sheet(1, 1, 3.2)
     last = max(member.lines()[-1].step for member in members)

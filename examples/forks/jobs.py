@@ -36,7 +36,7 @@ END_S = 30.0
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A job's log of one step.
 
     The mean loss since the line before, its learning rate, and accuracies by digit, from 0 to 1.
@@ -61,7 +61,7 @@ class Tested:
     labels: Any
 
 
-class Job:
+class ForkedJob:
     """A job that was started, or a clone."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -78,9 +78,9 @@ class Job:
         first: dict[str, Any] = self._wait(lambda: next(iter(self._told()), None), "its first line")
         return first
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LogLine]:
         """Returns the lines that the job has written by now."""
-        return [Line(**told) for told in self._told()[1:]]
+        return [LogLine(**told) for told in self._told()[1:]]
 
     def wait_until_asked(self) -> None:
         """Waits until the fork that is to become this clone has been asked for.
@@ -146,18 +146,18 @@ class Jobs:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._data = prepare(place)
-        self._jobs: list[Job] = []
+        self._jobs: list[ForkedJob] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY", "SLURM", "PBS", "LSB"))}
         own = {"FOREBAY_RUNTIME_DIR": str(place / "run"), "FOREBAY_STATE_DIR": str(place / "state")}
         self._environment = {**kept, **own, "OMP_NUM_THREADS": "1"}
 
-    def train(self, name: str, *options: object) -> Job:
+    def train(self, name: str, *options: object) -> ForkedJob:
         """Starts a job of that name: `FOREBAY_JOB=NAME python train.py OPTIONS`."""
         log = self._log()
         return self._start(self._words(log, options), log, FOREBAY_JOB=name)
 
     @contextlib.contextmanager
-    def holding(self, name: str, *options: object) -> Iterator[Job]:
+    def holding(self, name: str, *options: object) -> Iterator[ForkedJob]:
         """A job that stands before its first step; at the block's end, when all clones have been asked for, it trains.
 
         So none is asked for too late, however slowly they begin.
@@ -171,7 +171,7 @@ class Jobs:
             clone.wait_until_asked()
         hold.unlink()
 
-    def clone(self, parent: str, *options: object, at: int | None = None, changes: Mapping[str, float] | None = None) -> Job:
+    def clone(self, parent: str, *options: object, at: int | None = None, changes: Mapping[str, float] | None = None) -> ForkedJob:
         """Forks a job: `forebay clone PARENT --at STEP --set NAME=VALUE -- python train.py OPTIONS`."""
         log = self._log()
         words = [str(forebay.command()), "clone", parent, "--at", "next" if at is None else str(at)]
@@ -185,8 +185,8 @@ class Jobs:
     def _log(self) -> Path:
         return self._place / f"job-{len(self._jobs)}.jsonl"
 
-    def _start(self, words: Sequence[str], log: Path, **more: str) -> Job:
-        job = Job(words, {**self._environment, **more}, log)
+    def _start(self, words: Sequence[str], log: Path, **more: str) -> ForkedJob:
+        job = ForkedJob(words, {**self._environment, **more}, log)
         self._jobs.append(job)
         return job
 
@@ -291,11 +291,11 @@ def save(figure: Figure, output: Path) -> None:
     print(f"drawn: {output}")
 
 
-def errors(lines: Sequence[Line]) -> list[float]:
+def errors(lines: Sequence[LogLine]) -> list[float]:
     """Shares of images that are told wrongly, in percent."""
     return [100 * (1 - line.accuracy) for line in lines]
 
 
-def until(lines: Sequence[Line], step: float) -> list[Line]:
+def until(lines: Sequence[LogLine], step: float) -> list[LogLine]:
     """Those up to a step."""
     return [line for line in lines if line.step <= step]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.forks.jobs import ENDLESS, Job, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
+from examples.forks.jobs import ENDLESS, ForkedJob, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def rates(text: str) -> list[float]:
     return [rate(each) for each in text.split(",")]
 
 
-def agree(trunk: Job, clone: Job) -> bool:
+def agree(trunk: ForkedJob, clone: ForkedJob) -> bool:
     """Returns True if the losses that both have written are equal.
 
     The clone's first line has fewer steps in it, if the fork was between two.
@@ -64,7 +64,7 @@ def agree(trunk: Job, clone: Job) -> bool:
     return all(mine[line.step] == line.loss for line in clone.lines()[1:])
 
 
-def draw(trunk: Job, clones: Sequence[Job], output: Path) -> None:
+def draw(trunk: ForkedJob, clones: Sequence[ForkedJob], output: Path) -> None:
     """Loss and error of each over its steps."""
     figure, ((left, right),) = sheet(1, 2, 3.2)
     last = clones[0].lines()[-1].step

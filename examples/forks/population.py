@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from examples.forks.jobs import ENDLESS, Job, Jobs, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors
+from examples.forks.jobs import ENDLESS, ForkedJob, Jobs, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors
 
 RATES = (0.0003, 0.3)
 FACTORS = (0.5, 0.8, 1.25, 2.0)
@@ -30,7 +30,7 @@ JUDGED = 3
 class Member:
     """A job of the population, by what it has come to; `parent` is one that it was cloned from."""
 
-    job: Job
+    job: ForkedJob
     name: str
     rate: float
     parent: Member | None = None

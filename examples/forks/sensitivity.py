@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.forks.jobs import ENDLESS, Job, at_least, checked, jobs, parser, run, save, sheet
+from examples.forks.jobs import ENDLESS, ForkedJob, at_least, checked, jobs, parser, run, save, sheet
 
 CLASSES = 10
 # Lines at the end whose mean is the accuracy.
@@ -51,7 +51,7 @@ def digits(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def accuracies(job: Job) -> list[float]:
+def accuracies(job: ForkedJob) -> list[float]:
     """By digit, from 0 to 1."""
     lines = job.lines()[-JUDGED:]
     return [sum(line.accuracies[digit] for line in lines) / len(lines) for digit in range(CLASSES)]

@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.02
 TRAINED = 5
 
 
-class Net(nn.Module):
+class DigitNet(nn.Module):
     """Two convolutions and a linear layer, for images of 8 x 8."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     data = Data(args.data, args.without)
-    model = Net()
+    model = DigitNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     session = clone.session(model=model, optimizer=optimizer, scheduler=None, scaler=None, ema=None, loader=None)
     step = session.resumed["step"] if session.resumed else 0
@@ -96,7 +96,7 @@ def main() -> None:
     np.savez(args.log.with_suffix(".npz"), scores=scores(model, data).numpy(), labels=data.test_labels.numpy())
 
 
-def train(model: Net, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> float:
+def train(model: DigitNet, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> float:
     """One step; gives the loss."""
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()
@@ -106,7 +106,7 @@ def train(model: Net, optimizer: torch.optim.Optimizer, images: torch.Tensor, la
     return loss.item()
 
 
-def scores(model: Net, data: Data) -> torch.Tensor:
+def scores(model: DigitNet, data: Data) -> torch.Tensor:
     """Returns the probabilities of the test images: float32 [images, CLASSES]."""
     model.eval()
     with torch.no_grad():
@@ -115,7 +115,7 @@ def scores(model: Net, data: Data) -> torch.Tensor:
     return found
 
 
-def accuracies(model: Net, data: Data) -> list[float]:
+def accuracies(model: DigitNet, data: Data) -> list[float]:
     """The share of test images that are told rightly, by digit."""
     is_right = scores(model, data).argmax(1) == data.test_labels
     return [is_right[data.test_labels == digit].float().mean().item() for digit in range(CLASSES)]

@@ -168,7 +168,7 @@ def test_files_that_are_no_plans_are_refused(desk: Desk, plan: Path) -> None:
     assert "--samples" in desk.refuse("plan", plan, "--samples", "none")
 
 
-class Page(HTMLParser):
+class PlanPage(HTMLParser):
     """Parts of a page."""
 
     def __init__(self, text: str) -> None:
@@ -198,7 +198,7 @@ def test_the_page_is_whole(desk: Desk, plan: Path) -> None:
     plan.write_text(PLAN + '[preprocessing]\nseconds = "1 ms"\nsaturates_at = 3\n')
     assert desk.type("plan", plan, "--page", page).returncode == 0
     text = page.read_text()
-    parsed = Page(text)
+    parsed = PlanPage(text)
     # Everything is in it: nothing is fetched, and nothing runs.
     assert parsed.links == []
     assert "script" not in parsed.tags

@@ -81,7 +81,7 @@ def test_what_an_open_of_the_source_takes(desk: Desk) -> None:
     assert re.fullmatch(r" +to open a file there +median [\d.]+ \w+, 99th percentile [\d.]+ \w+ \(so far\)", lines[at + 1])
 
 
-class Watched:
+class TopRun:
     """`forebay top` in a terminal; it has ended when the block has."""
 
     def __init__(self, desk: Desk) -> None:
@@ -94,7 +94,7 @@ class Watched:
         self.process = subprocess.Popen(in_session, stdin=its, stdout=its, stderr=its, env=desk.environment)
         os.close(its)
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "TopRun":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +122,7 @@ class Watched:
 
 @pytest.mark.parametrize("how", ["q", "\x03", "SIGTERM"])
 def test_live_until_it_is_ended(desk: Desk, how: str) -> None:
-    with running(desk), Watched(desk) as watched:
+    with running(desk), TopRun(desk) as watched:
         watched.expect(ALTERNATE)
         watched.expect(b"filled:")
         if how == "SIGTERM":
@@ -134,7 +134,7 @@ def test_live_until_it_is_ended(desk: Desk, how: str) -> None:
 
 
 def test_it_ends_with_its_terminal(desk: Desk) -> None:
-    with running(desk), Watched(desk) as watched:
+    with running(desk), TopRun(desk) as watched:
         watched.expect(b"filled:")
         watched.close()
         assert watched.process.wait(support.LONG_S) in (0, -signal.SIGHUP)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from tests.clone.jobs import Job, seed
+from tests.clone.jobs import StateJob, seed
 
 
-def loaded_goes_on_equally(make: Callable[[int], Job], steps_before: int) -> None:
+def loaded_goes_on_equally(make: Callable[[int], StateJob], steps_before: int) -> None:
     """A state that is captured in one job and loaded into another is the same there, and goes on the same."""
     original, other = make(1), make(2)
     for _ in range(steps_before):

@@ -11,18 +11,18 @@ import pytest
 import forebay.clone as clone
 from forebay.clone import _session
 from tests import support
-from tests.clone.forks import Node, Opened, node
-from tests.clone.jobs import Job
+from tests.clone.forks import CloneNode, Opened, node
+from tests.clone.jobs import StateJob
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Node]:
+def here() -> Iterator[CloneNode]:
     with node() as made:
         yield made
 
 
 @pytest.fixture
-def opened(here: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+def opened(here: CloneNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Makes sessions that end with the test; one is a clone's if it is given what `forebay clone` has asked for."""
     for name, value in here.own.items():
         monkeypatch.setenv(name, value)
@@ -30,7 +30,7 @@ def opened(here: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
         monkeypatch.delenv(name, raising=False)
     sessions: list[clone.Session] = []
 
-    def make(made: Job, job: str | None = "trunk", asked: str | None = None, **options: Any) -> clone.Session:
+    def make(made: StateJob, job: str | None = "trunk", asked: str | None = None, **options: Any) -> clone.Session:
         if asked:
             monkeypatch.setenv("FOREBAY_CLONE", asked)
         sessions.append(clone.session(**made.for_session(), job=job, **options))

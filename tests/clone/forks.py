@@ -22,7 +22,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone._resume import CloneRequest
 from tests import support
-from tests.clone.jobs import Job
+from tests.clone.jobs import StateJob
 
 Opened = Callable[..., clone.Session]
 State = tuple[str, int, list[int], int]
@@ -32,7 +32,7 @@ ASKED = ["sh", "-c", 'printf "%s\\n" "$FOREBAY_CLONE"; exec cat']
 
 
 @dataclass
-class Node:
+class CloneNode:
     """Directories of its own, with a short path, since a socket is in it.
 
     What is started with `environment` meets at one fork agent.
@@ -119,8 +119,8 @@ class Node:
 
 
 @contextlib.contextmanager
-def node() -> Iterator[Node]:
-    made = Node()
+def node() -> Iterator[CloneNode]:
+    made = CloneNode()
     try:
         yield made
     finally:
@@ -129,7 +129,7 @@ def node() -> Iterator[Node]:
 
 
 @contextlib.contextmanager
-def training(node: Node, command: list[str]) -> Iterator[subprocess.Popen[str]]:
+def training(node: CloneNode, command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A parent that can be forked by now, as job `trunk`; it is ended at the latest with the block."""
     environment = {**node.environment, "FOREBAY_JOB": "trunk"}
     pipe = subprocess.PIPE
@@ -162,7 +162,7 @@ def told(lines: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: int(one["rank"]))
 
 
-def train(made: Job, session: clone.Session | None, steps: int, first: int = 1) -> int:
+def train(made: StateJob, session: clone.Session | None, steps: int, first: int = 1) -> int:
     """Gives the number of the next step."""
     for step in range(first, first + steps):
         made.step()
@@ -171,7 +171,7 @@ def train(made: Job, session: clone.Session | None, steps: int, first: int = 1) 
     return first + steps
 
 
-def train_until(made: Job, session: clone.Session, done: Callable[[], bool], first: int = 1) -> int:
+def train_until(made: StateJob, session: clone.Session, done: Callable[[], bool], first: int = 1) -> int:
     deadline = time.monotonic() + support.LONG_S
     while not done():
         assert time.monotonic() < deadline

@@ -17,7 +17,7 @@ import forebay.clone as clone
 torch.set_num_threads(1)
 
 
-class Net(nn.Module):
+class StateNet(nn.Module):
     """Convolution, BatchNorm and dropout: weights, buffers, generators all matter to its losses."""
 
     def __init__(self, width: int = 8) -> None:
@@ -45,7 +45,7 @@ class Position:
 
 
 @dataclass
-class Job:
+class StateJob:
     """A training job that draws its batches from generators of its own and from the process's."""
 
     model: nn.Module
@@ -175,14 +175,16 @@ WIDE = 256
 """At this width the last layer's weight, of 110,592 bytes, is large enough for shared memory."""
 
 
-def job(optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0, width: int = 8, device: str = "cpu") -> Job:
+def job(
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum, number: int = 0, width: int = 8, device: str = "cpu"
+) -> StateJob:
     """A job with one optimizer and nothing else, its weights drawn from a seed."""
     seed(number)
-    model = Net(width).to(device)
-    return Job(model, optimizer(model), device=device)
+    model = StateNet(width).to(device)
+    return StateJob(model, optimizer(model), device=device)
 
 
-def full(number: int = 0, scheduler: str = "sequential", width: int = 8, device: str = "cpu") -> Job:
+def full(number: int = 0, scheduler: str = "sequential", width: int = 8, device: str = "cpu") -> StateJob:
     """A job with something of every kind."""
     made = job(momentum, number, width, device)
     made.scheduler = SCHEDULERS[scheduler](made.optimizer)

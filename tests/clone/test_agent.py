@@ -15,7 +15,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _source
 from tests import support
-from tests.clone.forks import Node, Opened, train, train_until
+from tests.clone.forks import CloneNode, Opened, train, train_until
 from tests.clone.jobs import full
 
 CONNECTIONS = 20
@@ -39,7 +39,7 @@ def few_descriptors(pid: int, spare: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: Node, opened: Opened) -> None:
+def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -58,7 +58,7 @@ def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: Node, op
     assert log.read_text().count(" fallback ") < CONNECTIONS
 
 
-def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node, opened: Opened) -> None:
+def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: CloneNode, opened: Opened) -> None:
     opened(full(1), job="other")
     ranks = [_core.Rank(str(here.forks), "duo", rank, 2, False, 0) for rank in range(2)]
     here.kill_agent()
@@ -79,7 +79,7 @@ def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: Node
 
 
 def test_an_agent_that_ends_before_the_first_step_is_followed_by_the_next(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", 0.0)
     made = full(1)
@@ -91,7 +91,7 @@ def test_an_agent_that_ends_before_the_first_step_is_followed_by_the_next(
         assert opened(full(2), asked=asked).resumed == {"epoch": 0, "step": step - 2}
 
 
-def test_an_agent_that_is_stopped_holds_nobody_for_long(here: Node, opened: Opened) -> None:
+def test_an_agent_that_is_stopped_holds_nobody_for_long(here: CloneNode, opened: Opened) -> None:
     # To make one is to seed this process's generators: the last is the one that trains.
     other, made = full(2), full(1)
     session = opened(made)

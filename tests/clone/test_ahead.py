@@ -21,12 +21,12 @@ from forebay.clone._resume import CloneRequest
 from forebay.clone._shared import FROM_BYTES, Storage
 from tests import support
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, taking, train, train_until
-from tests.clone.jobs import WIDE, Job, job
+from tests.clone.forks import CloneNode, Opened, taking, train, train_until
+from tests.clone.jobs import WIDE, StateJob, job
 from tests.clone.test_window import ALL, LARGE, LENGTHS, Parent, Tensors, play
 
 
-def given_to(here: Node, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:
+def given_to(here: CloneNode, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:
     """Returns the shared tensors that rank 0 of a clone finds mapped, when a job's only rank has described its own."""
     rank = rank_of(here)
     say_lying(rank, memory)
@@ -42,7 +42,7 @@ def say_lying(rank: _core.Rank, memory: list[int]) -> None:
     os.close(text)
 
 
-def rank_of(here: Node) -> _core.Rank:
+def rank_of(here: CloneNode) -> _core.Rank:
     """A job of one rank, played by the test, until this is dropped."""
     rank = _core.Rank(str(here.forks), "trunk", 0, 1, False, 0)
     rank.measured(1)
@@ -50,13 +50,13 @@ def rank_of(here: Node) -> _core.Rank:
 
 
 @pytest.fixture
-def served(here: Node, opened: Opened) -> Node:
+def served(here: CloneNode, opened: Opened) -> CloneNode:
     """Somebody has started the agent."""
     opened(jobs.full(1), job="other")
     return here
 
 
-def test_what_is_mapped_is_read_as_what_is_not(served: Node) -> None:
+def test_what_is_mapped_is_read_as_what_is_not(served: CloneNode) -> None:
     tensors = Tensors(readers=2)
     (mapped,) = given_to(served, [tensors.memory.descriptor])
     assert mapped.length == sum(LENGTHS)
@@ -70,7 +70,7 @@ def test_what_is_mapped_is_read_as_what_is_not(served: Node) -> None:
     assert [tensors.read(late, tensor) for tensor in ALL] == digests, "it was copied aside"
 
 
-def test_what_is_mapped_no_more_is_read(served: Node) -> None:
+def test_what_is_mapped_no_more_is_read(served: CloneNode) -> None:
     tensors = Tensors()
     (mapped,) = given_to(served, [tensors.memory.descriptor])
     mapped.close()
@@ -78,7 +78,7 @@ def test_what_is_mapped_no_more_is_read(served: Node) -> None:
     assert tensors.read(tensors.reading(mapped=mapped), 0) == tensors.digest(0)
 
 
-def test_f53_memory_that_could_be_taken_away_is_not_mapped(served: Node) -> None:
+def test_f53_memory_that_could_be_taken_away_is_not_mapped(served: CloneNode) -> None:
     """Its length is not sealed: who reads past the end of a file that was cut is killed."""
     unsealed = os.memfd_create("unsealed")
     os.truncate(unsealed, 1 << 20)
@@ -87,11 +87,11 @@ def test_f53_memory_that_could_be_taken_away_is_not_mapped(served: Node) -> None
     os.close(unsealed)
 
 
-def test_a_clone_of_another_number_of_ranks_gets_nothing_ready(served: Node) -> None:
+def test_a_clone_of_another_number_of_ranks_gets_nothing_ready(served: CloneNode) -> None:
     assert given_to(served, [Tensors().memory.descriptor], ranks=2) == []
 
 
-def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: Node) -> None:
+def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: CloneNode) -> None:
     first, second = Tensors(), Tensors()
     rank = rank_of(served)
     say_lying(rank, [first.memory.descriptor])
@@ -106,7 +106,7 @@ def test_what_is_said_later_counts_and_of_who_has_gone_nothing_is_left(served: N
     support.wait_until(lambda: not held(served, second), "no descriptor")
 
 
-def held(here: Node, tensors: Tensors) -> int:
+def held(here: CloneNode, tensors: Tensors) -> int:
     """Returns the number of descriptors of their memory that the agent has."""
     there = os.fstat(tensors.memory.descriptor)
     count = 0
@@ -117,7 +117,7 @@ def held(here: Node, tensors: Tensors) -> int:
     return count
 
 
-def test_a_clone_reads_from_what_it_has_mapped(here: Node, opened: Opened) -> None:
+def test_a_clone_reads_from_what_it_has_mapped(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -136,12 +136,12 @@ def test_a_clone_reads_from_what_it_has_mapped(here: Node, opened: Opened) -> No
     parent.check()
 
 
-def adamw_job(seed: int) -> Job:
+def adamw_job(seed: int) -> StateJob:
     return job(jobs.adamw, seed, WIDE)
 
 
 def test_an_optimizer_s_tensors_lie_in_shared_memory_at_once_and_are_moved_no_more(
-    here: Node, opened: Opened, executor: ThreadPoolExecutor
+    here: CloneNode, opened: Opened, executor: ThreadPoolExecutor
 ) -> None:
     made = adamw_job(1)
     session = opened(made)
@@ -165,7 +165,7 @@ def test_an_optimizer_s_tensors_lie_in_shared_memory_at_once_and_are_moved_no_mo
     assert {path: storage.place(tensor) for path, tensor in moments.items()} == places
 
 
-def test_more_than_was_made_ready_is_made_then(served: Node) -> None:
+def test_more_than_was_made_ready_is_made_then(served: CloneNode) -> None:
     large = Layout("float32", (FROM_BYTES // 4,), (1,), "cpu")
     memory = _core.Shared(2 * FROM_BYTES)
     rank = rank_of(served)
@@ -193,7 +193,7 @@ def test_the_collector_of_garbage_waits_and_stays_as_it_was(*, was_enabled: bool
         gc.enable()
 
 
-def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: Node, opened: Opened) -> None:
+def test_a_parent_that_moves_its_tensors_is_read_all_the_same(here: CloneNode, opened: Opened) -> None:
     """The memory that the clone mapped in advance no longer holds the tensors."""
     parent = Parent(opened)
     with here.cloning("trunk") as asked:

@@ -12,37 +12,37 @@ from torch.optim import lr_scheduler
 
 import forebay.clone as clone
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, train
-from tests.clone.jobs import Job, full
+from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.jobs import StateJob, full
 
 RATES = (0.1, 0.01)
 DECAYS = (0.02, 0.0)
 
 
-def layered(scheduler: Callable[[torch.optim.Optimizer], Any] | None = None, factor: float = 1.0) -> Job:
+def layered(scheduler: Callable[[torch.optim.Optimizer], Any] | None = None, factor: float = 1.0) -> StateJob:
     """Two groups with rates and decays of their own; with a factor, the rates that a change should lead to."""
     jobs.seed(1)
-    model = jobs.Net()
+    model = jobs.StateNet()
     head, body = list(model.head.parameters()), list(model.features.parameters())
     groups = [
         {"params": parameters, "lr": rate * factor, "weight_decay": decay}
         for parameters, rate, decay in zip((head, body), RATES, DECAYS, strict=True)
     ]
     optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)
-    made = Job(model, optimizer)
+    made = StateJob(model, optimizer)
     made.scheduler = scheduler(optimizer) if scheduler else None
     return made
 
 
-def values(made: Job, name: str) -> list[float]:
+def values(made: StateJob, name: str) -> list[float]:
     return [float(group[name]) for group in made.optimizer.param_groups]
 
 
-def changed(made: Job, name: str, value: float) -> None:
+def changed(made: StateJob, name: str, value: float) -> None:
     made.inventory().change(name, value)
 
 
-def stepped(made: Job, steps: int) -> list[list[float]]:
+def stepped(made: StateJob, steps: int) -> list[list[float]]:
     """The rates of each step, without training."""
     rates = []
     for _ in range(steps):
@@ -148,7 +148,7 @@ def test_schedulers_of_several_optimizers_are_changed_each_for_its_own() -> None
     assert (one.scheduler.base_lrs, two.scheduler.base_lrs) == ([0.1, 0.01], [7.0, 0.1])
 
 
-def test_p14b_a_clone_is_asked_for_with_a_factor(here: Node, opened: Opened) -> None:
+def test_p14b_a_clone_is_asked_for_with_a_factor(here: CloneNode, opened: Opened) -> None:
     made, other = full(1), full(2)
     session = opened(made)
     train(made, session, 3)

@@ -19,18 +19,18 @@ from forebay.clone._values import spelled
 from forebay.torch import DataLoader
 from tests import support
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened
-from tests.clone.jobs import Job, full
+from tests.clone.forks import CloneNode, Opened
+from tests.clone.jobs import StateJob, full
 from tests.clone.manifests import with_digests, with_kinds
 
 SetRank = Callable[[int, int], None]
 
 
-def portable(made: Job) -> dict[str, bool]:
+def portable(made: StateJob) -> dict[str, bool]:
     return {spelled(component.path): component.portable for component in made.inventory()._components}
 
 
-def held(made: Job, ranks: int, *differing: str) -> list[clone.Manifest]:
+def held(made: StateJob, ranks: int, *differing: str) -> list[clone.Manifest]:
     """Returns the manifests of a job's ranks, of which the last has something else at these paths."""
     manifest = made.inventory().manifest()
     assert set(differing) <= {entry.path for entry in manifest.entries}
@@ -39,7 +39,7 @@ def held(made: Job, ranks: int, *differing: str) -> list[clone.Manifest]:
     return [*(dataclasses.replace(manifest, rank=rank, ranks=ranks) for rank in range(ranks - 1)), last]
 
 
-def with_generators() -> Job:
+def with_generators() -> StateJob:
     made = full(1)
     made.loader = None
     made.step()
@@ -196,7 +196,7 @@ def become(set_rank: SetRank, asked: str, rank: int, ranks: int) -> tuple[clone.
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3), (3, 2)])
-def test_p14_the_state_is_exact_on_any_number_of_ranks(theirs: int, ours: int, here: Node, opened: Opened, set_rank: SetRank) -> None:
+def test_p14_the_state_is_exact_on_any_number_of_ranks(theirs: int, ours: int, here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(ours) as executor:
         parent = Parent(set_rank, theirs, stack)
         with here.cloning("trunk", "--at", "4", "--set", "seed=7") as asked:
@@ -215,7 +215,7 @@ def test_p14_the_state_is_exact_on_any_number_of_ranks(theirs: int, ours: int, h
         parent.train(1)
 
 
-def test_a_clone_of_other_ranks_without_a_seed_is_told_to_have_one(here: Node, opened: Opened, set_rank: SetRank) -> None:
+def test_a_clone_of_other_ranks_without_a_seed_is_told_to_have_one(here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as executor:
         parent = Parent(set_rank, 2, stack)
         with here.cloning("trunk", "--at", "4") as asked:
@@ -224,7 +224,7 @@ def test_a_clone_of_other_ranks_without_a_seed_is_told_to_have_one(here: Node, o
                 executor.submit(become, set_rank, asked, 0, 1).result()
 
 
-def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: Node, opened: Opened, set_rank: SetRank) -> None:
+def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(12)), batch_size=2)
     made = Small(1)
     session = made.session()
@@ -248,7 +248,7 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: Node, o
                 future.result()
 
 
-def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: Node, opened: Opened, set_rank: SetRank) -> None:
+def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack:
         parent = Parent(set_rank, 2, stack, apart=True)
         parent.train(1)
@@ -258,7 +258,7 @@ def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: 
 
 
 def test_f51_an_agent_that_was_replaced_before_the_first_point_is_joined(
-    here: Node, opened: Opened, set_rank: SetRank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, set_rank: SetRank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The next one has taken away the secret that the ranks were told of."""
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))

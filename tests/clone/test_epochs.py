@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 import forebay.clone as clone
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened
+from tests.clone.forks import CloneNode, Opened
 from tests.clone.loading import BATCHES, Loading, Noisy
 
 
@@ -45,7 +45,7 @@ class Shuffling(Counting):
         return iter([int(index) for index in self.order])
 
 
-class Drawing(Counting):
+class DrawingIterator(Counting):
     """Draws from a generator of its own."""
 
     def __init__(self, generator: Any) -> None:  # noqa: ANN401  (of NumPy or Python)
@@ -67,7 +67,7 @@ class OfItself(Noisy):
         return torch.tensor([index + self.rng.random()])
 
 
-class Endless:
+class EndlessIterator:
     """Its own iterator, which goes on where the last epoch ended."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Endless:
     def __len__(self) -> int:
         return BATCHES
 
-    def __iter__(self) -> "Endless":
+    def __iter__(self) -> "EndlessIterator":
         return self
 
     def __next__(self) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Endless:
         return torch.tensor([float(self.number)])
 
 
-class Kept(Counting):
+class KeptIterator(Counting):
     """An iterator that nobody can read goes on over epochs."""
 
     def __init__(self) -> None:
@@ -106,14 +106,14 @@ CARRIED: dict[str, Callable[[], Any]] = {
     "drawn": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
     "drawn-by-workers": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1),
     "generator": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(5)),
-    "sampler-numpy": over(lambda: Drawing(np.random.default_rng(3))),
-    "sampler-python": over(lambda: Drawing(random.Random(3))),  # noqa: S311
+    "sampler-numpy": over(lambda: DrawingIterator(np.random.default_rng(3))),
+    "sampler-python": over(lambda: DrawingIterator(random.Random(3))),  # noqa: S311
     "counting": over(Counting),
     "shuffled-list": over(lambda: Shuffling(list(range(12)))),
     "shuffled-array": over(lambda: Shuffling(np.arange(12))),
     "shuffled-tensor": over(lambda: Shuffling(torch.arange(12))),
     "dataset": lambda: DataLoader(OfItself(), batch_size=3, shuffle=True),
-    "own-iterator": Endless,
+    "own-iterator": EndlessIterator,
 }
 
 
@@ -126,7 +126,7 @@ def plain(loader: Callable[[], Any]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("loader", CARRIED.values(), ids=CARRIED.keys())
-def test_p14b_what_a_loader_keeps_over_epochs_is_carried(here: Node, opened: Opened, loader: Callable[[], Any]) -> None:
+def test_p14b_what_a_loader_keeps_over_epochs_is_carried(here: CloneNode, opened: Opened, loader: Callable[[], Any]) -> None:
     """Forks within the first epoch, at an epoch's end, and within a later one; and a clone of a clone."""
     whole = plain(loader)
     for at in (2, 2 * BATCHES, 2 * BATCHES + 2):
@@ -153,13 +153,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True),
         r"loader\._iterator, a torch\.utils\.data\.dataloader\._MultiProcessingDataLoaderIter",
     ),
-    "iterator": (over(Kept), r"loader\.sampler\.numbers, a itertools\.cycle"),
+    "iterator": (over(KeptIterator), r"loader\.sampler\.numbers, a itertools\.cycle"),
 }
 
 
 @pytest.mark.parametrize(("loader", "named"), REFUSED.values(), ids=REFUSED.keys())
 def test_p14b_iterators_that_go_on_over_epochs_are_refused_by_name(
-    here: Node, opened: Opened, loader: Callable[[], Any], named: str
+    here: CloneNode, opened: Opened, loader: Callable[[], Any], named: str
 ) -> None:
     """A clone of the first epoch goes on as its parent does; a later one does not exist, and the parent trains on."""
     whole = plain(loader)

@@ -10,13 +10,13 @@ from torch import nn
 from forebay.torch._staging import PART_BYTES, SMALL_BYTES
 from tests.clone import jobs
 from tests.clone.alike import loaded_goes_on_equally
-from tests.clone.forks import Node, Opened, train
-from tests.clone.jobs import WIDE, Job, full, job
+from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.jobs import WIDE, StateJob, full, job
 
 pytestmark = pytest.mark.gpu
 
 
-def on_gpu(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[int], Job]:
+def on_gpu(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[int], StateJob]:
     return lambda number: job(optimizer, number, WIDE, "cuda")
 
 
@@ -35,7 +35,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
-def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], Job], steps_before: int) -> None:
+def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], StateJob], steps_before: int) -> None:
     loaded_goes_on_equally(make, steps_before)
 
 
@@ -113,7 +113,7 @@ def test_a_generator_of_the_gpu_goes_on_from_where_it_was() -> None:
     assert all(torch.equal(one, two) for one, two in zip(drawn, again, strict=True))
 
 
-def test_a_job_is_forked_and_is_told_once_that_all_is_copied(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_forked_and_is_told_once_that_all_is_copied(here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
     made, other = full(1, width=WIDE, device="cuda"), full(99, width=WIDE, device="cuda")
     session = opened(made)
     train(made, session, 3)

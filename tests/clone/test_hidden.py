@@ -15,11 +15,11 @@ from torch import nn
 
 import forebay.clone as clone
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, train
-from tests.clone.jobs import Job, full
+from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.jobs import StateJob, full
 
 
-class Counted(nn.Module):
+class CountedPasses(nn.Module):
     """Adds to its input what it keeps, and keeps more with each pass."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Counted(nn.Module):
         raise NotImplementedError
 
 
-class Saving(Counted):
+class Saving(CountedPasses):
     """By `_save_to_state_dict`, as quantizers do."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Closed:
         self.add, self.get, self.put = add, lambda: number, put
 
 
-class Hooked(Counted):
+class Hooked(CountedPasses):
     """By hooks, out of an object that can't be looked into."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Hooked(Counted):
         return self.closed.add()
 
 
-class Overridden(Counted):
+class Overridden(CountedPasses):
     """By a `state_dict` that gives nested dictionaries, and halves of weights."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Overridden(Counted):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-class Plain(Counted):
+class PlainAttributes(CountedPasses):
     """In attributes that no `state_dict` has, of each kind that is carried."""
 
     def __init__(self) -> None:
@@ -145,17 +145,17 @@ class Plain(Counted):
         return float(sum(numbers)) + self.sums["all"][0] + float(self.late[0][0])
 
 
-def within(kind: Callable[[], nn.Module]) -> Callable[[int], Job]:
-    def make(number: int) -> Job:
+def within(kind: Callable[[], nn.Module]) -> Callable[[int], StateJob]:
+    def make(number: int) -> StateJob:
         jobs.seed(number)
-        model = nn.Sequential(collections.OrderedDict(kept=kind(), net=jobs.Net()))
-        return Job(model, jobs.momentum(model))
+        model = nn.Sequential(collections.OrderedDict(kept=kind(), net=jobs.StateNet()))
+        return StateJob(model, jobs.momentum(model))
 
     return make
 
 
-@pytest.mark.parametrize("kind", [Saving, Hooked, Overridden, Plain])
-def test_p14b_a_module_s_hidden_state_is_carried(here: Node, opened: Opened, kind: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("kind", [Saving, Hooked, Overridden, PlainAttributes])
+def test_p14b_a_module_s_hidden_state_is_carried(here: CloneNode, opened: Opened, kind: Callable[[], nn.Module]) -> None:
     make = within(kind)
     made, other, plain = make(1), make(2), make(1)
     jobs.seed(1)

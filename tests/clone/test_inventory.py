@@ -24,16 +24,16 @@ import forebay.clone as clone
 from forebay.torch import _flags, _state
 from tests.clone import jobs
 from tests.clone.alike import loaded_goes_on_equally
-from tests.clone.jobs import WIDE, Job, full, job, seed
+from tests.clone.jobs import WIDE, StateJob, full, job, seed
 
 OPTIMIZERS = [jobs.sgd, jobs.momentum, jobs.adamw, jobs.fused, jobs.lbfgs]
 
 
-def with_optimizer(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[int], Job]:
+def with_optimizer(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[int], StateJob]:
     return lambda number: job(optimizer, number)
 
 
-def with_scheduler(name: str) -> Callable[[int], Job]:
+def with_scheduler(name: str) -> Callable[[int], StateJob]:
     return lambda number: full(number, name)
 
 
@@ -58,7 +58,7 @@ def test_p14b_a_state_that_was_not_taken_is_found_out(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
-def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], Job], steps_before: int) -> None:
+def test_a_loaded_state_is_equal_and_goes_on_equally(make: Callable[[int], StateJob], steps_before: int) -> None:
     loaded_goes_on_equally(make, steps_before)
 
 
@@ -134,12 +134,12 @@ def test_f55_what_one_kind_left_out_would_lose_is_seen(kind: str) -> None:
 def test_f55_what_one_part_of_the_model_left_out_would_lose_is_seen(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, for parts of the model that no caller can leave out."""
 
-    def changed(number: int) -> Job:
+    def changed(number: int) -> StateJob:
         made = job(number=number)
         made.model.add_module("noted", Noted())
         return made
 
-    def without(made: Job) -> clone.Inventory:
+    def without(made: StateJob) -> clone.Inventory:
         state = made.inventory()
         kept = [component for component in state._components if component.path != ("model", path)]
         monkeypatch.setattr(state, "_components", kept)
@@ -206,7 +206,7 @@ def test_flags_are_carried() -> None:
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-class World:
+class MpiWorld:
     """MPI as mpi4py has it, of rank 1 of 3: refusals, and ranks without starting them.
 
     Real `mpiexec` is in test_launchers.py.
@@ -223,7 +223,7 @@ class World:
 
 
 def test_ranks_are_mpis_where_the_program_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    world = World()
+    world = MpiWorld()
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     with pytest.raises(clone.CloneError, match=r"ranks='mpi': this program does not use MPI: import mpi4py\.MPI before"):
         job().inventory(ranks="mpi")
@@ -310,7 +310,7 @@ def test_tensors_that_are_alike_stay_where_they_lie() -> None:
     original.step()
     other.step()
 
-    def places(made: Job) -> list[int]:
+    def places(made: StateJob) -> list[int]:
         states = [value for state in made.optimizer.state.values() for value in state.values()]
         return [tensor.data_ptr() for tensor in (*made.model.parameters(), *made.model.buffers(), *states)]
 
@@ -323,7 +323,7 @@ def test_tensors_that_are_alike_stay_where_they_lie() -> None:
 class Meddler:
     """Has no state, and changes a model when it is loaded."""
 
-    def __init__(self, made: Job) -> None:
+    def __init__(self, made: StateJob) -> None:
         self.weight = made.model.get_parameter("head.weight")
 
     def state_dict(self) -> dict[str, int]:
@@ -426,7 +426,7 @@ def test_sharded_tensors_are_classed_and_loaded(tmp_path: Path) -> None:
             seed(number)
             model = nn.Linear(4, 3)
             fully_shard(model, mesh=mesh)
-            made.append(Job(model, torch.optim.AdamW(model.parameters(), lr=0.1)))
+            made.append(StateJob(model, torch.optim.AdamW(model.parameters(), lr=0.1)))
         original, other = made
         original.model(torch.ones(2, 4)).sum().backward()
         original.optimizer.step()

@@ -21,7 +21,7 @@ import forebay.clone as clone
 from forebay.clone._capture import take
 from forebay.clone._errors import RefusedError
 from forebay.clone._resume import CloneRequest, resume
-from tests.clone.forks import Node, Opened, train
+from tests.clone.forks import CloneNode, Opened, train
 from tests.clone.jobs import full
 from tests.support import LONG_S
 
@@ -125,7 +125,7 @@ def interrupted(*_: object) -> None:
 @pytest.mark.parametrize(("what", "kind"), [(comes, Preempted), (interrupted, KeyboardInterrupt)], ids=["handler", "Ctrl-C"])
 @pytest.mark.usefixtures("preempted")
 def test_what_a_signal_raises_within_a_fork_ends_the_fork_and_is_the_program_s(
-    what: object, kind: type[BaseException], here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    what: object, kind: type[BaseException], here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = full(1)
     session = opened(made)
@@ -143,7 +143,7 @@ def test_what_a_signal_raises_within_a_fork_ends_the_fork_and_is_the_program_s(
 
 
 @pytest.mark.usefixtures("preempted")
-def test_what_a_signal_raises_before_a_step_is_the_program_s(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_signal_raises_before_a_step_is_the_program_s(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -178,7 +178,7 @@ def test_a_forked_child_that_trains_on_is_no_rank(opened: Opened) -> None:
 
 
 def test_a_clone_that_can_not_be_forked_is_one_all_the_same(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = full(1)
     session = opened(made)
@@ -197,19 +197,19 @@ def test_a_clone_that_can_not_be_forked_is_one_all_the_same(
     train(other, resumed, 1, 4)
 
 
-class Memory:
+class SlowMemory:
     """An object that takes a while to be made."""
 
 
 def test_no_process_is_forked_while_memory_is_made() -> None:
     """It would hold what nobody knows of, for as long as it lives."""
-    living: weakref.WeakSet[Memory] = weakref.WeakSet()
+    living: weakref.WeakSet[SlowMemory] = weakref.WeakSet()
     begun, gate = threading.Event(), threading.Event()
 
-    def made(_length: int) -> Memory:
+    def made(_length: int) -> SlowMemory:
         begun.set()
         assert gate.wait(LONG_S)
-        return Memory()
+        return SlowMemory()
 
     with ThreadPoolExecutor(1) as executor:
         making = executor.submit(take, made, "a test", 1, 1, 0, living)

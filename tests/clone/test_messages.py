@@ -20,7 +20,7 @@ from forebay.clone import _description, _read_lease, _source
 from forebay.clone._read_lease import ParentTensors
 from forebay.clone._resume import CloneRequest
 from tests import support
-from tests.clone.forks import Node, Opened, refusal, taking, train, wait_for_state
+from tests.clone.forks import CloneNode, Opened, refusal, taking, train, wait_for_state
 from tests.clone.jobs import full
 from tests.clone.test_window import Parent, play
 
@@ -28,7 +28,7 @@ from tests.clone.test_window import Parent, play
 class Other:
     """A process that has come to a stage, or will."""
 
-    def __init__(self, here: Node, *words: str, **environment: str) -> None:
+    def __init__(self, here: CloneNode, *words: str, **environment: str) -> None:
         command = [sys.executable, "-m", "tests.clone.played", *words]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
@@ -48,7 +48,7 @@ class Other:
 
 
 @contextlib.contextmanager
-def other(here: Node, *words: str, **environment: str) -> Iterator[Other]:
+def other(here: CloneNode, *words: str, **environment: str) -> Iterator[Other]:
     made = Other(here, *words, **environment)
     try:
         yield made
@@ -62,7 +62,7 @@ STAGES = ["asked", "state", "part", "read", "confirmed", "exists"]
 @pytest.mark.parametrize("signaled", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("stage", STAGES)
 def test_f51_a_clone_that_is_killed_or_stopped_at_any_message(
-    stage: str, signaled: signal.Signals, here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]
+    stage: str, signaled: signal.Signals, here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked, other(here, "clone", stage, FOREBAY_CLONE=asked) as played:
@@ -110,7 +110,9 @@ def has_said(played: Other) -> bool:
 
 @pytest.mark.parametrize("signaled", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("stage", ["registered", "near", "due", "offered", "closed"])
-def test_f51_a_source_that_is_killed_or_stopped_at_any_message(stage: str, signaled: signal.Signals, here: Node, opened: Opened) -> None:
+def test_f51_a_source_that_is_killed_or_stopped_at_any_message(
+    stage: str, signaled: signal.Signals, here: CloneNode, opened: Opened
+) -> None:
     """A clone of it is told, or waits as long as it wants to and no longer."""
     opened(full(1))
     with contextlib.ExitStack() as stack:
@@ -152,7 +154,7 @@ def play_state(asked: str, state: tuple[str, int, list[int], int]) -> ParentTens
     ("owner", "where"), [(_source.ForkSource, "point"), (_read_lease.ReadLease, "_close"), (_source.ForkSource, "repeat")]
 )
 def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
-    owner: type, where: str, here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    owner: type, where: str, here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -176,7 +178,7 @@ def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
     parent.check()
 
 
-def test_a_program_that_forgets_its_points_is_named(here: Node, opened: Opened) -> None:
+def test_a_program_that_forgets_its_points_is_named(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     with here.cloning("trunk") as asked:

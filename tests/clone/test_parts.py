@@ -17,7 +17,7 @@ from forebay.clone._values import Path
 
 
 @dataclass
-class Job:
+class ChangingJob:
     """A small job with all that can change between two looks."""
 
     model: nn.Module = field(
@@ -52,107 +52,107 @@ class Job:
         return state
 
 
-def other_data(job: Job) -> None:
+def other_data(job: ChangingJob) -> None:
     job.last.weight.data = torch.rand(6, 64)
 
 
-def other_shape(job: Job) -> None:
+def other_shape(job: ChangingJob) -> None:
     # At the same address.
     job.last.weight.data = job.last.weight.data.view(8, 48)
 
 
-def other_strides(job: Job) -> None:
+def other_strides(job: ChangingJob) -> None:
     weight = job.last.weight.data
     job.last.weight.data = weight.as_strided((6, 64), (1, 6))
 
 
-def other_type(job: Job) -> None:
+def other_type(job: ChangingJob) -> None:
     job.ema["mean"].data = job.ema["mean"].data.view(torch.int32)
 
 
-def other_parameter(job: Job) -> None:
+def other_parameter(job: ChangingJob) -> None:
     job.last.weight = nn.Parameter(job.last.weight.detach())
 
 
-def another_layer(job: Job) -> None:
+def another_layer(job: ChangingJob) -> None:
     job.model.add_module("more", nn.Linear(6, 2))
 
 
-def other_name(job: Job) -> None:
+def other_name(job: ChangingJob) -> None:
     # `del` would renumber the others.
     job.model._modules["more"] = job.model._modules.pop("3")
 
 
-def frozen(job: Job) -> None:
+def frozen(job: ChangingJob) -> None:
     job.last.weight.requires_grad_(False)
 
 
-def no_gradients(job: Job) -> None:
+def no_gradients(job: ChangingJob) -> None:
     job.optimizer.zero_grad(set_to_none=True)
 
 
-def other_moment(job: Job) -> None:
+def other_moment(job: ChangingJob) -> None:
     job.first_state()["exp_avg"] = torch.rand(6, 64)
 
 
-def moments_swapped(job: Job) -> None:
+def moments_swapped(job: ChangingJob) -> None:
     state = job.first_state()
     state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
 
 
-def moment_gone(job: Job) -> None:
+def moment_gone(job: ChangingJob) -> None:
     del job.first_state()["exp_avg"]
 
 
-def moment_a_number(job: Job) -> None:
+def moment_a_number(job: ChangingJob) -> None:
     job.first_state()["step"] = 1000.0
 
 
-def state_gone(job: Job) -> None:
+def state_gone(job: ChangingJob) -> None:
     del job.optimizer.state[job.last.weight]
 
 
-def other_number(job: Job) -> None:
+def other_number(job: ChangingJob) -> None:
     job.counters["step"] += 1
 
 
-def a_number_of_another_type(job: Job) -> None:
+def a_number_of_another_type(job: ChangingJob) -> None:
     job.counters["epoch"] = False
 
 
-def other_key(job: Job) -> None:
+def other_key(job: ChangingJob) -> None:
     job.ema["of"]["else"] = job.ema["of"].pop("note")
 
 
-def other_text(job: Job) -> None:
+def other_text(job: ChangingJob) -> None:
     job.ema["of"]["note"] = "y"
 
 
-def other_nesting(job: Job) -> None:
+def other_nesting(job: ChangingJob) -> None:
     job.ema["mean"], job.ema["of"] = job.ema["of"], job.ema["mean"]
 
 
-def a_list(job: Job) -> None:
+def a_list(job: ChangingJob) -> None:
     job.ema["mean"] = [job.ema["mean"]]
 
 
-def evaluated(job: Job) -> None:
+def evaluated(job: ChangingJob) -> None:
     job.model.eval()
 
 
-def a_child_evaluated(job: Job) -> None:
+def a_child_evaluated(job: ChangingJob) -> None:
     job.last.eval()
 
 
-def other_buffer(job: Job) -> None:
+def other_buffer(job: ChangingJob) -> None:
     job.model[1].running_mean = torch.rand(4)  # type: ignore[index]
 
 
-def a_buffer_more(job: Job) -> None:
+def a_buffer_more(job: ChangingJob) -> None:
     job.last.register_buffer("scale", torch.rand(2))
 
 
-def a_way_of_its_own(job: Job) -> None:
+def a_way_of_its_own(job: ChangingJob) -> None:
     named = job.last.named_parameters
     job.model.named_parameters = lambda *_, **__: named()  # type: ignore[method-assign]
 
@@ -166,21 +166,21 @@ class Remembering(nn.Linear):
         return self.seen
 
 
-def extra_state(job: Job) -> None:
+def extra_state(job: ChangingJob) -> None:
     job.model.add_module("more", Remembering(6, 2))
 
 
-def other_group(job: Job) -> None:
+def other_group(job: ChangingJob) -> None:
     first = job.optimizer.param_groups[0]["params"]
     job.optimizer.add_param_group({"params": [first.pop()]})
 
 
-def other_rate(job: Job) -> None:
+def other_rate(job: ChangingJob) -> None:
     job.optimizer.param_groups[0]["lr"] = 0.2
 
 
-CHANGES: list[Callable[[Job], None]] = [
-    Job.step,
+CHANGES: list[Callable[[ChangingJob], None]] = [
+    ChangingJob.step,
     other_data,
     other_shape,
     other_strides,
@@ -214,12 +214,12 @@ CHANGES: list[Callable[[Job], None]] = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_p14b_what_has_changed_since_the_last_look_is_described_as_it_is(
-    change: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[ChangingJob], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Some leave the optimizer with a parameter that no module has any more: the new inventory that is compared with
     # would be refused.
     monkeypatch.setattr("forebay.torch._state.check_given", lambda _: None)
-    job = Job()
+    job = ChangingJob()
     known = job.inventory()
     before = known.manifest()
     assert known.manifest() == before
@@ -233,7 +233,7 @@ def test_p14b_what_has_changed_since_the_last_look_is_described_as_it_is(
 
 def test_p14b_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_is() -> None:
     """A look at only some of the parts must not make the others seem to be known."""
-    job = Job()
+    job = ChangingJob()
     known = job.inventory()
     known.manifest()
     another_layer(job)
@@ -243,7 +243,7 @@ def test_p14b_a_part_that_was_not_asked_for_when_all_changed_is_described_as_it_
 
 
 def test_p14b_what_was_described_before_something_failed_is_not_believed_later() -> None:
-    job = Job()
+    job = ChangingJob()
     known = job.inventory()
     known.manifest()
     job.model.eval()
@@ -266,7 +266,7 @@ def test_p14b_what_changes_while_the_state_is_described_is_seen_the_next_time() 
         def load_state_dict(self, state: dict[str, int]) -> None:
             """Nothing is kept."""
 
-    job = Job()
+    job = ChangingJob()
     kinds = {"scheduler": None, "scaler": None, "ema": None, "loader": None, "counters": None}
     known = clone.inventory(model=job.model, optimizer=job.optimizer, others={"meddling": Meddling()}, **kinds)
     known.manifest()
@@ -275,7 +275,7 @@ def test_p14b_what_changes_while_the_state_is_described_is_seen_the_next_time() 
 
 
 def test_p14b_two_modules_that_are_alike_are_not_one() -> None:
-    job = Job()
+    job = ChangingJob()
     inner = nn.Sequential()
     inner.one = inner.two = nn.Dropout()
     job.model.add_module("inner", inner)
@@ -287,7 +287,7 @@ def test_p14b_two_modules_that_are_alike_are_not_one() -> None:
 
 
 def test_of_gradients_that_have_a_history_nothing_is_asked(recwarn: pytest.WarningsRecorder) -> None:
-    job = Job()
+    job = ChangingJob()
     job.optimizer.zero_grad(set_to_none=True)
     known = job.inventory()
     known.manifest()
@@ -315,7 +315,7 @@ def test_a_class_that_was_made_beside_an_inventory_goes_with_it() -> None:
 
 
 def test_p14b_an_extra_state_is_asked_for_each_time() -> None:
-    job = Job()
+    job = ChangingJob()
     extra_state(job)
     known = job.inventory()
     known.manifest()
@@ -331,7 +331,7 @@ def test_p14b_an_extra_state_is_asked_for_each_time() -> None:
 def test_p14b_places_are_seen_to_change_with_and_without_dlpack(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "each":
         monkeypatch.setattr("forebay.torch._state._EXCHANGE", None)
-    known = Job().inventory().adapter.known
+    known = ChangingJob().inventory().adapter.known
     memory = torch.zeros(64)
     one = nn.Parameter(memory[:12])
     others = [torch.ones(3)]
@@ -372,7 +372,7 @@ class Other(torch.Tensor):
 
 
 def test_modules_in_a_circle_are_described_each_time() -> None:
-    job = Job()
+    job = ChangingJob()
     job.last.add_module("back", job.model)
     known = job.inventory()
     known.manifest()
@@ -381,7 +381,7 @@ def test_modules_in_a_circle_are_described_each_time() -> None:
 
 
 def test_what_has_not_changed_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job()
+    job = ChangingJob()
     known = job.inventory()
     known.manifest()
     described: list[str] = []
@@ -400,7 +400,7 @@ def test_what_has_not_changed_is_not_described_again(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_kept_of_what_the_program_has_let_go() -> None:
-    job = Job()
+    job = ChangingJob()
     known = job.inventory()
     known.manifest()
     alive = [weakref.ref(parameter.grad) for parameter in job.model.parameters()] + [weakref.ref(job.ema["mean"])]

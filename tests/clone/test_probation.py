@@ -5,16 +5,16 @@ import pytest
 import forebay.clone as clone
 from forebay.clone import _shadow
 from tests import support
-from tests.clone.forks import Node, Opened, train
+from tests.clone.forks import CloneNode, Opened, train
 from tests.clone.jobs import full
 
 
-def clones(here: Node) -> list[int]:
+def clones(here: CloneNode) -> list[int]:
     return [job["clones"] for job in here.jobs() if job["job"] == "trunk"]
 
 
 def test_p14_a_clone_that_takes_its_parents_steps_exists_and_goes_on_from_there(
-    here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = full(1)
     session = opened(made)
@@ -48,7 +48,7 @@ def test_p14_a_clone_that_takes_its_parents_steps_exists_and_goes_on_from_there(
     assert made.losses == plain.losses
 
 
-def test_f50_a_clone_that_sees_other_data_is_none(here: Node, opened: Opened) -> None:
+def test_f50_a_clone_that_sees_other_data_is_none(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made, verify="shadow:2")
     train(made, session, 1)
@@ -72,7 +72,7 @@ def test_f50_a_clone_that_sees_other_data_is_none(here: Node, opened: Opened) ->
         assert (resumed.verifying, resumed.lineage.verified) == (False, "digest")
 
 
-def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: Node, opened: Opened) -> None:
+def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -86,7 +86,7 @@ def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: Node
     train(made, session, 2, 6)
 
 
-def test_f51_a_clone_on_probation_may_go_at_any_step(here: Node, opened: Opened) -> None:
+def test_f51_a_clone_on_probation_may_go_at_any_step(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     step = train(made, session, 1)
@@ -107,7 +107,7 @@ def test_f51_a_clone_on_probation_may_go_at_any_step(here: Node, opened: Opened)
     assert made.losses == plain.losses
 
 
-def test_what_a_change_can_not_do_is_told_to_all_ranks(here: Node, opened: Opened) -> None:
+def test_what_a_change_can_not_do_is_told_to_all_ranks(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -120,7 +120,7 @@ def test_what_a_change_can_not_do_is_told_to_all_ranks(here: Node, opened: Opene
         assert clones(here) == [0]
 
 
-def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: Node, opened: Opened) -> None:
+def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -134,7 +134,7 @@ def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: Node, open
 
 
 def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Both are due at one point."""
 
@@ -160,7 +160,7 @@ def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
 
 
 def test_a_state_that_can_not_be_compared_is_told_once(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no way")
@@ -183,7 +183,7 @@ def test_a_state_that_can_not_be_compared_is_told_once(
     assert "can't be forked" not in capfd.readouterr().err
 
 
-def test_a_parent_whose_agent_has_ended_compares_nothing(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_whose_agent_has_ended_compares_nothing(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
     made = full(1)
     session = opened(made)

@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, train
-from tests.clone.jobs import Job, full
+from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.jobs import StateJob, full
 from tests.clone.loading import Loading, Noisy
 
-DRAWS: dict[str, Callable[[Job], object]] = {
+DRAWS: dict[str, Callable[[StateJob], object]] = {
     "torch": lambda _: torch.rand(3),
     "numpy": lambda _: np.random.rand(3),
     "python": lambda _: random.random(),  # noqa: S311
@@ -25,10 +25,10 @@ DRAWS: dict[str, Callable[[Job], object]] = {
 }
 
 
-class Drawing:
+class DrawingState:
     """An object of the program's own whose state can't be read without drawing."""
 
-    def __init__(self, made: Job, draw: Callable[[Job], object]) -> None:
+    def __init__(self, made: StateJob, draw: Callable[[StateJob], object]) -> None:
         self.made, self.draw, self.value = made, draw, 0
         self.drawn: list[object] = []
 
@@ -44,7 +44,7 @@ class Drawing:
 class DrawingModule(nn.Module):
     """The same, of a module's extra state."""
 
-    def __init__(self, made: Job, draw: Callable[[Job], object]) -> None:
+    def __init__(self, made: StateJob, draw: Callable[[StateJob], object]) -> None:
         super().__init__()
         self.made, self.draw, self.value = [made], draw, 0
 
@@ -56,10 +56,10 @@ class DrawingModule(nn.Module):
         self.value = state["value"]
 
 
-@pytest.mark.parametrize("kind", [Drawing, DrawingModule])
+@pytest.mark.parametrize("kind", [DrawingState, DrawingModule])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 def test_p14b_objects_that_draw_when_they_are_read(
-    here: Node, opened: Opened, kind: type[Drawing | DrawingModule], draw: Callable[[Job], object]
+    here: CloneNode, opened: Opened, kind: type[DrawingState | DrawingModule], draw: Callable[[StateJob], object]
 ) -> None:
     made, other, plain = full(1), full(2), full(1)
     drawing = kind(made, draw)
@@ -82,7 +82,7 @@ def test_p14b_objects_that_draw_when_they_are_read(
 @pytest.mark.parametrize("has_own", [False, True], ids=["process", "own"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("at", [2, 4, 6], ids=["first-epoch", "between", "second-epoch"])
-def test_p14b_a_stateful_data_loader_is_carried(here: Node, opened: Opened, workers: int, at: int, *, has_own: bool) -> None:
+def test_p14b_a_stateful_data_loader_is_carried(here: CloneNode, opened: Opened, workers: int, at: int, *, has_own: bool) -> None:
     """Four batches an epoch.
 
     With a worker the samples draw nothing, for torchdata does not keep what its workers' generators are at.

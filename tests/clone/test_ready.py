@@ -18,8 +18,8 @@ from forebay.clone._filling import LoadPlan
 from forebay.clone._inventory import StateSchema
 from forebay.clone._shared import Storage
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, drop, taking, train, train_until, wait_for_state
-from tests.clone.jobs import WIDE, Job, full, job, seed
+from tests.clone.forks import CloneNode, Opened, drop, taking, train, train_until, wait_for_state
+from tests.clone.jobs import WIDE, StateJob, full, job, seed
 
 HEADER = _description.StateHeader("trunk", 0, 0, 0)
 
@@ -38,7 +38,7 @@ def received(capture: clone.Capture, outline: StateSchema) -> clone.Capture:
     return clone.Capture(manifest, os.dup(capture.descriptor))
 
 
-def states_of(made: Job) -> list[torch.Tensor]:
+def states_of(made: StateJob) -> list[torch.Tensor]:
     return [value for state in made.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
@@ -64,35 +64,35 @@ def test_what_comes_as_expected_was_made_before() -> None:
     assert other.losses[-1] == original.losses[-1]
 
 
-def nothing(made: Job) -> None:
+def nothing(made: StateJob) -> None:
     pass
 
 
-def weight_elsewhere(made: Job) -> None:
+def weight_elsewhere(made: StateJob) -> None:
     weight = made.model.get_parameter("head.weight")
     weight.data = weight.data.clone()
 
 
-def state_anew(made: Job) -> None:
+def state_anew(made: StateJob) -> None:
     for state in made.optimizer.state.values():
         state.update({key: value.clone() for key, value in state.items()})
 
 
-def state_with_numbers(made: Job) -> None:
+def state_with_numbers(made: StateJob) -> None:
     for state in made.optimizer.state.values():
         state["step"] = 7.0
 
 
-def state_gone(made: Job) -> None:
+def state_gone(made: StateJob) -> None:
     made.optimizer.state.pop(made.model.get_parameter("head.weight"))
 
 
-def state_in_another_order(made: Job) -> None:
+def state_in_another_order(made: StateJob) -> None:
     for state in made.optimizer.state.values():
         state["exp_avg"] = state.pop("exp_avg")
 
 
-def state_of_another_type(made: Job) -> None:
+def state_of_another_type(made: StateJob) -> None:
     for state in made.optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].double()
 
@@ -102,7 +102,7 @@ CHANGES = [nothing, weight_elsewhere, state_anew, state_with_numbers, state_gone
 
 @pytest.mark.parametrize("where", ["there", "here"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_p14b_what_has_changed_since_is_found_out(change: Callable[[Job], None], where: str) -> None:
+def test_p14b_what_has_changed_since_is_found_out(change: Callable[[StateJob], None], where: str) -> None:
     original, other = job(jobs.adamw, 1), job(jobs.adamw, 2)
     original.step()
     other.step()
@@ -127,7 +127,7 @@ def test_p14b_what_has_changed_since_is_found_out(change: Callable[[Job], None],
 
 
 def test_what_can_t_be_loaded_is_said_when_it_has_come() -> None:
-    original, other = job(), Job(wide := jobs.Net(width=9), jobs.momentum(wide))
+    original, other = job(), StateJob(wide := jobs.StateNet(width=9), jobs.momentum(wide))
     mine, theirs = other.inventory(), original.inventory()
     outline, survey = outline_of(theirs, Storage(theirs.adapter)), mine.survey()
     ready = mine.get_ready(outline, survey, mine.adapter.empty)
@@ -155,7 +155,7 @@ def test_an_outline_is_of_who_has_the_secret() -> None:
             _description.read_schema(b"secret", descriptor)
 
 
-def tied(made: Job) -> Job:
+def tied(made: StateJob) -> StateJob:
     """By way of `data`, so that nobody sees it: both are parameters, at one place."""
     made.model.add_module("one", nn.Linear(3, 3, bias=False))
     made.model.add_module("two", nn.Linear(3, 3, bias=False))
@@ -224,7 +224,7 @@ def test_p14b_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before(
 SIDE = 128
 
 
-def apart() -> Job:
+def apart() -> StateJob:
     made = job()
     for name in ("one", "two"):
         made.model.add_module(name, nn.Linear(SIDE, SIDE, bias=False))
@@ -271,7 +271,7 @@ def test_what_was_made_for_a_state_that_counts_is_used_all_the_same() -> None:
 
 
 def test_a_job_that_can_t_say_what_clones_will_get_is_forked_all_the_same(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object) -> None:
         raise clone.CloneError("no memory")

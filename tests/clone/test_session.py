@@ -21,11 +21,11 @@ from forebay.clone._later import ThreadResult
 from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, State, drop, refusal, taking, train, train_until, wait_for_state
+from tests.clone.forks import CloneNode, Opened, State, drop, refusal, taking, train, train_until, wait_for_state
 from tests.clone.jobs import full
 
 
-def test_f50_a_clone_at_a_step_goes_on_as_its_parent_does(here: Node, opened: Opened) -> None:
+def test_f50_a_clone_at_a_step_goes_on_as_its_parent_does(here: CloneNode, opened: Opened) -> None:
     """The parent trains on before the clone has read anything: what the clone gets is of that step all the same."""
     made = full(1)
     session = opened(made)
@@ -78,7 +78,7 @@ def test_epochs_and_steps_are_counted_from_0_on(opened: Opened, point: dict[str,
         session.point(**point)
 
 
-def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
     made = full(1)
     session = opened(made)
     with here.cloning("trunk") as asked:
@@ -91,7 +91,7 @@ def test_a_fork_waits_for_the_clone_and_then_for_the_next_point(here: Node, open
 
 
 def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
-    here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As states on a GPU are copied, too. To take gigabytes lasts several steps, in which training goes on."""
     made = full(1)
@@ -115,7 +115,7 @@ def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
     assert begun == [fork.step - 6], "once"
 
 
-def test_how_many_steps_memory_takes(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_steps_memory_takes(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     made = full(1)
     source = opened(made, prepare="never")._source
     assert source is not None
@@ -132,7 +132,7 @@ def test_how_many_steps_memory_takes(here: Node, opened: Opened, monkeypatch: py
     assert source._steps_ahead() == 1 + 30_000
 
 
-def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: Node, opened: Opened) -> None:
+def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -144,7 +144,7 @@ def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: Node, opened
     assert [fork.step for fork in session.forks] == [51]
 
 
-def test_several_clones_have_one_state_and_each_its_changes(here: Node, opened: Opened) -> None:
+def test_several_clones_have_one_state_and_each_its_changes(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -172,7 +172,7 @@ def test_several_clones_have_one_state_and_each_its_changes(here: Node, opened: 
 
 
 def test_f51_clones_that_end_or_fail_leave_nothing_and_the_parent_trains_on(
-    here: Node, opened: Opened, executor: ThreadPoolExecutor
+    here: CloneNode, opened: Opened, executor: ThreadPoolExecutor
 ) -> None:
     made = full(1)
     session = opened(made)
@@ -209,7 +209,7 @@ def test_f51_clones_that_end_or_fail_leave_nothing_and_the_parent_trains_on(
     assert made.losses == plain.losses
 
 
-def test_f51_a_parent_that_ends_lets_its_clones_go(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+def test_f51_a_parent_that_ends_lets_its_clones_go(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -226,7 +226,7 @@ def test_f51_a_parent_that_ends_lets_its_clones_go(here: Node, opened: Opened, e
     train(made, session, 2, 5)
 
 
-def test_f51_an_agent_that_is_killed_ends_forks_and_not_training(opened: Opened, here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f51_an_agent_that_is_killed_ends_forks_and_not_training(opened: Opened, here: CloneNode, monkeypatch: pytest.MonkeyPatch) -> None:
     made = full(1)
     # It looks for another agent only when it is told to, however slow the machine is.
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
@@ -249,7 +249,7 @@ def test_f51_an_agent_that_is_killed_ends_forks_and_not_training(opened: Opened,
 
 
 def test_an_error_of_ours_is_told_and_training_goes_on(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = full(1)
     session = opened(made)
@@ -269,7 +269,7 @@ def test_an_error_of_ours_is_told_and_training_goes_on(
     assert [fork.step for fork in session.forks] == [6]
 
 
-def test_a_parent_that_comes_to_no_point_is_given_up_in_time(here: Node, opened: Opened) -> None:
+def test_a_parent_that_comes_to_no_point_is_given_up_in_time(here: CloneNode, opened: Opened) -> None:
     opened(full(1))
     with here.cloning("trunk") as asked, pytest.raises(clone.CloneError, match=r"trunk came to no point\(\) in 0.1 s: does it train"):
         opened(full(2), asked=asked, wait_s=0.1)
@@ -278,7 +278,7 @@ def test_a_parent_that_comes_to_no_point_is_given_up_in_time(here: Node, opened:
         opened(full(2), asked=asked, wait_s=0.1)
 
 
-def test_s07_a_state_that_the_job_has_not_made_is_refused(here: Node, opened: Opened) -> None:
+def test_s07_a_state_that_the_job_has_not_made_is_refused(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -291,7 +291,7 @@ def test_s07_a_state_that_the_job_has_not_made_is_refused(here: Node, opened: Op
             opened(full(2), asked=asked.replace(str(told.secret), str(forged)))
 
 
-def test_s07_the_secret_of_a_job_is_private_and_told_to_nobody(here: Node, opened: Opened) -> None:
+def test_s07_the_secret_of_a_job_is_private_and_told_to_nobody(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -336,7 +336,7 @@ def test_what_describes_a_state_is_read_back_or_refused() -> None:
         os.close(descriptor)
 
 
-def test_nonsense_on_the_socket_concerns_nobody_else(here: Node, opened: Opened) -> None:
+def test_nonsense_on_the_socket_concerns_nobody_else(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     for packet in (
@@ -358,7 +358,7 @@ def test_nonsense_on_the_socket_concerns_nobody_else(here: Node, opened: Opened)
     assert [job["job"] for job in here.jobs()] == ["trunk"]
 
 
-def test_names(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_names(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_source, "TAKEN_WAIT_S", 0)
     session = opened(full(1))
     with pytest.raises(
@@ -445,14 +445,14 @@ def test_training_goes_on_where_nobody_reads_what_is_said(opened: Opened, monkey
     assert session._source is None
 
 
-def test_a_program_that_is_switched_off_is_left_alone(opened: Opened, here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_switched_off_is_left_alone(opened: Opened, here: CloneNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY", "off")
     made = full(1)
     train(made, opened(made), 2)
     assert here.jobs() == []
 
 
-def test_the_command_lists_jobs_and_refuses_what_can_not_be(here: Node, opened: Opened) -> None:
+def test_the_command_lists_jobs_and_refuses_what_can_not_be(here: CloneNode, opened: Opened) -> None:
     none = here.type("clone", "ls")
     assert (none.returncode, none.stdout) == (0, "no job that can be forked trains on this node\n")
     made = full(1)
@@ -475,7 +475,7 @@ def test_the_command_lists_jobs_and_refuses_what_can_not_be(here: Node, opened: 
     assert "sh ended without asking for the state of trunk: a clone is a program that calls forebay.clone.session(...)" in done.stderr
 
 
-def test_a_model_of_another_shape_is_refused_before_anything_changes(here: Node, opened: Opened) -> None:
+def test_a_model_of_another_shape_is_refused_before_anything_changes(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     train(made, session, 1)
@@ -525,7 +525,9 @@ class Loop:
 
 # In the middle of an epoch; at the last step of one, whose point comes after the scheduler's step; at the first.
 @pytest.mark.parametrize(("step", "epoch"), [(20, 1), (26, 2), (27, 2)])
-def test_a_loop_is_entered_where_the_parent_was(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, step: int, epoch: int) -> None:
+def test_a_loop_is_entered_where_the_parent_was(
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, step: int, epoch: int
+) -> None:
     made = Loop(1)
     session = made.session()
     with here.cloning("trunk", "--at", str(step)) as asked:
@@ -541,7 +543,7 @@ def test_a_loop_is_entered_where_the_parent_was(here: Node, opened: Opened, monk
     resumed.close()
 
 
-def test_a_loop_whose_loader_is_shorter_is_refused(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_whose_loader_is_shorter_is_refused(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Loop(1)
     session = made.session()
     with here.cloning("trunk", "--at", "20") as asked:
@@ -556,7 +558,7 @@ def test_a_loop_whose_loader_is_shorter_is_refused(here: Node, opened: Opened, m
     resumed.close()
 
 
-def test_a_forked_child_neither_ends_a_job_nor_keeps_it(here: Node, opened: Opened) -> None:
+def test_a_forked_child_neither_ends_a_job_nor_keeps_it(here: CloneNode, opened: Opened) -> None:
     """As a loader's workers are: they have the connection's descriptor, too."""
     session = opened(full(1))
     (ended, end), (wait, closed) = os.pipe(), os.pipe()

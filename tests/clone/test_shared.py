@@ -17,8 +17,8 @@ from forebay import _core
 from forebay.clone._adapter import adapter_of
 from forebay.clone._shared import FROM_BYTES, MOVES_MAX, Storage
 from tests.clone import jobs
-from tests.clone.forks import Node, Opened, drop, taking, train, train_until, wait_for_state
-from tests.clone.jobs import WIDE, Job, full, job
+from tests.clone.forks import CloneNode, Opened, drop, taking, train, train_until, wait_for_state
+from tests.clone.jobs import WIDE, StateJob, full, job
 
 WEIGHT = "model/parameters/head.weight"
 
@@ -27,13 +27,13 @@ def storage() -> Storage:
     return Storage(adapter_of(nn.Identity()))
 
 
-def shared(made: Job) -> tuple[Storage, dict[str, str]]:
+def shared(made: StateJob) -> tuple[Storage, dict[str, str]]:
     """A job's storage, and what stays out of it."""
     there = storage()
     return there, there.share(made.inventory().steady())
 
 
-def places(there: Storage, made: Job) -> dict[str, tuple[int, int]]:
+def places(there: Storage, made: StateJob) -> dict[str, tuple[int, int]]:
     found = {path: there.place(tensor) for path, tensor in made.inventory().steady().items()}
     return {path: place for path, place in found.items() if place}
 
@@ -104,31 +104,31 @@ def test_only_what_is_large_and_steady_is_moved() -> None:
     assert there.place(gradient) is None, "it is another one after each step"
 
 
-def replaced_data(made: Job) -> None:
+def replaced_data(made: StateJob) -> None:
     weight = made.model.get_parameter("head.weight")
     weight.data = weight.data.clone()
 
 
-def assigned(made: Job) -> None:
+def assigned(made: StateJob) -> None:
     copies = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
     made.model.load_state_dict(copies, assign=True)
 
 
-def loaded(made: Job) -> None:
+def loaded(made: StateJob) -> None:
     made.optimizer.load_state_dict(made.optimizer.state_dict())
 
 
-def doubled(made: Job) -> None:
+def doubled(made: StateJob) -> None:
     made.model.double().float()
 
 
-def channels_last(made: Job) -> None:
+def channels_last(made: StateJob) -> None:
     made.model.to(memory_format=torch.channels_last)
     made.model.get_parameter("head.weight").data = made.model.get_parameter("head.weight").data.T.contiguous().T
 
 
 @pytest.mark.parametrize("take_away", [replaced_data, assigned, loaded, doubled, channels_last], ids=lambda one: one.__name__)
-def test_a_tensor_that_was_taken_out_is_put_back(take_away: Callable[[Job], None]) -> None:
+def test_a_tensor_that_was_taken_out_is_put_back(take_away: Callable[[StateJob], None]) -> None:
     made = job(jobs.momentum, 1, WIDE)
     made.step()
     there, _ = shared(made)
@@ -260,7 +260,7 @@ def test_a_forked_child_that_has_no_memory_of_its_own_can_not_write_to_its_paren
     assert there.place(weight) is not None
 
 
-def test_when_tensors_are_moved_is_the_program_s_choice(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_when_tensors_are_moved_is_the_program_s_choice(here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="prepare='now': write one of 'start', 'fork', 'never'"):
         opened(full(1), prepare="now")
     made, lazy = full(1, width=WIDE), full(1, width=WIDE)
@@ -283,7 +283,9 @@ def test_when_tensors_are_moved_is_the_program_s_choice(here: Node, opened: Open
     assert [fork.step for fork in other.forks] == [3]
 
 
-def test_f54_what_there_is_no_shared_memory_for_stays_until_there_is(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_f54_what_there_is_no_shared_memory_for_stays_until_there_is(
+    here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = full(1, width=WIDE)
     weight = made.model.get_parameter("head.weight")
     session = opened(made)
@@ -303,7 +305,7 @@ def test_f54_what_there_is_no_shared_memory_for_stays_until_there_is(here: Node,
     assert capfd.readouterr().err == ""
 
 
-def test_what_could_not_be_shared_is_tried_again(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_shared_is_tried_again(here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
     made = full(1, width=WIDE)
     weight = made.model.get_parameter("head.weight")
     alias = weight.detach()
@@ -320,7 +322,7 @@ def test_what_could_not_be_shared_is_tried_again(here: Node, opened: Opened, cap
     assert capfd.readouterr().err == ""
 
 
-def test_a_program_may_keep_its_tensors_where_they_are(here: Node, opened: Opened) -> None:
+def test_a_program_may_keep_its_tensors_where_they_are(here: CloneNode, opened: Opened) -> None:
     made = full(1, width=WIDE)
     addresses = [parameter.data_ptr() for parameter in made.model.parameters()]
     session = opened(made, prepare="never")
@@ -335,7 +337,7 @@ def test_a_program_may_keep_its_tensors_where_they_are(here: Node, opened: Opene
     assert [parameter.data_ptr() for parameter in made.model.parameters()] == addresses
 
 
-def test_what_was_added_since_is_moved_before_the_fork_after_the_next(here: Node, opened: Opened) -> None:
+def test_what_was_added_since_is_moved_before_the_fork_after_the_next(here: CloneNode, opened: Opened) -> None:
     """A fork looks only whether those that were moved lie still; it copies what is new."""
     made = job(jobs.momentum)
     session = opened(made)

@@ -10,7 +10,7 @@ import pytest
 import forebay.clone as clone
 from forebay._ledger import RUN
 from forebay.clone._events import ForkEvents, tell
-from tests.clone.forks import Node, Opened, train
+from tests.clone.forks import CloneNode, Opened, train
 from tests.clone.jobs import full
 
 
@@ -74,7 +74,7 @@ def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
 
 
-def test_a_job_and_its_clone_tell_of_one_fork(told: Path, here: Node, opened: Opened) -> None:
+def test_a_job_and_its_clone_tell_of_one_fork(told: Path, here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     step = train(made, session, 2)

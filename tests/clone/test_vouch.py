@@ -22,7 +22,7 @@ from forebay.clone._later import ThreadResult
 from forebay.clone._read_lease import ReadLease
 from forebay.torch import _state
 from tests import support
-from tests.clone.forks import Node, Opened, taking
+from tests.clone.forks import CloneNode, Opened, taking
 from tests.clone.jobs import WIDE, full
 from tests.clone.test_window import Parent, Played, forked, play
 
@@ -40,7 +40,7 @@ def change(parent: Parent) -> None:
 
 
 def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
-    here: Node, opened: Opened, executor: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -60,7 +60,7 @@ def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
     parent.check()
 
 
-def test_p14a_a_clone_exists_before_its_parents_next_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+def test_p14a_a_clone_exists_before_its_parents_next_step(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
     """The whole way, while this thread, which trains, does nothing of torch's."""
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -75,7 +75,7 @@ def test_p14a_a_clone_exists_before_its_parents_next_step(here: Node, opened: Op
 
 @pytest.mark.parametrize("why", ["changed", "closing", "forked", "inside"])
 def test_f50_a_parent_that_does_not_know_says_nothing(
-    why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    why: str, here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
@@ -131,7 +131,7 @@ def layers_until(done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("operations", [backward_until, layers_until])
 def test_f50_in_a_long_operation_that_only_reads_it_is_said_beside_it(
-    operations: Callable[..., None], here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    operations: Callable[..., None], here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two instructions it can't be said then, since it is one."""
     monkeypatch.setattr(ReadLease, "_vouch", lambda _: None)
@@ -152,7 +152,7 @@ def test_f50_what_may_write_to_its_arguments_is_no_operation_that_only_reads() -
 
 @pytest.mark.parametrize("why", ["at rest", "hook", "changed"])
 def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_said(
-    why: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    why: str, here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
@@ -185,7 +185,9 @@ def test_f50_beside_a_thread_that_may_be_in_the_middle_of_something_nothing_is_s
             assert played.remote.is_confirmed()
 
 
-def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_clone_that_was_vouched_for_stays_and_the_other_is_dropped(
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     at = str(parent.step + 20)
@@ -213,7 +215,7 @@ def threads_of_ours() -> int:
     return sum(any(frame.f_code is ThreadResult._run.__code__ for frame, _ in stack) for stack in frames)
 
 
-def test_a_window_that_is_closed_leaves_no_thread(here: Node, opened: Opened) -> None:
+def test_a_window_that_is_closed_leaves_no_thread(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -224,7 +226,7 @@ def test_a_window_that_is_closed_leaves_no_thread(here: Node, opened: Opened) ->
         del mine
 
 
-def test_a_job_that_trains_in_another_thread_says_so_by_its_step(here: Node, opened: Opened, executor: ThreadPoolExecutor) -> None:
+def test_a_job_that_trains_in_another_thread_says_so_by_its_step(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
     """Between two instructions of the main thread that one may be in the middle of an operation."""
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -292,7 +294,7 @@ def test_what_a_handler_raises_between_instructions_is_the_programs(stopping: No
 
 
 def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
-    here: Node, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
+    here: CloneNode, opened: Opened, stopping: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
@@ -314,7 +316,9 @@ def test_what_a_handler_raises_while_the_parent_vouches_is_the_programs(
         parent.train(1)
 
 
-def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_between_instructions_is_not_the_programs(
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     with forked(here, opened) as (parent, played):
         played.read()
@@ -329,7 +333,7 @@ def test_an_error_of_ours_between_instructions_is_not_the_programs(here: Node, o
         assert played.remote.is_confirmed(), "its step says so"
 
 
-def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:

@@ -25,7 +25,7 @@ from forebay.clone import _description
 from forebay.clone._read_lease import ParentTensors, ReadLease
 from forebay.clone._resume import CloneRequest
 from tests import support
-from tests.clone.forks import Node, Opened, refusal, taking, told, train, train_until, wait_for_state
+from tests.clone.forks import CloneNode, Opened, refusal, taking, told, train, train_until, wait_for_state
 from tests.clone.jobs import WIDE, full
 
 PIECE = 4 << 20
@@ -242,7 +242,7 @@ class Parent:
 
 
 @contextlib.contextmanager
-def forked(here: Node, opened: Opened) -> Iterator[tuple[Parent, Played]]:
+def forked(here: CloneNode, opened: Opened) -> Iterator[tuple[Parent, Played]]:
     """A job that has just been forked, and its clone, which has its state in hand.
 
     What it was is checked afterwards.
@@ -257,7 +257,7 @@ def forked(here: Node, opened: Opened) -> Iterator[tuple[Parent, Played]]:
     parent.check()
 
 
-def test_f50_a_clone_reads_in_place_what_is_large(here: Node, opened: Opened) -> None:
+def test_f50_a_clone_reads_in_place_what_is_large(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -276,7 +276,7 @@ def test_f50_a_clone_reads_in_place_what_is_large(here: Node, opened: Opened) ->
     parent.check()
 
 
-def test_f51_a_clone_that_is_stopped_in_the_window_costs_a_copy_aside(here: Node, opened: Opened) -> None:
+def test_f51_a_clone_that_is_stopped_in_the_window_costs_a_copy_aside(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -291,7 +291,7 @@ def test_f51_a_clone_that_is_stopped_in_the_window_costs_a_copy_aside(here: Node
 
 
 @pytest.mark.parametrize("stage", ["asked", "state", "part"])
-def test_f51_a_clone_that_is_killed_costs_nothing(stage: str, here: Node, opened: Opened) -> None:
+def test_f51_a_clone_that_is_killed_costs_nothing(stage: str, here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -316,7 +316,7 @@ def test_f51_a_clone_that_is_killed_costs_nothing(stage: str, here: Node, opened
     parent.check()
 
 
-def test_several_clones_read_one_state(here: Node, opened: Opened) -> None:
+def test_several_clones_read_one_state(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     at = str(parent.step + 20)
     with here.cloning("trunk", "--at", at) as one, here.cloning("trunk", "--at", at) as two:
@@ -334,7 +334,7 @@ def test_several_clones_read_one_state(here: Node, opened: Opened) -> None:
     parent.check()
 
 
-def test_a_state_that_no_clone_waits_for_is_copied_at_once(here: Node, opened: Opened) -> None:
+def test_a_state_that_no_clone_waits_for_is_copied_at_once(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk", "--at", str(parent.step + 2)) as asked:
         parent.fork()
@@ -347,7 +347,7 @@ def test_a_state_that_no_clone_waits_for_is_copied_at_once(here: Node, opened: O
 
 
 def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(
-    here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]
+    here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened, aside=0)
     with here.cloning("trunk") as asked:
@@ -365,7 +365,7 @@ def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(
     parent.check()
 
 
-def test_f50_what_is_changed_outside_of_a_step_tears_the_window(here: Node, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
+def test_f50_what_is_changed_outside_of_a_step_tears_the_window(here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -394,7 +394,7 @@ def test_f50_what_is_changed_outside_of_a_step_tears_the_window(here: Node, open
     parent.check()
 
 
-def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_nothing(here: Node, opened: Opened) -> None:
+def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_nothing(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
         mine = taking(asked)
@@ -424,7 +424,7 @@ def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_n
 
 @pytest.mark.parametrize("ends", [False, True], ids=["stopped", "killed"])
 def test_f51_an_agent_that_fails_in_the_window_delays_no_step(
-    here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, *, ends: bool
 ) -> None:
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
     parent = Parent(opened)
@@ -451,7 +451,9 @@ def test_f51_an_agent_that_fails_in_the_window_delays_no_step(
         parent.step = train_until(parent.made, parent.session, lambda: len(here.jobs()) == 1, parent.step)
 
 
-def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(
+    here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
     with here.cloning("trunk") as asked:
@@ -467,7 +469,7 @@ def test_a_program_that_comes_to_no_further_step_is_given_up_in_time(here: Node,
 
 @pytest.mark.parametrize("then", ["step", "change", "agent"])
 def test_f50_there_is_no_clone_before_its_parent_says_that_nothing_had_changed(
-    then: str, here: Node, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    then: str, here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_read, confirm = threading.Event(), ParentTensors.confirm
 
@@ -515,7 +517,7 @@ def test_what_makes_no_sense_is_refused(opened: Opened) -> None:
             opened(full(1), **options)
 
 
-def test_f50_another_process_forks_off_while_its_parent_trains(here: Node, opened: Opened) -> None:
+def test_f50_another_process_forks_off_while_its_parent_trains(here: CloneNode, opened: Opened) -> None:
     """The whole way, at full speed: whatever the clone has read when the step comes, it goes on as its parent does."""
     parent = Parent(opened)
     session = parent.session

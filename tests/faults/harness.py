@@ -182,7 +182,7 @@ print(json.dumps(told))
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReaderRun:
     """The reader's findings."""
 
     ran: Ran
@@ -193,18 +193,18 @@ class Reading:
         return sum(1 for _, is_copy in self.answers if is_copy)
 
 
-def read_all(place: Place, *names: str, rounds: int = 1, check: bool = True, **asked: Any) -> Reading:
+def read_all(place: Place, *names: str, rounds: int = 1, check: bool = True, **asked: Any) -> ReaderRun:
     """Reads files of the corpus in a run of its own; every byte must be right."""
     names = names or tuple(CORPUS)
     source = asked.get("source") or place.source
     ran = place.run(sys.executable, "-E", "-c", READER, str(rounds), *(source / name for name in names), **asked)
-    reading = Reading(ran, [(said, is_copy) for said, is_copy in json.loads(ran.out)])
+    reading = ReaderRun(ran, [(said, is_copy) for said, is_copy in json.loads(ran.out)])
     if check:
         assert [said for said, _ in reading.answers] == [digest(CORPUS[name]) for name in names] * rounds
     return reading
 
 
-def read_adopted(place: Place, *names: str, **asked: Any) -> Reading:
+def read_adopted(place: Place, *names: str, **asked: Any) -> ReaderRun:
     """The same, after an agent has taken over what earlier runs left, and none stands any more afterwards."""
     with place.adopted():
         reading = read_all(place, *names, **asked)

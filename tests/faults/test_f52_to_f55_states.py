@@ -22,50 +22,50 @@ from torch import nn
 
 import forebay.clone as clone
 from tests.clone import jobs
-from tests.clone.jobs import Job, full, job
+from tests.clone.jobs import StateJob, full, job
 from tests.clone.manifests import Written, only
 
 
-def wider(number: int) -> Job:
-    model = jobs.Net(width=9)
-    return Job(model, jobs.momentum(model))
+def wider(number: int) -> StateJob:
+    model = jobs.StateNet(width=9)
+    return StateJob(model, jobs.momentum(model))
 
 
-def deeper(number: int) -> Job:
+def deeper(number: int) -> StateJob:
     made = job()
     made.model.add_module("more", nn.Linear(2, 2))
     return made
 
 
-def doubled(number: int) -> Job:
-    model = jobs.Net().double()
-    return Job(model, jobs.momentum(model))
+def doubled(number: int) -> StateJob:
+    model = jobs.StateNet().double()
+    return StateJob(model, jobs.momentum(model))
 
 
-def frozen(number: int) -> Job:
+def frozen(number: int) -> StateJob:
     made = job()
     made.model.get_parameter("head.bias").requires_grad_(False)
     return made
 
 
-def channels_last(number: int) -> Job:
-    model = jobs.Net(width=2).to(memory_format=torch.channels_last)
+def channels_last(number: int) -> StateJob:
+    model = jobs.StateNet(width=2).to(memory_format=torch.channels_last)
     model.features.append(nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last))
-    return Job(model, jobs.momentum(model))
+    return StateJob(model, jobs.momentum(model))
 
 
-def contiguous(number: int) -> Job:
-    model = jobs.Net(width=2)
+def contiguous(number: int) -> StateJob:
+    model = jobs.StateNet(width=2)
     model.features.append(nn.Conv2d(2, 2, 2))
-    return Job(model, jobs.momentum(model))
+    return StateJob(model, jobs.momentum(model))
 
 
-def ungrouped(number: int) -> Job:
-    model = jobs.Net()
-    return Job(model, torch.optim.SGD([model.head.bias], lr=0.1, momentum=0.9, nesterov=True))
+def ungrouped(number: int) -> StateJob:
+    model = jobs.StateNet()
+    return StateJob(model, torch.optim.SGD([model.head.bias], lr=0.1, momentum=0.9, nesterov=True))
 
 
-OTHERS: list[tuple[Callable[[int], Job], str]] = [
+OTHERS: list[tuple[Callable[[int], StateJob], str]] = [
     (wider, r"model/parameters/features.0.weight differs: float32 \[8, 1, 3, 3\].* captured, float32 \[9, 1, 3, 3\].* here"),
     (deeper, r"model/parameters/more.weight differs: nothing where the state was captured, float32 \[2, 2\]"),
     (doubled, r"features.0.weight differs: float32 .* float64"),
@@ -77,7 +77,7 @@ OTHERS: list[tuple[Callable[[int], Job], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), OTHERS)
-def test_f52_another_job_s_state_is_refused_before_anything_changes(make: Callable[[int], Job], message: str) -> None:
+def test_f52_another_job_s_state_is_refused_before_anything_changes(make: Callable[[int], StateJob], message: str) -> None:
     original, other = job(), make(0)
     original.step()
     state = other.inventory()

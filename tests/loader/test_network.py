@@ -22,7 +22,7 @@ from tests.loader.node import a_node
 from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.support import LONG_S
 from tests.views.conftest import bucket, moto, new_backend
-from tests.views.store import Server, Store, serve
+from tests.views.store import BucketStore, QuietServer, serve
 from tests.views.test_https import certified
 
 __all__ = ["both", "bucket", "moto"]  # Fixtures of these tests, too.
@@ -37,7 +37,7 @@ NOWHERE = "http://store.invalid"
 class Proxy:
     """A proxy that leads whoever asks for a connection to the store, wherever that was to be."""
 
-    store: Store
+    store: BucketStore
     wants: str | None = None
     port: int = 0
     asked: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ def relay(one: socket.socket, other: socket.socket) -> None:
 def proxy(both: FilesAndObjects) -> Iterator[Proxy]:
     both.bucket.put("p/a", CONTENT)
     made = Proxy(both.bucket)
-    server = Server(("127.0.0.1", 0), made.handler())
+    server = QuietServer(("127.0.0.1", 0), made.handler())
     made.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

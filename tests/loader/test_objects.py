@@ -35,7 +35,7 @@ from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same, write_records
 from tests.loader.node import LoaderNode, ServedSource, a_node
 from tests.views.conftest import bucket, moto  # noqa: F401 # fixtures of these tests, too
-from tests.views.store import BUCKET, KEY, SECRET, Store
+from tests.views.store import BUCKET, KEY, SECRET, BucketStore
 
 ROOT = f"s3://{BUCKET}/p"
 MIB = 1 << 20
@@ -47,7 +47,7 @@ class FilesAndObjects:
     """A directory, and a store with the same content below a prefix."""
 
     node: LoaderNode
-    bucket: Store
+    bucket: BucketStore
 
     @property
     def dir(self) -> Path:
@@ -62,7 +62,7 @@ class FilesAndObjects:
 
 
 @pytest.fixture
-def both(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesAndObjects]:  # noqa: F811 # a fixture
+def both(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesAndObjects]:  # noqa: F811 # a fixture
     with a_node(monkeypatch) as node:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)

@@ -12,18 +12,18 @@ from forebay.loader._paths import look_up
 from forebay.torch import DataLoader
 from tests.loader.test_objects import MIB, OPTIONS, ROOT, FilesAndObjects, Objects, both, read, source
 from tests.views.conftest import bucket, moto
-from tests.views.store import Answer, Asked, first_times, refusal, truncated
+from tests.views.store import StoreAnswer, StoreRequest, first_times, refusal, truncated
 
 __all__ = ["both", "bucket", "moto", "source"]  # Fixtures of these tests, too.
 
 CONTENT = bytes(at % 251 for at in range(1000))
 ALL = f"bytes=0-{64 * MIB - 1}"
-Fault = Callable[[Answer], Answer | None]
+Fault = Callable[[StoreAnswer], StoreAnswer | None]
 
 PASSING: dict[str, Fault] = {
     "slow down": lambda _: refusal(503, "SlowDown"),
     "internal error": lambda _: refusal(500, "InternalError"),
-    "bad gateway": lambda _: Answer(502, {}, b"<html>no"),
+    "bad gateway": lambda _: StoreAnswer(502, {}, b"<html>no"),
     "too many requests": lambda _: refusal(429, "TooManyRequests"),
     "time out": lambda _: refusal(408, "RequestTimeout"),
     "no head": lambda _: None,
@@ -32,11 +32,11 @@ PASSING: dict[str, Fault] = {
 }
 LASTING: dict[str, tuple[Fault, type[Exception], str]] = {
     "forbidden": (lambda _: refusal(403, "AccessDenied"), PermissionError, "AccessDenied: no; check the credentials and what they allow"),
-    "unauthorized": (lambda _: Answer(401, {}, b""), PermissionError, "HTTP status 401; check the credentials and what they allow"),
+    "unauthorized": (lambda _: StoreAnswer(401, {}, b""), PermissionError, "HTTP status 401; check the credentials and what they allow"),
     "expired": (lambda _: refusal(400, "ExpiredToken"), PermissionError, "ExpiredToken: no; check the credentials and what they allow"),
     "gone": (lambda _: refusal(404, "NoSuchKey"), FileNotFoundError, "there is no such object"),
     "archived": (lambda _: refusal(403, "InvalidObjectState"), PermissionError, "InvalidObjectState"),
-    "moved": (lambda _: Answer(301, {"location": "http://127.0.0.1:1/"}, b""), OSError, "HTTP status 301"),
+    "moved": (lambda _: StoreAnswer(301, {"location": "http://127.0.0.1:1/"}, b""), OSError, "HTTP status 301"),
     "not there": (lambda _: refusal(501, "NotImplemented"), OSError, "NotImplemented: no"),
     "another range": (
         lambda answer: replace(answer, headers=answer.headers | {"content-range": "bytes 1-1000/1001"}),
@@ -99,7 +99,7 @@ def test_f04_what_is_tried_in_vain_is_counted_from_the_last_progress_on(store: F
     # Each bit comes with the last attempt that there is for it.
     turns = itertools.cycle([refusal(503, "SlowDown"), refusal(500, "InternalError"), None])
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         return next(turns) or replace(forward(), sent=300)
 
     store.bucket.behave = behave
@@ -127,7 +127,7 @@ CHANGES: dict[str, Callable[[FilesAndObjects], None]] = {
 def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change: str, forgets: bool, store: FilesAndObjects) -> None:
     store.bucket.forgets_conditions = forgets
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range != "bytes=500-999":
             return truncated(forward())
         CHANGES[change](store)
@@ -140,7 +140,7 @@ def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change:
 
 
 def test_f05_an_object_that_is_removed_while_it_is_read_is_told_by_name(store: FilesAndObjects) -> None:
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range != "bytes=500-999":
             return truncated(forward())
         store.bucket.delete("p/a")

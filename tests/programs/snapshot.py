@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class FileFacts(NamedTuple):
     """A program's possible results on a file; times only if they were meant to be kept."""
 
     mode: str
@@ -19,7 +19,7 @@ class Entry(NamedTuple):
     attributes: tuple[tuple[str, bytes], ...]
 
 
-def snapshot(root: Path, *, times: bool, leave_out: tuple[str, ...] = ()) -> dict[str, Entry]:
+def snapshot(root: Path, *, times: bool, leave_out: tuple[str, ...] = ()) -> dict[str, FileFacts]:
     found = {}
     for path in [root, *sorted(root.rglob("*"))] if root.is_dir() else [root]:
         name = str(path.relative_to(root))
@@ -31,7 +31,7 @@ def snapshot(root: Path, *, times: bool, leave_out: tuple[str, ...] = ()) -> dic
         attributes = tuple((name, os.getxattr(path, name)) for name in names if name.startswith("user."))
         mtime = s.st_mtime_ns if times and not stat.S_ISDIR(s.st_mode) else None
         is_dir = stat.S_ISDIR(s.st_mode)
-        found[name] = Entry(
+        found[name] = FileFacts(
             stat.filemode(s.st_mode),
             (s.st_uid, s.st_gid),
             0 if is_dir else s.st_nlink,

@@ -57,7 +57,7 @@ def outcomes(results: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Both:
+class SuiteRuns:
     """The suites, run as they are and under the preload."""
 
     expected: dict[str, str]
@@ -108,7 +108,7 @@ def plainly(place: Place, directory: Path, suites: Sequence[str], only: Iterable
     return done.returncode, outcomes(Path(f"{directory}.xml"))
 
 
-def run_both(place: Place) -> Both:
+def run_both(place: Place) -> SuiteRuns:
     """Both runs at once: the suites wait more than they work."""
     plain_dir, served_dir = place.root / "plain", place.source / "served"
     with ThreadPoolExecutor() as pool:
@@ -117,7 +117,7 @@ def run_both(place: Place) -> Both:
             *words(served_dir, SUITES), environment={"TMPDIR": str(served_dir)}, freshness="ttl=60", timeout=RUN_S, check=False
         )
         plain_status, expected = plain_run.result()
-    return Both(expected, outcomes(Path(f"{served_dir}.xml")), plain_status, served, list(served_dir.iterdir()))
+    return SuiteRuns(expected, outcomes(Path(f"{served_dir}.xml")), plain_status, served, list(served_dir.iterdir()))
 
 
 def repeated(place: Place, names: Iterable[str]) -> Iterator[Mapping[str, Outcome]]:

@@ -16,7 +16,7 @@ from tests.semantics.tree import SIZES, content
 from tests.support import NOBODY, Place, read, settle, wait_until, warm
 
 
-class Entry(NamedTuple):
+class EntryFacts(NamedTuple):
     """All that can be seen of an entry but its time of access."""
 
     kind_and_mode: int
@@ -28,12 +28,12 @@ class Entry(NamedTuple):
     holds: str
 
 
-def everything(root: Path) -> dict[str, Entry]:
+def everything(root: Path) -> dict[str, EntryFacts]:
     found = {}
     for path in [root, *sorted(root.rglob("*"))]:
         s = path.lstat()
         holds = str(path.readlink()) if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path)] = Entry(s.st_mode, (s.st_uid, s.st_gid), s.st_nlink, s.st_size, s.st_mtime_ns, s.st_ctime_ns, holds)
+        found[str(path)] = EntryFacts(s.st_mode, (s.st_uid, s.st_gid), s.st_nlink, s.st_size, s.st_mtime_ns, s.st_ctime_ns, holds)
     return found
 
 

@@ -76,7 +76,7 @@ class Pool:
         return self.ready.pop()
 
 
-class Machine(RuleBasedStateMachine):
+class DifferentialMachine(RuleBasedStateMachine):
     """Does each step twice, and compares."""
 
     pool: ClassVar[Pool]
@@ -243,7 +243,7 @@ def pool_of(count: int, freshness: str) -> Iterator[Pool]:
 def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> None:
     with pool_of(min(examples, 60), freshness) as pool:
         run_state_machine_as_test(
-            type("Machine", (Machine,), {"pool": pool}),
+            type("Machine", (DifferentialMachine,), {"pool": pool}),
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,

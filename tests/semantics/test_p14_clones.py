@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import support
-from tests.clone.forks import Node, node, told, training
+from tests.clone.forks import CloneNode, node, told, training
 
 ON_GPU = ("--device", "cuda", "--after", "12")
 
@@ -18,7 +18,7 @@ def torchrun(ranks: int, *options: str) -> list[str]:
     return [*launcher, "-m", "tests.clone.train", *options]
 
 
-def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def run(node: CloneNode, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the output of a parent's ranks, and of its clone's, which was requested with these options."""
     with training(node, torchrun(ranks, "--until-forked", "--pace", "0.2", *program)) as parent:
         done = node.type("clone", "trunk", *how, "--", *torchrun(ranks, *program))
@@ -31,7 +31,7 @@ def run(node: Node, ranks: int, *how: str, program: Sequence[str] = ()) -> tuple
     return parents, clones
 
 
-def run_alone(node: Node, ranks: int, steps: int, *program: str) -> list[dict[str, Any]]:
+def run_alone(node: CloneNode, ranks: int, steps: int, *program: str) -> list[dict[str, Any]]:
     """Returns the output of the ranks of the same job when nobody can fork it."""
     command, environment = torchrun(ranks, "--steps", str(steps), *program), {**node.environment, "FOREBAY": "off"}
     done = subprocess.run(

@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.views.store import BUCKET, Answer, Asked, Behaviour, Server
+from tests.views.store import BUCKET, Behaviour, QuietServer, StoreAnswer, StoreRequest
 
 # All made up.
 TOKEN = "ya29.a-token/of+google"  # noqa: S105
@@ -37,7 +37,7 @@ MODIFIED_S = 1_767_323_045
 
 
 @dataclass(frozen=True)
-class Kept:
+class CloudObject:
     """An object."""
 
     content: bytes
@@ -53,8 +53,8 @@ class Cloud(ABC):
     lent: dict[str, str]
 
     def __init__(self) -> None:
-        self.kept: dict[str, Kept] = {}
-        self.asked: list[Asked] = []
+        self.kept: dict[str, CloudObject] = {}
+        self.asked: list[StoreRequest] = []
         self.behave: Behaviour | None = None
         self.lent = {}
         # With this key the bucket is open to everybody.
@@ -86,7 +86,7 @@ class Cloud(ABC):
     def put(self, key: str, content: bytes, *, is_compressed: bool = False) -> None:
         with self._lock:
             self._versions += 1
-            self.kept[key] = Kept(content, self._versions, is_compressed)
+            self.kept[key] = CloudObject(content, self._versions, is_compressed)
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
         for key, content in objects.items():
@@ -115,18 +115,18 @@ class Cloud(ABC):
         following = str(at + PAGE) if at + PAGE < len(found) else None
         return [key for key, is_folder in page if not is_folder], [key for key, is_folder in page if is_folder], following
 
-    def ranged(self, kept: Kept, headers: Mapping[str, str], version: dict[str, str]) -> Answer:
+    def ranged(self, kept: CloudObject, headers: Mapping[str, str], version: dict[str, str]) -> StoreAnswer:
         """All of an object, or the part that is asked for."""
         content = kept.content
         if "range" not in headers:
-            return Answer(200, version, content)
+            return StoreAnswer(200, version, content)
         first, last = map(int, headers["range"].removeprefix("bytes=").split("-"))
         if first >= len(content):
-            return Answer(416, {}, b"")
+            return StoreAnswer(416, {}, b"")
         last = min(last, len(content) - 1)
-        return Answer(206, {**version, "content-range": f"bytes {first}-{last}/{len(content)}"}, content[first : last + 1])
+        return StoreAnswer(206, {**version, "content-range": f"bytes {first}-{last}/{len(content)}"}, content[first : last + 1])
 
-    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> StoreAnswer | None:
         """Returns the answer to a request; None: the connection is closed."""
         path, _, query = target.partition("?")
         values = dict(parse_qsl(query, keep_blank_values=True))
@@ -134,21 +134,21 @@ class Cloud(ABC):
             return token
         container, key = self.names(path)
         with self._lock:
-            self.asked.append(Asked(key, headers.get("range")))
+            self.asked.append(StoreRequest(key, headers.get("range")))
         if why := self.forbids(target, headers, values):
             return why
         if container != BUCKET:
             return self.refuse(404, "ContainerNotFound")
 
-        def forward() -> Answer:
+        def forward() -> StoreAnswer:
             if key is None:
                 page = self.page(values)
-                return Answer(200, {}, page[: len(page) - self.cut])
+                return StoreAnswer(200, {}, page[: len(page) - self.cut])
             with self._lock:
                 kept = self.kept.get(key)
             return self.refuse(404, "BlobNotFound") if kept is None else self.get(kept, values, headers)
 
-        return self.behave(Asked(key, headers.get("range")), forward) if self.behave else forward()
+        return self.behave(StoreRequest(key, headers.get("range")), forward) if self.behave else forward()
 
     @abstractmethod
     def names(self, path: str) -> tuple[str, str | None]:
@@ -157,15 +157,15 @@ class Cloud(ABC):
     @abstractmethod
     def token(
         self, method: str, path: str, values: Mapping[str, str], headers: Mapping[str, str], form: Mapping[str, str]
-    ) -> Answer | None:
+    ) -> StoreAnswer | None:
         """Returns the answer of a service that lends tokens; None if the request is for another one."""
 
     @abstractmethod
-    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> Answer | None:
+    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> StoreAnswer | None:
         """A refusal, unless whoever asks may read."""
 
     @abstractmethod
-    def refuse(self, status: int, code: str) -> Answer:
+    def refuse(self, status: int, code: str) -> StoreAnswer:
         """A refusal in this store's words."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Cloud(ABC):
         """A page of a listing."""
 
     @abstractmethod
-    def get(self, kept: Kept, values: Mapping[str, str], headers: Mapping[str, str]) -> Answer:
+    def get(self, kept: CloudObject, values: Mapping[str, str], headers: Mapping[str, str]) -> StoreAnswer:
         """An object."""
 
 
@@ -216,17 +216,17 @@ class Google(Cloud):
 
     def token(
         self, method: str, path: str, values: Mapping[str, str], headers: Mapping[str, str], form: Mapping[str, str]
-    ) -> Answer | None:
+    ) -> StoreAnswer | None:
         asked = {"grant_type": "refresh_token", "client_id": "c", "client_secret": "s", "refresh_token": "a refresh/token+"}
         is_machine = path.startswith("/computeMetadata/") and headers.get("metadata-flavor") == "Google"
         if not is_machine and path != "/token":
             return None
         self.lent[path] = method
         if path == "/token" and form != asked:
-            return Answer(400, {}, b'{"error": "invalid_grant"}')
-        return Answer(200, {}, json.dumps({"access_token": TOKEN, "expires_in": 3600}).encode())
+            return StoreAnswer(400, {}, b'{"error": "invalid_grant"}')
+        return StoreAnswer(200, {}, json.dumps({"access_token": TOKEN, "expires_in": 3600}).encode())
 
-    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> Answer | None:
+    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> StoreAnswer | None:
         said = headers.get("authorization", "").removeprefix("Bearer ")
         if self.public or said == TOKEN or (said.count(".") == 2 and self._is_signed(said)):
             return None
@@ -245,8 +245,8 @@ class Google(Cloud):
         scope = "https://www.googleapis.com/auth/devstorage.read_only"
         return is_now and head["kid"] == "7" and (claims["iss"], claims["sub"], claims["scope"]) == ("me@test", "me@test", scope)
 
-    def refuse(self, status: int, code: str) -> Answer:
-        return Answer(status, {}, json.dumps({"error": {"code": status, "message": code}}).encode())
+    def refuse(self, status: int, code: str) -> StoreAnswer:
+        return StoreAnswer(status, {}, json.dumps({"error": {"code": status, "message": code}}).encode())
 
     def page(self, values: Mapping[str, str]) -> bytes:
         keys, folders, following = self.listed(values, "pageToken")
@@ -259,12 +259,12 @@ class Google(Cloud):
         modified = time.strftime("%Y-%m-%dT%H:%M:%S.250Z", time.gmtime(MODIFIED_S))
         return {"name": key, "size": str(len(kept.content)), "generation": str(kept.version), "timeCreated": modified}
 
-    def get(self, kept: Kept, values: Mapping[str, str], headers: Mapping[str, str]) -> Answer:
+    def get(self, kept: CloudObject, values: Mapping[str, str], headers: Mapping[str, str]) -> StoreAnswer:
         if values.get("ifGenerationMatch", str(kept.version)) != str(kept.version):
             return self.refuse(412, "conditionNotMet")
         version = {"x-goog-generation": str(kept.version)}
         if kept.is_compressed and "gzip" not in headers.get("accept-encoding", ""):
-            return Answer(200, version, b"expanded")
+            return StoreAnswer(200, version, b"expanded")
         if kept.is_compressed:
             version["content-encoding"] = "gzip"
         return self.ranged(kept, headers, version)
@@ -290,7 +290,7 @@ class Azure(Cloud):
 
     def token(
         self, method: str, path: str, values: Mapping[str, str], headers: Mapping[str, str], form: Mapping[str, str]
-    ) -> Answer | None:
+    ) -> StoreAnswer | None:
         asked = {"grant_type": "client_credentials", "client_id": "c", "scope": "https://storage.azure.com/.default"}
         federated = {
             "client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
@@ -301,13 +301,13 @@ class Azure(Cloud):
             return None
         self.lent[path] = method
         if is_machine and values.get("resource") != "https://storage.azure.com/":
-            return Answer(400, {}, b"")
+            return StoreAnswer(400, {}, b"")
         if not is_machine and form not in ({**asked, "client_secret": "s"}, {**asked, **federated}):
-            return Answer(401, {}, b'{"error": "invalid_client"}')
+            return StoreAnswer(401, {}, b'{"error": "invalid_client"}')
         # The service of a machine writes the number as text.
-        return Answer(200, {}, json.dumps({"access_token": TOKEN, "expires_in": "3600" if is_machine else 3600}).encode())
+        return StoreAnswer(200, {}, json.dumps({"access_token": TOKEN, "expires_in": "3600" if is_machine else 3600}).encode())
 
-    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> Answer | None:
+    def forbids(self, target: str, headers: Mapping[str, str], values: Mapping[str, str]) -> StoreAnswer | None:
         said = headers.get("authorization", "")
         assert headers["x-ms-version"] == "2023-11-03"
         if self.public or said == f"Bearer {TOKEN}" or target.endswith((f"?{SHARED}", f"&{SHARED}")):
@@ -317,9 +317,9 @@ class Azure(Cloud):
             return None if is_it else self.refuse(403, "AuthenticationFailed")
         return self.refuse(403, "denied") if said else self.refuse(404, "ResourceNotFound")
 
-    def refuse(self, status: int, code: str) -> Answer:
+    def refuse(self, status: int, code: str) -> StoreAnswer:
         body = f"\ufeff<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-        return Answer(status, {"content-type": "application/xml", "x-ms-error-code": code}, body)
+        return StoreAnswer(status, {"content-type": "application/xml", "x-ms-error-code": code}, body)
 
     def page(self, values: Mapping[str, str]) -> bytes:
         assert (values["restype"], values["comp"]) == ("container", "list")
@@ -334,7 +334,7 @@ class Azure(Cloud):
         size = f"<Content-Length>{len(kept.content)}</Content-Length>"
         return f"<Blob>{named(key)}<Properties>{modified}<Etag>0x8D{kept.version}</Etag>{size}</Properties></Blob>"
 
-    def get(self, kept: Kept, values: Mapping[str, str], headers: Mapping[str, str]) -> Answer:
+    def get(self, kept: CloudObject, values: Mapping[str, str], headers: Mapping[str, str]) -> StoreAnswer:
         etag = f'"0x8D{kept.version}"'
         if headers.get("if-match", etag) != etag:
             return self.refuse(412, "ConditionNotMet")
@@ -395,7 +395,7 @@ CLOUDS: dict[str, Any] = {"gs": Google, "az": Azure}
 def serve_cloud(scheme: str) -> Iterator[Cloud]:
     """A store that is gone afterwards, on a port that the kernel chooses."""
     cloud: Cloud = CLOUDS[scheme]()
-    server = Server(("127.0.0.1", 0), _handler(cloud))
+    server = QuietServer(("127.0.0.1", 0), _handler(cloud))
     cloud.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

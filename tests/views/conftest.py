@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Desk, desk  # noqa: F401 # a fixture of these tests, too
 from tests.views import store
-from tests.views.store import BUCKET, Store
+from tests.views.store import BUCKET, BucketStore
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def new_backend() -> Any:  # noqa: ANN401 # moto's own
 
 
 @pytest.fixture
-def bucket(moto: tuple[str, int]) -> Iterator[Store]:
+def bucket(moto: tuple[str, int]) -> Iterator[BucketStore]:
     """A store with an empty bucket."""
     with store.serve(moto, new_backend()) as made:
         yield made
@@ -43,7 +43,7 @@ class Views:
     """A desk beside a store."""
 
     desk: Desk
-    bucket: Store
+    bucket: BucketStore
     prefix: str = "p"
 
     @property
@@ -87,6 +87,6 @@ def held(root: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def views(desk: Desk, bucket: Store) -> Views:  # noqa: F811 # a fixture
+def views(desk: Desk, bucket: BucketStore) -> Views:  # noqa: F811 # a fixture
     """Views can be fetched here."""
     return Views(desk, bucket)

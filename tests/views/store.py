@@ -26,7 +26,7 @@ LONG_S = 120
 
 
 @dataclass(frozen=True)
-class Asked:
+class StoreRequest:
     """A request. A listing has no key."""
 
     key: str | None
@@ -35,7 +35,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoreAnswer:
     """An answer. `sent`: number of body bytes before the connection is closed."""
 
     status: int
@@ -44,12 +44,12 @@ class Answer:
     sent: int | None = None
 
 
-Behaviour = Callable[[Asked, Callable[[], Answer]], Answer | None]
+Behaviour = Callable[[StoreRequest, Callable[[], StoreAnswer]], StoreAnswer | None]
 
 
-def refusal(status: int, code: str, message: str = "no", **headers: str) -> Answer:
+def refusal(status: int, code: str, message: str = "no", **headers: str) -> StoreAnswer:
     body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
-    return Answer(status, {"content-type": "application/xml", **headers}, body)
+    return StoreAnswer(status, {"content-type": "application/xml", **headers}, body)
 
 
 def signature(secret: str, method: str, host: str, target: str) -> str:
@@ -77,7 +77,7 @@ def signature(secret: str, method: str, host: str, target: str) -> str:
 
 
 @dataclass
-class Store:
+class BucketStore:
     """A store with one bucket."""
 
     moto: tuple[str, int]
@@ -93,7 +93,7 @@ class Store:
     # A store that does not know `If-Match`.
     forgets_conditions: bool = False
     behave: Behaviour | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[StoreRequest] = field(default_factory=list)
     port: int = 0
     scheme: str = "http"
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -125,14 +125,14 @@ class Store:
             self.asked.clear()
         return sorted(keys)
 
-    def answer(self, target: str, host: str, headers: dict[str, str]) -> Answer | None:
+    def answer(self, target: str, host: str, headers: dict[str, str]) -> StoreAnswer | None:
         """Returns the answer to a request; None: the connection is closed."""
         if target.startswith("/latest/"):
             return self._lend(target)
         path, _, query = target.partition("?")
         values = dict(parse_qsl(query))
         bucket, _, key = unquote(path).lstrip("/").partition("/")
-        asked = Asked(key or None, headers.get("range"), values.get("X-Amz-Security-Token"))
+        asked = StoreRequest(key or None, headers.get("range"), values.get("X-Amz-Security-Token"))
         with self._lock:
             self.asked.append(asked)
         if why := self._forbids(target, host, values):
@@ -140,12 +140,12 @@ class Store:
         if bucket != BUCKET:
             return refusal(404, "NoSuchBucket")
 
-        def forward() -> Answer:
+        def forward() -> StoreAnswer:
             return self._forward(path, values, headers)
 
         return self.behave(asked, forward) if self.behave else forward()
 
-    def _forbids(self, target: str, host: str, values: dict[str, str]) -> Answer | None:
+    def _forbids(self, target: str, host: str, values: dict[str, str]) -> StoreAnswer | None:
         if "X-Amz-Signature" not in values:
             return None if self.public else refusal(403, "AccessDenied", "Access Denied")
         if values["X-Amz-Credential"].split("/")[2:] != [REGION, "s3", "aws4_request"]:
@@ -156,7 +156,7 @@ class Store:
             return refusal(403, "SignatureDoesNotMatch", "The signature does not match")
         return None
 
-    def _forward(self, path: str, values: dict[str, str], headers: dict[str, str]) -> Answer:
+    def _forward(self, path: str, values: dict[str, str], headers: dict[str, str]) -> StoreAnswer:
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in values.items() if not name.startswith("X-Amz-"))
         passed: dict[str, str] = {name: headers[name] for name in ("range", "if-match") if name in headers}
         if self.forgets_conditions:
@@ -171,21 +171,21 @@ class Store:
         finally:
             connection.close()
         kept = ("etag", "content-type", "content-range", "last-modified")
-        return Answer(response.status, {name: value for name, value in response.getheaders() if name.lower() in kept}, body)
+        return StoreAnswer(response.status, {name: value for name, value in response.getheaders() if name.lower() in kept}, body)
 
-    def _lend(self, target: str) -> Answer:
+    def _lend(self, target: str) -> StoreAnswer:
         """The metadata service of a virtual machine."""
         if self.lent_token is None:
-            return Answer(404, {}, b"")
+            return StoreAnswer(404, {}, b"")
         lent = {"AccessKeyId": KEY, "SecretAccessKey": SECRET, "Token": self.lent_token, "Expiration": "2099-01-01T00:00:00Z"}
         paths = {
             "/latest/api/token": "the-session",
             "/latest/meta-data/iam/security-credentials/": "the-role",
             "/latest/meta-data/iam/security-credentials/the-role": json.dumps(lent),
         }
-        return Answer(200, {}, paths[urlsplit(target).path].encode())
+        return StoreAnswer(200, {}, paths[urlsplit(target).path].encode())
 
-    def lend_to(self, form: dict[str, str]) -> Answer:
+    def lend_to(self, form: dict[str, str]) -> StoreAnswer:
         """The token service: lends keys for a web identity."""
         self.identities.append(form)
         if self.lent_token is None or form["WebIdentityToken"] != IDENTITY:
@@ -193,10 +193,12 @@ class Store:
         lent = {"AccessKeyId": KEY, "SecretAccessKey": SECRET, "SessionToken": self.lent_token, "Expiration": self.lent_until}
         key = "".join(f"<{name}>{value}</{name}>" for name, value in lent.items())
         name = "AssumeRoleWithWebIdentity"
-        return Answer(200, {}, f"<{name}Response><{name}Result><Credentials>{key}</Credentials></{name}Result></{name}Response>".encode())
+        return StoreAnswer(
+            200, {}, f"<{name}Response><{name}Result><Credentials>{key}</Credentials></{name}Result></{name}Response>".encode()
+        )
 
 
-def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
+def _handler(store: BucketStore) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -208,7 +210,7 @@ def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers["content-length"]))
             self.reply(store.lend_to(dict(parse_qsl(body.decode()))))
 
-        def reply(self, answer: Answer | None) -> None:
+        def reply(self, answer: StoreAnswer | None) -> None:
             if answer is None:
                 self.close_connection = True
                 return
@@ -229,7 +231,7 @@ def _handler(store: Store) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
     """A server that keeps quiet about those who hang up."""
 
     daemon_threads = True
@@ -239,10 +241,10 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(moto: tuple[str, int], backend: Any, secured: ssl.SSLContext | None = None) -> Iterator[Store]:  # noqa: ANN401 # moto's own
+def serve(moto: tuple[str, int], backend: Any, secured: ssl.SSLContext | None = None) -> Iterator[BucketStore]:  # noqa: ANN401 # moto's own
     """A store that is gone afterwards, on a port that the kernel chooses."""
-    store = Store(moto, backend, scheme="https" if secured else "http")
-    server = Server(("127.0.0.1", 0), _handler(store))
+    store = BucketStore(moto, backend, scheme="https" if secured else "http")
+    server = QuietServer(("127.0.0.1", 0), _handler(store))
     store.port = server.server_address[1]
     if secured:
         server.socket = secured.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
@@ -256,12 +258,12 @@ def serve(moto: tuple[str, int], backend: Any, secured: ssl.SSLContext | None = 
         server.server_close()
 
 
-def first_times(count: int, key: str, fault: Callable[[Answer], Answer | None]) -> Behaviour:
+def first_times(count: int, key: str, fault: Callable[[StoreAnswer], StoreAnswer | None]) -> Behaviour:
     """The first so many requests for an object are answered with a fault."""
     left = [count]
     lock = threading.Lock()
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         with lock:
             is_due = asked.key == key and left[0] > 0
             left[0] -= is_due
@@ -270,5 +272,5 @@ def first_times(count: int, key: str, fault: Callable[[Answer], Answer | None]) 
     return behave
 
 
-def truncated(answer: Answer) -> Answer:
+def truncated(answer: StoreAnswer) -> StoreAnswer:
     return replace(answer, sent=len(answer.body) // 2)

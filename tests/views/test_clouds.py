@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Desk
 from tests.views.clouds import ACCOUNT_KEY, IDENTITY, MODIFIED_S, SHARED, TOKEN, Azure, Cloud, Google, serve_cloud
 from tests.views.conftest import held
-from tests.views.store import Answer, Asked
+from tests.views.store import StoreAnswer, StoreRequest
 
 MIB = 1 << 20
 
@@ -83,7 +83,7 @@ def test_p17_parts_are_never_of_two_versions(mirror: Mirror) -> None:
     mirror.put({"a": b"\xff" * (20 * MIB), "b": b"1"})
     left = [1]
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range and not asked.range.startswith("bytes=0-") and left[0]:
             left[0] = 0
             mirror.cloud.put("p/a", b"\1" * (20 * MIB))
@@ -228,7 +228,7 @@ def test_a_run_has_views_of_several_stores(desk: Desk) -> None:
 
 def test_s07_keys_of_all_stores_are_told_to_nobody(mirror: Mirror) -> None:
     mirror.put({"a": b"1"})
-    mirror.cloud.behave = lambda *_: Answer(500, {}, TOKEN.encode())
+    mirror.cloud.behave = lambda *_: StoreAnswer(500, {}, TOKEN.encode())
     line = mirror.refuse()
     kept = [path.read_bytes() for path in mirror.desk.root.rglob("*") if path.is_file()]
     assert not any(secret in line for secret in (TOKEN, ACCOUNT_KEY))

@@ -15,11 +15,11 @@ import pytest
 
 from tests import support
 from tests.views.conftest import Views
-from tests.views.store import BUCKET, REGION, SECRET, Answer, Asked, Behaviour, first_times, refusal, truncated
+from tests.views.store import BUCKET, REGION, SECRET, Behaviour, StoreAnswer, StoreRequest, first_times, refusal, truncated
 
 MIB = 1 << 20
 NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
-PASSING: dict[str, Callable[[Answer], Answer | None]] = {
+PASSING: dict[str, Callable[[StoreAnswer], StoreAnswer | None]] = {
     "slow down": lambda _: refusal(503, "SlowDown"),
     "internal error": lambda _: refusal(500, "InternalError"),
     "too many requests": lambda _: refusal(429, "TooManyRequests"),
@@ -51,7 +51,7 @@ def test_a_listing_is_asked_for_again_too(views: Views) -> None:
     views.put({"a": b"1"})
     left = [2]
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         left[0] -= asked.key is None
         return refusal(503, "SlowDown") if asked.key is None and left[0] >= 0 else forward()
 
@@ -98,11 +98,11 @@ def test_an_archived_object_says_so(views: Views) -> None:
     assert "InvalidObjectState: not valid for the storage class" in views.refuse(status=1)
 
 
-def replaced_meanwhile(views: Views, times: int, when: Callable[[Asked], bool]) -> None:
+def replaced_meanwhile(views: Views, times: int, when: Callable[[StoreRequest], bool]) -> None:
     """Before a request is answered its object is replaced, so many times."""
     lock, left = threading.Lock(), [times]
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         with lock:
             if when(asked) and left[0] > 0:
                 left[0] -= 1
@@ -134,7 +134,7 @@ def test_p17_parts_are_never_of_two_versions(views: Views, forgets: bool) -> Non
 def test_an_object_that_is_gone_between_listing_and_getting(views: Views) -> None:
     views.put({"a": b"1", "b": b"2"})
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.key == "p/a":
             views.bucket.delete("p/a")
         return forward()
@@ -175,7 +175,7 @@ def test_p17_a_command_that_is_killed_leaves_no_half_view(views: Views) -> None:
     views.put(objects)
     gate, reached = threading.Event(), threading.Event()
 
-    def behave(asked: Asked, forward: Callable[[], Answer]) -> Answer | None:
+    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.key == "p/040":
             reached.set()
             gate.wait(support.LONG_S)
@@ -262,11 +262,11 @@ def test_a_host_that_speaks_no_tls(views: Views) -> None:
 
 def test_a_host_that_is_no_store(views: Views) -> None:
     for body in (b"<html>hello</html>", b"hello", b"", b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents/></ListBucketResult>"):
-        views.bucket.behave = behave_as(Answer(200, {}, body))
+        views.bucket.behave = behave_as(StoreAnswer(200, {}, body))
         assert "can't be read: is this an endpoint of S3?" in views.refuse(env={"AWS_MAX_ATTEMPTS": "1"})
 
 
-def behave_as(answer: Answer) -> Behaviour:
+def behave_as(answer: StoreAnswer) -> Behaviour:
     return lambda *_: answer
 
 
@@ -276,13 +276,13 @@ LISTING = "<ListBucketResult><IsTruncated>{more}</IsTruncated>{rest}<Contents><K
 
 def test_sizes_that_can_not_be(views: Views) -> None:
     for size, words in ((2**64 - 1, "name a directory on a larger disk"), (2**64, "can't be read"), (-1, "can't be read")):
-        views.bucket.behave = behave_as(Answer(200, {}, LISTING.format(more="false", rest="", size=size).encode()))
+        views.bucket.behave = behave_as(StoreAnswer(200, {}, LISTING.format(more="false", rest="", size=size).encode()))
         assert words in views.refuse(env={"AWS_MAX_ATTEMPTS": "1"})
 
 
 @pytest.mark.parametrize("token", ["", "<NextContinuationToken>x</NextContinuationToken>"], ids=["it stops", "it stands still"])
 def test_a_listing_that_does_not_go_on_is_not_taken_for_whole(views: Views, token: str) -> None:
-    views.bucket.behave = behave_as(Answer(200, {}, LISTING.format(more="true", rest=token, size=1).encode()))
+    views.bucket.behave = behave_as(StoreAnswer(200, {}, LISTING.format(more="true", rest=token, size=1).encode()))
     assert "does not go on where it should" in views.refuse()
 
 
