@@ -167,7 +167,7 @@ def beside(world: TieringBench, tier: TierDirectory, scenario: str, report: Benc
                 sample.add(next(pieces))
             report.note_load()
     stopped = "the same program while the agent is stopped"
-    note = f"each sample: {world.size.seconds:g} s each, in turns of {world.size.seconds / TURNS:g} s or what adoption lasts for"
+    note = f"each sample: {world.size.seconds:g} s each, in turns of {world.size.seconds / TURNS:g} s or what recovery lasts for"
     ratios = [sample.adopting_s / sample.stopped_s for sample in samples]
     took = What(scenario, "time of a program while copies are adopted", "x", TIME_MAX, stopped)
     report.time(took, ratios, note)
@@ -175,7 +175,7 @@ def beside(world: TieringBench, tier: TierDirectory, scenario: str, report: Benc
     cores = [sample.agent_cpu_s / sample.adopting_s for sample in samples]
     report.time(What(scenario, "the agent's CPU beside it", "cores", CORES_MAX), cores)
     rates = [sample.adopted / sample.adopting_s for sample in samples]
-    report.time(What(scenario, "adopted beside it", "copies a second"), rates)
+    report.time(What(scenario, "recovered beside it", "copies a second"), rates)
 
 
 def quads(world: TieringBench, tier: TierDirectory) -> Generator[Beside]:
@@ -203,7 +203,7 @@ def quads(world: TieringBench, tier: TierDirectory) -> Generator[Beside]:
                 yield quad
         if not complete:
             if epochs == 1:
-                raise ProgramError("adoption is over before it could be measured: it takes more copies")
+                raise ProgramError("recovery is over before it could be measured: it takes more copies")
             turn_s /= 2
 
 

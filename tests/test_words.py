@@ -7,6 +7,7 @@ import tokenize
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 RIDDLE = re.compile(r"(?:What|Whether|Of|So many|So much|As many|How many|How much|Who|Whom|Whose)\b")
 
+COMPARED = "(?:long|bett|larg|small|slow|fast|high|low|lat|new|old|oth)er|more|less|worse|different"
 # Phrases that a reader of English stumbles over, with what to write.
 PHRASES = {
     r"\bsuch an? one\b": "one, or name the thing",
@@ -61,7 +63,7 @@ PHRASES = {
     r"\blet(?:s|ting)? go\b": "release",
     r"\banew\b": "again, rebuilt",
     r"\b(?:is|are|was|were|be|been) of (?:no |any |little )?use\b": "useful",
-    r"(?<![Tt]here )\bis no (?!(?!number)\w+er\b|more|less|worse|different)": "is not a, invalid, missing",
+    rf"(?<![Tt]here )\bis no (?!{COMPARED})": "is not a, invalid, missing",
     r"(?<![Tt]here )\bis none\b(?! of)": "is missing, is not one",
     r"\b(?:by|of|for|after) so many\b": "by N",
 }
@@ -83,6 +85,7 @@ REPLACED = {
     r"(?<!set )aside": "copy-on-write buffer",
     r"lying|lain|(?<=where )(?:it|they) (?:lies|lie)": "is located at, layout",
 }
+GONE = re.compile(rf"(?i)(?<![\w-])(?:{'|'.join(REPLACED)})(?![\w-])")
 # Types that bear a word of the house.
 REPLACED_TYPE = re.compile(r"Clerk|Door|HandOver|Board(?![a-z])|Probation|Ledger|Taker|Vouch|^(?:Ask|Tell|Told)$")
 
@@ -139,19 +142,19 @@ def markdown_prose(text: str) -> Iterator[Prose]:
     yield from blocks(numbered, lambda line: line.startswith("|"))
 
 
-def prose(path: str, text: str) -> Iterator[Prose]:
+@cache
+def prose(path: str, text: str) -> tuple[Prose, ...]:
     """Comments, docstrings and paragraphs of a file.
 
     In Markdown a table counts as doc, so that its width can be told apart.
     """
     if path.endswith(".md"):
-        yield from markdown_prose(text)
-    elif path.endswith((".py", ".pyi")):
-        yield from python_prose(text)
-    elif path.endswith((".rs", ".c")):
-        yield from marked_prose(text, "//")
-    elif path.endswith((".sh", ".toml")) or Path(path).name == "Makefile":
-        yield from marked_prose(text, "#")
+        return tuple(markdown_prose(text))
+    if path.endswith((".py", ".pyi")):
+        return tuple(python_prose(text))
+    if path.endswith((".rs", ".c")):
+        return tuple(marked_prose(text, "//"))
+    return tuple(marked_prose(text, "#")) if path.endswith((".sh", ".toml")) or Path(path).name == "Makefile" else ()
 
 
 def riddles(path: str, text: str) -> Iterator[str]:
@@ -187,9 +190,9 @@ def banned_phrases(path: str, text: str) -> Iterator[str]:
 def house_words(path: str, text: str) -> Iterator[str]:
     """Words of REPLACED in prose, and in names of types."""
     for part in prose(path, text):
-        for word, instead in REPLACED.items():
-            if match := re.search(rf"(?i)(?<![\w-])(?:{word})(?![\w-])", part.text):
-                yield f"{path}:{part.number}: {match[0]!r} is a word that is gone; write: {instead}"
+        for match in GONE.finditer(part.text):
+            instead = next(new for word, new in REPLACED.items() if re.search(rf"(?i)(?<![\w-])(?:{word})(?![\w-])", part.text))
+            yield f"{path}:{part.number}: {match[0]!r} is a word that is gone; write: {instead}"
     for name in types(path, text):
         if REPLACED_TYPE.search(name):
             yield f"{path}: type {name}: bears a word that is gone"
