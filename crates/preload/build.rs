@@ -1,4 +1,4 @@
-//! How the library is linked. Rust's own version script exports the hooks (`no_mangle`) and nothing else.
+//! Linker flags of the library. Rust's own version script exports the hooks (`no_mangle`) and nothing else.
 
 fn main() {
     for argument in [
@@ -6,7 +6,7 @@ fn main() {
         "-nostartfiles",
         "-lc",
         "-Wl,-soname,libforebay_preload.so",
-        // A panic path that is left calls a function that nobody defines (see `lib.rs`): the link fails.
+        // A remaining panic path calls a function that nobody defines (see `lib.rs`): the link fails.
         "-Wl,-z,defs",
         "-Wl,-z,now",
         "-Wl,-z,relro",

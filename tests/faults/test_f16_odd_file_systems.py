@@ -122,7 +122,7 @@ def test_f16_copies_are_made_kept_and_removed_on(place: Place, kind: FileSystem)
     ("lack", "options"),
     [
         ("its file system keeps no permissions", ["-p", "a+rX"]),
-        ("its file system does not keep what is open once its name is removed", ["-o", "hard_remove"]),
+        ("its file system does not keep an open file once its name is removed", ["-o", "hard_remove"]),
     ],
     ids=["permissions", "unlinked"],
 )

@@ -134,5 +134,5 @@ def test_what_can_not_be_had_is_said_in_one_line(both: CopiesInClouds, monkeypat
         TarShards([f"{both.root}/none"], lambda sample, rng: sample)
     for name, value in (("CLOUDSDK_AUTH_ACCESS_TOKEN", "wrong"), ("AZURE_STORAGE_KEY", "QUJD")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(PermissionError, match="check the credentials and what they allow"):
+    with pytest.raises(PermissionError, match="check the credentials and their rights"):
         look_up(f"{both.root}/a")

@@ -152,8 +152,8 @@ def test_the_agent_of_another_job_forgets_that_jobs_network(both: FilesAndObject
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
     [
-        ("socks5://127.0.0.1:1", ValueError, "$HTTP_PROXY: 'socks5://127.0.0.1:1' is no proxy for HTTP; write http://HOST:PORT"),
-        ("http://user:hidden@127.0.0.1:99999", ValueError, "$HTTP_PROXY: what it names is no proxy for HTTP; write http://HOST:PORT"),
+        ("socks5://127.0.0.1:1", ValueError, "$HTTP_PROXY: 'socks5://127.0.0.1:1' is not a proxy for HTTP; write http://HOST:PORT"),
+        ("http://user:hidden@127.0.0.1:99999", ValueError, "$HTTP_PROXY: its value is not a proxy for HTTP; write http://HOST:PORT"),
         ("http://127.0.0.1:1", OSError, "refused (os error 111); the endpoint is http://store.invalid, by the proxy 127.0.0.1:1"),
         (
             "http://user:hidden@127.0.0.1:{port}",

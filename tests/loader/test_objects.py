@@ -237,7 +237,7 @@ def test_each_kind_of_dataset_is_what_its_copy_is(both: FilesAndObjects, kind: s
         assert len(both.bucket.gets()) == 1 + len(wanted), "its index was kept: its version is asked for, and its samples"
     # Whatever is there now is not what was looked through.
     both.bucket.put(f"p/{kind}", (both.dir / kind).read_bytes()[::-1])
-    with pytest.raises(OSError, match="it has changed since it was listed or first read; begin again with what is there now") as caught:
+    with pytest.raises(OSError, match="it has changed since it was listed or first read; start again with its present version") as caught:
         decoded(ours)
     assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, f"{ROOT}/{kind}")
 
@@ -338,7 +338,7 @@ NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADA
             PermissionError,
             "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or",
         ),
-        (f"{ROOT}/a", {"AWS_SECRET_ACCESS_KEY": "wrong"}, PermissionError, "check the credentials and what they allow"),
+        (f"{ROOT}/a", {"AWS_SECRET_ACCESS_KEY": "wrong"}, PermissionError, "check the credentials and their rights"),
         (f"{ROOT}/a", {"AWS_ACCESS_KEY_ID": ""}, ValueError, "set both, or none"),
         (f"{ROOT}/a", {"AWS_SHARED_CREDENTIALS_FILE": "/"}, IsADirectoryError, "Is a directory"),
         (f"{ROOT}/a", {"AWS_REGION": "us-east-1"}, OSError, "set AWS_REGION=eu-test-1"),

@@ -31,9 +31,9 @@ PASSING: dict[str, Fault] = {
     "half a body": truncated,
 }
 LASTING: dict[str, tuple[Fault, type[Exception], str]] = {
-    "forbidden": (lambda _: refusal(403, "AccessDenied"), PermissionError, "AccessDenied: no; check the credentials and what they allow"),
-    "unauthorized": (lambda _: StoreAnswer(401, {}, b""), PermissionError, "HTTP status 401; check the credentials and what they allow"),
-    "expired": (lambda _: refusal(400, "ExpiredToken"), PermissionError, "ExpiredToken: no; check the credentials and what they allow"),
+    "forbidden": (lambda _: refusal(403, "AccessDenied"), PermissionError, "AccessDenied: no; check the credentials and their rights"),
+    "unauthorized": (lambda _: StoreAnswer(401, {}, b""), PermissionError, "HTTP status 401; check the credentials and their rights"),
+    "expired": (lambda _: refusal(400, "ExpiredToken"), PermissionError, "ExpiredToken: no; check the credentials and their rights"),
     "gone": (lambda _: refusal(404, "NoSuchKey"), FileNotFoundError, "there is no such object"),
     "archived": (lambda _: refusal(403, "InvalidObjectState"), PermissionError, "InvalidObjectState"),
     "moved": (lambda _: StoreAnswer(301, {"location": "http://127.0.0.1:1/"}, b""), OSError, "HTTP status 301"),

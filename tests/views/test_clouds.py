@@ -141,7 +141,7 @@ def test_s07_credentials_that_are_wrong_are_not_told(mirror: Mirror) -> None:
     mirror.put({"a": b"1"})
     wrong = {"gs": {"CLOUDSDK_AUTH_ACCESS_TOKEN": "b64secret"}, "az": {"AZURE_STORAGE_KEY": "YjY0c2VjcmV0"}}[mirror.cloud.scheme]
     line = mirror.refuse(env=mirror.cloud.environment | wrong)
-    assert "; check the credentials and what they allow" in line
+    assert "; check the credentials and their rights" in line
     assert not any(secret in line for secret in wrong.values())
     if mirror.cloud.scheme == "gs":
         line = mirror.refuse(env=mirror.cloud.environment | {"CLOUDSDK_AUTH_ACCESS_TOKEN": "b64\nsecret"})

@@ -71,7 +71,7 @@ def test_lasting_faults_end_it_and_it_goes_on_from_there(views: Views, fault: st
     views.bucket.behave = first_times(1000, "p/zz", LASTING[fault])
     line = views.refuse(status=1)
     assert line.startswith(f"s3://{BUCKET}/p/zz: ")
-    assert line.endswith("; what was fetched is kept: the same command goes on from there")
+    assert line.endswith("; the fetched part is kept: the same command continues")
     assert not views.dir.exists(), "what is not whole is not there"
     views.bucket.behave = None
     before = views.bucket.gets()
@@ -87,7 +87,7 @@ def test_an_object_that_may_not_be_read(views: Views) -> None:
     views.bucket.behave = first_times(1000, "p/secret", lambda _: refusal(403, "AccessDenied", "Access\nDenied \x1b[31m" + "x" * 5000))
     line = views.refuse(status=1)
     assert line.startswith(f"s3://{BUCKET}/p/secret: AccessDenied: Access Denied")
-    assert "check the credentials and what they allow" in line
+    assert "check the credentials and their rights" in line
     assert "\x1b" not in line
     assert len(line) < 500
 
@@ -148,7 +148,7 @@ def test_a_bucket_that_never_stands_still(views: Views) -> None:
     views.put({"a": b"old", "b": b"1"})
     replaced_meanwhile(views, 100, lambda asked: asked.key == "p/a")
     line = views.refuse(status=1)
-    assert line.startswith(f"s3://{BUCKET}/p/a: it is not what was listed, 3 times in a row; try again when nobody writes there; ")
+    assert line.startswith(f"s3://{BUCKET}/p/a: it changed after it was listed, 3 times in a row; try again when nobody writes there; ")
     assert not views.dir.exists()
 
 
@@ -231,7 +231,7 @@ def test_p17_after_another_boot_what_was_staged_is_compared(views: Views) -> Non
         ),
         ({"AWS_SECRET_ACCESS_KEY": ""}, "set both, or none"),
         ({"AWS_PROFILE": "nobody"}, "there is no profile 'nobody'"),
-        ({"AWS_ENDPOINT_URL": "not a url"}, "'not a url' is no URL; write https://HOST"),
+        ({"AWS_ENDPOINT_URL": "not a url"}, "'not a url' is not a URL; write https://HOST"),
         ({"AWS_MAX_ATTEMPTS": "many"}, "$AWS_MAX_ATTEMPTS: 'many'"),
     ],
     ids=["secret", "region", "none", "half", "profile", "endpoint", "attempts"],

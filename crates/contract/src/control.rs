@@ -77,7 +77,7 @@ pub enum Freshness {
     Ttl(u64),
     /// Without limit: the user guarantees that the source does not change.
     Immutable,
-    /// None: each open asks the source by name.
+    /// Zero: each open asks the source by name.
     OnOpen,
 }
 

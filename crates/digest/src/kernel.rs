@@ -1,4 +1,4 @@
-//! Blocks of 1,024 bytes, copied and mixed into eight sums.
+//! Copies blocks of 1,024 bytes and mixes them into eight sums.
 
 use std::ptr::null_mut;
 
@@ -7,16 +7,18 @@ pub(crate) type Sums = [u64; LANES];
 
 const LANES: usize = 8;
 pub(crate) const STRIPE_BYTES: usize = 64;
-/// Stripes of a block: each begins eight bytes on in the secret, and the last one still has 64 of them before its end.
+/// Number of stripes of a block: each begins eight bytes further in the secret, and the last one still has 64 of them
+/// before its end.
 const STRIPES: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 pub(crate) const BLOCK_BYTES: usize = STRIPES * STRIPE_BYTES;
-/// Of the last stripe, of which some may have been in the stripe before.
+/// Position in the secret for the last stripe, which may overlap the stripe before it.
 const LAST_SECRET_AT: usize = SECRET.len() - STRIPE_BYTES - 7;
 const SCRAMBLE_AT: usize = SECRET.len() - STRIPE_BYTES;
-/// Of the lower half, and of the higher.
+/// Positions in the secret for the lower and the higher half of the digest.
 const MERGE_AT: (usize, usize) = (11, SECRET.len() - STRIPE_BYTES - 11);
 
-/// Of so much the target is not wanted in the caches: what a step will use next is there, and to write a line it need not be read first.
+/// Length in bytes from which the target bypasses the caches: they hold what a step will use next, and a line that
+/// bypasses them need not be read before it is written.
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHES_FROM: usize = 64 << 10;
 
@@ -30,12 +32,12 @@ const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
 const PRIME_MX1: u64 = 0x1656_6791_9E37_79F9;
 
-/// What the sums begin with.
+/// Initial values of the sums.
 pub(crate) const SUMS: Sums = [
     PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
 ];
 
-/// The default one, of the specification.
+/// Default secret of the specification.
 const SECRET: [u8; 192] = [
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90,
     0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d,
@@ -48,16 +50,16 @@ const SECRET: [u8; 192] = [
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 ];
 
-/// Copies blocks, and mixes in what was copied.
+/// Copies blocks, and mixes in the copied bytes.
 ///
 /// # Safety
 ///
-/// Both are valid for so many blocks, and do not overlap.
+/// Both pointers are valid for this number of blocks, and do not overlap.
 pub(crate) unsafe fn copy(sums: &mut Sums, source: *const u8, target: *mut u8, blocks: usize, of_bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         let is_past_caches = of_bytes >= PAST_CACHES_FROM && target.addr().is_multiple_of(avx2::ALIGNMENT_BYTES);
-        // SAFETY: the caller's, and the processor has it.
+        // SAFETY: the caller's, and the processor supports it.
         return unsafe {
             if is_past_caches {
                 avx2::blocks::<{ avx2::PAST_CACHES }>(sums, source, target, blocks);
@@ -76,19 +78,19 @@ pub(crate) fn see(sums: &mut Sums, bytes: &[u8]) {
     let blocks = bytes.len() / BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: they are so many blocks, nothing is stored, and the processor has it.
+        // SAFETY: the bytes are that many blocks, nothing is stored, and the processor supports it.
         return unsafe { avx2::blocks::<{ avx2::SEEN }>(sums, bytes.as_ptr(), null_mut(), blocks) };
     }
-    // SAFETY: they are so many blocks, and nothing is stored.
+    // SAFETY: the bytes are that many blocks, and nothing is stored.
     unsafe { portable(sums, bytes.as_ptr(), null_mut(), blocks) };
 }
 
-/// The same for any processor. Nothing is stored where there is no target.
+/// Copies and mixes blocks on any processor. Stores nothing if there is no target.
 unsafe fn portable(sums: &mut Sums, source: *const u8, target: *mut u8, blocks: usize) {
     let mut lanes = *sums;
     for block in 0..blocks {
         let mut bytes = [0; BLOCK_BYTES];
-        // SAFETY: the caller's: source and target have so many blocks.
+        // SAFETY: the caller's: source and target have that many blocks.
         unsafe {
             source
                 .add(block * BLOCK_BYTES)
@@ -107,7 +109,7 @@ unsafe fn portable(sums: &mut Sums, source: *const u8, target: *mut u8, blocks: 
     *sums = lanes;
 }
 
-/// Mixes in what remains: the last block's stripes, and the last 64 bytes once more, or what of them was in none.
+/// Mixes in the rest: the stripes of the last block, and the last 64 bytes, which may overlap them.
 pub(crate) fn end(sums: &mut Sums, last_block: &[u8], last_stripe: &[u8]) {
     let stripes = (last_block.len() - 1) / STRIPE_BYTES;
     for (number, stripe) in last_block.as_chunks().0[..stripes].iter().enumerate() {
@@ -118,7 +120,7 @@ pub(crate) fn end(sums: &mut Sums, last_block: &[u8], last_stripe: &[u8]) {
     mix(sums, &stripe, LAST_SECRET_AT);
 }
 
-/// The digest of the sums over so many bytes.
+/// Returns the digest from the sums over `length` bytes.
 pub(crate) fn merged(sums: &Sums, length: usize) -> u128 {
     let half = |begin: u64, secret_at: usize| {
         let products = sums.as_chunks::<2>().0.iter().enumerate().map(|(pair, [one, other])| {
@@ -155,7 +157,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[expect(
     clippy::cast_ptr_alignment,
-    reason = "what loads and stores here takes any place, or is told one that is aligned"
+    reason = "the loads and stores here accept any address, or get an aligned one"
 )]
 mod avx2 {
     use super::{BLOCK_BYTES, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE_BYTES, STRIPES, Sums};
@@ -164,22 +166,22 @@ mod avx2 {
         _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
     };
 
-    /// What becomes of a vector.
+    /// Vectors are only mixed in.
     pub(super) const SEEN: u8 = 0;
     pub(super) const STORED: u8 = 1;
-    /// Nothing of the target is read before it is written. It has to be aligned.
+    /// Vectors are stored without reading the target, which has to be aligned.
     pub(super) const PAST_CACHES: u8 = 2;
 
     pub(super) const ALIGNMENT_BYTES: usize = size_of::<__m256i>();
     const VECTORS: usize = STRIPE_BYTES / ALIGNMENT_BYTES;
-    /// So far ahead memory is asked for. It may lie beyond the source: nothing is read then.
+    /// Distance in bytes at which memory is prefetched. It may be beyond the source: nothing is read then.
     const AHEAD_BYTES: usize = 4096;
 
     /// Mixes in blocks of `source`, and stores them to `target`, by `HOW`.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn blocks<const HOW: u8>(sums: &mut Sums, source: *const u8, target: *mut u8, blocks: usize) {
-        // SAFETY: vectors are loaded from sums and secret, which have as many bytes; from the source and to the target, which the caller
-        // vouches for, and which for `PAST_CACHES` is aligned.
+        // SAFETY: vectors are loaded from sums and secret, which have as many bytes; from the source and to the target,
+        // which the caller guarantees, and which for `PAST_CACHES` is aligned.
         unsafe {
             let lanes = sums.as_mut_ptr().cast::<__m256i>();
             let secret = |at: usize, vector: usize| _mm256_loadu_si256(SECRET.as_ptr().add(at).cast::<__m256i>().add(vector));
@@ -216,7 +218,7 @@ mod avx2 {
                 _mm256_storeu_si256(lanes.add(vector), sum);
             }
             if HOW == PAST_CACHES {
-                // Before whoever is told that they are there.
+                // The stores must be visible before anybody is told of them.
                 _mm_sfence();
             }
         }
@@ -233,7 +235,7 @@ mod tests {
         fn every_way_gives_the_same(blocks in 0_usize..5, noise in prop::collection::vec(any::<u8>(), 997), past in 0_usize..64) {
             let bytes: Vec<u8> = noise.iter().copied().cycle().skip(past).take(blocks * BLOCK_BYTES).collect();
             let [mut seen, mut copied, mut ported, mut past_caches] = [SUMS; 4];
-            // A vector more, so that the copies may begin at any place.
+            // One vector more, so that the copies may begin at any place.
             let mut targets = [(); 3].map(|()| vec![0; bytes.len() + 2 * STRIPE_BYTES]);
             let [one, other, aligned] = &mut targets;
             let begin = aligned.as_ptr().align_offset(STRIPE_BYTES);

@@ -1,25 +1,25 @@
-//! XXH3-128 of memory as it is copied: one pass, in registers.
+//! XXH3-128 of memory while it is copied: one pass, in registers.
 //!
-//! A library takes bytes that lie in memory already, so what was copied is read once more: a copy with its digest takes 1.4 times as long as
-//! the copy, out of the second cache. Here each vector is digested between its load and its store, and stored past the caches where there is
-//! much: the two together take as long as `memcpy`. The algorithm is xxHash's (its specification, section XXH3, "large inputs"); whatever
-//! has up to 240 bytes, twox-hash digests.
+//! A library digests bytes in memory, so copied bytes are read once more: a copy with its digest takes 1.4 times as
+//! long as the copy, out of the second cache. Here each vector is digested between its load and its store, and large
+//! copies bypass the caches: both together take as long as `memcpy`. The algorithm is xxHash's (its specification,
+//! section XXH3, "large inputs"); twox-hash digests inputs of up to 240 bytes.
 
 mod kernel;
 
 use kernel::{BLOCK_BYTES, STRIPE_BYTES};
 use twox_hash::XxHash3_128;
 
-/// Bytes of a stretch of memory, any number of which may come one after the other; see [`Digest::copy`].
+/// Length in bytes of a stretch of memory; each part given to [`Digest::copy`] except the last is a multiple of it.
 pub const STRETCH_BYTES: usize = BLOCK_BYTES;
 
-/// As many of the last bytes, or all, are looked at once more by [`Digest::finish`].
+/// Number of bytes at the end that [`Digest::finish`] reads once more, or all of them if there are fewer.
 pub const END_BYTES: usize = BLOCK_BYTES + STRIPE_BYTES;
 
-/// What has fewer is digested another way, by the specification.
+/// Length in bytes from which the large-input algorithm of the specification applies.
 const LARGE_FROM: usize = 241;
 
-/// The digest of so many bytes that come one stretch after the other. To go back before a stretch, keep a copy from before it.
+/// Digest of bytes that come one stretch after the other. To go back before a stretch, keep a copy from before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Digest {
     sums: kernel::Sums,
@@ -28,7 +28,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Of `length` bytes.
+    /// Creates the digest of `length` bytes.
     #[must_use]
     pub fn new(length: usize) -> Self {
         Self {
@@ -38,53 +38,53 @@ impl Digest {
         }
     }
 
-    /// Copies the next `length` bytes from `source` to `target`. What is digested is what is stored there, though another thread or process
-    /// may write to the source meanwhile.
+    /// Copies the next `length` bytes from `source` to `target`. It digests exactly the stored bytes, even if another
+    /// thread or process writes to the source meanwhile.
     ///
     /// # Panics
     ///
-    /// There are more than were announced, or they are no multiple of [`STRETCH_BYTES`] and not the last.
+    /// There are more bytes than announced, or they are not the last and not a multiple of [`STRETCH_BYTES`].
     ///
     /// # Safety
     ///
-    /// Both are valid for `length` bytes, and do not overlap.
+    /// Both pointers are valid for `length` bytes, and do not overlap.
     pub unsafe fn copy(&mut self, source: *const u8, target: *mut u8, length: usize) {
         let blocks = self.next(length);
         let copied = blocks * BLOCK_BYTES;
-        // SAFETY: the caller's; what is left begins where the blocks end.
+        // SAFETY: the caller's; the rest begins where the blocks end.
         unsafe {
             kernel::copy(&mut self.sums, source, target, blocks, self.length);
             source.add(copied).copy_to_nonoverlapping(target.add(copied), length - copied);
         }
     }
 
-    /// Digests the next bytes, which are there already.
+    /// Digests the next bytes without copying them.
     ///
     /// # Panics
     ///
-    /// As [`Digest::copy`].
+    /// The same as [`Digest::copy`].
     pub fn see(&mut self, bytes: &[u8]) {
         let blocks = self.next(bytes.len());
         kernel::see(&mut self.sums, &bytes[..blocks * BLOCK_BYTES]);
     }
 
-    /// How many have come.
+    /// Returns the number of bytes digested.
     #[must_use]
     pub fn had(&self) -> usize {
         self.had
     }
 
-    /// How many are still to come.
+    /// Returns the number of bytes still to come.
     #[must_use]
     pub fn left(&self) -> usize {
         self.length - self.had
     }
 
-    /// The digest, when all have come. `end` is the last of them, [`END_BYTES`] or more, or all.
+    /// Returns the digest once all bytes have come. `end` is the last of them, [`END_BYTES`] or more, or all.
     ///
     /// # Panics
     ///
-    /// Some have not come, or the end is too short.
+    /// Some bytes have not come, or the end is too short.
     #[must_use]
     pub fn finish(mut self, end: &[u8]) -> u128 {
         assert!(self.left() == 0, "all bytes have come");
@@ -97,12 +97,12 @@ impl Digest {
         kernel::merged(&self.sums, self.length)
     }
 
-    /// Blocks that are mixed in whole: all but the last, however many bytes that has.
+    /// Returns the number of blocks that are mixed in whole: all but the last, which may be shorter.
     fn blocks(&self) -> usize {
         self.length.saturating_sub(1) / BLOCK_BYTES
     }
 
-    /// So many bytes come; how many blocks of them are mixed in whole.
+    /// Counts the next `length` bytes. Returns the number of their blocks that are mixed in whole.
     fn next(&mut self, length: usize) -> usize {
         let first = self.had / BLOCK_BYTES;
         assert!(length <= self.length - self.had, "as many bytes as were announced");
@@ -115,7 +115,7 @@ impl Digest {
     }
 }
 
-/// The digest of bytes.
+/// Returns the digest of bytes.
 #[must_use]
 pub fn of(bytes: &[u8]) -> u128 {
     let mut digest = Digest::new(bytes.len());

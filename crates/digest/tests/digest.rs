@@ -1,4 +1,4 @@
-//! The digests are those of the library, however the bytes come.
+//! The digests equal those of the library, in whatever stretches the bytes come.
 
 use forebay_digest::{Digest, END_BYTES, STRETCH_BYTES, of};
 use proptest::prelude::*;
@@ -14,7 +14,8 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-/// Copied in stretches, each of so many times the smallest, over and over; and the copy.
+/// Returns the digest and the copy of bytes copied in stretches, whose lengths are these multiples of the smallest,
+/// repeated.
 fn copied(source: &[u8], stretches: &[usize], begin: usize) -> (u128, Vec<u8>) {
     let mut target = vec![0; begin + source.len()];
     let mut digest = Digest::new(source.len());

@@ -7,40 +7,40 @@ use crate::{Refusal, size};
 /// A rectangle of pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Columns before it.
+    /// Number of columns before it.
     pub left: u32,
-    /// Rows above it.
+    /// Number of rows above it.
     pub top: u32,
-    /// Columns.
+    /// Number of columns.
     pub width: u32,
-    /// Rows.
+    /// Number of rows.
     pub height: u32,
 }
 
 impl Area {
-    /// Whether it has pixels, and all of them lie within so many columns and rows.
+    /// Returns whether it has pixels, all of them inside an image of this width and height.
     fn is_within(&self, (width, height): (u32, u32)) -> bool {
         let fits = |begin: u32, length: u32, end: u32| length > 0 && begin.checked_add(length).is_some_and(|last| last <= end);
         fits(self.left, self.width, width) && fits(self.top, self.height, height)
     }
 }
 
-/// What is wanted of an image.
+/// A cut: a part of an image, resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// A part of the image.
     pub part: Area,
     /// Width and height to which the part is resized.
     pub resized: (u32, u32),
-    /// The part of that which is wanted.
+    /// Part of the resized part that is returned.
     pub window: Area,
-    /// Whether columns are resized before rows. It changes pixels by one level at most.
+    /// True if columns are resized before rows. It changes pixels by one level at most.
     pub is_down_first: bool,
-    /// Whether left and right change places, in the end.
+    /// True if the result is mirrored, left to right.
     pub is_mirrored: bool,
 }
 
-/// Cuts images, one after the other; each thread has its own.
+/// A decoder and resizer with its memory; each thread has its own.
 #[derive(Debug)]
 pub struct Cutter {
     decoder: Decoder,
@@ -48,7 +48,7 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// None if there is no memory.
+    /// Creates a cutter; `None` if there is no memory.
     pub fn new() -> Option<Self> {
         Some(Self {
             decoder: Decoder::new()?,
@@ -56,9 +56,10 @@ impl Cutter {
         })
     }
 
-    /// Writes the pixels of a cut: three planes, red, green and blue, of the window's rows. Grey levels are written three times.
+    /// Writes the pixels of a cut: three planes, red, green and blue, of the window's rows. Grey levels are written
+    /// three times.
     ///
-    /// What stands in `pixels` after a refusal means nothing.
+    /// After a refusal the contents of `pixels` are undefined.
     pub fn cut(&mut self, data: &[u8], cut: &Cut, pixels: &mut [u8]) -> Result<(), Refusal> {
         let size = size(data)?;
         let room = 3_usize.checked_mul(cut.window.width as usize * cut.window.height as usize);
@@ -79,7 +80,7 @@ impl Cutter {
     }
 }
 
-/// What resizing needs, kept from one image to the next.
+/// Memory of the resizer, kept from one image to the next.
 #[derive(Debug, Default)]
 struct Resizer {
     across: Taps,
@@ -89,7 +90,7 @@ struct Resizer {
 }
 
 impl Resizer {
-    /// Gets ready for a cut, and gives the part of the image that it is made of.
+    /// Prepares for a cut, and returns the part of the image that it needs.
     fn prepare(&mut self, cut: &Cut) -> Area {
         let window = cut.window;
         self.across
@@ -106,7 +107,7 @@ impl Resizer {
         }
     }
 
-    /// Makes the pixels of the cut of those of the part that was named.
+    /// Computes the pixels of the cut from the pixels of that part.
     fn resize(&mut self, source: Rows<'_>, used: Area, cut: &Cut, pixels: &mut [u8]) {
         let (width, height) = (cut.window.width as usize, cut.window.height as usize);
         let (used_width, used_height) = (used.width as usize, used.height as usize);
@@ -160,7 +161,7 @@ impl Resizer {
             source: &self.resized,
             target: pixels,
         });
-        // One large image is no reason to keep so much.
+        // Memory that one large image needed is freed.
         for kept in [&mut self.between, &mut self.resized] {
             if kept.len() > KEPT_BYTES {
                 *kept = Vec::new();

@@ -1,4 +1,4 @@
-//! A part of an image, decoded by libjpeg-turbo.
+//! Decodes a part of an image by libjpeg-turbo.
 
 use crate::resample::BEYOND;
 use crate::{Area, Refusal};
@@ -6,14 +6,14 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use turbojpeg_sys as tj;
 
-/// Bytes of a pixel: red, green, blue, and one that means nothing, so that all of it is one machine word.
+/// Bytes of a pixel: red, green, blue, and an unused one, so that a pixel is one machine word.
 pub(crate) const PIXEL: usize = 4;
 
-/// A chroma sample is spread over up to four columns and over their neighbours: so far beyond a part pixels must be decoded for it to be
-/// as if all were.
+/// Margin, in pixels, with which a part is decoded so that it equals the same part of the whole image: a chroma sample
+/// spreads over up to four columns and over their neighbours.
 const MARGIN: u32 = 4;
 
-/// Of memory, kept from one image to the next. More, which one large image needed, is given back.
+/// Memory that is kept from one image to the next, in bytes. More, which one large image needed, is freed.
 pub(crate) const KEPT_BYTES: usize = 16 << 20;
 
 /// A decompressor and its memory.
@@ -23,20 +23,21 @@ pub(crate) struct Decoder {
     pixels: Vec<u8>,
 }
 
-// SAFETY: an instance of TurboJPEG is tied to no thread; it must not be used by two at once, and every use takes `&mut self`.
+// SAFETY: an instance of TurboJPEG belongs to no thread. Two threads must not use it at the same time, and every use
+// takes `&mut self`.
 unsafe impl Send for Decoder {}
 
 /// Pixels of a part of an image, row by row without gaps.
 #[derive(Debug)]
 pub(crate) struct Pixels<'a> {
-    /// Where they lie in the image: all of what was asked for, and perhaps more on each side.
+    /// Position in the image: the requested part, and perhaps more on each side.
     pub(crate) area: Area,
-    /// With `BEYOND` more, which mean nothing.
+    /// The pixels, followed by `BEYOND` undefined bytes.
     pub(crate) bytes: &'a [u8],
 }
 
 impl Decoder {
-    /// None if there is no memory.
+    /// Creates a decoder; `None` if there is no memory.
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: it takes any value.
         let handle = NonNull::new(unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as c_int) })?;
@@ -44,7 +45,7 @@ impl Decoder {
             handle,
             pixels: Vec::new(),
         };
-        // What it would warn of and go on, Pillow is to look at.
+        // An image that would cause a warning is left to Pillow.
         decoder.set(tj::TJPARAM_TJPARAM_STOPONWARNING, 1);
         Some(decoder)
     }
@@ -61,12 +62,12 @@ impl Decoder {
             return Err(Refusal::Damaged);
         }
         let subsampling = self.get(tj::TJPARAM_TJPARAM_SUBSAMP);
-        // Those that have no name, and can't be decoded in part.
+        // Types without a name can't be decoded in part.
         let block = *BLOCK_WIDTHS.get(subsampling as usize).ok_or(Refusal::Foreign)?;
         let area = widened(part, size, block);
 
         let bytes = area.width as usize * area.height as usize * PIXEL + BEYOND;
-        // What is there already need not be made nought again.
+        // Memory that exists need not be zeroed again.
         if bytes > self.pixels.len() || self.pixels.len() > KEPT_BYTES {
             self.pixels = vec![0; bytes];
         }
@@ -77,8 +78,8 @@ impl Decoder {
             h: area.height as c_int,
         };
         let format = tj::TJPF_TJPF_RGBX as c_int;
-        // SAFETY: handle and bytes are there until it returns; it writes as many rows of as many pixels as the region has, each right after
-        // the one before (pitch 0), and for that there is room.
+        // SAFETY: handle and bytes are there until it returns. It writes as many rows of as many pixels as the region
+        // has, each right after the one before (pitch 0), and there is room for them.
         let status = unsafe {
             match tj::tj3SetCroppingRegion(self.handle.as_ptr(), region) {
                 0 => tj::tj3Decompress8(
@@ -102,13 +103,13 @@ impl Decoder {
     }
 
     fn set(&mut self, parameter: tj::TJPARAM, value: c_int) {
-        // SAFETY: any parameter and value may be given; what can't be is refused.
+        // SAFETY: any parameter and value may be given; invalid ones are refused.
         let status = unsafe { tj::tj3Set(self.handle.as_ptr(), parameter as c_int, value) };
         debug_assert_eq!(status, 0, "TurboJPEG knows the parameter");
     }
 
     fn get(&mut self, parameter: tj::TJPARAM) -> c_int {
-        // SAFETY: any parameter may be asked for; of what is not known it says -1.
+        // SAFETY: any parameter may be queried; for unknown ones the result is -1.
         unsafe { tj::tj3Get(self.handle.as_ptr(), parameter as c_int) }
     }
 }
@@ -120,10 +121,11 @@ impl Drop for Decoder {
     }
 }
 
-/// Columns of a group of blocks that are coded together, by subsampling (TJSAMP): 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
+/// Width in pixels of a group of blocks that are coded together, by subsampling (TJSAMP): 4:4:4, 4:2:2, 4:2:0, grey,
+/// 4:4:0, 4:1:1, 4:4:1.
 const BLOCK_WIDTHS: [u32; 7] = [8, 16, 16, 8, 8, 32, 8];
 
-/// The part with its margins, within the image, beginning with a whole block.
+/// Returns the part with its margins, inside the image, beginning with a whole block.
 fn widened(part: Area, (width, height): (u32, u32), block: u32) -> Area {
     let left = part.left.saturating_sub(MARGIN) / block * block;
     let top = part.top.saturating_sub(MARGIN);

@@ -1,11 +1,12 @@
 //! Pillow's bilinear filter with its fixed-point arithmetic, bit for bit (`src/libImaging/Resample.c`).
 //!
-//! Each pixel is a weighted mean of those that it covers, in each direction by itself, rounded to a byte in between; which direction comes
-//! first, the cut says. The loops have no branch and fixed widths, so that the compiler makes vector instructions of them.
+//! Each pixel is a weighted mean of the pixels that it covers. Each direction is done by itself and rounded to a byte
+//! in between; the cut says which comes first. The loops have no branch and fixed widths, so that the compiler can use
+//! vector instructions.
 
 #![expect(
     clippy::inline_always,
-    reason = "only what is inlined is compiled for the vectors of the function around it"
+    reason = "only inlined functions are compiled for the vectors of the function around it"
 )]
 
 use crate::decode::PIXEL;
@@ -15,26 +16,27 @@ use std::ops::Range;
 const PLACES: u32 = 32 - 8 - 2;
 const HALF: i32 = 1 << (PLACES - 1);
 
-/// Binary places of a weight's lower half: both halves are numbers of 16 bits, whose products and sums processors make many of at once.
+/// Binary places of a weight's lower half: both halves have 16 bits, and processors compute many products and sums of
+/// such numbers in one step.
 const LOW_PLACES: u32 = PLACES / 2;
 
-/// Bytes of which sums are kept in registers at once.
+/// Number of bytes whose sums are kept in registers.
 const LANES: usize = 32;
 
-/// Rows that are narrowed at once.
+/// Number of rows that are narrowed together.
 const ROWS: usize = 4;
 
-/// Pixels that are weighted at once.
+/// Number of pixels that are weighted together.
 const QUAD: usize = 4;
 
-/// So many bytes behind the last pixel are looked at, whatever they are.
+/// Number of bytes that are read behind the last pixel; their values do not matter.
 pub(crate) const BEYOND: usize = (QUAD - 1) * PIXEL;
 
 /// Rows that are narrowed together.
 #[derive(Clone, Copy, Debug)]
 struct Block<'a> {
     bytes: &'a [u8],
-    /// Where each begins. Of each there are `length` bytes.
+    /// Start of each row; each has `length` bytes.
     begins: [usize; ROWS],
     length: usize,
 }
@@ -48,14 +50,15 @@ impl<'a> Block<'a> {
         Self { bytes, begins, length }
     }
 
-    /// So many quads of each row, from a byte on.
+    /// Returns `count` quads of each row, from a byte on.
     fn quads(&self, from: usize, count: usize) -> [&'a [[u8; QUAD * PIXEL]]; ROWS] {
         self.begins
             .map(|begin| self.bytes[begin + from..][..count * QUAD * PIXEL].as_chunks().0)
     }
 }
 
-/// Weights of four pixels, for each of their bytes in the order that [`Quad::lane`] says; what they stand for is `high << LOW_PLACES | low`.
+/// Weights of four pixels, one for each of their bytes in the order of [`Quad::lane`]. Their value is `high <<
+/// LOW_PLACES | low`.
 #[derive(Clone, Copy, Debug)]
 struct Quad {
     high: [i16; QUAD * PIXEL],
@@ -71,18 +74,19 @@ impl Quad {
         }
     }
 
-    /// Which byte of four pixels is in a lane: the same band of two pixels that follow each other stands side by side, for their sum.
+    /// Returns the byte of four pixels that a lane holds: the same band of two neighbouring pixels stands side by side,
+    /// for their sum.
     const fn lane(lane: usize) -> usize {
         let (pair, band, of_pair) = (lane / (2 * PIXEL), lane / 2 % PIXEL, lane % 2);
         (2 * pair + of_pair) * PIXEL + band
     }
 }
 
-/// What each pixel of a row or column is made of.
+/// Weights of the source's pixels for each pixel of a row or column.
 #[derive(Debug, Default)]
 pub(crate) struct Taps {
     pixels: Vec<Tap>,
-    // Of each pixel a multiple of four: the last ones may be nought.
+    // A multiple of four for each pixel: the last ones may be 0.
     weights: Vec<i32>,
     quads: Vec<Quad>,
     reaches: Vec<Reach>,
@@ -90,28 +94,28 @@ pub(crate) struct Taps {
 
 #[derive(Clone, Copy, Debug)]
 struct Tap {
-    /// The first of the source's pixels.
+    /// First pixel of the source.
     first: usize,
-    /// Where its weight is, and those of the ones that follow.
+    /// Index of its weight; those of the following pixels are behind it.
     begin: usize,
-    /// How many there are.
+    /// Number of weights.
     count: usize,
 }
 
-/// What a pixel of a row is made of, in the terms of who makes many.
+/// Source range and weights of a pixel of a row, as the pass over many pixels needs them.
 #[derive(Clone, Debug)]
 struct Reach {
-    /// The first byte, from the first one that is used on.
+    /// First byte, counted from the first one that is used.
     from: usize,
-    /// Where its weights are. To what follows the last one there may be some of nought.
+    /// Range of its weights. The last may be followed by weights of 0.
     quads: Range<usize>,
 }
 
 impl Taps {
-    /// Of the pixels in `window`, when `source` pixels become `target` ones.
+    /// Computes the weights for the pixels in `window`, when `source` pixels become `target` ones.
     pub(crate) fn fill(&mut self, source: u32, target: u32, window: Range<u32>) {
         let scale = f64::from(source) / f64::from(target);
-        // The filter is a triangle that reaches one pixel to each side, of whichever are larger.
+        // The filter is a triangle that reaches one pixel of the larger size to each side.
         let reach = scale.max(1.0);
         let inverse = 1.0 / reach;
         self.pixels.clear();
@@ -119,7 +123,7 @@ impl Taps {
         let mut shares = Vec::new();
         for pixel in window {
             let center = (f64::from(pixel) + 0.5) * scale;
-            // Conversion cuts off, and at nought.
+            // The conversion truncates, and saturates at 0.
             let first = (center - reach + 0.5) as u32;
             let end = ((center + reach + 0.5) as u32).min(source);
             shares.clear();
@@ -140,7 +144,7 @@ impl Taps {
         }
     }
 
-    /// Has `quads` and `reaches` for what was filled in.
+    /// Computes `quads` and `reaches` from the weights.
     pub(crate) fn spread(&mut self) {
         let first_used = self.span().start as usize;
         self.quads.clear();
@@ -152,7 +156,7 @@ impl Taps {
         }));
     }
 
-    /// The source's pixels that any of them is made of.
+    /// Returns the range of the source's pixels that have a weight.
     pub(crate) fn span(&self) -> Range<u32> {
         // Later pixels never begin or end before earlier ones.
         match (self.pixels.first(), self.pixels.last()) {
@@ -165,7 +169,7 @@ impl Taps {
         self.pixels.len()
     }
 
-    /// The first of the source's pixels that this one is made of, and the weights of it and of those that follow.
+    /// Returns the first of the source's pixels for this pixel, and the weights of it and the following ones.
     fn get(&self, pixel: usize) -> (usize, &[i32]) {
         let Tap { first, begin, count } = self.pixels[pixel];
         (first, &self.weights[begin..begin + count])
@@ -180,12 +184,12 @@ fn byte(sum: i32) -> u8 {
     (sum >> PLACES).clamp(0, 255) as u8
 }
 
-/// Rows of pixels, from the first one that is used on.
+/// Rows of pixels, from the first one that is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
-    /// With `BEYOND` more at the end: pixels are looked at four by four.
+    /// The rows, with `BEYOND` bytes more at the end: pixels are read four at a time.
     pub(crate) bytes: &'a [u8],
-    /// Bytes from the beginning of a row to that of the next. There may be more than are used.
+    /// Bytes from the beginning of a row to that of the next; more than the used ones.
     pub(crate) stride: usize,
 }
 
@@ -195,7 +199,7 @@ pub(crate) struct Narrow<'a> {
     pub(crate) source: Rows<'a>,
     pub(crate) across: &'a Taps,
     pub(crate) is_mirrored: bool,
-    /// As many rows, without gaps, of as many pixels as `across` is for.
+    /// Room for as many rows, without gaps, of as many pixels as `across` is for.
     pub(crate) target: &'a mut [u8],
 }
 
@@ -203,14 +207,14 @@ pub(crate) struct Narrow<'a> {
 #[derive(Debug)]
 pub(crate) struct Lower<'a> {
     pub(crate) source: Rows<'a>,
-    /// Pixels of a row that are wanted.
+    /// Number of needed pixels of a row.
     pub(crate) width: usize,
     pub(crate) down: &'a Taps,
-    /// As many rows, without gaps, as `down` is for.
+    /// Room for as many rows, without gaps, as `down` is for.
     pub(crate) target: &'a mut [u8],
 }
 
-/// Pixels become planes of red, green and blue.
+/// Splits pixels into planes of red, green and blue.
 #[derive(Debug)]
 pub(crate) struct Split<'a> {
     pub(crate) source: &'a [u8],
@@ -226,7 +230,7 @@ impl Narrow<'_> {
                 narrow.with(|block, from, weights| means_avx2(block, from, weights));
             }
             if std::arch::is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has it.
+                // SAFETY: the processor supports it.
                 return unsafe { with_avx2(self) };
             }
         }
@@ -241,7 +245,7 @@ impl Narrow<'_> {
         let length = self.across.span().len() * PIXEL + BEYOND;
         let mut narrowed = vec![[[0; PIXEL]; ROWS]; pixels];
         for (begin, targets) in (0..rows).step_by(ROWS).zip(target.chunks_mut(ROWS * pixels)) {
-            // Below the last row is that row again.
+            // The last row stands for the rows below it.
             let begins = std::array::from_fn(|nth| (begin + nth).min(rows - 1) * self.source.stride);
             let block = Block::new(self.source.bytes, begins, length);
             for (reach, narrowed) in self.across.reaches.iter().zip(&mut narrowed) {
@@ -259,8 +263,8 @@ impl Narrow<'_> {
     }
 }
 
-/// The weighted means of pixels of several rows. How many pixels there are differs from place to place, so that the end of the loop is guessed
-/// wrong again and again: that is paid for once for all of these rows.
+/// Returns the weighted means of pixels of several rows. The number of pixels varies, so the processor mispredicts the
+/// end of the loop again and again; doing several rows together pays for that once.
 fn means(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; ROWS] {
     block.quads(from, weights.len()).map(|quads| {
         let mut sums = [[0; PIXEL]; 2];
@@ -276,7 +280,7 @@ fn means(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; ROWS]
     })
 }
 
-/// The same.
+/// Returns the weighted means of pixels of several rows, with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -286,7 +290,7 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
         _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_packs_epi32,
         _mm256_permute2x128_si256, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_srai_epi32,
     };
-    // Which byte becomes which number of 16 bits; what is negative becomes nought.
+    // Byte that becomes each number of 16 bits; a negative one becomes 0.
     const BYTES: [i8; 2 * QUAD * PIXEL] = {
         let mut bytes = [-1; 2 * QUAD * PIXEL];
         let mut lane = 0;
@@ -296,16 +300,17 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
         }
         bytes
     };
-    // SAFETY: these are as many bytes as a vector has, and may lie anywhere.
+    // SAFETY: these are as many bytes as a vector has, and need no alignment.
     let order = unsafe { _mm256_loadu_si256(BYTES.as_ptr().cast()) };
-    // Once for all four rows, which are equally long.
+    // One check for all four rows, which are equally long.
     assert!(from + weights.len() * QUAD * PIXEL <= block.length, "quads beyond the rows");
     let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
     for (nth, Quad { high, low }) in weights.iter().enumerate() {
-        // SAFETY: as above.
+        // SAFETY: these are as many bytes as a vector has, and need no alignment.
         let weights = [high, low].map(|half| unsafe { _mm256_loadu_si256(half.as_ptr().cast()) });
         for (sums, begin) in sums.iter_mut().zip(block.begins) {
-            // SAFETY: `Block::new` has seen that the row lies within the bytes, and the assertion that these lie within the row.
+            // SAFETY: `Block::new` has checked that the row is inside the bytes, and the assertion that these are
+            // inside the row.
             let bytes = unsafe { _mm_loadu_si128(block.bytes.as_ptr().add(begin + from + nth * QUAD * PIXEL).cast()) };
             let numbers = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), order);
             for (sum, weights) in sums.iter_mut().zip(weights) {
@@ -314,8 +319,8 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
         }
     }
     let [a, b, c, d] = sums.map(|[high, low]| _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_PLACES as i32 }>(high), low));
-    // Of two rows: each has sums of its first pixels in the lower half and of the others in the upper one. The one's levels come to lie in the
-    // lower half, the other's in the upper one.
+    // Takes two rows: each has sums of its first pixels in the lower half and of the others in the upper one. The
+    // levels of one row go to the lower half, those of the other to the upper one.
     let levels = |one: __m256i, other: __m256i| {
         let pairs = [
             _mm256_permute2x128_si256::<0x20>(one, other),
@@ -324,16 +329,16 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
         let sums = _mm256_add_epi32(_mm256_add_epi32(pairs[0], pairs[1]), _mm256_set1_epi32(HALF));
         _mm256_srai_epi32::<{ PLACES as i32 }>(sums)
     };
-    // Both clamp. Halves are packed by themselves, so that the rows come in their order.
+    // Both clamp. Each half is packed by itself, so that the rows keep their order.
     let levels = _mm256_packs_epi32(levels(a, c), levels(b, d));
     let levels = _mm_packus_epi16(_mm256_castsi256_si128(levels), _mm256_extracti128_si256::<1>(levels));
     let mut means = [[0; PIXEL]; ROWS];
-    // SAFETY: as above.
+    // SAFETY: these are as many bytes as a vector has, and need no alignment.
     unsafe { _mm_storeu_si128(means.as_mut_ptr().cast(), levels) };
     means
 }
 
-/// What is compiled once for each kind of vectors.
+/// Work that is compiled once for each kind of vectors.
 pub(crate) trait Work {
     fn work(self);
 }
@@ -350,7 +355,7 @@ impl Work for Lower<'_> {
     }
 }
 
-/// A row of rows, the first of which is for the first weight.
+/// Computes one row from several rows, the first of which has the first weight.
 #[inline(always)]
 fn lower_row(rows: &[u8], stride: usize, weights: &[i32], target: &mut [u8]) {
     let (blocks, rest) = target.as_chunks_mut::<LANES>();
@@ -383,7 +388,7 @@ impl Work for Split<'_> {
     }
 }
 
-/// Does it with the widest vectors that this processor is known to have.
+/// Does the work with the widest vectors that this processor supports.
 pub(crate) fn with_vectors(work: impl Work) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -392,7 +397,7 @@ pub(crate) fn with_vectors(work: impl Work) {
             work.work();
         }
         if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
+            // SAFETY: the processor supports it.
             return unsafe { with_avx2(work) };
         }
     }

@@ -1,20 +1,20 @@
-//! What the markers of a JPEG file say before its pixels begin. Nothing is decoded.
+//! Reads the markers of a JPEG file before its pixels begin. Decodes nothing.
 
 use crate::Refusal;
 
-/// Beyond, Pillow warns of a small file that unpacks to a lot, or refuses it.
+/// Number of pixels above which Pillow warns of a small file that unpacks to a lot, or refuses it.
 const PIXELS_MAX: u64 = (1 << 30) / 4 / 3;
 
 const SOI: u8 = 0xD8;
 const EOI: u8 = 0xD9;
 const SOS: u8 = 0xDA;
 
-/// Width and height, in pixels, of an image that `Cutter` knows how to decode.
+/// Returns width and height, in pixels, of an image that `Cutter` can decode.
 ///
-/// That is one of 8 bits and one or three components (grey levels or colours, not the four of printing), Huffman coded, sequential or
-/// progressive, and with its end.
+/// It can decode an image of 8 bits and one or three components (grey levels or colours, not the four of printing),
+/// Huffman coded, sequential or progressive, that is not truncated.
 pub fn size(data: &[u8]) -> Result<(u32, u32), Refusal> {
-    // As Pillow tells JPEG files from others.
+    // Pillow tells JPEG files from others in this way.
     if !data.starts_with(&[0xFF, SOI, 0xFF]) {
         return Err(Refusal::Foreign);
     }
@@ -37,18 +37,18 @@ pub fn size(data: &[u8]) -> Result<(u32, u32), Refusal> {
     }
 }
 
-/// The next marker, what belongs to it, and what comes after that.
+/// Splits off the next marker and its payload from the rest.
 fn segment(data: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&first, mut rest) = data.split_first()?;
     if first != 0xFF {
         return None;
     }
-    // A marker may be preceded by any number of these.
+    // Any number of these bytes may precede a marker.
     while let Some((0xFF, after)) = rest.split_first() {
         rest = after;
     }
     let (&marker, rest) = rest.split_first()?;
-    // None of those without a length has a place before the first scan.
+    // A marker without a length is invalid before the first scan.
     if matches!(marker, 0x00 | 0x01 | 0xD0..=EOI) {
         return None;
     }
@@ -71,8 +71,8 @@ fn frame_size(payload: &[u8]) -> Result<(u32, u32), Refusal> {
     Ok((width.into(), height.into()))
 }
 
-/// Whether the end of an image is there. What follows it, such as a film that belongs to it, does not matter. Within the
-/// pixels of a sequential file the two bytes can't come.
+/// Returns whether the end of an image is there. Data behind it, such as an embedded film, does not matter. The two
+/// bytes can't occur within the pixels of a sequential file.
 fn has_end(scan: &[u8]) -> bool {
     scan.windows(2).rev().any(|two| two == [0xFF, EOI])
 }

@@ -1,22 +1,22 @@
-//! Cuts of images against the plain way: all pixels decoded, then resized by the definition. That decoding and resizing are Pillow's is
-//! shown in Python, where Pillow is.
+//! Compares cuts of images with the simple way: all pixels decoded, then resized by the definition. A test in Python,
+//! which has Pillow, shows that decoding and resizing are Pillow's.
 
 use forebay_images::{Area, Cut, Cutter, Refusal, size};
 use proptest::prelude::*;
 use std::ffi::c_int;
 use turbojpeg_sys as tj;
 
-/// How an image is encoded.
+/// Encoding of an image.
 #[derive(Clone, Copy, Debug)]
 struct Coding {
     subsampling: c_int,
     is_progressive: bool,
     quality: c_int,
-    /// Blocks between restart markers; 0 for none.
+    /// Number of blocks between restart markers; 0 for none.
     restart: c_int,
 }
 
-/// A JPEG file with edges, slopes and noise.
+/// Returns a JPEG file with edges, slopes and noise.
 fn jpeg(width: u32, height: u32, coding: Coding) -> Vec<u8> {
     let mut noise = 1_u32;
     let pixels: Vec<u8> = (0..width * height)
@@ -30,7 +30,7 @@ fn jpeg(width: u32, height: u32, coding: Coding) -> Vec<u8> {
         })
         .collect();
     let (mut bytes, mut length) = (std::ptr::null_mut(), 0);
-    // SAFETY: the calls are as TurboJPEG describes them; the pixels are as many as they are said to be.
+    // SAFETY: the calls follow TurboJPEG's description; the number of pixels is right.
     unsafe {
         let handle = tj::tj3Init(tj::TJINIT_TJINIT_COMPRESS as c_int);
         for (parameter, value) in [
@@ -81,7 +81,7 @@ fn cut(data: &[u8], cut: &Cut) -> Result<Vec<u8>, Refusal> {
     Cutter::new().expect("memory").cut(data, cut, &mut pixels).map(|()| pixels)
 }
 
-/// All of an image as it is.
+/// Returns the cut of a whole image, not resized.
 fn all(size: (u32, u32)) -> Cut {
     Cut {
         part: whole(size),
@@ -92,7 +92,7 @@ fn all(size: (u32, u32)) -> Cut {
     }
 }
 
-/// A plane's row or column, resized as Pillow defines it: weights in fixed point, and a rounded byte.
+/// Returns a plane's row or column, resized as Pillow defines it: weights in fixed point, and a rounded byte.
 fn resized_line(line: &[u8], length: u32) -> Vec<u8> {
     let scale = line.len() as f64 / f64::from(length);
     let reach = scale.max(1.0);
@@ -125,7 +125,7 @@ fn part_of(plane: &Plane, area: Area) -> Plane {
         .collect()
 }
 
-/// The same cut of a plane of the whole image.
+/// Returns the same cut of a plane of the whole image.
 fn plain_cut(plane: &Plane, cut: &Cut) -> Plane {
     let across = |plane: &Plane| plane.iter().map(|row| resized_line(row, cut.resized.0)).collect();
     let down = |plane: &Plane| transposed(&transposed(plane).iter().map(|column| resized_line(column, cut.resized.1)).collect());
@@ -162,7 +162,7 @@ fn any_coding() -> impl Strategy<Value = Coding> {
     })
 }
 
-/// The size of an image, and a cut of it.
+/// Returns the size of an image, and a cut of it.
 fn any_cut() -> impl Strategy<Value = ((u32, u32), Cut)> {
     let sizes = ((1..150_u32, 1..150_u32), (1..70_u32, 1..70_u32));
     sizes.prop_flat_map(|(size, resized)| {
@@ -203,7 +203,7 @@ proptest! {
         let area = |cut: &Cut| 3 * cut.window.width as usize * cut.window.height as usize;
         let mut pixels = vec![0; area(&other)];
         cutter.cut(&other_data, &other, &mut pixels).expect("it is cut");
-        // Nor does what could not be.
+        // Neither does an image that could not be cut.
         let _ = cutter.cut(&other_data[..other_data.len() - 2], &other, &mut pixels);
         let mut pixels = vec![0; area(&wanted)];
         cutter.cut(&data, &wanted, &mut pixels).expect("it is cut");
@@ -257,7 +257,7 @@ fn what_follows_an_image_does_not_matter() {
     assert_eq!(cut(&longer, &all((9, 9))), cut(&data, &all((9, 9))));
 }
 
-/// Where the frame's precision, height, width and number of components stand.
+/// Returns the position of the frame's precision, height, width and number of components.
 fn frame(data: &[u8]) -> usize {
     data.windows(2)
         .position(|two| two == [0xFF, 0xC0])

@@ -1,13 +1,13 @@
-//! How a store is reached: protocol, endpoint, network and credentials, by the variables and files that other tools read.
+//! Access to a store: protocol, endpoint, network and credentials, from the variables and files that other tools read.
 
 use url::Url;
 
 use crate::{Address, Error, address::Scheme, amazon, azure, credentials::Credentials, dialect::Dialect, google, limits, network::Network};
 
-/// Looks a variable of the environment up; one that is empty counts as unset.
+/// Looks a variable of the environment up; an empty one counts as unset.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// All that are looked up: what another process needs to reach the same stores.
+/// Names of all variables that are looked up: another process needs them to reach the same stores.
 pub const VARIABLES: [&str; 50] = [
     "ALL_PROXY",
     "AWS_ACCESS_KEY_ID",
@@ -61,7 +61,7 @@ pub const VARIABLES: [&str; 50] = [
     "no_proxy",
 ];
 
-/// Where a store is, how it is asked, and who asks.
+/// Address, protocol and credentials of a store.
 #[derive(Debug)]
 pub struct Access {
     pub(crate) dialect: Box<dyn Dialect>,
@@ -76,8 +76,7 @@ impl Access {
     /// Reads variables and files.
     ///
     /// # Errors
-    /// [`Error::Input`]: a profile or another file of credentials that is not there or can't be used, an endpoint that is no URL, a proxy
-    /// or certificates that are none.
+    /// [`Error::Input`]: a file of credentials that is missing or unusable, an invalid endpoint, proxy or certificate.
     pub fn find(address: &Address, variables: Variables<'_>) -> Result<Self, Error> {
         match address.scheme() {
             Scheme::S3 => amazon::find(address, variables),
@@ -87,24 +86,24 @@ impl Access {
     }
 }
 
-/// The first of these variables that is set.
+/// Returns the first of these variables that is set.
 pub(crate) fn first(names: &[&str], variables: Variables<'_>) -> Option<String> {
     names.iter().find_map(|name| variables(name))
 }
 
-/// Reads the address of a service.
+/// Parses the address of a service.
 ///
 /// # Errors
-/// [`Error::Input`]: it is no URL of a host.
+/// [`Error::Input`]: it is not a URL with a host.
 pub(crate) fn endpoint(text: &str) -> Result<Url, Error> {
-    // What stands before an @ may be a password, and this line comes to logs.
+    // The part before an @ may be a password, and this line is logged.
     let shown = if text.contains('@') {
         "the endpoint has an @ in it".to_owned()
     } else {
-        format!("the endpoint '{text}' is no URL")
+        format!("the endpoint '{text}' is not a URL")
     };
     let refuse = || Error::Input(format!("{shown}; write https://HOST or http://HOST:PORT"));
-    // What is joined to it comes after its path.
+    // Joined paths come after its own.
     let url: Url = format!("{}/", text.trim_end_matches('/')).parse().map_err(|_| refuse())?;
     let is_plain =
         url.has_host() && url.query().is_none() && url.fragment().is_none() && url.username().is_empty() && url.password().is_none();
@@ -114,10 +113,10 @@ pub(crate) fn endpoint(text: &str) -> Result<Url, Error> {
     Ok(url)
 }
 
-/// How often a request is tried in all.
+/// Returns the number of attempts of a request.
 ///
 /// # Errors
-/// [`Error::Input`]: it is no number, or none that can be.
+/// [`Error::Input`]: it is not a number, or out of range.
 pub(crate) fn attempts(variables: Variables<'_>) -> Result<u32, Error> {
     let Some(text) = variables("AWS_MAX_ATTEMPTS") else {
         return Ok(limits::ATTEMPTS);
@@ -126,12 +125,12 @@ pub(crate) fn attempts(variables: Variables<'_>) -> Result<u32, Error> {
     match text.parse() {
         Ok(number) if (1..=most).contains(&number) => Ok(number),
         _ => Err(Error::Input(format!(
-            "$AWS_MAX_ATTEMPTS: '{text}' is no number between 1 and {most}"
+            "$AWS_MAX_ATTEMPTS: '{text}' is not a number between 1 and {most}"
         ))),
     }
 }
 
-/// For tests of all stores.
+/// Shared by the tests of all stores.
 #[cfg(test)]
 pub(crate) mod tests {
     use std::collections::BTreeMap;
@@ -139,7 +138,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::dialect::{Request, Wanted};
 
-    /// The access that these variables lead to.
+    /// Returns the access that these variables lead to.
     pub(crate) fn find(address: &str, variables: &[(&str, &str)]) -> Result<Access, Error> {
         let known: BTreeMap<&str, &str> = variables.iter().copied().collect();
         Access::find(&address.parse()?, &|name| {
@@ -148,7 +147,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// The service that lends its credentials.
+    /// Returns the service that lends credentials.
     pub(crate) fn lender(access: &Access) -> String {
         match &access.credentials {
             Credentials::Lent { lender, .. } => format!("{lender:?}"),
@@ -156,7 +155,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The request for 5 bytes of an object, with the credential that is fixed, if one is.
+    /// Returns the request for 5 bytes of an object, with the fixed credential, if there is one.
     pub(crate) fn request(access: &Access, key: &str) -> Request {
         let credential = match &access.credentials {
             Credentials::Fixed(credential) => Some(&**credential),

@@ -1,25 +1,25 @@
-//! `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`.
+//! Addresses: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`.
 
 use std::{fmt, str::FromStr};
 
 use crate::Error;
 
-/// The kind of a store, by which an address begins.
+/// Kind of a store, by which an address begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Amazon S3, and whatever speaks as it does.
+    /// Amazon S3, and other stores with its protocol.
     S3,
     /// Google Cloud Storage.
     Gs,
-    /// Azure Blob Storage. A bucket is a container there.
+    /// Azure Blob Storage, which calls a bucket a container.
     Az,
 }
 
 impl Scheme {
-    /// All of them.
+    /// All schemes.
     pub const ALL: [Self; 3] = [Self::S3, Self::Gs, Self::Az];
 
-    /// The beginning of an address.
+    /// Returns the beginning of an address.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::S3 => "s3://",
@@ -28,12 +28,12 @@ impl Scheme {
         }
     }
 
-    /// The scheme of an address; `None` if it is none of a store.
+    /// Returns the scheme of an address; `None` if it is not a store's.
     pub fn of(address: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|scheme| address.starts_with(scheme.prefix().as_bytes()))
     }
 
-    /// The form of an address up to the prefix or key, as messages show it.
+    /// Returns the form of an address up to the prefix or key, as messages show it.
     pub fn bucket_form(self) -> &'static str {
         match self {
             Self::S3 => "s3://BUCKET",
@@ -43,7 +43,7 @@ impl Scheme {
     }
 }
 
-/// A bucket, or all of it that lies below a prefix.
+/// A bucket, or the part of it below a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     scheme: Scheme,
@@ -53,12 +53,12 @@ pub struct Address {
 }
 
 impl Address {
-    /// The kind of its store.
+    /// Returns the kind of its store.
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// All of the bucket.
+    /// Returns the address of the whole bucket.
     pub(crate) fn whole(&self) -> Self {
         Self {
             prefix: String::new(),
@@ -66,20 +66,20 @@ impl Address {
         }
     }
 
-    /// The bucket's name.
+    /// Returns the bucket's name.
     pub fn bucket(&self) -> &str {
         &self.bucket
     }
 
-    /// What the keys of all objects begin with: nothing, or something that ends with `/`.
+    /// Returns the prefix of the keys of all objects: empty, or ending with `/`.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The bucket that an object is in, and its key, of `s3://BUCKET/KEY` or as it is with other schemes.
+    /// Parses `s3://BUCKET/KEY` or the form of another scheme into bucket and key.
     ///
     /// # Errors
-    /// [`Error::Input`], which names the mend.
+    /// [`Error::Input`], which names the remedy.
     pub fn of_object(text: &str) -> Result<(Self, String), Error> {
         let scheme = Scheme::of(text.as_bytes()).unwrap_or(Scheme::S3);
         let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write {}/KEY", scheme.bucket_form()));
@@ -89,14 +89,14 @@ impl Address {
         if key.is_empty() {
             return Err(refuse("names no object"));
         }
-        // A client of HTTP goes up from '..', and takes '.' out.
+        // A client of HTTP would resolve '..' and remove '.'.
         if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(refuse("has an empty name, '.' or '..' in its key"));
         }
         Ok((bucket, key.to_owned()))
     }
 
-    /// An object of the bucket, for people: a terminal obeys control characters.
+    /// Returns the address of an object, for people: without control characters, which a terminal would obey.
     pub fn object(&self, key: &str) -> String {
         format!("{}{}/{}", self.scheme.prefix(), self.bucket, key.replace(char::is_control, "?"))
     }
@@ -105,14 +105,16 @@ impl Address {
 impl FromStr for Address {
     type Err = Error;
 
-    /// Reads an address. The prefix means a directory, with or without its final slash.
+    /// Parses an address. The prefix means a directory, with or without its final slash.
     ///
     /// # Errors
-    /// [`Error::Input`], which names the mend.
+    /// [`Error::Input`], which names the remedy.
     fn from_str(text: &str) -> Result<Self, Error> {
         let Some(scheme) = Scheme::of(text.as_bytes()) else {
             let forms = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX";
-            return Err(Error::Input(format!("'{text}' is no address of an object store; write {forms}")));
+            return Err(Error::Input(format!(
+                "'{text}' is not an address of an object store; write {forms}"
+            )));
         };
         let refuse = |why: &str| Error::Input(format!("'{text}' {why}; write {}/PREFIX", scheme.bucket_form()));
         let rest = &text[scheme.prefix().len()..];
@@ -121,9 +123,9 @@ impl FromStr for Address {
         if bucket.is_empty() {
             return Err(refuse("names no bucket"));
         }
-        // It becomes a host name, or a part of an URL's path.
+        // It becomes a host name, or a part of a URL's path.
         if bucket.len() > 255 || !bucket.bytes().all(is_name) || !bucket.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric) {
-            return Err(refuse("has a bucket's name that can't be"));
+            return Err(refuse("has an invalid bucket name"));
         }
         let bare = prefix.strip_suffix('/').unwrap_or(prefix);
         if !prefix.is_empty() && bare.split('/').any(|part| matches!(part, "" | "." | "..")) {

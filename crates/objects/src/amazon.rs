@@ -1,4 +1,4 @@
-//! Stores that speak S3 (`s3://`). rusty-s3 signs, in the address.
+//! Stores with the protocol of S3 (`s3://`). rusty-s3 signs, in the address.
 
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
@@ -28,10 +28,10 @@ struct Amazon {
     bucket: Bucket,
 }
 
-/// Finds endpoint, region and credentials, by the variables and files that all tools for S3 read.
+/// Finds endpoint, region and credentials, from the variables and files that all tools for S3 read.
 ///
 /// # Errors
-/// As [`Access::find`].
+/// Those of [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let bucket = address.bucket();
     let profile = Profile::read(variables)?;
@@ -44,7 +44,8 @@ pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access
         "amazonaws.com"
     };
     let named = first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], variables).or_else(|| profile.get("endpoint_url"));
-    // The certificates of Amazon's hosts don't hold for names with dots; other stores rarely have a host name for each bucket.
+    // The certificates of Amazon's hosts are invalid for names with dots; other stores rarely have a host name for each
+    // bucket.
     let style = if named.is_some() || bucket.contains('.') {
         UrlStyle::Path
     } else {
@@ -65,8 +66,8 @@ pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access
     })
 }
 
-/// Where credentials come from: variables, a role of a web identity, the profile, a container or a virtual machine; the first of these
-/// that there is. With the address of the service that lends them, unless it is near.
+/// Returns the source of credentials: variables, a role of a web identity, the profile, a container or a virtual
+/// machine, whichever comes first. Returns besides the address of the service that lends them, unless it is local.
 fn credentials(profile: &Profile, sts: &str, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
     let fixed = |key: String, secret: String, token: Option<String>| {
         let key = match token {
@@ -115,7 +116,7 @@ fn key_of(credential: Option<&Credential>) -> Option<&rusty_s3::Credentials> {
 struct Listing {
     #[serde(default)]
     contents: Vec<Content>,
-    /// Every listing has it, and little else does.
+    /// Every listing has this field, and few other answers do.
     is_truncated: bool,
     next_continuation_token: Option<String>,
     encoding_type: Option<String>,
@@ -123,7 +124,7 @@ struct Listing {
     common_prefixes: Vec<Common>,
 }
 
-/// The part up to a slash that keys have in common.
+/// Common part of keys, up to a slash.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Common {
@@ -140,7 +141,7 @@ struct Content {
     e_tag: Option<String>,
 }
 
-/// The XML of an error, of Azure's stores, too.
+/// Body of an error in XML, of Azure's stores, too.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct ErrorBody {
@@ -148,7 +149,7 @@ struct ErrorBody {
     message: String,
 }
 
-/// Reads the XML of an error.
+/// Parses the XML of an error.
 pub(crate) fn read_error(text: &str) -> Refused {
     let body: ErrorBody = quick_xml::de::from_str(text).unwrap_or_default();
     Refused {
@@ -172,12 +173,12 @@ impl Dialect for Amazon {
     }
 
     fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
-        // A GET of the bucket itself: of the object without a name. (The library's own action for listings takes a plus sign in a key, which
-        // stands for a blank, as it is.)
+        // A GET of the bucket itself, which is the object without a name. (The library's own action for listings does
+        // not encode a plus sign in a key, which stands for a blank.)
         let mut request = GetObject::new(&self.bucket, key_of(credential), "");
         let query = request.query_mut();
         query.insert("list-type", "2");
-        // What XML can't hold comes escaped.
+        // Characters that XML can't hold are escaped.
         query.insert("encoding-type", "url");
         query.insert("prefix", wanted.prefix);
         if wanted.by_folder {
@@ -257,12 +258,12 @@ impl Content {
     }
 }
 
-/// A key as a listing has it; the bytes of one that is no UTF-8.
+/// Decodes a key of a listing; returns the bytes if it is not UTF-8.
 fn decoded(key: String, is_url: bool) -> Result<String, Vec<u8>> {
     if !is_url {
         return Ok(key);
     }
-    // As forms encode it: a blank is a plus sign.
+    // Encoded as in forms: a plus sign is a blank.
     let bytes: Vec<u8> = percent_decode_str(&key.replace('+', " ")).collect();
     String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
 }

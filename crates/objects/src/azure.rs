@@ -1,4 +1,4 @@
-//! Azure Blob Storage (`az://CONTAINER/BLOB`). The account is named by the environment.
+//! Azure Blob Storage (`az://CONTAINER/BLOB`). The environment names the account.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use jiff::{
@@ -37,10 +37,10 @@ struct Azure {
     account: String,
 }
 
-/// Finds account, endpoint and credentials, by the variables that Azure's own tools read.
+/// Finds account, endpoint and credentials, from the variables that Azure's own tools read.
 ///
 /// # Errors
-/// As [`Access::find`].
+/// Those of [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let settings = Settings::find(variables)?;
     let endpoint = endpoint(&settings.endpoint)?;
@@ -59,7 +59,7 @@ pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access
     })
 }
 
-/// Where a storage account is, and its keys.
+/// Address of a storage account, and its keys.
 struct Settings {
     endpoint: String,
     account: String,
@@ -93,8 +93,7 @@ impl Settings {
         }
         let is_name = settings.account.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !is_name || (settings.account.is_empty() && (settings.endpoint.is_empty() || settings.key.is_some())) {
-            let why =
-                "no storage account is named, or by a name that can't be; set AZURE_STORAGE_ACCOUNT or AZURE_STORAGE_CONNECTION_STRING";
+            let why = "the name of the storage account is missing or invalid; set AZURE_STORAGE_ACCOUNT or AZURE_STORAGE_CONNECTION_STRING";
             return Err(Error::Input(why.into()));
         }
         if settings.endpoint.is_empty() {
@@ -103,11 +102,12 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The account's key or a shared access signature, or else what an identity is lent.
+    /// Returns the account's key or a shared access signature, or else the token that an identity is lent.
     fn credentials(&self, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
         if let Some(key) = &self.key {
             let bytes = BASE64_STANDARD.decode(key.0.trim()).map_err(|_| {
-                let why = "the key of the storage account is none: it is not Base64; copy AZURE_STORAGE_KEY or the connection string again";
+                let why =
+                    "the key of the storage account is invalid: it is not Base64; copy AZURE_STORAGE_KEY or the connection string again";
                 Error::Input(why.into())
             })?;
             let key = Credential::AccountKey(hmac::Key::new(hmac::HMAC_SHA256, &bytes));
@@ -122,7 +122,7 @@ impl Settings {
 }
 
 impl Azure {
-    /// Signs a request for a path, with parameters that are sorted by name.
+    /// Signs a request for a path, with parameters sorted by name.
     fn sign(
         &self,
         path: &str,
@@ -132,7 +132,7 @@ impl Azure {
     ) -> Request {
         let mut headers: Vec<(&'static str, String)> = headers.into_iter().collect();
         let now = DateTimePrinter::new().timestamp_to_rfc9110_string(&Timestamp::now());
-        // The years from 0 to 9999 can be written.
+        // Only the years from 0 to 9999 can be written.
         headers.push(("x-ms-date", now.unwrap_or_default()));
         headers.push(("x-ms-version", VERSION.to_owned()));
         let mut url = format!("{}{path}", self.origin);
@@ -155,13 +155,13 @@ impl Azure {
         Request { url, headers }
     }
 
-    /// The text whose signature shows that somebody has the account's key.
+    /// Returns the text whose signature proves possession of the account's key.
     fn to_sign(&self, path: &str, parameters: &[(&str, &str)], headers: &[(&str, String)]) -> String {
         let of = |name: &str| headers.iter().find(|(header, _)| *header == name).map_or("", |(_, value)| value);
         let own = headers.iter().filter(|(name, _)| name.starts_with("x-ms-"));
         let own: Vec<String> = own.map(|(name, value)| format!("{name}:{value}\n")).collect();
         let parameters: Vec<String> = parameters.iter().map(|(name, value)| format!("\n{name}:{value}")).collect();
-        // Seven headers that no request of ours has, then the condition; two more, then the range.
+        // Seven headers that our requests do not have, then the condition; two more, then the range.
         format!(
             "GET\n\n\n\n\n\n\n\n{}\n\n\n{}\n{}/{}{path}{}",
             of("if-match"),
@@ -204,7 +204,7 @@ struct Blob {
 
 #[derive(Deserialize)]
 struct Name {
-    /// Whether it has characters that XML can't hold, and comes escaped.
+    /// True if it has characters that XML can't hold, which are escaped.
     #[serde(rename = "@Encoded", default)]
     is_encoded: bool,
     #[serde(rename = "$text", default)]
@@ -228,7 +228,7 @@ struct Properties {
     etag: String,
     #[serde(rename = "Content-Length")]
     size: u64,
-    /// Of accounts with directories.
+    /// Set for accounts with directories.
     #[serde(rename = "ResourceType", default)]
     resource_type: String,
 }
@@ -237,7 +237,7 @@ impl Blob {
     fn read(self) -> Result<Object, Fault> {
         let modified = DateTimeParser::new().parse_timestamp(&self.properties.last_modified);
         let mut key = self.name.read();
-        // Other stores end the name of what stands for a directory with a slash.
+        // Other stores end the name of a directory's marker with a slash.
         if self.properties.resource_type == "directory" {
             match &mut key {
                 Ok(key) => key.push('/'),
@@ -302,7 +302,7 @@ impl Dialect for Azure {
         let code = header(headers, "x-ms-error-code").unwrap_or(&refused.code);
         match code {
             "ContainerNotFound" => Some(Fault::Lasting(self.no_listing().into())),
-            // Whoever may not know is told that there is nothing.
+            // A caller without the right to know is told that nothing is there.
             "ResourceNotFound" | "PublicAccessNotPermitted" if !is_signed => Some(Fault::no_key(code, self.mend())),
             _ => None,
         }

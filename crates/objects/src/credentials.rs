@@ -1,4 +1,5 @@
-//! What a request is signed with: fixed, from variables or a file; or lent for a while by a service, which is asked again in time.
+//! Credentials that sign requests: fixed, from variables or a file; or lent for a while by a service, which is asked
+//! again in time.
 
 use std::{
     fmt,
@@ -12,15 +13,15 @@ use ureq::{Agent, Body, Proxy, http::Response};
 
 use crate::{error::Fault, limits, profile::Secret};
 
-/// One that a store knows.
+/// A credential of one of the kinds that stores accept.
 pub(crate) enum Credential {
-    /// An access key of S3, with a session token if it is lent.
+    /// Access key of S3, with a session token if it is lent.
     AccessKey(rusty_s3::Credentials),
-    /// A token of OAuth 2.0.
+    /// Token of OAuth 2.0.
     Bearer(Secret),
-    /// The key of a storage account of Azure.
+    /// Key of a storage account of Azure.
     AccountKey(hmac::Key),
-    /// A shared access signature of Azure: parameters of an address.
+    /// Shared access signature of Azure: parameters of an address.
     SharedAccess(Secret),
 }
 
@@ -37,14 +38,14 @@ impl fmt::Debug for Credential {
 
 /// A service that lends credentials.
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
-    /// Asks for new ones.
+    /// Requests new credentials.
     ///
     /// # Errors
-    /// The service does not answer, refuses, or answers something else.
+    /// The service does not answer, refuses, or its answer is invalid.
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault>;
 }
 
-/// Where credentials come from.
+/// Source of credentials.
 #[derive(Debug)]
 pub(crate) enum Credentials {
     Fixed(Arc<Credential>),
@@ -54,17 +55,17 @@ pub(crate) enum Credentials {
     },
 }
 
-/// What a service has lent.
+/// A credential that a service has lent.
 #[derive(Clone, Debug)]
 pub(crate) struct Lent {
-    /// `None`: there are none, and the bucket may be public.
+    /// `None`: there is no credential, and the bucket may be public.
     pub(crate) credential: Option<Arc<Credential>>,
     pub(crate) ends: Option<SystemTime>,
-    /// When it was last asked for.
+    /// Time of the last request for it.
     asked: SystemTime,
 }
 
-/// Nobody lends any, and the bucket may be public.
+/// A lender without credentials; the bucket may be public.
 #[derive(Debug)]
 pub(crate) struct Nobody;
 
@@ -99,18 +100,18 @@ impl Credentials {
         let now = SystemTime::now();
         match known.as_mut() {
             Some(lent) if lent.is_fresh(now) => Ok(lent.credential.clone()),
-            // For the others what is known holds on while this thread asks.
+            // Other threads use the known credential while this one asks.
             Some(lent) if lent.holds(now) => {
                 lent.asked = now;
                 let held = lent.credential.clone();
                 drop(known);
                 match lender.lend(caller) {
-                    // A service that does not answer just now has taken nothing back.
+                    // A service that does not answer just now has revoked nothing.
                     Err(_) | Ok(Lent { credential: None, .. }) => Ok(held),
                     Ok(lent) => Ok(lent.kept(&mut last.lock().unwrap_or_else(PoisonError::into_inner))),
                 }
             }
-            // Nobody can do without an answer: one thread asks for all.
+            // No thread can go on without an answer: one asks for all.
             had => match (lender.lend(caller)?, had.is_some()) {
                 (Lent { credential: None, .. }, true) => Err(Fault::Passing("no credentials are lent any more".into())),
                 (lent, _) => Ok(lent.kept(&mut known)),
@@ -136,44 +137,44 @@ impl Lent {
         }
     }
 
-    /// Whether new ones need not be asked for yet.
+    /// Returns whether it is too early to ask for a new one.
     fn is_fresh(&self, now: SystemTime) -> bool {
-        // Where there are none there may be some later.
+        // If there is none now there may be one later.
         let is_lasting = self.credential.is_some() && self.ends.is_none_or(|ends| ends > now + limits::RENEW_AHEAD);
         is_lasting || (self.holds(now) && self.asked + limits::RENEW_PAUSE > now)
     }
 
-    /// Keeps it for whoever asks next.
+    /// Stores it for the next caller.
     fn kept(self, known: &mut Option<Self>) -> Option<Arc<Credential>> {
         let credential = self.credential.clone();
         *known = Some(self);
         credential
     }
 
-    /// Whether it may be used still.
+    /// Returns whether it is still valid.
     fn holds(&self, now: SystemTime) -> bool {
         self.ends.is_none_or(|ends| ends > now)
     }
 }
 
-/// Asks services, by the connections of the store that needs the answer.
+/// Client for services, with the connections of the store that needs the answer.
 pub(crate) struct Caller<'a> {
     pub(crate) agent: &'a Agent,
-    /// The way to services that are not near.
+    /// Proxy for services that are not local.
     pub(crate) proxy: Option<&'a Proxy>,
 }
 
-/// A request to a service.
+/// A request to a service that lends credentials.
 pub(crate) enum Ask<'a> {
-    /// GET, of the metadata service of a machine or a container: no proxy, and little patience.
+    /// GET from the metadata service of a machine or a container: no proxy, and a short deadline.
     Near(&'a str),
-    /// The same with PUT.
+    /// PUT to the metadata service of a machine or a container.
     NearPut(&'a str),
-    /// POST of a form. What it holds is secret.
+    /// POST of a form, whose contents are secret.
     Form(&'a str, &'a [(&'a str, &'a str)]),
 }
 
-/// The answer of a service for tokens of OAuth 2.0.
+/// Answer of a service for tokens of OAuth 2.0.
 #[derive(Deserialize)]
 struct Token {
     access_token: String,
@@ -189,7 +190,7 @@ enum Seconds {
 }
 
 impl Caller<'_> {
-    /// Asks, and returns the answer's body. The address is no secret; the answer is.
+    /// Sends a request, and returns the answer's body. The address is public; the answer is secret.
     ///
     /// # Errors
     /// [`Fault::Denied`] for a form that was refused; otherwise [`Fault::Passing`].
@@ -220,17 +221,17 @@ impl Caller<'_> {
             Ask::Form(..) if status.is_client_error() && status.as_u16() != 429 => {
                 let why = plain(text.0.trim());
                 Err(Fault::Denied(format!(
-                    "{url} lends no credentials: {status}: {why}; check what they are lent for"
+                    "{url} lends no credentials: {status}: {why}; check the rights of the identity"
                 )))
             }
             _ => Err(failed(&status)),
         }
     }
 
-    /// Asks for a token of OAuth 2.0.
+    /// Requests a token of OAuth 2.0.
     ///
     /// # Errors
-    /// Those of [`Self::ask`]; and an answer that is no token.
+    /// Those of [`Self::ask`]; and an answer without a token.
     pub(crate) fn token(&self, ask: &Ask<'_>, header: Option<(&str, &str)>) -> Result<Lent, Fault> {
         let (Ask::Near(url) | Ask::NearPut(url) | Ask::Form(url, _)) = *ask;
         let token: Token = read_json(&self.ask(ask, header)?).ok_or_else(|| Fault::Passing(format!("{url} answers no token")))?;
@@ -238,13 +239,13 @@ impl Caller<'_> {
             Seconds::Number(seconds) => Some(seconds),
             Seconds::Text(text) => text.parse().ok(),
         };
-        // Years ahead is for ever.
+        // An end years ahead counts as none.
         let ends = seconds.and_then(|seconds| SystemTime::now().checked_add(Duration::from_secs(seconds)));
         Ok(Lent::new(Credential::Bearer(Secret(token.access_token)), ends))
     }
 }
 
-/// The body of an answer, as far as anybody reads it.
+/// Reads the body of an answer, up to a limit.
 fn text_of(answer: &mut Response<Body>) -> Result<Secret, ureq::Error> {
     let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
     body.read_to_string().map(Secret)
@@ -254,7 +255,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(text: &Secret) -> Option<T> {
     serde_json::from_str(&text.0).ok()
 }
 
-/// What somebody else's program says, in one short line that a terminal does not obey.
+/// Returns another program's text as one short line without control characters, which a terminal would obey.
 pub(crate) fn plain(text: &str) -> String {
     let line: String = text.chars().take(200).collect();
     line.replace(char::is_control, " ")

@@ -1,4 +1,4 @@
-//! The protocols of object stores: how an object and a page of a listing are asked for, and what the answers mean.
+//! Protocols of object stores: requests for objects and pages of listings, and the meaning of the answers.
 
 use std::{fmt, ops::Range};
 
@@ -7,35 +7,35 @@ use ureq::http::{HeaderMap, StatusCode};
 
 use crate::{Object, credentials::Credential, error::Fault};
 
-/// A GET, signed if there is a credential. Its address may hold a signature, and comes into no error.
+/// A GET, signed if there is a credential. Its address may hold a signature, so no error contains it.
 pub(crate) struct Request {
     pub(crate) url: String,
     pub(crate) headers: Vec<(&'static str, String)>,
 }
 
-/// An object that is asked for.
+/// A request for an object.
 pub(crate) struct Wanted<'a> {
     pub(crate) key: &'a str,
-    /// `None`: all of it.
+    /// Requested bytes; `None`: all.
     pub(crate) range: Option<&'a Range<u64>>,
-    /// The version that it has to have.
+    /// Required version.
     pub(crate) version: Option<&'a str>,
 }
 
 impl Wanted<'_> {
-    /// The header that names the range.
+    /// Returns the header that names the range.
     pub(crate) fn range_header(&self) -> Option<(&'static str, String)> {
         let range = self.range?;
         Some(("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1))))
     }
 }
 
-/// A page of a listing that is asked for.
+/// A request for a page of a listing.
 pub(crate) struct WantedPage<'a> {
     pub(crate) prefix: &'a str,
-    /// Whether what has a slash behind the prefix comes as a folder.
+    /// True if keys with a slash behind the prefix are returned as folders.
     pub(crate) by_folder: bool,
-    /// Where the page before it ended.
+    /// End of the page before.
     pub(crate) token: Option<&'a str>,
 }
 
@@ -43,33 +43,33 @@ pub(crate) struct WantedPage<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) objects: Vec<Object>,
-    /// The keys of folders, each with its final slash; the bytes of one that is no UTF-8.
+    /// Keys of folders, each with its final slash; bytes of a key that is not UTF-8.
     pub(crate) folders: Vec<Result<String, Vec<u8>>>,
     pub(crate) next: Next,
 }
 
-/// How a listing goes on.
+/// Continuation of a listing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It was the last page.
+    /// This was the last page.
     #[default]
     End,
-    /// The next page is asked for with this.
+    /// Token of the next page.
     Page(String),
-    /// There is more, and nothing says where.
+    /// There is more, but no token.
     Lost,
 }
 
-/// The error of an answer, in the store's words.
+/// Error of an answer, in the store's words.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     pub(crate) code: String,
     pub(crate) message: String,
 }
 
-/// A protocol, as one bucket speaks it.
+/// Protocol of one bucket.
 pub(crate) trait Dialect: fmt::Debug + Send + Sync {
-    /// Its name.
+    /// Returns its name.
     fn name(&self) -> &'static str;
 
     /// Returns the request for an object.
@@ -78,39 +78,39 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     /// Returns the request for a page.
     fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request;
 
-    /// Reads a page.
+    /// Parses a page.
     ///
     /// # Errors
-    /// [`Fault::Passing`]: it is no page, or was cut. [`Fault::Lasting`]: an object in it lacks something.
+    /// [`Fault::Passing`]: it is not a page, or truncated. [`Fault::Lasting`]: an object in it lacks a field.
     fn read_page(&self, text: &str) -> Result<Page, Fault>;
 
-    /// What names a version.
+    /// Returns the name of the field that identifies a version.
     fn version_name(&self) -> &'static str {
         ETAG
     }
 
-    /// The name of the version that an answer's head names, without quotes.
+    /// Returns the version in an answer's headers, without quotes.
     fn version<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str>;
 
-    /// Reads the body of a refusal.
+    /// Parses the body of a refusal.
     fn read_refusal(&self, text: &str) -> Refused;
 
-    /// Says more of a refusal than its status does.
+    /// Returns an explanation of a refusal beyond its status, if there is one.
     fn explain(&self, _status: StatusCode, _headers: &HeaderMap, _refused: &Refused, _is_signed: bool) -> Option<Fault> {
         None
     }
 
-    /// Why there is no listing where the answer is "not found".
+    /// Returns the reason of a missing listing, for the answer "not found".
     fn no_listing(&self) -> &'static str;
 
-    /// What to set for credentials to be found.
+    /// Returns the advice on how to set credentials.
     fn mend(&self) -> &'static str;
 }
 
-/// What names a version in most protocols.
+/// Name of the field that identifies a version in most protocols.
 pub(crate) const ETAG: &str = "ETag";
 
-/// A page can't be read.
+/// Returns the fault of a page that can't be parsed.
 pub(crate) fn unreadable(dialect: &str) -> Fault {
     Fault::Passing(format!("its listing can't be read: is this an endpoint of {dialect}?"))
 }
@@ -119,7 +119,7 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
     headers.get(name)?.to_str().ok()
 }
 
-/// The name of a version without its quotes; `None` for one that is empty.
+/// Removes the quotes of a version; `None` for an empty one.
 pub(crate) fn bare(etag: &str) -> Option<&str> {
     Some(etag.trim().trim_matches('"')).filter(|etag| !etag.is_empty())
 }
@@ -127,17 +127,17 @@ pub(crate) fn bare(etag: &str) -> Option<&str> {
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 
-/// Text as it stands in a query, or as one name of a path.
+/// Encodes text for a query, or for one name of a path.
 pub(crate) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// A path of several names as it stands in an address.
+/// Encodes a path of several names for an address.
 pub(crate) fn encoded_path(path: &str) -> String {
     utf8_percent_encode(path, RESERVED_IN_PATHS).to_string()
 }
 
-/// Parameters of an address, behind their question mark.
+/// Encodes parameters of an address, with their question mark.
 pub(crate) fn query(parameters: &[(&str, &str)]) -> String {
     let parameters: Vec<String> = parameters
         .iter()

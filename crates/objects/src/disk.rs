@@ -1,5 +1,5 @@
-//! The calls on the local file system, each by descriptor and beneath one directory: no link that somebody put into a view leads a write
-//! or a removal out of it.
+//! Calls on the local file system, each by descriptor and beneath one directory: no link that somebody put into a view
+//! leads a write or a removal out of it.
 
 use std::{
     ffi::{CStr, OsStr},
@@ -21,14 +21,14 @@ use twox_hash::XxHash3_128;
 
 use crate::{Error, limits};
 
-/// What a file is that was fetched, as far as `stat` tells.
+/// Size and times of a fetched file, from `stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) size: u64,
     pub(crate) modified_ms: i64,
 }
 
-/// A directory that is open, and its name for messages.
+/// An open directory, and its name for messages.
 #[derive(Debug)]
 pub(crate) struct Dir {
     pub(crate) fd: OwnedFd,
@@ -41,14 +41,14 @@ const DIR: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 impl Dir {
-    /// The directory that the user named; links on the way to it are the user's own choice.
+    /// Opens the directory that the user named; links on the way to it are the user's own choice.
     pub(crate) fn named(path: &Path) -> Result<Self, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::open(path, flags, Mode::empty()).map_err(|errno| Error::disk(path, "open", errno))?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// A directory in it, if there is one.
+    /// Opens a directory in it, if there is one.
     pub(crate) fn dir(&self, name: &str) -> Result<Option<Self>, Error> {
         match fs::openat(&self.fd, name, DIR, Mode::empty()) {
             Ok(fd) => Ok(Some(Self {
@@ -60,7 +60,7 @@ impl Dir {
         }
     }
 
-    /// A directory in it, made where it is missing: for its owner alone.
+    /// Opens a directory in it, or creates it for its owner alone.
     pub(crate) fn make_dir(&self, name: &str) -> Result<Self, Error> {
         match fs::mkdirat(&self.fd, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -69,7 +69,7 @@ impl Dir {
         self.dir(name)?.ok_or_else(|| self.error(name, "open", Errno::NOENT))
     }
 
-    /// Refuses what somebody else could have prepared (S2).
+    /// Refuses a directory that another user could have prepared (S2).
     pub(crate) fn check_private(&self) -> Result<(), Error> {
         let stat = fs::fstat(&self.fd).map_err(|errno| Error::disk(&self.path, "stat", errno))?;
         let others = Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXG | Mode::RWXO);
@@ -82,7 +82,7 @@ impl Dir {
         )))
     }
 
-    /// Refuses what somebody else has made or may write in: what lies there may be anybody's.
+    /// Refuses a directory that another user has made or may write to, since its files may be anybody's.
     pub(crate) fn check_own(&self) -> Result<(), Error> {
         let stat = fs::fstat(&self.fd).map_err(|errno| Error::disk(&self.path, "stat", errno))?;
         let writers = Mode::from_raw_mode(stat.st_mode).intersection(Mode::WGRP | Mode::WOTH);
@@ -95,7 +95,7 @@ impl Dir {
         )))
     }
 
-    /// The regular file of this name, if there is one.
+    /// Returns the `stat` of the regular file of this name, if there is one.
     pub(crate) fn stat(&self, name: &str) -> Result<Option<Stat>, Error> {
         match fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(Stat {
@@ -107,7 +107,7 @@ impl Dir {
         }
     }
 
-    /// The checksum of a file's content.
+    /// Returns the checksum of a file.
     pub(crate) fn checksum(&self, name: &str) -> Result<String, Error> {
         let failed = |error: io::Error| Error::disk(&self.path.join(name), "read", error);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -115,7 +115,7 @@ impl Dir {
         checksum(File::from(fd)).map_err(failed)
     }
 
-    /// All names in it.
+    /// Returns all names in it.
     pub(crate) fn names(&self) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.each(&mut |name| {
@@ -124,7 +124,7 @@ impl Dir {
         Ok(names)
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether it is empty.
     pub(crate) fn is_empty(&self) -> Result<bool, Error> {
         let mut is_empty = true;
         self.each(&mut |_| is_empty = false)?;
@@ -132,7 +132,7 @@ impl Dir {
     }
 
     fn each(&self, call: &mut dyn FnMut(&CStr)) -> Result<(), Error> {
-        // A descriptor of its own: where it has been read to is kept in it.
+        // A descriptor of its own, since a descriptor keeps a position of reading.
         let failed = |errno| Error::disk(&self.path, "list", errno);
         let fd = fs::openat(&self.fd, ".", DIR, Mode::empty()).map_err(failed)?;
         let mut room = Vec::with_capacity(32 << 10);
@@ -146,7 +146,7 @@ impl Dir {
         Ok(())
     }
 
-    /// Removes a file; that there is none is well.
+    /// Removes a file; a missing file does not count as an error.
     pub(crate) fn remove(&self, name: &str) -> Result<(), Error> {
         match fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -154,7 +154,7 @@ impl Dir {
         }
     }
 
-    /// Removes a directory if it is empty; whether it is gone.
+    /// Removes a directory if it is empty. Returns whether it is gone.
     pub(crate) fn remove_dir(&self, name: &str) -> Result<bool, Error> {
         match fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(true),
@@ -163,22 +163,22 @@ impl Dir {
         }
     }
 
-    /// Gives what is here another name, in another directory.
+    /// Moves a file or directory to another name in another directory.
     pub(crate) fn rename(&self, name: &str, to: &Self, new: &str) -> Result<(), Errno> {
         fs::renameat(&self.fd, name, &to.fd, new)
     }
 
-    /// Until all that was written on its file system is on the disk.
+    /// Blocks until all writes to its file system are on the disk.
     pub(crate) fn sync_all(&self) -> Result<(), Error> {
         fs::syncfs(&self.fd).map_err(|errno| Error::disk(&self.path, "write", errno))
     }
 
-    /// Until the names in it are on the disk.
+    /// Blocks until the names in it are on the disk.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         fs::fsync(&self.fd).map_err(|errno| Error::disk(&self.path, "write", errno))
     }
 
-    /// What its file system has above the part that stays free: bytes, and inodes where it counts them.
+    /// Returns the room of its file system above the part that stays free: bytes, and inodes if they are counted.
     pub(crate) fn room(&self) -> Result<(u64, u64), Error> {
         let stat = fs::fstatvfs(&self.fd).map_err(|errno| Error::disk(&self.path, "ask the room of", errno))?;
         let part = |total: u64| total / 100 * limits::FLOOR_PERCENT;
@@ -196,7 +196,7 @@ impl Dir {
     }
 }
 
-/// XXH3-128 of what a reader gives, in hexadecimal digits.
+/// Returns the XXH3-128 checksum of a reader's bytes, in hexadecimal digits.
 pub(crate) fn checksum(mut reader: impl Read) -> io::Result<String> {
     let mut hasher = Box::new(XxHash3_128::new());
     let mut piece = vec![0; limits::PIECE_BYTES];
@@ -210,14 +210,14 @@ pub(crate) fn checksum(mut reader: impl Read) -> io::Result<String> {
     }
 }
 
-/// A file to be written in a directory, which nobody else may read; one of this name is written anew.
+/// Creates a file in a directory, private to its owner, or truncates an existing one.
 pub(crate) fn create(dir: &Dir, name: &str) -> Result<File, Error> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = fs::openat(&dir.fd, name, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| dir.error(name, "create", errno))?;
     Ok(File::from(fd))
 }
 
-/// A tree of directories, in which one path after the other is looked at: in sorted order each directory is opened once.
+/// A tree of directories, for access to one path after the other: in sorted order each directory is opened once.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: Dir,
@@ -229,7 +229,7 @@ impl Tree {
         Self { root, last: None }
     }
 
-    /// The directory of a path, and the last name; `None` where the directory is not there. No link is followed.
+    /// Returns the directory of a path, and the last name; `None` if the directory is missing. Follows no link.
     pub(crate) fn find<'a>(&mut self, path: &'a str, make: bool) -> Result<Option<(&Dir, &'a str)>, Error> {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         if above.is_empty() {
@@ -243,7 +243,7 @@ impl Tree {
                 match next {
                     Ok(Some(next)) => at = Some(next),
                     Ok(None) => return Ok(None),
-                    // What is not there as a directory holds no file; what is to be made meets it and says so.
+                    // Without a directory there is no file; an attempt to make one meets the obstacle and reports it.
                     Err(_) if !make && is_no_dir(dir, part) => return Ok(None),
                     Err(error) => return Err(error),
                 }
@@ -254,7 +254,7 @@ impl Tree {
         Ok(self.last.as_ref().map(|(_, dir)| (dir, name)))
     }
 
-    /// Forgets which directory was open, since it may go.
+    /// Forgets the open directory, since it may be removed.
     pub(crate) fn forget(&mut self) {
         self.last = None;
     }

@@ -1,4 +1,4 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
 use std::{
     io,
@@ -11,27 +11,27 @@ use ureq::http::StatusCode;
 
 use crate::{credentials::plain, dialect::Refused};
 
-/// What went wrong, where. No variant holds a signed address, a key or a token.
+/// An error, with its object or path. No variant holds a signed address, a key or a token.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What was asked for can't be: the line says what, and the mend.
+    /// The request is invalid: the line names the fault and the remedy.
     #[error("{0}")]
     Input(String),
-    /// The store, or what lies between, said no.
+    /// The store, or a server before it, refused or failed.
     #[error("{object}: {why}")]
     Store {
-        /// `s3://bucket/key`, or what else was asked.
+        /// `s3://bucket/key`, or another address that was asked.
         object: String,
-        /// Its answer, and the mend where one is known.
+        /// Its answer, and the remedy if one is known.
         why: String,
     },
-    /// Who asks may not have it.
+    /// The caller has no right.
     #[error("{object}: {why}")]
     Denied {
-        /// `s3://bucket/key`, or what else was asked.
+        /// `s3://bucket/key`, or another address that was asked.
         object: String,
-        /// The store's answer, and the mend.
+        /// The store's answer, and the remedy.
         why: String,
     },
     /// There is no such object.
@@ -40,32 +40,32 @@ pub enum Error {
         /// `s3://bucket/key`.
         object: String,
     },
-    /// An object is another version than the one that is meant.
-    #[error("{object}: it has changed since it was listed or first read; begin again with what is there now")]
+    /// An object is another version than the requested one.
+    #[error("{object}: it has changed since it was listed or first read; start again with its present version")]
     Changed {
         /// `s3://bucket/key`.
         object: String,
     },
-    /// An object ends before the bytes that were asked for.
+    /// An object ends before the requested bytes.
     #[error("{object} ends before byte {end}: it was cut, or is not the object that is meant")]
     Short {
         /// `s3://bucket/key`.
         object: String,
-        /// Where these bytes end.
+        /// Required end of the object.
         end: u64,
     },
-    /// The local file system said no.
+    /// An operation on the local file system failed.
     #[error("cannot {operation} {}: {source}", path.display())]
     Disk {
-        /// What it was about.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         source: Arc<io::Error>,
     },
-    /// The view was being fetched when this happened.
-    #[error("{0}; what was fetched is kept: the same command goes on from there")]
+    /// The error ended the fetching of a view.
+    #[error("{0}; the fetched part is kept: the same command continues")]
     Unfinished(Box<Error>),
 }
 
@@ -78,35 +78,35 @@ impl Error {
         }
     }
 
-    /// Whether fetching had begun: otherwise nothing has changed at all.
+    /// Returns whether fetching had begun; otherwise nothing has changed.
     pub fn is_unfinished(&self) -> bool {
         matches!(self, Self::Unfinished(_))
     }
 }
 
-/// Why an attempt failed.
+/// Reason why an attempt failed.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// Another attempt may succeed.
     Passing(String),
-    /// The same, and some of the bytes have come.
+    /// Another attempt may succeed, and some of the bytes have come.
     Partly(String),
-    /// No other will.
+    /// No further attempt can succeed.
     Lasting(String),
-    /// Who asks may not have it.
+    /// The caller has no right.
     Denied(String),
     /// There is no such object.
     Missing,
-    /// The object is not, or no longer, the version that is meant.
+    /// The object is no longer the requested version.
     Changed,
-    /// It ends before the bytes that were asked for.
+    /// It ends before the requested bytes.
     Short,
-    /// What was received could not be kept.
+    /// Received bytes could not be kept.
     Disk(io::Error),
 }
 
 impl Fault {
-    /// What it comes to, of an object or of a bucket.
+    /// Turns the fault into an error about an object or a bucket.
     pub(crate) fn of(self, object: String) -> Error {
         match self {
             Self::Passing(why) | Self::Partly(why) | Self::Lasting(why) => Error::Store { object, why },
@@ -126,29 +126,29 @@ impl Fault {
 }
 
 impl Fault {
-    /// A key that the store does not take.
+    /// Returns the fault of a key that the store refuses.
     pub(crate) fn refused_key(words: &str) -> Self {
-        Self::Denied(format!("{words}; check the credentials and what they allow"))
+        Self::Denied(format!("{words}; check the credentials and their rights"))
     }
 
-    /// There is no key, and the store wants one; `mend` says how to have one.
+    /// Returns the fault of a missing key; `mend` names the remedy.
     pub(crate) fn no_key(words: &str, mend: &str) -> Self {
         Self::Denied(format!("{words}, and no credentials were found; {mend}"))
     }
 
-    /// A listing has no time of an object.
+    /// Returns the fault of a listing without the time of an object.
     pub(crate) fn no_time() -> Self {
-        Self::Lasting("lists an object with a time that is none".into())
+        Self::Lasting("lists an object without a valid time".into())
     }
 
-    /// A listing has no version of an object, which this protocol names so.
+    /// Returns the fault of a listing without the version of an object, in a field of this name.
     pub(crate) fn no_version(name: &str) -> Self {
         Self::Lasting(format!("lists an object without its version ({name})"))
     }
 }
 
 impl Refused {
-    /// The store's words, or the status where it has none.
+    /// Returns the store's words, or the status if there are none.
     pub(crate) fn words(&self, status: StatusCode) -> String {
         match (self.code.is_empty(), self.message.is_empty()) {
             (true, true) => format!("HTTP status {}", status.as_u16()),

@@ -1,5 +1,5 @@
-//! Fetches versions of objects into the staging directory: many requests at once, large objects in parts. What is there under its final name is
-//! whole, of one version, and noted in the journal.
+//! Fetches versions of objects into the staging directory: many requests in parallel, large objects in parts. A file
+//! under its final name is complete, of one version, and in the journal.
 
 use std::{
     fs::File,
@@ -29,28 +29,28 @@ use crate::{
     store::{Object, Store},
 };
 
-/// A version to be fetched.
+/// A version to fetch.
 #[derive(Debug)]
 pub(crate) struct Task<'a> {
-    /// Below the view.
+    /// Path below the view.
     pub(crate) path: &'a str,
     pub(crate) object: &'a Object,
-    /// The name under which it is staged.
+    /// Name under which it is staged.
     pub(crate) name: String,
 }
 
-/// What fetching came to.
+/// Result of fetching.
 #[derive(Debug, Default)]
 pub(crate) struct Fetched {
     pub(crate) records: Vec<Record>,
-    /// One that was no longer the version that was listed.
+    /// An object that was no longer the listed version.
     pub(crate) changed: Option<String>,
 }
 
-/// Fetches all tasks; `tell` is told of bytes as they come.
+/// Fetches all tasks, and reports bytes to `tell` as they come.
 ///
 /// # Errors
-/// The first; what was fetched before stays staged.
+/// The first; objects fetched before stay staged.
 pub(crate) fn fetch(
     store: &Store,
     tasks: &[Task<'_>],
@@ -79,7 +79,7 @@ pub(crate) fn fetch(
     fetching.done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An empty object is asked for, too: it may have changed.
+/// An empty object is requested, too, since it may have changed.
 fn parts_of(size: u64) -> u64 {
     size.div_ceil(limits::PART_BYTES).max(1)
 }
@@ -90,18 +90,18 @@ struct Fetching<'a> {
     journal: &'a Journal,
     tell: &'a (dyn Fn(u64) + Sync),
     queue: Mutex<Queue<'a>>,
-    /// Set with the first error.
+    /// Set by the first error.
     stop: Stop,
     done: Mutex<Result<Fetched, Error>>,
 }
 
-/// Bytes of an object that are to be fetched with one request.
+/// Bytes of an object for one request.
 type Part<'a> = (Arc<Staging<'a>>, Range<u64>);
 
-/// Hands parts out, one object after the other.
+/// Queue of parts, one object after the other.
 struct Queue<'a> {
     tasks: slice::Iter<'a, Task<'a>>,
-    /// The object whose parts are being handed out, and the next one's number.
+    /// Present object, and the number of its next part.
     open: Option<(Arc<Staging<'a>>, u64)>,
 }
 
@@ -109,9 +109,9 @@ struct Queue<'a> {
 struct Staging<'a> {
     task: &'a Task<'a>,
     file: File,
-    /// Until it has its final name.
+    /// Name until it is complete.
     partial: String,
-    /// Parts that have not ended.
+    /// Number of parts that have not ended.
     left: AtomicU64,
     changed: AtomicBool,
 }
@@ -128,7 +128,7 @@ impl Fetching<'_> {
             if let Err(error) = self.part(&staging, &range, &mut piece) {
                 return self.fail(error);
             }
-            // The last part's end is the object's.
+            // The end of the last part is the object's.
             if staging.left.fetch_sub(1, AcqRel) == 1
                 && let Err(error) = self.end(&staging)
             {
@@ -143,7 +143,7 @@ impl Fetching<'_> {
             *done = Err(error);
         }
         drop(done);
-        // Not before: whoever is ended by this fails, too, and with less to say.
+        // Not earlier: a thread that this stops fails, too, with a less useful error.
         self.stop.set();
     }
 
@@ -168,7 +168,7 @@ impl Fetching<'_> {
         if staging.changed.load(Relaxed) {
             return Ok(());
         }
-        // Others write to this disk, too.
+        // Other programs write to this disk, too.
         let (room, _) = self.staged.room()?;
         if room < range.end - range.start {
             return Err(staging.failed(
@@ -189,7 +189,7 @@ impl Fetching<'_> {
         Ok(())
     }
 
-    /// Gives an object that is whole its name, or removes what was written of one that changed.
+    /// Gives a complete object its name, or removes the file of one that changed.
     fn end(&self, staging: &Staging<'_>) -> Result<(), Error> {
         let record = if staging.changed.load(Relaxed) {
             self.staged.remove(&staging.partial)?;
@@ -223,7 +223,7 @@ impl<'a> Staging<'a> {
         })
     }
 
-    /// Gives the file its time, its mode and its name.
+    /// Sets the file's time, mode and name.
     fn seal(&self, staged: &Dir) -> Result<Record, Error> {
         let object = self.task.object;
         let time = Timespec {
@@ -235,12 +235,12 @@ impl<'a> Staging<'a> {
             last_modification: time,
         };
         let sealed = || -> io::Result<String> {
-            // What is read back is what was written: a file system that gives other bytes is found out here.
+            // Reading back finds a file system that returns other bytes than were written.
             let checksum = disk::checksum(Whole(&self.file, 0))?;
             futimens(&self.file, &times)?;
             fchmod(&self.file, Mode::RUSR)?;
             if self.file.metadata()?.len() != object.size {
-                return Err(io::Error::other("its size is not what was written"));
+                return Err(io::Error::other("its size differs from the written one"));
             }
             staged.rename(&self.partial, staged, &self.task.name)?;
             Ok(checksum)
@@ -259,7 +259,7 @@ impl<'a> Staging<'a> {
     }
 }
 
-/// A file that is written piece by piece, and room for one.
+/// A file that is written piece by piece, and room for one piece.
 struct Pieces<'a>(&'a File, &'a mut [u8]);
 
 impl Sink for Pieces<'_> {
@@ -272,7 +272,7 @@ impl Sink for Pieces<'_> {
     }
 }
 
-/// A file from its beginning, wherever its own offset is.
+/// A file from its beginning, whatever its own offset.
 struct Whole<'a>(&'a File, u64);
 
 impl io::Read for Whole<'_> {

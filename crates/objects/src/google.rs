@@ -1,4 +1,4 @@
-//! Google Cloud Storage (`gs://`), by its JSON API. A version is a generation: each upload has another.
+//! Google Cloud Storage (`gs://`), by its JSON API. A version is a generation: each upload has its own.
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -16,20 +16,20 @@ use crate::{
 
 mod lenders;
 
-/// What names a version.
+/// Name of the field that identifies a version.
 const GENERATION: &str = "generation";
 
 /// A bucket of Google's.
 #[derive(Debug)]
 struct Google {
-    /// The address of its objects.
+    /// Address of its objects.
     objects: String,
 }
 
-/// Finds endpoint and credentials, by the variables and files that Google's own tools read.
+/// Finds endpoint and credentials, from the variables and files that Google's own tools read.
 ///
 /// # Errors
-/// As [`Access::find`].
+/// Those of [`Access::find`].
 pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
     let emulator = variables("STORAGE_EMULATOR_HOST");
     let endpoint = match &emulator {
@@ -83,7 +83,7 @@ struct Item {
     size: String,
     #[serde(default)]
     generation: String,
-    /// Of this generation. What is changed later is about the object, and not in it.
+    /// Time of this generation. Later changes concern the object's metadata, not its contents.
     #[serde(default)]
     time_created: String,
 }
@@ -107,7 +107,7 @@ impl Dialect for Google {
     fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
         let mut parameters = vec![("alt", "media")];
         parameters.extend(wanted.version.map(|generation| ("ifGenerationMatch", generation)));
-        // Without this an object that was put there compressed comes expanded, and with another length.
+        // Without this, an object that was uploaded compressed is returned expanded, with another length.
         let as_it_is = ("accept-encoding", "gzip".to_owned());
         Request {
             url: format!("{}/{}{}", self.objects, encoded(wanted.key), query(&parameters)),

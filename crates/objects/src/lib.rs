@@ -1,14 +1,15 @@
-//! Object stores: local views of what they hold, and objects as a loader reads them.
+//! Object stores: local mirrors of buckets, and ranges of objects for the loader.
 //!
-//! The door can only ever redirect the open of a path, and an object has none. So what a bucket holds is fetched into a *view* first: a
-//! directory tree of whole files, which any program reads. The loader, which says itself what it reads, needs none: it reads ranges of
-//! objects ([`Stores`], `read.rs`), each of the version that was listed. What speaks HTTP and TLS comes into the house only here.
-//! Stores speak S3, or the protocols of Google or Azure (`dialect.rs`).
+//! The preload library can only redirect the open of a path, and an object has none. So a bucket's objects are first
+//! fetched into a local mirror (a [`View`]): a directory tree of complete files, which any program reads. The loader
+//! chooses what it reads, so it needs none: it reads ranges of objects ([`Stores`], `read.rs`), each of the listed
+//! version. HTTP and TLS are used only here. Stores speak S3, or the protocols of Google or Azure (`dialect.rs`).
 //!
-//! What must not be here: the environment (variables are looked up through a function), terminals, decisions of the command.
+//! Not allowed here: the environment (a function looks variables up), terminals, decisions of the command.
 //!
-//! Where to start: [`View::open`], [`View::fill`]. A listing ([`Store::list`]) is laid out as paths (`names.rs`), compared with what is there
-//! (`plan.rs`), the rest is fetched (`fetch.rs`), and all of it is given its names (`view.rs`).
+//! Start with [`View::open`], [`View::fill`]. A listing ([`Store::list`]) is laid out as paths (`names.rs`) and
+//! compared with the existing files (`plan.rs`); the missing ones are fetched (`fetch.rs`), and all get their names
+//! (`view.rs`).
 
 #![forbid(unsafe_code)]
 

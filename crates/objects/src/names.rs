@@ -1,16 +1,16 @@
-//! From the keys of a listing to the names of files: a plain function. A key is any text, a path is not: what has no place in a directory
-//! tree is left out and counted, and no name leads anywhere but below the view (S3).
+//! Turns the keys of a listing into names of files, without I/O. A key is any text, a path is not: an object without a
+//! place in a directory tree is left out and counted, and no name leads out of the view (S3).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{limits, store::Object};
 
-/// Why an object has no place in a view.
+/// Reason why an object has no place in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Odd {
     /// A name between two slashes is empty, or the key begins with a slash.
     Empty,
-    /// `.` or `..` is one of its names.
+    /// One of its names is `.` or `..`.
     Dots,
     /// It ends with a slash, and is not empty.
     Slash,
@@ -18,40 +18,40 @@ pub enum Odd {
     Long,
     /// It has a zero byte, or is not UTF-8.
     NoText,
-    /// Other objects lie below it, so a directory has its name.
+    /// Other objects are below it, so a directory has its name.
     Directory,
-    /// It is not below the prefix that was asked for.
+    /// It is not below the requested prefix.
     Foreign,
 }
 
 impl Odd {
-    /// In words: "the object ...".
+    /// Returns the words that complete "the object ...".
     pub fn words(self) -> &'static str {
         match self {
             Self::Empty => "has an empty name in its path",
             Self::Dots => "has '.' or '..' in its path",
             Self::Slash => "ends with '/' and is not empty",
             Self::Long => "has too long a name",
-            Self::NoText => "has a name that is no text",
+            Self::NoText => "has a name that is not text",
             Self::Directory => "has the name of a directory",
             Self::Foreign => "was not asked for",
         }
     }
 }
 
-/// What a listing comes to.
+/// Files and directories for a listing.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     /// The files by their path below the view.
     pub(crate) files: BTreeMap<String, Object>,
     /// Directories that have an object of their own (`train/`): they are there even when they are empty.
     pub(crate) directories: BTreeSet<String>,
-    /// What has no place: by reason, how many, and one of them.
+    /// Objects without a place: number and one example for each reason.
     pub(crate) left_out: BTreeMap<Odd, (u64, String)>,
 }
 
 impl Layout {
-    /// Lays the objects of a listing out below a view whose own path is `root_bytes` long.
+    /// Lays the objects of a listing out below a view whose own path has `root_bytes` bytes.
     pub(crate) fn of(objects: impl IntoIterator<Item = Object>, prefix: &str, root_bytes: usize) -> Self {
         let mut layout = Self::default();
         for object in objects {
@@ -65,7 +65,7 @@ impl Layout {
                 Err(odd) => layout.leave_out(odd, &object),
             }
         }
-        // Whatever lies above a file is a directory, and so can't be a file.
+        // A path above a file is a directory, so it can't be a file.
         let parents: BTreeSet<&str> = layout
             .files
             .keys()
@@ -103,7 +103,7 @@ fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<Plac
         return Err(Odd::NoText);
     }
     let (path, is_directory) = path.strip_suffix('/').map_or((path, false), |path| (path, true));
-    // The object of the prefix itself, which many tools leave.
+    // The object of the prefix itself, which many tools create.
     if path.is_empty() && !is_directory {
         return if object.size > 0 {
             Err(Odd::Slash)
@@ -126,7 +126,7 @@ fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<Plac
     }
 }
 
-/// The directories above a path: of `a/b/c`, `a` and `a/b`.
+/// Returns the directories above a path: for `a/b/c`, `a` and `a/b`.
 pub(crate) fn above(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter_map(move |(at, _)| path.get(..at))
 }

@@ -1,4 +1,4 @@
-//! A site's network: through which proxy a store is reached, and whose certificates are believed, by the variables that other tools read.
+//! Network of a site: the proxy to a store, and the trusted certificates, from the variables that other tools read.
 
 use std::{fmt, net::IpAddr, path::Path};
 
@@ -10,25 +10,25 @@ use url::Url;
 
 use crate::{Error, access::Variables};
 
-/// How a store is reached.
+/// Proxies and certificates for a store.
 pub(crate) struct Network {
-    /// `None`: at once.
+    /// Proxy to the store; `None`: a direct connection.
     pub(crate) proxy: Option<Proxy>,
-    /// The same for the service that lends credentials, where there is one that is not near.
+    /// Proxy to the service that lends credentials, if there is one that is not local.
     pub(crate) lender_proxy: Option<Proxy>,
-    /// Those of the system, unless others are named: sites have authorities of their own.
+    /// Trusted authorities: the system's, unless others are named: sites have authorities of their own.
     pub(crate) roots: RootCerts,
 }
 
 impl fmt::Debug for Network {
-    // Without what may be a password.
+    // Without a possible password.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Network({self})")
     }
 }
 
 impl fmt::Display for Network {
-    /// What there is to say of it after an endpoint's name.
+    /// Shows the addition to an endpoint's name.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.proxy {
             Some(proxy) => write!(formatter, ", by the proxy {}:{}", proxy.host(), proxy.port()),
@@ -38,11 +38,11 @@ impl fmt::Display for Network {
 }
 
 impl Network {
-    /// Finds the way to a store at this host, and to the service that lends credentials for it; `bundle` is what the profile says of
-    /// certificates.
+    /// Finds the proxies to a store at this host and to the service that lends credentials for it. `bundle` is the
+    /// profile's setting of certificates.
     ///
     /// # Errors
-    /// [`Error::Input`], which names the variable and the mend.
+    /// [`Error::Input`], which names the variable and the remedy.
     pub(crate) fn find(
         endpoint: &Url,
         host: &str,
@@ -69,7 +69,7 @@ impl Network {
     }
 }
 
-/// The first of these variables that is set, and what it says.
+/// Returns the first of these variables that is set, and its value.
 fn first<'a>(names: &[&'a str], variables: Variables<'_>) -> Option<(&'a str, String)> {
     names.iter().find_map(|name| Some((*name, variables(name)?)))
 }
@@ -92,22 +92,22 @@ fn proxy(endpoint: &Url, host: &str, variables: Variables<'_>) -> Result<Option<
     } else {
         format!("http://{}", text.trim())
     };
-    // The one reads it more strictly than the other, which takes what is no port for none.
+    // Url parses more strictly than Proxy, which ignores an invalid port.
     let is_url = url
         .parse()
         .is_ok_and(|url: Url| url.has_host() && matches!(url.scheme(), "http" | "https"));
     Proxy::new(&url).ok().filter(|_| is_url).map(Some).ok_or_else(|| {
-        // What stands before an @ may be a password, and this line comes to logs.
+        // The part before an @ may be a password, and this line is logged.
         let shown = if text.contains('@') {
-            "what it names".to_owned()
+            "its value".to_owned()
         } else {
             format!("'{text}'")
         };
-        Error::Input(format!("${name}: {shown} is no proxy for HTTP; write http://HOST:PORT"))
+        Error::Input(format!("${name}: {shown} is not a proxy for HTTP; write http://HOST:PORT"))
     })
 }
 
-/// Whether a list of hosts, of domains with what is below them, and of networks has this one.
+/// Returns whether a list of hosts, of domains (with their subdomains) and of networks contains this host.
 fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     let bare = host.trim_matches(['[', ']']).to_ascii_lowercase();
     let address: Option<IpAddr> = bare.parse().ok();
@@ -131,7 +131,7 @@ fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     })
 }
 
-/// Whether an address is of a network that is written as `10.0.0.0/8`.
+/// Returns whether an address belongs to a network written as `10.0.0.0/8`.
 fn is_within(address: IpAddr, network: &str, bits: &str) -> bool {
     let parts = |address: IpAddr| match address {
         IpAddr::V4(four) => (u128::from(four.to_bits()), 32),
@@ -207,7 +207,10 @@ mod tests {
         assert!(!format!("{:?}", find("https://s3", &both).unwrap()).contains("word"));
         for bad in ["socks5://a:1", "http://", "a b", "http://a:99999", "ftp://a"] {
             let line = find("http://s3", &[("HTTP_PROXY", bad)]).unwrap_err().to_string();
-            assert_eq!(line, format!("$HTTP_PROXY: '{bad}' is no proxy for HTTP; write http://HOST:PORT"));
+            assert_eq!(
+                line,
+                format!("$HTTP_PROXY: '{bad}' is not a proxy for HTTP; write http://HOST:PORT")
+            );
         }
         let line = find("http://s3", &[("ALL_PROXY", "socks5://key:word@a")]).unwrap_err().to_string();
         assert!(line.starts_with("$ALL_PROXY: ") && !line.contains("word"), "{line}");

@@ -1,4 +1,4 @@
-//! What of a listing is there already, what is staged, and what has to be fetched. Files are looked at; nothing is changed.
+//! Compares a listing with the files that exist and those that are staged. Looks at files, and changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -11,34 +11,34 @@ use crate::{
     store::Object,
 };
 
-/// What an earlier attempt has left.
+/// Files of earlier attempts.
 #[derive(Debug)]
 pub(crate) struct Earlier<'a> {
-    /// What the view held when it was last whole.
+    /// Contents of the view when it was last complete.
     pub(crate) manifest: Option<&'a Manifest>,
-    /// What was staged since, by its staged name.
+    /// Files staged since, by their staged names.
     pub(crate) journal: &'a BTreeMap<String, Record>,
-    /// Whether what was fetched since may never have come to the disk, so that its bytes are compared.
+    /// True if files fetched since may not have reached the disk, so that their bytes are compared.
     pub(crate) is_doubtful: bool,
-    /// Whether the bytes of all that is there are compared.
+    /// True if the bytes of all existing files are compared.
     pub(crate) verify: bool,
 }
 
-/// What is to be done.
+/// Work to do for a listing.
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
-    /// In the view, and as listed.
+    /// Files in the view that are as listed.
     pub(crate) kept: Vec<Record>,
-    /// Staged: only a name is missing.
+    /// Staged files that only need their names.
     pub(crate) staged: Vec<Record>,
-    /// To be fetched.
+    /// Objects to fetch.
     pub(crate) tasks: Vec<Task<'a>>,
-    /// What the view had, or an earlier attempt may have given its name, and the listing has not; of one path, what the view
-    /// had comes last.
+    /// Files that the view had, or an earlier attempt may have named, and that the listing does not have; of one path,
+    /// the file of the view comes last.
     pub(crate) vanished: Vec<Record>,
-    /// Files that the view had, and that somebody else has altered or removed.
+    /// Number of files of the view that somebody else has altered or removed.
     pub(crate) altered: u64,
-    /// Whether the directories that have an object of their own are those that the view had.
+    /// True if the directories with an object of their own are those that the view had.
     pub(crate) has_same_directories: bool,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Plan<'a> {
         for (path, object) in &layout.files {
             let name = staged_name(path, object);
             let noted = earlier.journal.get(&name);
-            // What is still staged has not been given its name in the view: whatever has that name is another version.
+            // A staged file did not get its name in the view: the file that has it is another version.
             if let Some(record) = noted
                 && is_whole(staged, &name, record, earlier.is_doubtful || earlier.verify)?
             {
@@ -72,7 +72,7 @@ impl<'a> Plan<'a> {
             }
         }
         plan.has_same_directories = earlier.manifest.is_some_and(|manifest| manifest.directories == layout.directories);
-        // An attempt that ended between the first name and the manifest has told only its journal.
+        // An attempt that ended between the first name and the manifest is only in its journal.
         let had = |record: &Record| earlier.manifest.and_then(|manifest| manifest.records.get(&record.path)) == Some(record);
         let noted = earlier.journal.values().filter(|record| !had(record));
         let all = noted.chain(earlier.manifest.into_iter().flat_map(|manifest| manifest.records.values()));
@@ -80,18 +80,18 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Bytes and files that are to be fetched.
+    /// Returns bytes and number of the files to fetch.
     pub(crate) fn missing(&self) -> (u64, u64) {
         (bytes_of(self.tasks.iter().map(|task| task.object)), self.tasks.len() as u64)
     }
 
-    /// Whether the view is as it should be.
+    /// Returns whether the view is complete and current.
     pub(crate) fn is_nothing(&self) -> bool {
         self.tasks.is_empty() && self.staged.is_empty() && self.vanished.is_empty() && self.has_same_directories
     }
 }
 
-/// Whether a file is what was fetched, by size and time; and by its bytes, if asked.
+/// Returns whether a file is the fetched one, by size and time; and by its bytes, if `compare` is set.
 fn is_whole(dir: &Dir, name: &str, record: &Record, compare: bool) -> Result<bool, Error> {
     let expected = Stat {
         size: record.size,
@@ -100,7 +100,7 @@ fn is_whole(dir: &Dir, name: &str, record: &Record, compare: bool) -> Result<boo
     Ok(dir.stat(name)? == Some(expected) && (!compare || dir.checksum(name)? == record.checksum))
 }
 
-/// The bytes of all objects. A store may say anything of their sizes.
+/// Returns the bytes of all objects. A store may report any sizes.
 pub(crate) fn bytes_of<'a>(objects: impl Iterator<Item = &'a Object>) -> u64 {
     objects.fold(0, |sum, object| sum.saturating_add(object.size))
 }

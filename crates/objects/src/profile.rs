@@ -1,4 +1,4 @@
-//! The files of profiles that all tools for S3 read.
+//! Profiles: the files that all tools for S3 read.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ impl Drop for Secret {
     }
 }
 
-/// The keys of the profile that counts, of `~/.aws/credentials` before `~/.aws/config`.
+/// Keys of the chosen profile; `~/.aws/credentials` takes precedence over `~/.aws/config`.
 pub(crate) struct Profile {
     name: String,
     keys: BTreeMap<String, String>,
@@ -43,7 +43,7 @@ impl Profile {
         };
         let mut keys = BTreeMap::new();
         let mut is_there = false;
-        // In `config` all but the default profile have a word before their name.
+        // In `config` all profiles but the default one have a word before their name.
         let in_config = if name == "default" {
             name.clone()
         } else {
@@ -74,7 +74,7 @@ impl Profile {
         self.keys.get(key).cloned()
     }
 
-    /// What would name other credentials must not be passed over in silence.
+    /// Refuses settings that would name other credentials, since ignoring them silently would be wrong.
     pub(crate) fn refuse_what_is_not_read(&self) -> Result<(), Error> {
         for key in ["credential_process", "role_arn", "sso_session", "sso_start_url", "login_session"] {
             if self.keys.contains_key(key) {
@@ -94,8 +94,8 @@ impl Drop for Profile {
     }
 }
 
-/// Collects the keys of the section that bears this name; whether there was one. What is indented belongs to the key before it, and is
-/// none of the section's own.
+/// Collects the keys of the section with this name. Returns whether there was one. Indented lines belong to the key
+/// before them.
 fn collect(text: &str, section: &str, keys: &mut BTreeMap<String, String>) -> bool {
     let (mut is_inside, mut is_there) = (false, false);
     for line in text.lines() {
@@ -115,7 +115,7 @@ fn collect(text: &str, section: &str, keys: &mut BTreeMap<String, String>) -> bo
     is_there
 }
 
-/// A small file as text.
+/// Reads a small file as text.
 pub(crate) fn read_small(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(limits::PROFILE_BYTES_MAX).read_to_string(&mut text)?;

@@ -1,4 +1,5 @@
-//! Ranges of objects, each of one version: received straight into a loader's memory, or piece by piece into a view's files.
+//! Reads ranges of objects, each of one version: directly into a loader's memory, or piece by piece into a view's
+//! files.
 
 use std::{fmt, io, io::Read, ops::Range, sync::Arc};
 
@@ -17,16 +18,16 @@ use crate::{
     store::is_encoded,
 };
 
-/// Where the bytes of a range go, one after the other.
+/// Destination of the bytes of a range, in order.
 pub(crate) trait Sink {
-    /// Room for those from this offset of the object on; never none.
+    /// Returns room for bytes from this offset of the object on; it is never empty.
     fn room(&mut self, at: u64) -> &mut [u8];
 
-    /// So many from this offset on lie there now.
+    /// Takes the `count` bytes that were written to the room from this offset on.
     fn keep(&mut self, at: u64, count: usize) -> io::Result<()>;
 }
 
-/// Memory for all of a range, which begins there.
+/// Memory for a whole range, and the range's offset.
 struct Whole<'a>(&'a mut [u8], u64);
 
 impl Sink for Whole<'_> {
@@ -39,28 +40,28 @@ impl Sink for Whole<'_> {
     }
 }
 
-/// Why bytes were not got.
+/// Reason why bytes were not read.
 #[derive(Debug)]
 pub(crate) enum NotGot {
-    /// The object is not, or no longer, the version that was listed.
+    /// The object is no longer the listed version.
     Changed,
-    /// The store's fault.
+    /// The store failed.
     Store(Error),
-    /// What was received could not be kept.
+    /// Received bytes could not be kept.
     Disk(io::Error),
 }
 
-/// A range of an object: its beginning is on its way, and its length and version are known.
+/// An open range of an object: its first bytes are being received, and its length and version are known.
 pub struct Opened {
     store: Arc<Store>,
     key: String,
     version: Version,
     range: Range<u64>,
-    /// To the first request, of which nothing was taken yet; `None` where that was for no bytes.
+    /// Answer to the first request, not read yet; `None` if the range is empty.
     first: Option<Response<Body>>,
 }
 
-/// An answer whose bytes are on their way.
+/// An answer whose bytes are being received.
 struct Answer {
     response: Response<Body>,
     version: Version,
@@ -78,31 +79,31 @@ impl fmt::Debug for Opened {
 }
 
 impl Store {
-    /// The version of an object that is there now.
+    /// Returns the present version of an object.
     ///
     /// # Errors
-    /// As of [`Self::open`].
+    /// Those of [`Self::open`].
     pub fn version(&self, key: &str) -> Result<Version, Error> {
         self.there(key, None)
     }
 
     /// The version that is there now, and has this mark.
     fn there(&self, key: &str, mark: Option<u64>) -> Result<Version, Error> {
-        // A GET, since a refusal to HEAD has no words.
+        // A GET, since a refusal of HEAD has no body.
         let answer = self.ask(key, &(0..1), mark)?;
-        // Read to its end, the connection serves the next request, too.
+        // A connection that is read to its end serves the next request, too.
         let _ = io::copy(&mut answer.response.into_body().into_reader().take(2), &mut io::sink());
         Ok(answer.version)
     }
 
-    /// Asks for `length` bytes of an object from `offset` on, or for all up to its end; of the version with this [mark](Version::mark), or of the one that is
-    /// there.
+    /// Opens `length` bytes of an object from `offset` on, or all up to its end; of the version with this
+    /// [mark](Version::mark), or of the present one.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Changed`], [`Error::Denied`], [`Error::Short`], [`Error::Store`].
     pub fn open(self: &Arc<Self>, key: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
         let asked = offset..offset.saturating_add(length.unwrap_or(limits::READ_BYTES).min(limits::READ_BYTES));
-        // Of no bytes there is no request, nor of those from an object's end on.
+        // An empty range needs no request, nor does one that begins at an object's end.
         let answer = if asked.is_empty() {
             None
         } else {
@@ -128,7 +129,7 @@ impl Store {
         })
     }
 
-    /// Asks for a part of an object, as far as the object goes.
+    /// Requests a part of an object, as far as the object goes.
     fn ask(&self, key: &str, range: &Range<u64>, mark: Option<u64>) -> Result<Answer, Error> {
         let is_it = |answer: Answer| match mark {
             Some(mark) if mark != answer.version.mark => Err(Fault::Changed),
@@ -136,14 +137,14 @@ impl Store {
         };
         let ask = |range| self.again(&self.stop, |credential| self.request(key, range, None, credential).and_then(is_it));
         let answer = match ask(Some(range)) {
-            // Of an object without bytes there is no part.
+            // An object without bytes has no parts.
             Err(Fault::Short) if range.start == 0 => ask(None),
             answer => answer,
         };
         answer.map_err(|fault| self.failed_read(key, range.end, fault))
     }
 
-    /// Gets the bytes `range` of an object, all of them of the version that was listed.
+    /// Reads the bytes `range` of an object, all of the listed version.
     pub(crate) fn get(&self, object: &Object, range: &Range<u64>, stop: &Stop, sink: &mut dyn Sink) -> Result<(), NotGot> {
         let Ok(key) = &object.key else { return Err(NotGot::Changed) };
         let version = self.version_of(&object.etag, object.size);
@@ -155,8 +156,8 @@ impl Store {
         })
     }
 
-    /// Receives a range of this version. What has come before an attempt failed is not asked for again. `first` is the answer to a first request, of which nothing
-    /// was taken yet.
+    /// Receives a range of this version. Bytes that came before an attempt failed are not requested again. `first` is
+    /// the answer to a first request, not read yet.
     fn receive(
         &self,
         key: &str,
@@ -186,7 +187,8 @@ impl Store {
         }
     }
 
-    /// One attempt to get a part of an object, or with no range all of it; of this version, or of whichever is there.
+    /// Makes one attempt to request a part of an object, or without a range all of it; of this version, or of the
+    /// present one.
     fn request(
         &self,
         key: &str,
@@ -217,7 +219,7 @@ impl Store {
         let etag = etag.ok_or_else(|| Fault::Lasting(format!("was answered without its version ({})", self.dialect().version_name())))?;
         let found = self.version_of(etag, size);
         if let Some(version) = version {
-            // Stores that know no `If-Match` send what they have.
+            // Stores that ignore `If-Match` send the version that they have.
             if version.etag != found.etag {
                 return Err(Fault::Changed);
             }
@@ -226,7 +228,7 @@ impl Store {
                 return Err(Fault::Lasting(format!("was sent with {what} bytes than it has")));
             }
         }
-        // A store may know no ranges, which is no harm where all was meant.
+        // A store may ignore ranges, which does no harm if all bytes were requested.
         let is_right = range.is_none_or(|range| sent == (range.start..range.end.min(size)));
         if !is_right {
             return Err(Fault::Lasting("was answered with other bytes than were asked for".into()));
@@ -250,20 +252,20 @@ impl Store {
 }
 
 impl Opened {
-    /// How many bytes it has.
+    /// Returns the number of its bytes.
     pub fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
 
-    /// Of which version of the object they are.
+    /// Returns the version of the object.
     pub fn version(&self) -> &Version {
         &self.version
     }
 
-    /// Receives them. What was received before an attempt failed is not asked for again.
+    /// Receives the bytes. Those received before an attempt failed are not requested again.
     ///
     /// # Errors
-    /// As of [`Store::open`]. `into` has not as many bytes: [`Error::Input`].
+    /// Those of [`Store::open`]; [`Error::Input`] if `into` has another length.
     pub fn read(self, into: &mut [u8]) -> Result<(), Error> {
         let Self {
             store,
@@ -284,7 +286,7 @@ impl Opened {
     }
 }
 
-/// Takes the bytes from `at` to `end`, which are all that the body has.
+/// Takes the bytes from `at` to `end`, the whole rest of the body.
 fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -> Result<(), Fault> {
     let mut body = response.into_body().into_reader();
     let mut beyond = [0];
@@ -293,7 +295,7 @@ fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -
         let room = if left == 0 { &mut beyond[..] } else { sink.room(*at) };
         let most = room.len().min(usize::try_from(left.max(1)).unwrap_or(usize::MAX));
         match body.read(&mut room[..most]) {
-            // Read to its end, the connection serves the next request, too.
+            // A connection that is read to its end serves the next request, too.
             Ok(0) if left == 0 => return Ok(()),
             Ok(_) if left == 0 => return Err(Fault::Lasting("was sent with more bytes than it has".into())),
             Ok(0) => return Err(Fault::Passing(format!("ended {left} bytes early"))),
@@ -302,14 +304,14 @@ fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -
                 *at += count as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // All that was said to come has come.
+            // All announced bytes have come.
             Err(_) if left == 0 => return Ok(()),
             Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
         }
     }
 }
 
-/// Which bytes an answer says that it has, and of how many.
+/// Returns the range that an answer holds, and the length of the object.
 fn sent(status: StatusCode, headers: &HeaderMap) -> Option<(Range<u64>, u64)> {
     if is_encoded(headers) {
         return None;

@@ -1,4 +1,5 @@
-//! What a view holds: the *manifest*, written in one piece when it is whole, and the *journal*, which grows while it is fetched. JSON lines.
+//! Contents of a view: the *manifest*, written in one piece when the view is complete, and the *journal*, which grows
+//! while it is fetched. Both are JSON lines.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,55 +28,55 @@ const JOURNAL: &str = "journal";
 /// A file of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// Below the view.
+    /// Path below the view.
     pub(crate) path: String,
-    /// The version of the object, with its size and its time.
+    /// Version of the object; size and time follow.
     pub(crate) etag: String,
     pub(crate) size: u64,
     pub(crate) modified_ms: i64,
-    /// XXH3-128 of the bytes.
+    /// XXH3-128 checksum of the bytes.
     pub(crate) checksum: String,
 }
 
 impl Record {
-    /// Whether it is of the version that is listed now.
+    /// Returns whether it is of the listed version.
     pub(crate) fn is_of(&self, object: &Object) -> bool {
         (&*self.etag, self.size, self.modified_ms) == (&*object.etag, object.size, object.modified_ms)
     }
 }
 
-/// The name under which a version is staged: it says all that tells versions apart, and leads nowhere.
+/// Returns the name under which a version is staged. It depends on all that tells versions apart, and contains no path.
 pub(crate) fn staged_name(path: &str, object: &Object) -> String {
     let version = format!("{path}\0{}\0{}\0{}", object.etag, object.size, object.modified_ms);
     format!("{:032x}", XxHash3_128::oneshot(version.as_bytes()))
 }
 
-/// A view that was whole when this was written.
+/// Contents of a complete view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) url: String,
     pub(crate) records: BTreeMap<String, Record>,
-    /// Those that have an object of their own.
+    /// Directories that have an object of their own.
     pub(crate) directories: BTreeSet<String>,
 }
 
-/// The first line of each file.
+/// First line of both files.
 #[derive(Serialize, Deserialize)]
 struct Head {
     format: String,
     url: String,
-    /// Lines that follow; of a journal nobody knows.
+    /// Number of lines that follow; not known for a journal.
     files: u64,
-    /// The boot in which a journal was written: what was written in another one may never have come to the disk.
+    /// Boot in which a journal was written: files of another boot may not have reached the disk.
     boot: Option<String>,
     directories: BTreeSet<String>,
 }
 
 impl Manifest {
-    /// The manifest, if there is one.
+    /// Reads the manifest, if there is one.
     ///
     /// # Errors
-    /// [`Error::Input`]: one that is damaged, or of another version of Forebay.
+    /// [`Error::Input`]: it is damaged, or of another version of Forebay.
     pub(crate) fn read(state: &Dir) -> Result<Option<Self>, Error> {
         let Some((head, records, is_whole)) = read(state, MANIFEST)? else {
             return Ok(None);
@@ -90,7 +91,7 @@ impl Manifest {
         }))
     }
 
-    /// Whether there is one, and of what.
+    /// Returns the address in the manifest, if there is one.
     pub(crate) fn url(state: &Dir) -> Result<Option<String>, Error> {
         let Some(file) = open(state, MANIFEST)? else { return Ok(None) };
         let mut line = String::new();
@@ -99,7 +100,7 @@ impl Manifest {
         head(&line).map(|head| Some(head.url)).ok_or_else(|| damaged(state))
     }
 
-    /// Puts it in the old one's place, once it is on the disk.
+    /// Replaces the old manifest, once the new one is on the disk.
     pub(crate) fn write(&self, state: &Dir) -> Result<(), Error> {
         const NEW: &str = "manifest.new";
         let failed = |error: io::Error| Error::disk(&state.path.join(NEW), "write", error);
@@ -123,20 +124,20 @@ impl Manifest {
         state.sync()
     }
 
-    /// Removes it.
+    /// Removes the manifest.
     pub(crate) fn remove(state: &Dir) -> Result<(), Error> {
         state.remove(MANIFEST)
     }
 }
 
-/// What is staged, by the name that it is staged under.
+/// List of staged files, by their staged names.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: Mutex<File>,
 }
 
 impl Journal {
-    /// What the journal of an earlier attempt says, and whether it is of this boot.
+    /// Reads the journal of an earlier attempt. Returns besides whether it is of this boot.
     pub(crate) fn read(state: &Dir) -> Result<(BTreeMap<String, Record>, bool), Error> {
         let Some((head, records, _)) = read(state, JOURNAL)? else {
             return Ok((BTreeMap::new(), true));
@@ -146,7 +147,7 @@ impl Journal {
         Ok((named, is_of_this_boot))
     }
 
-    /// A new journal with these records, in the old one's place.
+    /// Replaces the journal by a new one with these records.
     pub(crate) fn begin(state: &Dir, url: &str, records: &[Record]) -> Result<Self, Error> {
         const NEW: &str = "journal.new";
         let failed = |error: io::Error| Error::disk(&state.path.join(NEW), "write", error);
@@ -169,10 +170,10 @@ impl Journal {
         Ok(Self { file: Mutex::new(file) })
     }
 
-    /// Notes a version that is staged.
+    /// Records a version that is staged.
     pub(crate) fn add(&self, record: &Record) -> io::Result<()> {
         let line = line(record)?;
-        // In one piece: what is torn is only ever the last line.
+        // One write, so that only the last line can be incomplete.
         self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
     }
 
@@ -191,7 +192,7 @@ fn name_of(record: &Record) -> String {
     staged_name(&record.path, &object)
 }
 
-/// This boot, if the kernel says.
+/// Returns this boot, if the kernel reports it.
 fn boot() -> Option<String> {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
 }
@@ -215,13 +216,13 @@ fn open(state: &Dir, name: &str) -> Result<Option<File>, Error> {
     }
 }
 
-/// Head, the records up to the first that can't be read, and whether that was the end.
+/// Returns the head, the records up to the first invalid one, and whether the file ended there.
 fn read(state: &Dir, name: &str) -> Result<Option<(Head, Vec<Record>, bool)>, Error> {
     let Some(file) = open(state, name)? else { return Ok(None) };
     let mut lines = BufReader::new(file).lines();
     let first = lines.next().transpose().ok().flatten().unwrap_or_default();
     let Some(head) = head(&first) else {
-        // A journal that was just begun says nothing yet.
+        // A journal may end before its first line is complete.
         return if name == JOURNAL { Ok(None) } else { Err(damaged(state)) };
     };
     let mut records = Vec::new();
@@ -236,7 +237,7 @@ fn read(state: &Dir, name: &str) -> Result<Option<(Head, Vec<Record>, bool)>, Er
 
 fn damaged(state: &Dir) -> Error {
     Error::Input(format!(
-        "{} is damaged, or of another version: remove the view and fetch it anew",
+        "{} is damaged, or of another version: remove the view and fetch it again",
         state.path.join(MANIFEST).display()
     ))
 }

@@ -1,11 +1,11 @@
-//! The end of what is being asked for, seen at once by whoever pauses between two attempts.
+//! End of all requests, which wakes threads that pause between two attempts.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-/// Once it is set nothing is tried again.
+/// A flag; once it is set no request is tried again.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     is_set: Mutex<bool>,
@@ -26,7 +26,7 @@ impl Stop {
         *self.lock()
     }
 
-    /// Waits so long, or until it is set; whether it is.
+    /// Waits for this time, or until it is set. Returns whether it is.
     pub(crate) fn pause(&self, pause: Duration) -> bool {
         let waited = self.wake.wait_timeout_while(self.lock(), pause, |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner).0

@@ -1,8 +1,8 @@
-//! An object store: listing a bucket, and getting parts of objects. Its protocol is a [`Dialect`](crate::dialect::Dialect); ureq speaks HTTP.
-//! Retries, and what counts as an answer, are decided here.
+//! An object store: lists a bucket, and reads parts of objects. Its protocol is a [`Dialect`](crate::dialect::Dialect);
+//! ureq speaks HTTP. Retries, and the meaning of answers, are decided here.
 //!
-//! Requests are only ever GET, of the bucket and of objects: nothing is written. Some are signed in their address, which is why no address of
-//! a request comes into an error.
+//! Requests are always GET, of the bucket and of objects: nothing is written. Some are signed in their address, so no
+//! error contains the address of a request.
 
 use std::{
     fmt,
@@ -27,21 +27,21 @@ use crate::{
     stop::Stop,
 };
 
-/// An object as a listing has it.
+/// An object in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Its key, or the bytes of one that is no UTF-8.
+    /// Its key, or the bytes of a key that is not UTF-8.
     pub key: Result<String, Vec<u8>>,
-    /// Names its version, without the quotes.
+    /// Its version, without quotes.
     pub etag: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it was last modified, in milliseconds since 1970.
+    /// Time of its last modification, in milliseconds since 1970.
     pub modified_ms: i64,
 }
 
 impl Object {
-    /// Its key, for people: a terminal obeys control characters.
+    /// Returns its key, for people: without control characters, which a terminal would obey.
     pub fn shown(&self) -> String {
         let text = match &self.key {
             Ok(key) => key.clone(),
@@ -54,26 +54,27 @@ impl Object {
 /// One version of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Names it in its store, without the quotes.
+    /// Name of the version in its store, without quotes.
     pub etag: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Stands for it, and for the store: no other version of the object has the same, but for a chance of one in 2^64. Never 0.
+    /// Digest of version and store: no other version of the object has the same one, except with a chance of one in
+    /// 2^64. Never 0.
     pub mark: u64,
 }
 
-/// A bucket of a store, or what of it lies below a prefix.
+/// A bucket of a store, or the part of it below a prefix.
 #[derive(Debug)]
 pub struct Store {
     address: Address,
     access: Arc<Access>,
     agent: Agent,
-    /// Set once nothing is to be tried again.
+    /// Set once no request is to be tried again.
     pub(crate) stop: Arc<Stop>,
 }
 
 impl Store {
-    /// A store that is reached in this way. Nothing is asked yet.
+    /// Creates a store with this access. Sends no request yet.
     pub fn new(address: Address, access: Access) -> Self {
         let tls = TlsConfig::builder()
             .root_certs(access.network.roots.clone())
@@ -81,10 +82,10 @@ impl Store {
             .build();
         let config = Agent::config_builder()
             .tls_config(tls)
-            // Never that of this process, which may ask for another.
+            // Never the proxy of this process, whose caller may want another.
             .proxy(access.network.proxy.clone())
             .http_status_as_error(false)
-            // A redirection is an answer of its own: a signature is good for one host.
+            // A redirection is returned as it is: a signature is valid for one host.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
@@ -101,7 +102,7 @@ impl Store {
         }
     }
 
-    /// What of the same bucket lies below another prefix, reached by the same connections.
+    /// Returns the part of the same bucket below another prefix, which shares the connections.
     pub(crate) fn below(&self, address: Address) -> Self {
         Self {
             address,
@@ -111,7 +112,7 @@ impl Store {
         }
     }
 
-    /// From now on nothing is tried again, and what is being asked for fails at once. A connection that is only being made does when its deadline is over.
+    /// Stops all attempts; requests under way fail immediately. One that is still connecting fails after its deadline.
     pub(crate) fn end(&self) {
         self.stop.set();
         self.agent.clone().shutdown();
@@ -121,7 +122,7 @@ impl Store {
         &*self.access.dialect
     }
 
-    /// The version of an object that this store calls so.
+    /// Returns the version of an object with this name.
     pub(crate) fn version_of(&self, etag: &str, size: u64) -> Version {
         let named = format!("{} {etag} {size}", self.access.place);
         Version {
@@ -131,15 +132,15 @@ impl Store {
         }
     }
 
-    /// What it is a store of.
+    /// Returns its address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Every object below the prefix, in no particular order; `seen` is told how many there are so far.
+    /// Lists all objects below the prefix, in no particular order; reports their number so far to `seen`.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there is nothing, or far too much.
+    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] if there are none, or far too many.
     pub fn list(&self, seen: &dyn Fn(u64)) -> Result<Vec<Object>, Error> {
         let mut objects = Vec::new();
         self.pages(false, |page| {
@@ -153,16 +154,21 @@ impl Store {
         Ok(objects)
     }
 
-    /// What lies directly below the prefix and has objects below it, as a directory has files: names without slashes, in no particular order.
+    /// Lists the folders directly below the prefix: names without slashes that have objects below them, in no
+    /// particular order.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] where there are far too many, or a name is no UTF-8.
+    /// [`Error::Store`], [`Error::Denied`]; [`Error::Input`] if there are far too many, or a name is not UTF-8.
     pub fn folders(&self) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.pages(true, |page| {
             for key in page.folders {
-                let key =
-                    key.map_err(|_| Error::Input(format!("{} has a key below it that is no UTF-8; name another prefix", self.address)))?;
+                let key = key.map_err(|_| {
+                    Error::Input(format!(
+                        "{} has a key below it that is not UTF-8; name another prefix",
+                        self.address
+                    ))
+                })?;
                 let name = key.strip_prefix(self.address.prefix()).unwrap_or(&key);
                 names.push(name.trim_end_matches('/').to_owned());
             }
@@ -182,7 +188,8 @@ impl Store {
         Ok(())
     }
 
-    /// Goes through the pages of a listing; `by_folder`: what has a slash behind the prefix comes as a folder.
+    /// Goes through the pages of a listing. With `by_folder`, keys with a slash behind the prefix are returned as
+    /// folders.
     fn pages(&self, by_folder: bool, mut take: impl FnMut(Page) -> Result<(), Error>) -> Result<(), Error> {
         let mut token: Option<String> = None;
         loop {
@@ -191,7 +198,8 @@ impl Store {
             take(page)?;
             match next {
                 Next::End => return Ok(()),
-                // A listing that stands still would go on for ever, and one that only stops is not whole.
+                // A listing that repeats a token would go on for ever, and one that ends without a last page is
+                // incomplete.
                 Next::Page(next) if token.as_ref() != Some(&next) => token = Some(next),
                 Next::Page(_) | Next::Lost => {
                     let why = format!(
@@ -229,13 +237,13 @@ impl Store {
         let headers = request.headers.iter();
         let request = headers.fold(self.agent.get(&*request.url), |request, (name, value)| request.header(*name, value));
         request.call().map_err(|error| match fault_of(&error) {
-            // Nobody has answered: is this the one that is meant?
+            // Nobody has answered: is this the right endpoint?
             Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}{}", self.access.place, self.access.network)),
             fault => fault,
         })
     }
 
-    /// Tries until it succeeds, can't succeed, or was tried often enough without any progress; longer and longer pauses lie between.
+    /// Repeats an attempt until it succeeds, can't succeed, or failed too often without progress, with growing pauses.
     pub(crate) fn again<T>(&self, stop: &Stop, mut attempt: impl FnMut(Option<&Credential>) -> Result<T, Fault>) -> Result<T, Fault> {
         let mut pause = limits::PAUSE_FIRST;
         let mut left = self.access.attempts;
@@ -248,7 +256,7 @@ impl Store {
             let answer = credential.and_then(|credential| attempt(credential.as_deref()));
             match answer {
                 Err(Fault::Passing(_)) if left > 0 => {}
-                // What has come is not asked for again, so each attempt is nearer to the end.
+                // Received bytes are not requested again, so each attempt is nearer to the end.
                 Err(Fault::Partly(_)) => (left, pause) = (self.access.attempts, limits::PAUSE_FIRST),
                 answer => return answer,
             }
@@ -259,7 +267,7 @@ impl Store {
         }
     }
 
-    /// What a refusal means.
+    /// Returns the meaning of a refusal.
     pub(crate) fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
         let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
         let refused = self.dialect().read_refusal(&body.read_to_string().unwrap_or_default());
@@ -280,19 +288,19 @@ impl Store {
     }
 }
 
-/// Whether something has encoded what was put there, on the way. What was put there encoded is what it is, and its length is said.
+/// Returns whether a server has encoded the object on the way. An object that was uploaded encoded has a length.
 pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
     header(headers, "content-encoding").is_some_and(|encoding| encoding != "identity") && header(headers, "content-length").is_none()
 }
 
-/// Never with the address, which is signed.
+/// Returns the fault without the address, which is signed.
 fn fault_of(error: &ureq::Error) -> Fault {
     let words: &dyn fmt::Display = match error {
         ureq::Error::HostNotFound => &"there is no such host; check the endpoint, the region and the network",
         ureq::Error::Timeout(_) => &"it did not answer in time",
         ureq::Error::Io(error) => error,
         ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => return Fault::Lasting("it has no usable address".into()),
-        // A header of ours that is none has a token in it.
+        // An invalid header of ours has a token in it.
         ureq::Error::Http(_) => return Fault::Lasting("its address, or a token, can't stand in a request; check the credentials".into()),
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) => return Fault::Lasting(format!("no secure connection: {error}")),
         other => other,
@@ -300,7 +308,7 @@ fn fault_of(error: &ureq::Error) -> Fault {
     Fault::Passing(words.to_string())
 }
 
-/// Half to the whole of a pause, so that many don't come back at the same time.
+/// Returns half to the whole of a pause, so that many clients do not come back at the same time.
 fn uneven(pause: Duration) -> Duration {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
     pause / 2 + (pause / 2).mul_f64(f64::from(nanos % 1000) / 1000.0)

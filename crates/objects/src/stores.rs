@@ -1,4 +1,4 @@
-//! All stores that a process reads from, by the addresses of objects.
+//! All stores of a process, by the addresses of objects.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,14 +9,14 @@ use std::{
 
 use crate::{Access, Address, Error, Object, Opened, Store, Version, limits, stop::Stop};
 
-/// A store; or since when it is known why it can't be reached.
+/// A store; or the reason why it can't be reached, with the time of the failure.
 type Found = Result<Arc<Store>, (Instant, Error)>;
 
-/// Stores, each of which is made when one of its objects is first asked for, and keeps its connections from then on.
+/// Stores, each made when one of its objects is first requested, which keep their connections.
 pub struct Stores {
-    /// The environment of whoever asks.
+    /// Environment of the process that reads.
     variables: BTreeMap<String, String>,
-    /// By its address.
+    /// Stores by their address.
     known: Mutex<HashMap<String, Found>>,
     stop: Arc<Stop>,
 }
@@ -29,7 +29,7 @@ impl fmt::Debug for Stores {
 }
 
 impl Stores {
-    /// Those that are reached by these [variables](crate::VARIABLES); one that is empty counts as unset.
+    /// Creates stores that are reached with these [variables](crate::VARIABLES); an empty one counts as unset.
     pub fn new(mut variables: BTreeMap<String, String>) -> Self {
         variables.retain(|_, value| !value.is_empty());
         Self {
@@ -39,13 +39,13 @@ impl Stores {
         }
     }
 
-    /// From now on nothing is asked for, and what is being asked for fails at once. Does not wait: see [`Store::end`].
+    /// Stops all requests; those under way fail immediately. Does not wait: see [`Store::end`].
     pub fn end(&self) {
         self.stop.set();
         self.known().values().flatten().for_each(|store| store.end());
     }
 
-    /// Whether it was ended.
+    /// Returns whether it was ended.
     pub fn is_ended(&self) -> bool {
         self.stop.is_set()
     }
@@ -54,37 +54,37 @@ impl Stores {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The version of an object, of `s3://BUCKET/KEY` or as it is with other schemes, that is there now.
+    /// Returns the present version of the object `s3://BUCKET/KEY`, or of another scheme.
     ///
     /// # Errors
-    /// As of [`Self::open`].
+    /// Those of [`Self::open`].
     pub fn version(&self, object: &str) -> Result<Version, Error> {
         let (bucket, key) = Address::of_object(object)?;
         self.store(&bucket)?.version(&key)
     }
 
-    /// Asks for a range of the object `s3://BUCKET/KEY`: see [`Store::open`].
+    /// Opens a range of the object `s3://BUCKET/KEY`: see [`Store::open`].
     ///
     /// # Errors
-    /// [`Error::Input`] where this is no address, or the variables lead to no store; those of [`Store::open`].
+    /// [`Error::Input`] if the address is invalid, or the variables lead to no store; those of [`Store::open`].
     pub fn open(&self, object: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
         let (bucket, key) = Address::of_object(object)?;
         self.store(&bucket)?.open(&key, offset, length, mark)
     }
 
-    /// The names of what lies directly below `s3://BUCKET/PREFIX` and has more below it: see [`Store::folders`].
+    /// Returns the names of the folders directly below `s3://BUCKET/PREFIX`: see [`Store::folders`].
     ///
     /// # Errors
-    /// As of [`Self::open`], and of [`Store::folders`].
+    /// Those of [`Self::open`], and of [`Store::folders`].
     pub fn folders(&self, prefix: &str) -> Result<Vec<String>, Error> {
         let address: Address = prefix.parse()?;
         self.listing(address)?.folders()
     }
 
-    /// All objects below `s3://BUCKET/PREFIX`, each with its version: see [`Store::list`].
+    /// Returns all objects below `s3://BUCKET/PREFIX`, each with its version: see [`Store::list`].
     ///
     /// # Errors
-    /// As of [`Self::open`], and of [`Store::list`].
+    /// Those of [`Self::open`], and of [`Store::list`].
     pub fn list(&self, prefix: &str) -> Result<Vec<(Object, Version)>, Error> {
         let address: Address = prefix.parse()?;
         let store = self.listing(address)?;
@@ -96,7 +96,7 @@ impl Stores {
         Ok(objects.into_iter().map(with_version).collect())
     }
 
-    /// The store of a bucket, for all who ask for its objects.
+    /// Returns the store of a bucket, which all its objects share.
     fn store(&self, bucket: &Address) -> Result<Arc<Store>, Error> {
         let name = bucket.to_string();
         match self.known().get(&name) {
@@ -104,7 +104,7 @@ impl Stores {
             Some(Err((since, error))) if since.elapsed() < limits::FAILURE_KEPT => return Err(error.clone()),
             _ => {}
         }
-        // Files may be read for this, which lie on a file system that hangs: nobody else is to wait.
+        // This may read files on a file system that hangs, so no lock is held.
         let made = self.access(bucket).map(|access| Store::new(bucket.clone(), access));
         let mut known = self.known();
         // Another thread may have been faster.
@@ -125,7 +125,7 @@ impl Stores {
         found.map_err(|(_, error)| error)
     }
 
-    /// A store for what lies below a prefix: it shares connections and lent credentials with that of its bucket.
+    /// Returns a store for the part below a prefix: it shares connections and lent credentials with its bucket's store.
     fn listing(&self, address: Address) -> Result<Store, Error> {
         Ok(self.store(&address.whole())?.below(address))
     }
@@ -184,7 +184,7 @@ mod tests {
         let begun = Instant::now();
         thread::scope(|scope| {
             let asked = scope.spawn(|| stores.version("s3://data/x").unwrap_err().to_string());
-            // It is never answered.
+            // This connection is never answered.
             let _connection = silent.accept().unwrap();
             stores.end();
             let line = asked.join().unwrap();

@@ -1,9 +1,10 @@
-//! A *view*: a directory on a local disk whose files are the objects of a bucket, each whole and of one version. Programs need nothing to read
-//! it: the kernel serves it.
+//! A *view*: a local mirror of a bucket, a directory whose files are the objects, each complete and of one version.
+//! Programs read it through the kernel, without our help.
 //!
-//! Beside the view `DIR/NAME` lies `DIR/.NAME.forebay-view`, for its owner alone: `lock`; `manifest`, what the view holds; and while it is being
-//! fetched `journal`, `staged/` and, for a view that was never whole, `tree/`. What is fetched is staged. Only when all of it is there and on
-//! the disk is it given its names: a new view all at once, with its directory; one that is there file by file, each in one step.
+//! Beside the view `DIR/NAME` is `DIR/.NAME.forebay-view`, private to its owner: `lock`; `manifest`, the contents of
+//! the view; and during fetching `journal`, `staged/` and, for a view that was never complete, `tree/`. Fetched files
+//! are staged. They get their names only when all are there and on the disk: a new view in one step, with its
+//! directory; an existing one file by file, each in one step.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,61 +32,61 @@ use crate::{
 const STAGED: &str = "staged";
 const TREE: &str = "tree";
 
-/// What is going on, for a person to see.
+/// Progress, for a person to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// So many objects were listed so far.
+    /// Number of objects listed so far.
     Listed(u64),
-    /// So many bytes in so many objects are going to be fetched.
+    /// Size of the objects that are about to be fetched.
     Missing {
-        /// Bytes.
+        /// Number of bytes.
         bytes: u64,
-        /// Objects.
+        /// Number of objects.
         objects: u64,
     },
-    /// So many more bytes have come.
+    /// Number of bytes received since the last event.
     Fetched(u64),
 }
 
-/// Who is told. From several threads.
+/// Receiver of events, called from several threads.
 pub type Tell<'a> = &'a (dyn Fn(Event) + Sync);
 
-/// What a view may be, and how sure it shall be.
+/// Limits and checks of a view.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish {
-    /// The most bytes of all files together.
+    /// Largest total size of all files, in bytes.
     pub bytes_max: Option<u64>,
-    /// Read everything that is there and compare it with its checksum.
+    /// True to read all existing files and compare them with their checksums.
     pub verify: bool,
 }
 
-/// What came of it.
+/// Result of filling a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Files in the view, and their bytes.
+    /// Number of files in the view.
     pub files: u64,
-    /// Their bytes.
+    /// Size of the files, in bytes.
     pub bytes: u64,
-    /// Objects that were fetched, by this attempt or one that it goes on from.
+    /// Number of objects that were fetched, by this attempt or one that it continues.
     pub fetched: u64,
-    /// Their bytes.
+    /// Size of the fetched objects, in bytes.
     pub fetched_bytes: u64,
-    /// Files that were removed, since their objects are gone.
+    /// Number of files that were removed, since their objects are gone.
     pub removed: u64,
-    /// Files that were fetched anew, since somebody else had altered or removed them.
+    /// Number of files that were fetched again, since somebody else had altered or removed them.
     pub altered: u64,
-    /// Files whose objects are gone and that somebody else has altered: they stay.
+    /// Number of files that stay although their objects are gone, since somebody else has altered them.
     pub left: u64,
-    /// Objects that have no place in a directory tree: by reason, how many, and one of them.
+    /// Objects without a place in a directory tree: number and one example for each reason.
     pub left_out: BTreeMap<Odd, (u64, String)>,
 }
 
-/// A view, whole or yet to be fetched, with its lock.
+/// A view, complete or to be fetched, with its lock.
 #[derive(Debug)]
 pub struct View {
     path: PathBuf,
     parent: Dir,
-    /// The view's name in it.
+    /// Name of the view in it.
     name: String,
     state: Dir,
     state_name: String,
@@ -93,10 +94,11 @@ pub struct View {
 }
 
 impl View {
-    /// The view that is, or is to be, at `path` (absolute). Its own directory beside it is made where it is missing.
+    /// Opens the view at `path` (absolute), which need not exist yet. Creates its own directory beside it if that is
+    /// missing.
     ///
     /// # Errors
-    /// [`Error::Input`]: something else has the name, or may have been prepared by somebody else.
+    /// [`Error::Input`]: the name is taken, or another user may have prepared the directory.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let refuse = |why: &str| Error::Input(format!("{} {why}", path.display()));
         let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
@@ -120,10 +122,10 @@ impl View {
         })
     }
 
-    /// Takes the view for this process alone; `false`: others use it.
+    /// Locks the view for this process alone; returns `false` if others use it.
     ///
     /// # Errors
-    /// No locks on this file system; or the view was removed a moment ago.
+    /// The file system has no locks, or the view was removed a moment ago.
     pub fn try_alone(&self) -> Result<bool, Error> {
         match flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => self.check_is_there().map(|()| true),
@@ -132,11 +134,11 @@ impl View {
         }
     }
 
-    /// Holds the view as it is, together with others. Where somebody has it alone, `waiting` is called, and then it takes as long as that lasts.
-    /// Who had it alone gives that back by this.
+    /// Locks the view as it is, together with others. If a process holds it alone, calls `waiting` and waits for it. A
+    /// process that holds the view alone downgrades its lock.
     ///
     /// # Errors
-    /// As [`View::try_alone`].
+    /// Those of [`View::try_alone`].
     pub fn share(&self, waiting: &dyn Fn()) -> Result<(), Error> {
         let mut how = FlockOperation::NonBlockingLockShared;
         loop {
@@ -160,17 +162,18 @@ impl View {
         Err(Error::Input(format!("{} was removed a moment ago; try again", self.path.display())))
     }
 
-    /// Whether the view is whole, and of this address.
+    /// Returns whether the view is complete, and of this address.
     ///
     /// # Errors
-    /// [`Error::Input`]: it is a view of another one, something else has its name, or its directory may be somebody else's.
+    /// [`Error::Input`]: it is a view of another address, the name is taken, or its directory may belong to another
+    /// user.
     pub fn is_whole_of(&self, address: &str) -> Result<bool, Error> {
         let Some(url) = Manifest::url(&self.state)? else { return Ok(false) };
         self.check_url(&url, address)?;
         Ok(self.state.dir(TREE)?.is_none() && self.own_dir()?.is_some())
     }
 
-    /// The directory of a view that was whole, if it is there and nobody else's.
+    /// Returns the directory of a view that was complete, if it exists and belongs to the user.
     fn own_dir(&self) -> Result<Option<Dir>, Error> {
         let there = self.parent.dir(&self.name)?;
         there.as_ref().map(Dir::check_own).transpose()?;
@@ -187,14 +190,14 @@ impl View {
         )))
     }
 
-    /// Makes the view what the store lists now. The caller has it alone.
+    /// Makes the view equal to what the store lists now. The caller must hold it alone.
     ///
     /// # Errors
-    /// [`Error::Input`] and others: nothing has changed. [`Error::Unfinished`]: some of it is staged.
+    /// [`Error::Input`] and others: nothing has changed. [`Error::Unfinished`]: a part is staged.
     pub fn fill(&self, store: &Store, wish: &Wish, tell: Tell<'_>) -> Result<Outcome, Error> {
         let filled = self.fill_alone(store, wish, tell);
         if filled.is_err() {
-            // What was refused leaves nothing behind.
+            // A refusal leaves nothing behind.
             let _ = self.tidy();
         }
         filled
@@ -206,10 +209,10 @@ impl View {
         if let Some(manifest) = &manifest {
             self.check_url(&manifest.url, &address)?;
         }
-        // A view that was never whole is put together beside its place.
+        // A view that was never complete is built beside its place.
         let there = self.parent.dir(&self.name)?;
         let is_new = manifest.is_none() || there.is_none() || self.state.dir(TREE)?.is_some();
-        // An empty directory is replaced by our own, whoever made it; what a view has is given as it is.
+        // Our own directory replaces an empty one, whoever made it; the contents of a view stay.
         if !is_new {
             self.own_dir()?;
         }
@@ -218,7 +221,7 @@ impl View {
             && !there.is_empty()?
         {
             return Err(Error::Input(format!(
-                "{} has something in it, and is no view; name a directory that is empty, or is not there yet",
+                "{} is not empty, and not a view; name an empty directory, or a new one",
                 self.path.display()
             )));
         }
@@ -239,7 +242,7 @@ impl View {
             match filling.run(store, wish, tell)? {
                 Pass::Done(outcome) => return Ok(outcome),
                 Pass::Changed(key) if pass == limits::PASSES_MAX => {
-                    let why = format!("it is not what was listed, {pass} times in a row; try again when nobody writes there");
+                    let why = format!("it changed after it was listed, {pass} times in a row; try again when nobody writes there");
                     let object = store.address().object(&key);
                     return Err(Error::Unfinished(Box::new(Error::Store { object, why })));
                 }
@@ -248,8 +251,9 @@ impl View {
         }
     }
 
-    /// Removes the view: what was fetched, and what lies beside it. Files that somebody else has put there or altered stay. The caller has it
-    /// alone. Gives how many files and bytes went, and whether anything stayed.
+    /// Removes the view: the fetched files, and its directory beside it. Files that somebody else has put there or
+    /// altered stay. The caller must hold it alone. Returns the number and bytes of the removed files, and whether any
+    /// file stayed.
     ///
     /// # Errors
     /// [`Error::Input`]: there is no view.
@@ -275,13 +279,13 @@ impl View {
         Ok((files, bytes, stays))
     }
 
-    /// Whether there is a view, or the beginning of one, at `path`: nothing is made.
+    /// Returns whether there is a view, or the beginning of one, at `path`. Creates nothing.
     pub fn exists(path: &Path) -> bool {
         let name = path.file_name().map(OsStr::as_bytes).map(String::from_utf8_lossy);
         name.is_some_and(|name| path.with_file_name(format!(".{name}.forebay-view")).is_dir())
     }
 
-    /// Removes the directory beside a view of which nothing is there.
+    /// Removes the directory beside a view that has no files.
     fn tidy(&self) -> Result<(), Error> {
         let is_bare = Manifest::url(&self.state)?.is_none() && self.state.remove_dir(STAGED)? && self.state.remove_dir(TREE)?;
         if is_bare {
@@ -292,7 +296,7 @@ impl View {
         Ok(())
     }
 
-    /// Removes what was only needed while it was fetched.
+    /// Removes files that were only needed during fetching.
     fn sweep(&self) -> Result<(), Error> {
         Journal::remove(&self.state)?;
         for name in ["journal.new", "manifest.new"] {
@@ -304,7 +308,7 @@ impl View {
             }
             self.state.remove_dir(STAGED)?;
         }
-        // Ours alone, and made by us name by name.
+        // Private to us, and every name in it is ours.
         match std::fs::remove_dir_all(self.state.path.join(TREE)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::disk(&self.state.path.join(TREE), "remove", error)),
             _ => Ok(()),
@@ -312,7 +316,7 @@ impl View {
     }
 }
 
-/// One pass: a listing, and what it takes to have it.
+/// One pass: a listing, and the fetching of its objects.
 struct Filling<'a> {
     view: &'a View,
     layout: &'a Layout,
@@ -321,10 +325,10 @@ struct Filling<'a> {
     is_new: bool,
 }
 
-/// What one pass came to.
+/// Result of one pass.
 enum Pass {
     Done(Outcome),
-    /// This object, perhaps among others, changed meanwhile: there has to be another listing.
+    /// This object, perhaps among others, changed meanwhile: the bucket must be listed again.
     Changed(String),
 }
 
@@ -354,7 +358,8 @@ impl Filling<'_> {
             self.view.sweep()?;
             return Ok(Pass::Done(self.outcome(&plan, &Fetched::default(), (0, 0))));
         }
-        // What an earlier attempt published is only known to its journal until there is a manifest: it goes on in the new one.
+        // Files that an earlier attempt has named are only in its journal until there is a manifest, so the new journal
+        // has them, too.
         let known: Vec<Record> = plan.kept.iter().chain(&plan.staged).chain(&plan.vanished).cloned().collect();
         let journal = Journal::begin(state, self.address, &known)?;
         let (bytes, objects) = plan.missing();
@@ -368,7 +373,7 @@ impl Filling<'_> {
         Ok(Pass::Done(self.outcome(&plan, &fetched, removed)))
     }
 
-    /// Removes what an earlier attempt has staged and this one does not want: it would take the room.
+    /// Removes staged files of an earlier attempt that this one does not need, for their room.
     fn forget_others(&self, plan: &Plan<'_>, staged: &Dir) -> Result<(), Error> {
         let wanted: BTreeSet<String> = plan
             .staged
@@ -392,7 +397,7 @@ impl Filling<'_> {
                 self.address
             )));
         }
-        // New versions lie beside the old ones until all are there.
+        // New versions stay beside the old ones until all are there.
         let blocks = |bytes: u64| bytes.div_ceil(limits::BLOCK_BYTES).saturating_mul(limits::BLOCK_BYTES);
         let sizes = plan.tasks.iter().map(|task| blocks(task.object.size));
         let bytes = sizes.fold(0, u64::saturating_add);
@@ -409,10 +414,11 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// Gives everything its name. Gives how many files went, and how many stayed that should have gone.
+    /// Gives all files their names. Returns the number of removed files, and of those that should have been removed and
+    /// stay.
     fn publish(&self, plan: &Plan<'_>, fetched: &Fetched, staged: &Dir, tree: &mut Tree) -> Result<(u64, u64), Error> {
         let (view, state) = (self.view, &self.view.state);
-        // No name leads to bytes that a loss of power would take.
+        // After a loss of power every name must still lead to its bytes.
         staged.sync_all()?;
         let (mut removed, mut left) = (0, 0);
         for record in &plan.vanished {
@@ -450,7 +456,7 @@ impl Filling<'_> {
         Ok((removed, left))
     }
 
-    /// Directories that have an object of their own are there even when they are empty.
+    /// Creates the directories that have an object of their own, even if they are empty.
     fn make_directories(&self, tree: &mut Tree) -> Result<(), Error> {
         for path in self.layout.directories.iter().filter(|path| !path.is_empty()) {
             if let Some((dir, name)) = tree.find(path, true)? {
@@ -475,7 +481,7 @@ impl Filling<'_> {
     }
 }
 
-/// Moves a staged file to its path, in place of whatever has that name.
+/// Moves a staged file to its path, and replaces what has that name.
 fn put(tree: &mut Tree, staged: &Dir, name: &str, path: &str) -> Result<(), Error> {
     let Some((dir, last)) = tree.find(path, true)? else { return Ok(()) };
     let renamed = match staged.rename(name, dir, last) {
@@ -486,7 +492,7 @@ fn put(tree: &mut Tree, staged: &Dir, name: &str, path: &str) -> Result<(), Erro
     renamed.map_err(|errno| dir.error(last, "write", errno))
 }
 
-/// Removes a file of the view if it still is what was fetched; whether it went.
+/// Removes a file of the view if it is still the fetched one. Returns whether it did.
 fn remove(tree: &mut Tree, record: &Record) -> Result<bool, Error> {
     let Some((dir, name)) = tree.find(&record.path, false)? else {
         return Ok(false);
@@ -500,7 +506,7 @@ fn remove(tree: &mut Tree, record: &Record) -> Result<bool, Error> {
     Ok(is_ours)
 }
 
-/// Removes these directories, and those above these files, where they are empty now; the deepest first.
+/// Removes these directories, and those above these files, if they are empty now; the deepest first.
 fn remove_directories<'a>(
     tree: &mut Tree,
     files: impl IntoIterator<Item = &'a String>,

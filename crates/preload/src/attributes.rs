@@ -12,14 +12,15 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// Whether the call changes the file.
+/// Effect of a call on the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Reads,
     Changes,
 }
 
-/// Carries out `number(fd, rest...)` on the source that `fd` stands for; on `fd` by the program's own call if it stands for none.
+/// Carries out `number(fd, rest...)` on the source of the copy that `fd` is open on. If `fd` is not a copy's, makes the
+/// program's own call.
 pub(crate) fn forward(fd: c_int, access: Access, number: libc::c_long, rest: [usize; 4], real: impl FnOnce() -> isize) -> isize {
     let Some(serving) = state::serving() else {
         return real();
@@ -54,7 +55,8 @@ fn on_source(serving: Serving, fd: c_int, access: Access, number: libc::c_long, 
     };
     mark();
     let [b, c, d, e] = rest;
-    // SAFETY: the program's own arguments, which the kernel checks, on a descriptor of the file that they are meant for.
+    // SAFETY: the program's own arguments, which the kernel checks, on a descriptor of the file that they were meant
+    // for.
     let answer = unsafe { sys::call(number, [sys::word(source), b, c, d, e, 0]) };
     mark();
     sys::close(source);

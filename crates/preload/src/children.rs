@@ -1,8 +1,10 @@
-//! Programs that the library can't come into (static, Go, setuid, without our environment) change files unseen. So where a child ends that was
-//! not covered to its end, copies are compared with the source before they stand in again.
+//! Child processes. Some programs can't load the library (static, Go, setuid, without our environment) and change files
+//! unseen. So when a child ends that was not covered to its end, copies are compared with the source before they are
+//! used again.
 //!
-//! A process that is covered is entered in the run page (see `forebay_contract::covered`): by the constructor, or in the child of a `fork`. Before
-//! it executes another program it is removed. When a child is reaped that is not entered, the control page says so.
+//! A covered process is entered in the run page (see `forebay_contract::covered`): by the constructor, or in the child
+//! of a `fork`. It is removed before it executes another program. When a child is reaped that is not entered, the
+//! control page records it.
 
 use core::{ffi::c_int, slice};
 
@@ -19,14 +21,14 @@ pub(crate) fn enter(serving: Serving) {
     serving.door.run.covered().enter(sys::process_id(), real::now());
 }
 
-/// Removes the calling process: it will be another program, or is elsewhere.
+/// Removes the calling process, which is about to become another program or has moved elsewhere.
 pub(crate) fn leave() {
     if let Some(serving) = state::serving() {
         serving.door.run.covered().remove(sys::process_id());
     }
 }
 
-/// Executes another program; where that fails the process is covered as it was.
+/// Executes another program; if that fails, the process is entered again.
 pub(crate) fn execute(call: impl FnOnce() -> c_int) -> c_int {
     leave();
     let answer = call();
@@ -47,7 +49,7 @@ pub(crate) fn fork(call: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     answer
 }
 
-/// Starts a program in a child. What was entered before it belongs to an earlier process with the child's number.
+/// Starts a program in a child. An entry made before it belongs to an earlier process with the child's number.
 ///
 /// # Safety
 /// `child` is null, or the program's room for the number, which a call that succeeds fills.
@@ -113,7 +115,7 @@ pub(crate) unsafe fn wait_id(about: *mut libc::siginfo_t, call: impl FnOnce(*mut
     answer
 }
 
-/// After a call of libc in which a shell was started and waited for, unknown to us.
+/// Records the end of a shell that a call of libc started and waited for, unseen by us.
 pub(crate) fn shell_ended() {
     if let Some(serving) = state::serving() {
         mark(serving);
@@ -126,7 +128,8 @@ fn ended(serving: Serving, child: libc::pid_t) {
     }
 }
 
-/// Where nobody is to be reaped, the kernel may have reaped children itself, for a program that ignores their ends.
+/// Handles a wait that found no child: the kernel may have reaped children itself, for a program that ignores their
+/// ends.
 fn failed(serving: Serving) {
     if real::errno() == libc::ECHILD && sys::reaps_itself() {
         mark(serving);
@@ -138,14 +141,15 @@ fn mark(serving: Serving) {
     serving.door.count(Counter::UncoveredEnds, 1);
 }
 
-/// Whether the program was written in Go, which calls the kernel without libc: what it does is not seen, though the library is in it.
+/// Returns whether the program was written in Go. Such a program calls the kernel without libc, so the library does not
+/// see its calls.
 pub(crate) fn is_go() -> bool {
     let headers = real::auxiliary(libc::AT_PHDR) as *const libc::Elf64_Phdr;
     let count = real::auxiliary(libc::AT_PHNUM) as usize;
     if headers.is_null() {
         return false;
     }
-    // SAFETY: the kernel has mapped the program's headers, and tells where and how many.
+    // SAFETY: the kernel has mapped the program's headers, and reports their address and number.
     let headers = unsafe { slice::from_raw_parts(headers, count) };
     let Some(own) = headers.iter().find(|header| header.p_type == libc::PT_PHDR) else {
         return false;
@@ -160,7 +164,7 @@ pub(crate) fn is_go() -> bool {
         .any(has_go_note)
 }
 
-/// Whether notes (length of name, length of text, kind, name, text; padded to four bytes) have one of Go's.
+/// Returns whether notes (length of name, length of text, kind, name, text; padded to four bytes) contain one of Go's.
 fn has_go_note(mut notes: &[u8]) -> bool {
     let word = |notes: &[u8], at: usize| {
         let bytes = notes.get(at..at + 4)?.try_into().ok()?;

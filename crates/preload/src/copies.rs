@@ -1,5 +1,5 @@
-//! From a descriptor back to the source, for descriptors of copies. There is no table of descriptors: a copy is known by its device,
-//! inode and last change, whoever opened it, inherited it or was sent it.
+//! Finds the source of a copy's descriptor. There is no table of descriptors: a copy is recognised by its device, inode
+//! and last change, whether the process opened, inherited or received it.
 
 use core::ffi::{CStr, c_int};
 
@@ -12,21 +12,21 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// A copy, by its record in an index that knows it.
+/// A copy, by its record in an index that has it.
 pub(crate) struct Copy {
     reading: IndexReader,
     number: u32,
 }
 
-/// Type and permissions of each copy: almost no other file has these, so few are looked up in vain.
+/// Type and permissions of each copy. Almost no other file has these, so few look-ups are wasted.
 pub(crate) const COPY_MODE: libc::mode_t = libc::S_IFREG | 0o400;
 
-/// The copy that a `stat` speaks of, if it is one.
+/// Returns the copy that a result of `stat` describes, if it is one.
 pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
     if stat.st_mode != COPY_MODE {
         return None;
     }
-    // A copy that was dropped while it is open has lost its name, which changes its ctime; nothing has ever changed its contents.
+    // A copy that was dropped while it is open has lost its name, which changes its ctime; its contents never change.
     let changed = if stat.st_nlink == 0 { mtime(stat) } else { ctime(stat) };
     serving.read_all().find_map(|reading| {
         let (number, _) = reading.index().find_copy(stat.st_dev, stat.st_ino, changed)?;
@@ -34,12 +34,12 @@ pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
     })
 }
 
-/// The copy that a descriptor is of.
+/// Returns the copy that a descriptor is open on.
 pub(crate) fn of_descriptor(serving: Serving, fd: c_int) -> Option<Copy> {
     find(serving, &sys::stat_fd(fd).ok()?)
 }
 
-/// The copy that a name leads to, where that can only be through `/proc/self/fd` or its kin.
+/// Returns the copy that a name leads to, which is only possible through `/proc/self/fd` or a similar directory.
 pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Copy> {
     let bytes = path.to_bytes();
     let may_be = bytes.first() != Some(&b'/') || bytes.starts_with(b"/proc/") || bytes.starts_with(b"/dev/");
@@ -54,7 +54,7 @@ impl Copy {
         self.reading.index().record(self.number)
     }
 
-    /// Where the source was opened.
+    /// Returns the path under which the source was opened.
     pub(crate) fn source_path<'a>(&self, buffer: &'a mut PathBuffer) -> Option<&'a CStr> {
         let (index, record) = (self.reading.index(), self.record()?);
         let directory = index.directory(record.directory())?;
@@ -64,32 +64,33 @@ impl Copy {
         Some(buffer.c_str())
     }
 
-    /// The same; holds no index any more. For what goes through libc after it: a thread that is cancelled there would hold it for ever.
+    /// Returns the path of the source and releases the index. Use it before a call of libc: a thread that is cancelled
+    /// there would hold the index for ever.
     pub(crate) fn into_source_path(self, buffer: &mut PathBuffer) -> Option<&CStr> {
         self.source_path(buffer)
     }
 
-    /// The version of the source that it holds.
+    /// Returns the version of the source that the copy holds.
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.reading.index().identity(self.record()?)
     }
 
-    /// What else the source said of itself when the copy was made.
+    /// Returns the source's other attributes, as they were when the copy was made.
     pub(crate) fn attributes(&self) -> Option<Attributes> {
         self.reading.index().attributes(self.record()?)
     }
 
-    /// When its name was last known to lead to this version.
+    /// Returns the time at which the name last led to this version.
     pub(crate) fn checked_at(&self) -> Option<u64> {
         self.record().map(Record::checked_at)
     }
 
-    /// Device and inode of the source.
+    /// Returns device and inode of the source.
     pub(crate) fn source_inode(&self) -> Option<(u64, u64)> {
         self.identity().map(|identity| (identity.dev, identity.ino))
     }
 
-    /// What the source's name leads to, if that is still the same file.
+    /// Returns the `stat` of the source's name, if that is still the same file.
     pub(crate) fn stat_source(&self) -> Option<libc::stat> {
         let mut buffer = PathBuffer::new();
         let stat = sys::stat_at(libc::AT_FDCWD, self.source_path(&mut buffer)?, 0).ok()?;
@@ -99,7 +100,7 @@ impl Copy {
     /// Opens the source, if its name still leads to the same file.
     ///
     /// # Errors
-    /// `ESTALE` if not; else what the open says.
+    /// `ESTALE` if it does not; else the error of the open.
     pub(crate) fn open_source(&self, flags: c_int) -> Result<c_int, Errno> {
         let mut buffer = PathBuffer::new();
         let path = self.source_path(&mut buffer).ok_or(Errno(libc::ESTALE))?;

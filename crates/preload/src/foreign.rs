@@ -1,5 +1,6 @@
-//! Opens outside every source, as they are spelled. Some lead to a source all the same, by a link that nobody has named: they are not served, and
-//! counted, so that the user hears of it. The first open in each directory is looked at; later ones cost a comparison.
+//! Opens outside every source, as spelled. Some still lead to a source, by a link that no option names. They are not
+//! served, but counted, so that the user hears of it. The first open in each directory is examined; later ones cost a
+//! comparison.
 
 use core::{
     ffi::c_int,
@@ -15,16 +16,16 @@ use crate::{
 };
 
 const SEED: u64 = 0x6E61_6D65_732E_2E2E;
-/// Directories that are remembered; another one with the same place takes it.
+/// Number of directories remembered; another one with the same slot replaces it.
 const DIRECTORIES: usize = 1024;
-/// In a place of the table: something is known of the directory.
+/// Flag of a slot: the directory was examined.
 const KNOWN: u32 = 1;
-/// And: it is a source's.
+/// Flag of a slot: the directory belongs to a source.
 const IS_SOURCE: u32 = 2;
 
 static TABLE: [AtomicU32; DIRECTORIES] = [const { AtomicU32::new(0) }; DIRECTORIES];
 
-/// An open for reading by a name outside every source; `real` is the program's own call.
+/// Handles an open for reading by a name outside every source; `real` is the program's own call.
 #[inline]
 pub(crate) fn open(serving: Serving, spelled: &[u8], real: &dyn Fn() -> c_int) -> c_int {
     let end = spelled.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
@@ -51,7 +52,7 @@ pub(crate) fn open(serving: Serving, spelled: &[u8], real: &dyn Fn() -> c_int) -
     fd
 }
 
-/// Returns whether an open file lies under a source, and notes by which name of the source it was reached.
+/// Returns whether an open file is under a source, and records the name of the source by which it was reached.
 #[cold]
 #[inline(never)]
 fn look(serving: Serving, spelled: &[u8], fd: c_int) -> bool {
@@ -67,8 +68,9 @@ fn look(serving: Serving, spelled: &[u8], fd: c_int) -> bool {
     is_below
 }
 
-/// Returns the start of a spelled path that is another name of a source's directory: both paths are shortened by the names that they share at
-/// the end, as long as they lead to one directory of a source. `None` where a link leads to the file itself.
+/// Returns the start of a spelled path that is another name of a source's directory. Both paths lose the names that
+/// they share at the end, as long as they lead to one directory of a source. Returns `None` if a link leads to the file
+/// itself.
 fn other_name<'a>(serving: Serving, spelled: &'a [u8], kernel: &[u8]) -> Option<&'a [u8]> {
     let (mut spelled, mut kernel) = (spelled, kernel);
     let mut found = None;

@@ -1,7 +1,8 @@
-//! On a miss: the agent gets a duplicate of the descriptor that the program has opened, and copies from that.
+//! Hands a file that was opened at the source to the agent: a duplicate of the program's descriptor, from which the
+//! agent copies.
 //!
-//! One connection a hand-over. The socket's backlog is the queue, so that nobody waits, no descriptor of ours stays in the
-//! program, and there is nothing that fork or exec could leave half done.
+//! Each handoff has a connection of its own. The socket's backlog is the queue, so nobody waits, no descriptor of ours
+//! stays in the program, and fork or exec can't leave anything half done.
 
 use core::{ffi::c_int, mem};
 
@@ -15,8 +16,8 @@ use crate::{
 
 const SOCKET: &[u8] = b"/door.sock";
 
-/// Counts a file that the program has just opened for reading from the source, because of `miss`, and offers it if the agent should see it.
-/// `opened_at` is a time before that open.
+/// Counts a file that the program has just opened for reading at the source, because of `miss`, and hands it to the
+/// agent if that needs it. `opened_at` is a time before that open.
 pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
     let Serving { door, control } = serving;
     let Ok(file) = sys::kind_of(fd) else { return };
@@ -32,7 +33,7 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
         return door.count(Counter::NotRegular, 1);
     }
     if control.live(file.dev, file.ino).is_some_and(|live| opened_at < live.rests_until()) {
-        // No duplicate goes to the agent: a lock that the program takes would be the agent's as well.
+        // The agent gets no duplicate: a lock that the program takes would belong to the agent, too.
         return door.count(Counter::Live, u64::from(matches!(miss, Miss::Unknown)));
     }
     if size > control.room_hint() && !miss.is_news_of_copy() {
@@ -54,7 +55,8 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
     }
 }
 
-/// Offers a directory that has just been opened, to be listed or compared with its listing, as [`offer`] does a file.
+/// Hands a directory that has just been opened to the agent, which caches it or compares its copy, as [`offer`] does
+/// for a file.
 pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_at: u64) {
     let message = DescriptorHandoff {
         run: serving.door.run.number(),
@@ -71,7 +73,7 @@ pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_a
 /// Sends a message to the agent.
 ///
 /// # Errors
-/// Why the agent does not get it.
+/// The reason why the agent does not get it.
 fn deliver(serving: Serving, message: &DescriptorHandoff<'_>) -> Result<(), Counter> {
     let Serving { door, control } = serving;
     if control.is_closed() || door.agent_is_away(message.opened_at) {
@@ -102,7 +104,7 @@ fn address(agent_dir: &[u8]) -> Option<(libc::sockaddr_un, usize)> {
         sun_path: [0; 108],
     };
     let used = agent_dir.len() + SOCKET.len();
-    // The kernel wants the NUL inside.
+    // The kernel requires the NUL inside.
     let room = address.sun_path.get_mut(..used).filter(|_| used < 108)?;
     for (to, from) in room.iter_mut().zip(agent_dir.iter().chain(SOCKET)) {
         *to = libc::c_char::from_ne_bytes([*from]);

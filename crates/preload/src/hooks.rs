@@ -1,7 +1,7 @@
-//! The C ABI: what the program sees. Each hook decodes, and calls a function that knows no C.
+//! The C ABI that the program sees. Each hook decodes its arguments, and calls a function that knows no C.
 //!
-//! The variadic ones take their optional argument always: the calling conventions of x86-64 and aarch64 Linux put it where a fixed
-//! argument would be, and it is handed on unread.
+//! Variadic hooks always take their optional argument: the calling conventions of x86-64 and aarch64 Linux put it where
+//! a fixed argument would be, and it is passed on unread.
 
 use core::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -21,10 +21,10 @@ use crate::{
 
 type Text = *const c_char;
 
-/// What `creat` opens with.
+/// Flags with which `creat` opens.
 const CREAT: c_int = O_CREAT | O_WRONLY | O_TRUNC;
 
-/// The next definition's answer; `or` what to answer where there is none.
+/// Calls the next definition; returns `or` if there is none.
 macro_rules! next {
     ($function:ident($($argument:expr),*) or $missing:expr) => {
         match real::$function.get() {
@@ -35,7 +35,8 @@ macro_rules! next {
     };
 }
 
-/// As `next`, for what other libraries' constructors call before ours has run: nothing is looked up, but `or` is done.
+/// Calls the next definition if it is known. It looks nothing up and does `or` instead, for calls from other libraries'
+/// constructors before ours has run.
 macro_rules! next_known {
     ($function:ident($($argument:expr),*) or $raw:expr) => {
         match real::$function.known() {
@@ -46,7 +47,7 @@ macro_rules! next_known {
     };
 }
 
-/// The same of the open family.
+/// Calls the next definition of the open family.
 macro_rules! next_open {
     ($function:ident($($argument:expr),*) or ($dirfd:expr, $path:expr, $flags:expr, $mode:expr)) => {
         next_known!($function($($argument),*) or real::raw_open($dirfd, $path, $flags, $mode))
@@ -272,7 +273,7 @@ fn change(fd: c_int, number: libc::c_long, rest: [usize; 4], real: impl FnOnce()
     forward(fd, Access::Changes, number, rest, || real() as isize) as c_int
 }
 
-/// Times as `utimensat` takes them, of those that `futimes` takes; the kernel refuses what is out of range.
+/// Changes times given as for `futimes`, in the form of `utimensat`; the kernel refuses values out of range.
 fn change_times(fd: c_int, times: *const libc::timeval, real: impl FnOnce() -> c_int) -> c_int {
     if times.is_null() {
         return change(fd, libc::SYS_utimensat, [0; 4], real);
@@ -444,7 +445,7 @@ unsafe extern "C" fn removexattr(path: Text, name: Text) -> c_int {
     change_file(Name::here(path), |path| next!(REMOVEXATTR(path, name) or real::missing(-1)))
 }
 
-/// After a call that may have taken the process to another root or mount namespace.
+/// Handles a call that may have moved the process to another root or mount namespace.
 fn moved(answer: c_int) -> c_int {
     if answer == 0 {
         state::check_place();

@@ -1,23 +1,26 @@
-//! What LD_PRELOAD brings into a program: opens under a source are answered with a copy, and nothing else changes.
+//! The library that LD_PRELOAD loads into a program: it answers opens under a source with a copy, and changes nothing
+//! else.
 //!
-//! This code lives in strangers' processes: in forked and vforked children, in signal handlers, before constructors, after
-//! destructors. So: no allocation, no lock, no thread, no thread-local storage, no destructor, no panic path (the link fails if one is
-//! left, see [`panic`]), no state for each descriptor. What it keeps are a few mappings, published once; only an index that was replaced, and in
-//! which nobody reads, is taken away. A directory stream that the program opens is the one thing of its own that we hold for it: a place in a
-//! fixed table, and pages that go with `closedir`.
-//! Any failure of ours becomes the call that the program asked for, and is counted with its reason.
+//! This code lives in other people's processes: in forked and vforked children, in signal handlers, before
+//! constructors, after destructors. So: no allocation, no lock, no thread, no thread-local storage, no destructor, no
+//! panic path (the link fails if one is left, see [`panic`]), no state for each descriptor. It keeps a few mappings,
+//! each published once; only a replaced index that nobody reads is unmapped. A directory stream of the program is the
+//! one exception: a slot in a fixed table, and pages that are freed by `closedir`. After any failure of ours the
+//! program's own call is made, and counted with its reason.
 //!
-//! Life of an open: `hooks` (C ABI) -> `open` (which kind is it? a path under a source?) -> `lookup` (a copy that may stand in?) ->
-//! the kernel's descriptor of the copy. Or, on a miss: the program's own call, then `handover` sends the agent a duplicate of the descriptor.
+//! Life of an open: `hooks` (C ABI) -> `open` (which kind? a path under a source?) -> `lookup` (a usable copy?) -> the
+//! kernel's descriptor of the copy. On a miss: the program's own call, then `handoff` sends the agent a duplicate of
+//! the descriptor.
 //!
-//! A question about a name (`stat`, `access`) goes the same way: `hooks` -> `status` -> `lookup` -> what the index knows of the source. So does
-//! a directory that is to be listed: `hooks` -> `listings` -> `lookup` -> a stream (`streams`) over the listing that the agent has made.
+//! A question about a name (`stat`, `access`) takes the same way: `hooks` -> `status` -> `lookup` -> the source's
+//! attributes in the index. So does a directory to be read: `hooks` -> `directories` -> `lookup` -> a stream
+//! (`streams`) over the cached directory.
 //!
-//! `state` what is mapped, and whether we are on | `real` the next definitions of what is hooked | `sys` raw system calls |
-//! `rights` whether the process may still read | `stdio` fopen and kin | `marks` tombstones, for `open` and `names` | `copies` from a
-//! descriptor back to the source, for `stat` (what a redirected descriptor says of itself) and `attributes` (changes through one) | `locks` a copy's
-//! descriptor becomes the source's |
-//! `children` programs that end uncovered | `path` paths on the stack.
+//! `state` mappings and mode of the process | `real` next definitions of hooked functions | `sys` raw system calls |
+//! `rights` read permission | `stdio` fopen and similar calls | `marks` tombstones, for `open` and `names` | `copies`
+//! from a descriptor back to the source, for `stat` (on a redirected descriptor) and `attributes` (changes through one)
+//! | `locks` moves a copy's descriptor to the source | `children` programs that end uncovered | `path` paths on the
+//! stack.
 #![no_std]
 #![deny(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used)]
 

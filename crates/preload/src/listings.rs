@@ -1,8 +1,9 @@
-//! Listings of directories that lie on this node: where one may stand in for the source's, `opendir` gives a stream of ours over it.
+//! Cached directories: if one is usable, `opendir` returns a stream of ours over it.
 //!
-//! The rules are those of an open, with two more. Under `on_open` the source lists. And a listing that was not compared with the source in time,
-//! or not at all since an earlier run made it, is compared now: the directory is opened for its times, and not read for its names. The agent is told,
-//! so that nobody need ask again.
+//! The rules are those of an open, with two more. Under `on_open` the source lists. And a cached directory that was not
+//! compared with the source in time, or not at all since an earlier run made it, is compared now: the directory is
+//! opened for its times, and its entries are not read. The agent gets the descriptor, so that no other process need
+//! compare again.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -22,10 +23,10 @@ use crate::{
     sys,
 };
 
-/// How listings and directories are opened.
+/// Flags with which directories and their copies are opened.
 const FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC;
 
-/// `opendir`; `real` is the program's own call.
+/// Handles `opendir`; `real` is the program's own call.
 #[inline]
 pub(crate) fn open(path: *const c_char, real: impl Fn() -> *mut DIR) -> *mut DIR {
     let Some(serving) = state::serving() else {
@@ -34,7 +35,7 @@ pub(crate) fn open(path: *const c_char, real: impl Fn() -> *mut DIR) -> *mut DIR
     if path.is_null() {
         return real();
     }
-    // SAFETY: the program's string. The kernel would answer EFAULT where this faults; that is a listed deviation.
+    // SAFETY: the program's string. The kernel would answer EFAULT if this faults; that is a listed deviation.
     let path = unsafe { CStr::from_ptr(path) };
     let bytes = path.to_bytes();
     match bytes.first() {
@@ -44,7 +45,7 @@ pub(crate) fn open(path: *const c_char, real: impl Fn() -> *mut DIR) -> *mut DIR
     }
 }
 
-/// Apart, so that a path lies on the stack only where one has to be made.
+/// A function of its own, so that only calls that need a path on the stack have one.
 #[inline(never)]
 fn open_relative(serving: Serving, path: &CStr, real: &dyn Fn() -> *mut DIR) -> *mut DIR {
     let mut buffer = PathBuffer::new();
@@ -63,7 +64,7 @@ fn open_absolute(serving: Serving, path: &[u8], given: &CStr, real: &dyn Fn() ->
     }
 }
 
-/// Without final slashes and `/.`: they lead nowhere else, for what is listed is a directory.
+/// Removes final slashes and `/.`, which change nothing for a directory.
 fn without_end(mut path: &[u8]) -> &[u8] {
     while let Some(rest) = path.strip_suffix(b"/").or_else(|| path.strip_suffix(b"/.")) {
         path = rest;
@@ -107,14 +108,14 @@ fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<
     if serving.door.run.excludes(spelled) {
         return Err(Miss::Because(Counter::Excluded));
     }
-    // Nor need the agent hear of it: whatever it listed, this run would not use it.
+    // The agent needs no handoff either: this run would not use its copy.
     if serving.door.run.freshness() == Freshness::OnOpen {
         return Err(Miss::Because(Counter::ListingsPassed));
     }
     let reading = serving.read();
     let found = lookup::known(reading.as_ref(), spelled)?;
     check(serving, &found, spelled, path, now)?;
-    // As for a file: what the program may not list here, it is told by the source.
+    // As for a file: the source refuses what the program may not list.
     if !rights::may_read(&found.attributes().ok_or(Miss::Unknown)?, path) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
@@ -128,13 +129,13 @@ fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<
         return Err(Miss::Because(Counter::Excluded));
     }
     let stream = streams::open(listing, origin);
-    // Where all are in use it is none of the agent's business.
+    // If all streams are in use, the agent could not help.
     let stream = stream.ok_or(Miss::Because(Counter::ListingsPassed))?;
     found.stamp(serving, now);
     Ok(stream)
 }
 
-/// Returns whether a name in a listing is excluded: which of those there are is for the source to say.
+/// Returns whether a name in a cached directory is excluded: the source decides which of those names exist.
 #[cold]
 #[inline(never)]
 fn has_excluded_name(serving: Serving, spelled: &[u8], entries: &[u8]) -> bool {
@@ -149,10 +150,10 @@ fn has_excluded_name(serving: Serving, spelled: &[u8], entries: &[u8]) -> bool {
     })
 }
 
-/// Whether the listing may stand in now.
+/// Checks that the cached directory is usable now.
 fn check(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: u64) -> Result<(), Miss> {
     if !found.is_listing() {
-        // A file, when its copy was made.
+        // It was a file when its copy was made.
         return Err(Miss::Because(Counter::SourceChanged));
     }
     match found.may_stand_in(serving, spelled, now) {
@@ -163,7 +164,7 @@ fn check(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: 
     }
 }
 
-/// Whether the name leads to the version that was listed, says the source; if so, the agent hears of it.
+/// Asks the source whether the name leads to the cached version; if so, hands the directory to the agent.
 fn is_unchanged(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: u64) -> bool {
     let Ok(fd) = sys::open_at(libc::AT_FDCWD, path, FLAGS | libc::O_DIRECTORY, 0) else {
         return false;
@@ -183,7 +184,7 @@ fn origin_of(found: &Found<'_>) -> Origin {
     }
 }
 
-/// Whether a stream that is rewound may give the same listing once more.
+/// Returns whether a rewound stream may return the same entries once more.
 #[inline(never)]
 pub(crate) fn is_current(path: &CStr, origin: &Origin) -> bool {
     let Some(serving) = state::serving() else { return false };
@@ -202,7 +203,7 @@ pub(crate) fn is_current(path: &CStr, origin: &Origin) -> bool {
     answer.is_ok()
 }
 
-/// The size that the source tells of a directory whose listing was found.
+/// Returns the size that the source reports for a cached directory.
 pub(crate) fn directory_size(found: &Found<'_>) -> Option<u64> {
     let fd = found.open(FLAGS)?;
     let mut bytes = [0; HEADER_BYTES];

@@ -1,9 +1,10 @@
-//! Locks are taken on the source (promise P2). A redirected descriptor that a program locks becomes the source's before the
-//! lock is taken. Number, flags and offset stay; from then on the program reads what others have written under the lock.
+//! Locks are taken on the source (promise P2). Before a program locks a redirected descriptor, that descriptor is moved
+//! to the source. Number, flags and offset stay; from then on the program reads what others have written under the
+//! lock.
 //!
-//! A lock file stands for the files beside it. So when a program locks a file of a source, its redirected descriptors of files
-//! in the same directory become the source's, too: LMDB opens its data first, then locks a file beside them, and maps the
-//! data after that.
+//! A lock file protects the files beside it. So when a program locks a file of a source, its redirected descriptors of
+//! files in the same directory are moved to the source, too: LMDB opens its data first, then locks a file beside them,
+//! and maps the data after that.
 
 use core::ffi::{CStr, c_int};
 
@@ -18,7 +19,7 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// Whom a lock excludes, which tells to whom it belongs.
+/// Owner of a lock, which decides whom it excludes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The process (`fcntl`'s classic locks, `lockf`).
@@ -27,7 +28,7 @@ pub(crate) enum Owner {
     Description,
 }
 
-/// The owner of the lock that an `fcntl` command sets or looks at; `None` for all other commands.
+/// Returns the owner of the lock that an `fcntl` command sets or tests; `None` for all other commands.
 #[inline]
 pub(crate) const fn owner_of(command: c_int) -> Option<Owner> {
     match command {
@@ -47,14 +48,14 @@ pub(crate) fn lock(fd: c_int, owner: Owner, real: impl FnOnce() -> c_int) -> c_i
 
 #[inline(never)]
 fn prepare(serving: Serving, fd: c_int, owner: Owner) -> Result<(), Errno> {
-    // A bad descriptor is the program's call's to refuse.
+    // The program's own call refuses a bad descriptor.
     let Ok(stat) = sys::stat_fd(fd) else { return Ok(()) };
     if let Some(copy) = copies::find(serving, &stat) {
         return to_source(serving, &copy, fd, owner);
     }
     if stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.door.run.is_source_device(stat.st_dev) {
         serving.control.mark_live(stat.st_dev, stat.st_ino, real::now());
-        // The file system may hold much else, which is locked often (databases).
+        // The file system may also hold other files that are often locked, such as databases.
         if has_source_path(serving, fd) {
             free_beside(serving, fd);
         }
@@ -62,19 +63,20 @@ fn prepare(serving: Serving, fd: c_int, owner: Owner) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Puts the source in the place of a copy's descriptor, and of all others of this process that share its offset.
+/// Moves a copy's descriptor to the source, with all others of this process that share its offset.
 ///
 /// # Errors
-/// `EINTR`, or `ENOLCK` where the source can't be opened: a lock on the copy would exclude nobody who has the source.
+/// `EINTR`, or `ENOLCK` if the source can't be opened: a lock on the copy would not exclude users of the source.
 fn to_source(serving: Serving, copy: &Copy, fd: c_int, owner: Owner) -> Result<(), Errno> {
     if owner == Owner::Description && sys::shares_description(sys::parent_id(), fd, fd) {
-        // The lock is the parent's as well, whose descriptor can't be changed here, and has to outlive this process (`flock 9` in a script).
+        // The parent shares the lock, its descriptor can't be changed from here, and the lock has to outlive this
+        // process (`flock 9` in a script).
         return Ok(());
     }
     let flags = sys::descriptor_flags(fd)?;
     let source = match copy.open_source(flags | libc::O_CLOEXEC | libc::O_NOCTTY) {
         Ok(source) => source,
-        // The name leads to another file, or to none: all that can be locked of this version is its copy.
+        // The name leads to another file, or to none: only the copy of this version can be locked.
         Err(Errno(libc::ESTALE | libc::ENOTDIR)) => return Ok(()),
         Err(Errno(libc::EINTR)) => return Err(Errno(libc::EINTR)),
         Err(_) => return Err(Errno(libc::ENOLCK)),
@@ -86,7 +88,7 @@ fn to_source(serving: Serving, copy: &Copy, fd: c_int, owner: Owner) -> Result<(
         let process = sys::process_id() as c_int;
         for_each_descriptor(|other| {
             if other != fd && other != source && sys::shares_description(process, fd, other) {
-                // A failure leaves it the copy's.
+                // After a failure it stays on the copy.
                 let _ = sys::put_in_place(source, other);
             }
         });
@@ -97,7 +99,7 @@ fn to_source(serving: Serving, copy: &Copy, fd: c_int, owner: Owner) -> Result<(
     moved.map_err(|_| Errno(libc::ENOLCK))
 }
 
-/// Makes redirected descriptors of files beside that of `locked` the source's, as far as that can be.
+/// Moves redirected descriptors of files beside that of `locked` to the source, as far as possible.
 fn free_beside(serving: Serving, locked: c_int) {
     for_each_descriptor(|fd| {
         let Ok(stat) = sys::stat_fd(fd) else { return };
@@ -111,7 +113,7 @@ fn free_beside(serving: Serving, locked: c_int) {
     });
 }
 
-/// Device and inode of the directory that an open file lies in.
+/// Returns device and inode of an open file's directory.
 #[inline(never)]
 fn directory_of(fd: c_int) -> Option<(u64, u64)> {
     let mut path = PathBuffer::new();
@@ -119,7 +121,7 @@ fn directory_of(fd: c_int) -> Option<(u64, u64)> {
     parent_inode(&mut path)
 }
 
-/// Device and inode of the directory that a copy's source lies in.
+/// Returns device and inode of the directory of a copy's source.
 #[inline(never)]
 fn source_directory(copy: &Copy) -> Option<(u64, u64)> {
     let mut path = PathBuffer::new();
@@ -134,7 +136,7 @@ fn parent_inode(path: &mut PathBuffer) -> Option<(u64, u64)> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Calls `act` with each open descriptor of this process, as far as /proc tells them.
+/// Calls `act` with each open descriptor of this process, as far as /proc lists them.
 fn for_each_descriptor(mut act: impl FnMut(c_int)) {
     const DIRECTORY: &CStr = c"/proc/self/fd";
     let Ok(listing) = sys::open_at(libc::AT_FDCWD, DIRECTORY, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0) else {
@@ -153,7 +155,7 @@ fn for_each_descriptor(mut act: impl FnMut(c_int)) {
     sys::close(listing);
 }
 
-/// A decimal number; `None` for any other name.
+/// Parses a decimal number; `None` for any other name.
 fn number(name: &[u8]) -> Option<c_int> {
     let digits = || name.iter().map(|byte| byte.wrapping_sub(b'0'));
     if name.is_empty() || digits().any(|digit| digit > 9) {

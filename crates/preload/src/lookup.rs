@@ -1,4 +1,4 @@
-//! From a path to its copy.
+//! Finds the copy of a path.
 
 use core::ffi::{CStr, c_int};
 
@@ -15,17 +15,17 @@ use crate::{
     sys,
 };
 
-/// Why no copy was opened.
+/// Reason why no copy was opened.
 #[derive(Clone, Copy)]
 pub(crate) enum Miss {
-    /// No copy is known.
+    /// The index has no copy.
     Unknown,
-    /// There is one that may not, or can't, stand in.
+    /// There is a copy that is not usable.
     Because(Counter),
 }
 
 impl Miss {
-    /// Whether there is a copy of which the agent should hear, even when there is room for no other.
+    /// Returns whether the agent needs to know of the state of a copy, even if it has no room for another.
     pub(crate) const fn is_news_of_copy(self) -> bool {
         match self {
             Self::Unknown => false,
@@ -36,14 +36,14 @@ impl Miss {
         }
     }
 
-    /// Whether the agent should see the file that the program opens instead.
+    /// Returns whether the agent should get the file that the program opens instead.
     pub(crate) const fn is_news(self) -> bool {
         matches!(self, Self::Unknown) || self.is_news_of_copy()
     }
 }
 
-/// A path as the kernel would take it, made absolute but not changed otherwise: the absolute ones as they are, those relative to the
-/// current directory behind its name.
+/// Returns a path as the kernel would take it, made absolute but not changed otherwise: absolute ones as they are,
+/// those relative to the current directory behind its name.
 ///
 /// # Errors
 /// The reason why there is no such spelling.
@@ -59,7 +59,7 @@ pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer
     if dirfd != libc::AT_FDCWD {
         return Err(Counter::DirectoryDescriptor);
     }
-    // "./" leads nowhere else, whatever the directory; nothing more is ever taken out of a path.
+    // "./" changes nothing, whatever the directory; nothing else is removed from a path.
     while let Some(rest) = bytes.strip_prefix(b"./") {
         bytes = rest;
     }
@@ -75,7 +75,7 @@ pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer
 pub(crate) struct Found<'a> {
     index: Index<'a>,
     pub(crate) record: &'a Record,
-    /// The version of the source that it holds.
+    /// Version of the source that it holds.
     pub(crate) identity: Identity,
     tier: &'a Tier,
 }
@@ -83,11 +83,11 @@ pub(crate) struct Found<'a> {
 /// Room for the path of a copy.
 pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
 
-/// The copy that may stand in for `spelled` now, as the current index ([`Serving::read`]) has it, but for the question to the source that
-/// `on_open` adds.
+/// Returns the usable copy of `spelled` in the current index ([`Serving::read`]). `on_open` needs a question to the
+/// source besides.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is none.
 #[inline]
 pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
     let found = known(reading, spelled)?;
@@ -95,10 +95,10 @@ pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spell
     Ok(found)
 }
 
-/// What the current index has under `spelled`, whether it may stand in now or not.
+/// Returns the copy of `spelled` in the current index, usable or not.
 ///
 /// # Errors
-/// Why there is nothing.
+/// The reason why there is none.
 #[inline]
 pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Result<Found<'a>, Miss> {
     let index = reading.ok_or(Miss::Because(Counter::NoPage))?.index();
@@ -114,10 +114,10 @@ pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Res
 }
 
 impl Found<'_> {
-    /// Whether it may stand in for `spelled` now, but for the question to the source that `on_open` adds.
+    /// Checks that the copy is usable for `spelled` now. `on_open` needs a question to the source besides.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it is not.
     #[inline]
     pub(crate) fn may_stand_in(&self, serving: Serving, spelled: &[u8], now: u64) -> Result<(), Miss> {
         let directory = self.index.directory(self.record.directory()).ok_or(Miss::Unknown)?;
@@ -128,42 +128,43 @@ impl Found<'_> {
         let freshness = serving.door.run.freshness();
         let usable = serving.control.usable(self.record, directory, name, &self.identity, freshness, now);
         usable.map_err(Miss::Because)?;
-        // Where a link is on the way, the name in the record is not the file's own.
+        // With a link on the path, the name in the record is not the file's own.
         if !self.record.is_plain() && serving.door.run.has_excludes() && leads_to_excluded(serving, spelled) {
             return Err(Miss::Because(Counter::Excluded));
         }
         Ok(())
     }
 
-    /// Whether it is the listing of a directory, and not a file's copy.
+    /// Returns whether it is a cached directory.
     #[inline]
     pub(crate) fn is_listing(&self) -> bool {
         self.index.is_listing(self.record)
     }
 
-    /// Whether it was compared with the source since it is in the index. What an earlier run has left need not have been.
+    /// Returns whether it was compared with the source since it was added to the index. A copy of an earlier run need
+    /// not have been.
     pub(crate) fn is_checked(&self) -> bool {
         let is_swept = |directory: &Directory| directory.swept_at() > self.record.inserted_at();
         self.record.checked_at() != 0 || self.index.directory(self.record.directory()).is_some_and(is_swept)
     }
 
-    /// Whether a file of the source is the version that was copied.
+    /// Returns whether a file of the source is the version that was copied.
     pub(crate) fn is_version(&self, now: &Identity) -> bool {
         self.index.is_version(self.record, now)
     }
 
-    /// What the source says of itself beyond its identity.
+    /// Returns the source's attributes beyond its identity.
     pub(crate) fn attributes(&self) -> Option<Attributes> {
         self.index.attributes(self.record)
     }
 
-    /// Where the copy lies.
+    /// Returns the path of the copy.
     pub(crate) fn path<'a>(&self, room: &'a mut ObjectPath) -> Option<&'a CStr> {
         let len = object_path(self.tier.objects(), self.record.copy(), room)?;
         CStr::from_bytes_with_nul(room.get(..=len)?).ok()
     }
 
-    /// Whether a file is the copy, as it was published.
+    /// Returns whether a file is the copy, as it was published.
     pub(crate) fn is(&self, file: &Identity) -> bool {
         file.dev == self.tier.dev()
             && file.ino == self.record.copy_ino()
@@ -171,13 +172,13 @@ impl Found<'_> {
             && file.size == self.record.size()
     }
 
-    /// Notes that its directory is in use.
+    /// Records that its directory is in use.
     pub(crate) fn stamp(&self, serving: Serving, now: u64) {
         let stamp = serving.door.run.use_stamp(now);
         serving.control.stamp_directory(self.record.directory(), stamp);
     }
 
-    /// Opens the copy, and nothing else that may lie in its place.
+    /// Opens the copy, and no other file in its place.
     pub(crate) fn open(&self, flags: c_int) -> Option<c_int> {
         let mut room = [0; size_of::<ObjectPath>()];
         let fd = sys::open_at(libc::AT_FDCWD, self.path(&mut room)?, flags, 0).ok()?;
@@ -192,13 +193,13 @@ impl Found<'_> {
 /// Opens the copy that stands in for `spelled`, which the program called `path`.
 ///
 /// # Errors
-/// Why the source is to be opened instead.
+/// The reason why the source is to be opened instead.
 pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, now: u64) -> Result<c_int, Miss> {
     let reading = serving.read();
     let found = find(serving, reading.as_ref(), spelled, now)?;
     let attributes = found.attributes().ok_or(Miss::Unknown)?;
     if attributes.is_directory() {
-        // It can be opened, but has no bytes: not those of its listing.
+        // A directory can be opened, but its descriptor must not return the bytes of its copy.
         return Err(Miss::Unknown);
     }
     if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
@@ -214,7 +215,8 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
     Ok(fd)
 }
 
-/// Returns whether the kernel's own name of what a path leads to is excluded. It counts as excluded where the kernel can't say.
+/// Returns whether the kernel's own name of a path's target is excluded. It counts as excluded if the kernel can't tell
+/// the name.
 #[cold]
 #[inline(never)]
 fn leads_to_excluded(serving: Serving, spelled: &[u8]) -> bool {
@@ -231,12 +233,12 @@ fn leads_to_excluded(serving: Serving, spelled: &[u8]) -> bool {
     !is_known || serving.door.run.excludes(path.bytes())
 }
 
-/// Whether the name still leads to the version that was copied.
+/// Returns whether the name still leads to the version that was copied.
 fn source_is(path: &CStr, identity: &Identity) -> bool {
     sys::stat_at(libc::AT_FDCWD, path, 0).is_ok_and(|stat| identity_of(&stat) == *identity)
 }
 
-/// What a `stat` says of a file's version.
+/// Returns the version that a result of `stat` describes.
 pub(crate) fn identity_of(stat: &libc::stat) -> Identity {
     Identity {
         dev: stat.st_dev,
@@ -247,7 +249,7 @@ pub(crate) fn identity_of(stat: &libc::stat) -> Identity {
     }
 }
 
-/// Last change of the contents.
+/// Returns the last change of the contents.
 pub(crate) fn mtime(stat: &libc::stat) -> FileTime {
     FileTime {
         sec: stat.st_mtime,
@@ -255,7 +257,7 @@ pub(crate) fn mtime(stat: &libc::stat) -> FileTime {
     }
 }
 
-/// Last change of the inode.
+/// Returns the last change of the inode.
 pub(crate) fn ctime(stat: &libc::stat) -> FileTime {
     FileTime {
         sec: stat.st_ctime,

@@ -1,6 +1,6 @@
-//! Tombstones: what this program changes under a source is marked before the change and after it, so that no copy made or checked
-//! before the change's end stands in for what comes after (see `Control::usable`). A directory is changed by each name that is made in it
-//! or taken away.
+//! Tombstones: the program's changes under a source are marked before and after. So no copy that was made or checked
+//! before the end of a change is used after it (see `Control::usable`). A directory changes with each name that is made
+//! in it or removed.
 
 use core::ffi::{CStr, c_int};
 
@@ -14,32 +14,32 @@ use crate::{
     sys,
 };
 
-/// A file that was modified so recently, in seconds, has no copy.
+/// Age in seconds below which a modified file has no copy.
 const SETTLED_S: i64 = 2;
 
-/// A name on a source's file system, and what it led to before the change.
+/// A name on a source's file system, and its target before the change.
 pub(crate) struct Place<'a> {
     name: &'a [u8],
     parent: (u64, u64),
-    /// What the name leads to, through links.
+    /// Target of the name, through links.
     file: Option<(u64, u64)>,
-    /// What the name is: a file with more names than this one, or a link.
+    /// The name's own inode: a file with more names than this one, or a link.
     own: Option<(u64, u64)>,
-    /// What the index has a copy of under this name, as it is spelled: perhaps something that is no longer there.
+    /// Source of the copy that the index has under this name, as spelled; it may no longer exist.
     copied: Option<(u64, u64)>,
     way: Option<Way>,
 }
 
-/// How other names may lead through a name.
+/// Ways in which other names may lead through a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Directory,
-    /// A symbolic link to one.
+    /// A symbolic link to a directory.
     Link,
 }
 
 impl<'a> Place<'a> {
-    /// The place that a name stands for; `None` if that is not on a source's file system.
+    /// Returns the state of a name before its change; `None` if it is not on a source's file system.
     #[inline(never)]
     pub(crate) fn find(serving: Serving, dirfd: c_int, path: &'a CStr) -> Option<Self> {
         let (parent, name) = split(path.to_bytes())?;
@@ -63,12 +63,12 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Whether it is a link that led nowhere: a file that is made by it is made elsewhere.
+    /// Returns whether it is a link without a target: a file created through it is created elsewhere.
     pub(crate) const fn is_dangling(&self) -> bool {
         self.own.is_some() && self.file.is_none()
     }
 
-    /// Marks a change of what the name leads to, and where there is no such name, of the directory that it will be in.
+    /// Marks a change of the name's target or, if there is no such name, of its directory.
     pub(crate) fn mark(&self, serving: Serving) {
         let now = real::now();
         if self.own.is_none() {
@@ -82,16 +82,16 @@ impl<'a> Place<'a> {
 
     fn mark_change(&self, serving: Serving, change: Change) {
         self.mark(serving);
-        // Where there was no such name, it is marked by now.
+        // A name that did not exist is marked by now.
         if change != Change::Contents && self.own.is_some() {
             serving.control.mark_file(self.parent.0, self.parent.1, real::now());
         }
         let leads_elsewhere = match change {
             Change::Make => false,
             Change::Move => self.way.is_some(),
-            // A directory that can be removed is empty: nothing is reached through it any more.
+            // A directory that can be removed is empty: no path leads through it any more.
             Change::Remove => self.way == Some(Way::Link),
-            // Who may pass through it, for one.
+            // The change may concern who may pass through it.
             Change::Contents => self.way == Some(Way::Directory),
         };
         if leads_elsewhere {
@@ -100,7 +100,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Apart, as the next one is, so that only one path lies on the stack at a time.
+/// A function of its own, like the next one, so that only one path is on the stack at a time.
 #[inline(never)]
 fn stat_directory(dirfd: c_int, path: &[u8]) -> Option<libc::stat> {
     let mut buffer = PathBuffer::new();
@@ -108,7 +108,7 @@ fn stat_directory(dirfd: c_int, path: &[u8]) -> Option<libc::stat> {
     sys::stat_at(dirfd, buffer.c_str(), 0).ok()
 }
 
-/// The file that the index has a copy of under this name.
+/// Returns the source file of the copy that the index has under this name.
 #[inline(never)]
 fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
     let reading = serving.read()?;
@@ -119,14 +119,14 @@ fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
     index.identity(record).map(|identity| (identity.dev, identity.ino))
 }
 
-/// What a change does.
+/// Kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Makes a name where there is none.
     Make,
-    /// Puts what a name leads to elsewhere, or something else in its place.
+    /// Gives a name another target, or replaces its target.
     Move,
-    /// Takes a name away.
+    /// Removes a name.
     Remove,
     /// Changes the file, not the name.
     Contents,
@@ -151,7 +151,7 @@ pub(crate) fn around<const N: usize>(
     result
 }
 
-/// Marks what a descriptor of a source is of, file or directory, before or after a change of its attributes.
+/// Marks the target of a descriptor of a source, file or directory, before or after a change of its attributes.
 pub(crate) fn mark_attributes(serving: Serving, fd: c_int) {
     let Ok(stat) = sys::stat_fd(fd) else { return };
     if !serving.door.run.is_source_device(stat.st_dev) {
@@ -164,7 +164,7 @@ pub(crate) fn mark_attributes(serving: Serving, fd: c_int) {
     }
 }
 
-/// Marks the directory that a name is in, whatever way leads there.
+/// Marks the directory of a name, whatever path leads there.
 #[inline(never)]
 pub(crate) fn mark_parent(serving: Serving, dirfd: c_int, path: &CStr) {
     mark_directory(
@@ -173,7 +173,7 @@ pub(crate) fn mark_parent(serving: Serving, dirfd: c_int, path: &CStr) {
     );
 }
 
-/// Marks the directory that an open file lies in, as the kernel knows it.
+/// Marks the directory of an open file, as the kernel knows it.
 #[inline(never)]
 pub(crate) fn mark_parent_of(serving: Serving, fd: c_int) {
     let mut path = PathBuffer::new();
@@ -191,7 +191,8 @@ fn mark_directory(serving: Serving, found: Option<libc::stat>) {
     }
 }
 
-/// Marks the file that a descriptor was opened for writing on, whatever name led to it. Gives whether it is a source's.
+/// Marks the file that a descriptor was opened for writing on, whatever name led to it. Returns whether it is a
+/// source's.
 pub(crate) fn mark_descriptor(serving: Serving, fd: c_int) -> bool {
     let Ok(stat) = sys::stat_fd(fd) else {
         return false;
@@ -205,9 +206,10 @@ pub(crate) fn mark_descriptor(serving: Serving, fd: c_int) -> bool {
     ours
 }
 
-/// Whether a file that has just been opened for writing holds something that programs may have copies of: it was not cut, and is older than
-/// [`SETTLED_S`]. What comes now changes it in place. A file that is written in one go, though by several opens, is none of these.
+/// Returns whether a file that has just been opened for writing has contents that programs may have copies of: it was
+/// not truncated, and is older than [`SETTLED_S`]. Writes now change it in place. A file that is written in one go,
+/// even through several opens, does not count.
 fn was_at_rest(stat: &libc::stat) -> bool {
-    // A time ahead is that of a server whose clock differs: nobody knows how old the file is.
+    // A time in the future comes from a server whose clock differs: the file's age is unknown.
     stat.st_size > 0 && !(0..SETTLED_S).contains(&real::unix_s().saturating_sub(stat.st_mtime))
 }

@@ -1,4 +1,5 @@
-//! Calls that change what names lead to, or a file's contents by name. They all go to the source; tombstones stand around them.
+//! Calls that change the targets of names, or a file's contents by name. All of them go to the source, between
+//! tombstones.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -18,7 +19,7 @@ use crate::{
 pub(crate) struct Name(pub(crate) c_int, pub(crate) *const c_char);
 
 impl Name {
-    /// Relative to the current directory, if it is relative.
+    /// Creates a name that is relative to the current directory, unless it is absolute.
     pub(crate) const fn here(path: *const c_char) -> Self {
         Self(libc::AT_FDCWD, path)
     }
@@ -29,7 +30,7 @@ impl Name {
         sys::stat_at(self.0, path, 0).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
     }
 
-    /// Whether a source, as it is spelled, lies at this name or below it.
+    /// Returns whether a source, as it is spelled, is at this name or below it.
     #[inline(never)]
     fn is_on_the_way(&self, serving: Serving) -> bool {
         if self.1.is_null() {
@@ -77,7 +78,8 @@ pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> 
     result
 }
 
-/// A new name of a file. Where the old one leads to a copy (a descriptor's name in `/proc`, or the descriptor itself), the source gets it.
+/// Gives a file a new name. If the old one leads to a copy (a descriptor's name in `/proc`, or the descriptor itself),
+/// the source gets the new name.
 pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real(from);
@@ -85,7 +87,7 @@ pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Na
     let copy = if is_descriptor(from.1, flags) {
         copies::of_descriptor(serving, from.0)
     } else if from.1.is_null() || flags & libc::AT_SYMLINK_FOLLOW == 0 {
-        // The name itself gets another one, whatever it leads to.
+        // The name itself gets another one, whatever its target.
         None
     } else {
         // SAFETY: the program's string.
@@ -108,14 +110,15 @@ fn name_source(copy: Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int 
     change_two(from, to, || real(from))
 }
 
-/// After a successful change of a name on the way to a source, from outside of it: paths under the source may lead elsewhere.
+/// Advances the invalidation epoch after a successful change, from outside of it, of a name on the path to a source:
+/// paths under the source may lead elsewhere.
 fn void_if_moved<const N: usize>(serving: Serving, result: c_int, names: [Name; N]) {
     if result == 0 && names.iter().any(|name| name.is_on_the_way(serving)) {
         serving.control.mark_void(real::now());
     }
 }
 
-/// After libc has made a name by itself (`mkstemp` and kin): the directory that it is in is marked.
+/// Marks the directory of a name that libc has made by itself (`mkstemp` and similar calls).
 pub(crate) fn mark_made(name: Name) {
     if let Some(serving) = state::serving() {
         // SAFETY: the program's string, with which its call has just succeeded.
@@ -123,7 +126,7 @@ pub(crate) fn mark_made(name: Name) {
     }
 }
 
-/// A new symbolic link.
+/// Makes a symbolic link.
 pub(crate) fn make_link(name: Name, call: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return call();
@@ -137,8 +140,8 @@ pub(crate) fn make_link(name: Name, call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// A change of the file that a name leads to, not of the name: `truncate`, `chmod` and kin. Where the name leads to a copy
-/// (`/proc/self/fd/N`), `real` gets the source's own name instead.
+/// Changes the file that a name leads to, not the name: `truncate`, `chmod` and similar calls. If the name leads to a
+/// copy (`/proc/self/fd/N`), `real` gets the source's own name instead.
 pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let Name(dirfd, path) = name;
     let Some(serving) = state::serving().filter(|_| !path.is_null()) else {

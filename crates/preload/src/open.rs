@@ -15,23 +15,23 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// Flags that change nothing about which bytes are read: a copy can stand in.
+/// Flags that do not change the bytes read: a copy can stand in.
 const HARMLESS: c_int =
     libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_SYNC | libc::O_ASYNC | libc::O_DIRECT | KERNEL_LARGEFILE;
-/// `O_LARGEFILE` as the kernel has it; libc's constant is 0 where all files are large, but programs pass this one.
+/// `O_LARGEFILE` as the kernel has it; libc's constant is 0 if all files are large, but programs pass this one.
 #[cfg(target_arch = "x86_64")]
 const KERNEL_LARGEFILE: c_int = 0o100_000;
 #[cfg(target_arch = "aarch64")]
 const KERNEL_LARGEFILE: c_int = 0o400_000;
 
-/// What an open asks for.
+/// Purpose of an open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The bytes.
+    /// To read the bytes.
     Read,
     /// To change the file, or to make one.
     Write,
-    /// Something that only the source itself can answer.
+    /// Anything that only the source itself can answer.
     Odd,
 }
 
@@ -49,7 +49,7 @@ const fn kind_of(flags: c_int) -> Kind {
     }
 }
 
-/// An open by any name; `real` is the program's own call.
+/// Handles an open by any name; `real` is the program's own call.
 #[inline]
 pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl Fn() -> c_int) -> c_int {
     let Some(serving) = state::serving_open() else {
@@ -58,7 +58,7 @@ pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl F
     if path.is_null() {
         return real();
     }
-    // SAFETY: the program's string. The kernel would answer EFAULT where this faults; that is a listed deviation.
+    // SAFETY: the program's string. The kernel would answer EFAULT if this faults; that is a listed deviation.
     let path = unsafe { CStr::from_ptr(path) };
     let kind = kind_of(flags);
     let bytes = path.to_bytes();
@@ -77,7 +77,7 @@ pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl F
     }
 }
 
-/// For reading, by a name that may have to be made absolute.
+/// Opens for reading, by a name that may have to be made absolute.
 #[inline(never)]
 fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
@@ -91,7 +91,7 @@ fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn
     }
 }
 
-/// For reading, under a source.
+/// Opens for reading, under a source.
 #[inline(never)]
 fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
     if serving.door.run.excludes(spelled) {
@@ -107,7 +107,7 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
     if let Miss::Because(reason) = miss {
         serving.door.count(reason, 1);
     }
-    // The look for a copy is not the source's time, and with `on_open` the source was asked in it.
+    // The search for a copy does not count as the source's time, although with `on_open` it asks the source.
     let begun = real::now();
     let fd = real();
     if fd >= 0 {
@@ -117,7 +117,7 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
     fd
 }
 
-/// With flags that a copy can't stand in for.
+/// Opens with flags that rule out a copy.
 #[inline(never)]
 fn odd(serving: Serving, dirfd: c_int, path: &CStr, real: &dyn Fn() -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
@@ -130,7 +130,7 @@ fn odd(serving: Serving, dirfd: c_int, path: &CStr, real: &dyn Fn() -> c_int) ->
     real()
 }
 
-/// For writing, or making a file.
+/// Opens for writing, or creates a file.
 #[inline(never)]
 fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
     if let Some(copy) = copies::of_name(serving, dirfd, path) {
@@ -147,8 +147,8 @@ fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn F
     fd
 }
 
-/// The place that an open for writing will change, as far as its spelling says so. A foreign absolute spelling is asked no
-/// further: what it led to is marked once it is open.
+/// Returns the place that an open for writing will change, as far as its spelling tells. An absolute spelling outside
+/// every source is not examined: its target is marked after the open.
 pub(crate) fn concerned(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Place<'_>> {
     let bytes = path.to_bytes();
     if bytes.first() == Some(&b'/') && !serving.door.run.covers(bytes) {
@@ -164,10 +164,11 @@ pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&P
     }
     let is_source = marks::mark_descriptor(serving, fd);
     if is_source && place.is_none_or(Place::is_dangling) {
-        // It may be a new file, in a directory that nothing was asked of before.
+        // It may be a new file, in a directory that was not examined before.
         marks::mark_parent_of(serving, fd);
     }
-    // Marked is what may be a source's: anything on its file system, since a file there may have names under it, too.
+    // Marks any file that may be a source's: every file on its file system, since it may also have names under the
+    // source.
     let is_marked = is_source || place.is_some();
     if is_marked {
         serving.door.count(Counter::Tombstones, 1);
@@ -176,7 +177,7 @@ pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&P
     serving.door.count(if is_writing { Counter::Writing } else { Counter::Foreign }, 1);
 }
 
-/// Whether an open file lies under a source, by the name that the program used or by the kernel's.
+/// Returns whether an open file is under a source, by the program's name or by the kernel's.
 #[inline(never)]
 fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
     let run = &serving.door.run;
@@ -187,14 +188,14 @@ fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
     has_source_path(serving, fd)
 }
 
-/// Whether the path that the kernel has for an open file lies under a source.
+/// Returns whether the kernel's path of an open file is under a source.
 #[inline(never)]
 pub(crate) fn has_source_path(serving: Serving, fd: c_int) -> bool {
     let mut buffer = PathBuffer::new();
     descriptor_path(fd, &mut buffer).is_some_and(|()| serving.door.run.covers(buffer.bytes()))
 }
 
-/// A copy's descriptor is opened again by name, for writing: the source is opened instead, if it is still the same file.
+/// Opens a copy's descriptor again by name, for writing: opens the source instead, if it is still the same file.
 fn reopen(serving: Serving, copy: &Copy, flags: c_int) -> c_int {
     let mark = || {
         if let Some((dev, ino)) = copy.source_inode() {
@@ -205,7 +206,7 @@ fn reopen(serving: Serving, copy: &Copy, flags: c_int) -> c_int {
     let opened = if flags & libc::O_EXCL != 0 && flags & libc::O_CREAT != 0 {
         Err(Errno(libc::EEXIST))
     } else {
-        // Truncated only once it is known to be the file.
+        // It is truncated only once it is known to be the file.
         copy.open_source(flags & !(libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW))
     };
     let opened = opened.and_then(|fd| {

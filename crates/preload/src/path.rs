@@ -1,4 +1,4 @@
-//! Paths on the stack. A buffer is not cleared beforehand: that would cost more than the copy.
+//! Paths on the stack. A buffer is not cleared beforehand, which would cost more than the copy.
 
 use core::{
     ffi::{CStr, c_int},
@@ -12,18 +12,18 @@ use crate::sys;
 
 /// Room for any path: the kernel's limit counts the final NUL.
 pub(crate) type PathBuffer = Buffer<{ libc::PATH_MAX as usize }>;
-/// Room for the paths of the agent's files and of descriptors; a short one, since signal stacks are small.
+/// Room for the paths of the agent's files and of descriptors; short, since signal stacks are small.
 pub(crate) type ShortBuffer = Buffer<{ AGENT_DIR_BYTES_MAX + 32 }>;
 
 /// Room for one path.
 pub(crate) struct Buffer<const BYTES: usize> {
     bytes: [MaybeUninit<u8>; BYTES],
-    /// Bytes that are filled; at most `BYTES - 1`, so that a NUL always fits.
+    /// Number of filled bytes; at most `BYTES - 1`, so that a NUL always fits.
     len: usize,
 }
 
 impl<const BYTES: usize> Buffer<BYTES> {
-    /// Empty.
+    /// Creates an empty buffer.
     #[inline]
     pub(crate) const fn new() -> Self {
         Self {
@@ -32,17 +32,17 @@ impl<const BYTES: usize> Buffer<BYTES> {
         }
     }
 
-    /// What is not filled.
+    /// Returns the bytes that are not filled.
     pub(crate) fn room(&mut self) -> &mut [MaybeUninit<u8>] {
         self.bytes.get_mut(self.len..).unwrap_or(&mut [])
     }
 
-    /// Says that the kernel has filled so many bytes of [`Self::room`].
+    /// Records that the kernel has filled this many bytes of [`Self::room`].
     pub(crate) fn grown_by(&mut self, count: usize) {
         self.len = (self.len + count).min(BYTES - 1);
     }
 
-    /// Appends; `None` (and nothing is done) if it does not fit.
+    /// Appends; returns `None` and changes nothing if the part does not fit.
     pub(crate) fn push(&mut self, part: &[u8]) -> Option<()> {
         let end = self.len.checked_add(part.len()).filter(|end| *end < BYTES)?;
         for (to, from) in self.bytes.get_mut(self.len..end)?.iter_mut().zip(part) {
@@ -52,18 +52,18 @@ impl<const BYTES: usize> Buffer<BYTES> {
         Some(())
     }
 
-    /// Keeps the first `len` bytes of what is filled.
+    /// Keeps the first `len` filled bytes.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// What is filled.
+    /// Returns the filled bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the first `len` bytes have been written, and `len` is below the capacity.
         unsafe { slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len) }
     }
 
-    /// What is filled, as a C string.
+    /// Returns the filled bytes as a C string.
     pub(crate) fn c_str(&mut self) -> &CStr {
         if let Some(end) = self.bytes.get_mut(self.len) {
             end.write(0);
@@ -74,7 +74,8 @@ impl<const BYTES: usize> Buffer<BYTES> {
     }
 }
 
-/// Parent and last component as the kernel takes them: final slashes are no part of a name. `None` for `/`, `.`, `..` and the empty path.
+/// Splits a path into parent and last component as the kernel does: final slashes do not belong to a name. Returns
+/// `None` for `/`, `.`, `..` and the empty path.
 pub(crate) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = path.iter().rposition(|byte| *byte != b'/')?;
     let path = path.get(..=end)?;
@@ -86,7 +87,7 @@ pub(crate) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     (name != b"." && name != b"..").then_some((parent, name))
 }
 
-/// `/proc/self/fd/N`.
+/// Writes `/proc/self/fd/N`.
 pub(crate) fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CStr> {
     let digits = Digits::of(fd as u64);
     buffer.push(b"/proc/self/fd/")?;
@@ -94,20 +95,20 @@ pub(crate) fn descriptor_name(fd: c_int, buffer: &mut ShortBuffer) -> Option<&CS
     Some(buffer.c_str())
 }
 
-/// The path that the kernel has for an open file; `None` if it is too long.
+/// Reads the kernel's path of an open file; `None` if it is too long.
 pub(crate) fn descriptor_path(fd: c_int, path: &mut PathBuffer) -> Option<()> {
     let mut link = ShortBuffer::new();
     sys::read_link(descriptor_name(fd, &mut link)?, path)
 }
 
-/// A number in decimal.
+/// Digits of a decimal number.
 pub(crate) struct Digits {
     text: [u8; 20],
     start: usize,
 }
 
 impl Digits {
-    /// Of a number.
+    /// Creates the digits of a number.
     pub(crate) fn of(mut number: u64) -> Self {
         let mut text = [b'0'; 20];
         let mut start = text.len();
@@ -122,7 +123,7 @@ impl Digits {
         Self { text, start }
     }
 
-    /// The digits.
+    /// Returns the digits.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.text.get(self.start..).unwrap_or(&[])
     }

@@ -1,7 +1,8 @@
-//! The next definitions of what is hooked: libc's, or those of a library that was preloaded after ours.
+//! The next definitions of hooked functions: libc's, or those of a library that was preloaded after ours.
 //!
-//! Nearly all are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other libraries' constructors,
-//! opens and questions about files go straight to the kernel, and the rest is looked up on the spot.
+//! Nearly all are looked up when the library starts, since `dlsym` takes the loader's lock. Before that, in other
+//! libraries' constructors, opens and questions about files go straight to the kernel, and the other functions are
+//! looked up immediately.
 
 use core::{
     ffi::{CStr, c_char, c_int, c_long, c_uint, c_void},
@@ -12,7 +13,7 @@ use core::{
 
 use crate::sys::{self, Errno};
 
-/// A function that somebody else defines.
+/// A function that another library defines.
 pub(crate) struct Next<F> {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
@@ -39,15 +40,16 @@ impl<F: Copy> Next<F> {
         found
     }
 
-    /// The function, if it has been looked up and is there.
+    /// Returns the function, if it was looked up and exists.
     #[inline]
     pub(crate) fn known(&self) -> Option<F> {
         let at = self.at.load(Relaxed);
-        // SAFETY: the address of a function by this name, whose type is the one written beside the name below; sizes checked in `new`.
+        // SAFETY: the address of a function by this name, whose type stands beside the name below; `new` checks the
+        // sizes.
         (!at.is_null()).then(|| unsafe { core::mem::transmute_copy::<*mut c_void, F>(&at) })
     }
 
-    /// The function, looked up now if need be.
+    /// Returns the function, and looks it up first if that is necessary.
     #[inline]
     pub(crate) fn get(&self) -> Option<F> {
         self.known().or_else(|| {
@@ -61,10 +63,10 @@ macro_rules! next {
     ($($constant:ident = $name:literal: $kind:ty;)+) => {
         $(pub(crate) static $constant: Next<$kind> = Next::new($name);)+
 
-        /// Looks all of them up; once, when the library starts.
+        /// Looks all of them up; called once, when the library starts.
         pub(crate) fn resolve_all() {
             $($constant.resolve();)+
-            // A library that makes programs believe in another time must not make copies stand in for longer.
+            // A library that makes programs believe in another time must not extend the use of copies.
             if !is_of_libc(CLOCK_GETTIME.at.load(Relaxed)) {
                 CLOCK_GETTIME.at.store(ptr::null_mut(), Relaxed);
             }
@@ -209,8 +211,8 @@ next! {
     WAITID = c"waitid": WaitId;
 }
 
-// Looked up when they are first called, which is seldom: looking up one more costs each start of a program 900 instructions. In a forked child the
-// loader's lock is free, and in the child of a `vfork` its other threads go on.
+// Functions that are looked up at their first call, which is rare: one more look-up costs each start of a program 900
+// instructions. In a forked child the loader's lock is free, and during a `vfork` the parent's other threads go on.
 next_later! {
     EXECVP = c"execvp": Execute;
     EXECVPE = c"execvpe": ExecuteIn;
@@ -256,7 +258,7 @@ pub(crate) fn errno() -> c_int {
     unsafe { *__errno_location() }
 }
 
-/// A value that the kernel gave the program when it started; 0 if there is none.
+/// Returns a value that the kernel gave the program at its start; 0 if there is none.
 pub(crate) fn auxiliary(kind: libc::c_ulong) -> libc::c_ulong {
     unsafe extern "C" {
         fn getauxval(kind: libc::c_ulong) -> libc::c_ulong;
@@ -265,7 +267,7 @@ pub(crate) fn auxiliary(kind: libc::c_ulong) -> libc::c_ulong {
     unsafe { getauxval(kind) }
 }
 
-/// A raw call's answer as libc gives it: -1 and `errno`.
+/// Returns a raw call's result as libc does: -1 and `errno`.
 pub(crate) fn as_libc(answer: Result<c_int, Errno>) -> c_int {
     answer.unwrap_or_else(|Errno(errno)| {
         set_errno(errno);
@@ -273,46 +275,46 @@ pub(crate) fn as_libc(answer: Result<c_int, Errno>) -> c_int {
     })
 }
 
-/// For a program that calls what its libc does not have; it could not have been linked.
+/// Returns the result for a function that libc does not have; a program that calls it could not have been linked.
 pub(crate) fn missing<T>(failure: T) -> T {
     set_errno(libc::ENOSYS);
     failure
 }
 
-/// An open by whatever name before the library has started.
+/// Opens any name before the library has started.
 pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mode as usize, 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
 }
 
-/// `fcntl` before the library has started.
+/// Calls `fcntl` before the library has started.
 pub(crate) fn raw_fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_fcntl, [sys::word(fd), sys::word(command), argument, 0, 0, 0]) }.map(|answer| answer as c_int))
 }
 
-/// `newfstatat` before the library has started.
+/// Calls `newfstatat` before the library has started.
 pub(crate) fn raw_stat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
     let arguments = [sys::word(dirfd), path as usize, out as usize, sys::word(flags), 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_newfstatat, arguments) }.map(|_| 0))
 }
 
-/// `fstat` before the library has started.
+/// Calls `fstat` before the library has started.
 pub(crate) fn raw_stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_fstat, [sys::word(fd), out as usize, 0, 0, 0, 0]) }.map(|_| 0))
 }
 
-/// `statx` before the library has started; `None` where the kernel has no such call, which libc then makes up.
+/// Calls `statx` before the library has started; `None` if the kernel has no such call, which libc then emulates.
 pub(crate) fn raw_statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> Option<c_int> {
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mask as usize, out as usize, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     known_call(unsafe { sys::call(libc::SYS_statx, arguments) })
 }
 
-/// `faccessat` before the library has started; `None` as for [`raw_statx`].
+/// Calls `faccessat` before the library has started; `None` as for [`raw_statx`].
 pub(crate) fn raw_access(dirfd: c_int, path: Text, mode: c_int, flags: c_int) -> Option<c_int> {
     // The older call takes no flags.
     let number = if flags == 0 { libc::SYS_faccessat } else { libc::SYS_faccessat2 };
@@ -328,8 +330,9 @@ fn known_call(answer: Result<usize, Errno>) -> Option<c_int> {
     }
 }
 
-/// Whether a function lies in libc itself, and not in another library that was preloaded. Told by where objects are mapped: `dladdr` would
-/// go through all of libc's names, which takes three times as long as all else that a start does.
+/// Returns whether a function is libc's own, and not that of another preloaded library. It compares the addresses of
+/// mapped objects: `dladdr` would go through all of libc's names, which takes three times as long as the rest of a
+/// start.
 fn is_of_libc(function: *mut c_void) -> bool {
     unsafe extern "C" {
         fn dl_iterate_phdr(
@@ -338,7 +341,7 @@ fn is_of_libc(function: *mut c_void) -> bool {
         ) -> c_int;
         fn __errno_location() -> *mut c_int;
     }
-    /// Ends the search at libc: with 1 if the function is in it, with 2 if it is not.
+    /// Ends the search at libc: returns 1 if the function is in it, 2 if it is not.
     unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, function: *mut c_void) -> c_int {
         // SAFETY: the loader's own description of an object, for as long as this call lasts.
         let covers = unsafe {
@@ -359,7 +362,7 @@ fn is_of_libc(function: *mut c_void) -> bool {
     unsafe { dl_iterate_phdr(look, function) == 1 }
 }
 
-/// Seconds since 1970, by the kernel's word.
+/// Returns the seconds since 1970, from the kernel.
 pub(crate) fn unix_s() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let arguments = [sys::word(libc::CLOCK_REALTIME), &raw mut time as usize, 0, 0, 0, 0];
@@ -368,7 +371,7 @@ pub(crate) fn unix_s() -> i64 {
     time.tv_sec
 }
 
-/// `CLOCK_BOOTTIME` in nanoseconds. Through libc where that can be had, which asks no kernel for it.
+/// Returns `CLOCK_BOOTTIME` in nanoseconds, through libc if possible, which needs no system call.
 #[inline]
 pub(crate) fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,5 +1,5 @@
-//! Whether this process may still read what was copied (S4): one agent serves all sessions of a user, and some may be of fewer groups.
-//! What was taken away at the source shows elsewhere, in the source's time of change.
+//! Checks that this process may still read the source of a copy (S4): one agent serves all sessions of a user, and some
+//! may have fewer groups. A right that was removed at the source changes its ctime, which is checked elsewhere.
 
 use core::ffi::{CStr, c_int};
 
@@ -8,24 +8,25 @@ use libc::{gid_t, uid_t};
 
 use crate::sys::{self, word};
 
-/// A user of more groups is asked for at the source.
+/// Largest number of groups checked here; for a user of more groups the source is asked.
 const GROUPS_MAX: usize = 256;
 const ALL_READ: u32 = 0o444;
 
-/// Whether the file that the program calls `path`, relative to its current directory, may be read by this process as it is now. What the
-/// mode leaves open (access lists, capabilities) the source is asked for.
+/// Returns whether this process may now read the file that the program calls `path`, relative to its current directory.
+/// The source is asked if the mode does not decide (access lists, capabilities).
 #[inline]
 pub(crate) fn may_read(attributes: &Attributes, path: &CStr) -> bool {
     mode_lets(attributes) || source_lets(path)
 }
 
-/// Whether the mode alone leaves no doubt that this process may read the file.
+/// Returns whether the mode alone proves that this process may read the file.
 #[inline]
 pub(crate) fn mode_lets(attributes: &Attributes) -> bool {
     attributes.mode & ALL_READ == ALL_READ || is_of_right_class(attributes)
 }
 
-/// The class that the kernel would look at is let read: owner, group, others, in this order. The super-user is in all of them.
+/// Returns whether the kernel would let this process read: it checks the first matching class of owner, group, others.
+/// The super-user is in all of them.
 #[inline(never)]
 fn is_of_right_class(attributes: &Attributes) -> bool {
     let user = number(libc::SYS_geteuid);
@@ -43,7 +44,7 @@ fn is_of_right_class(attributes: &Attributes) -> bool {
     attributes.mode & bit != 0
 }
 
-/// Whether the process acts as the user and the group that it belongs to; `access` asks for the latter.
+/// Returns whether effective and real user and group are the same; `access` checks the real ones.
 pub(crate) fn is_one_user() -> bool {
     number(libc::SYS_getuid) == number(libc::SYS_geteuid) && number(libc::SYS_getgid) == number(libc::SYS_getegid)
 }
@@ -54,12 +55,13 @@ fn is_in_group(group: gid_t) -> Option<bool> {
     }
     let mut groups: [gid_t; GROUPS_MAX] = [0; GROUPS_MAX];
     let arguments = [groups.len(), groups.as_mut_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: room for so many.
+    // SAFETY: room for that many.
     let count = unsafe { sys::call(libc::SYS_getgroups, arguments) }.ok()?;
     Some(groups.get(..count)?.contains(&group))
 }
 
-/// Whether the source would be opened for reading; on kernels that can't tell it of the effective user (before 5.8): no.
+/// Returns whether the source could be opened for reading; false on kernels that can't tell it for the effective user
+/// (before 5.8).
 fn source_lets(path: &CStr) -> bool {
     let (how, flags): (c_int, c_int) = (libc::R_OK, libc::AT_EACCESS);
     let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(how), word(flags), 0, 0];
@@ -67,7 +69,7 @@ fn source_lets(path: &CStr) -> bool {
     unsafe { sys::call(libc::SYS_faccessat2, arguments) }.is_ok()
 }
 
-/// The answer of a call that takes nothing and can't fail.
+/// Returns the result of a call that takes nothing and can't fail.
 fn number(call: libc::c_long) -> uid_t {
     // SAFETY: takes nothing.
     unsafe { sys::call(call, [0; 6]) }.map_or(uid_t::MAX, |number| number as uid_t)

@@ -1,5 +1,5 @@
-//! What a redirected descriptor says of itself: the source's identity and attributes, so that programs that compare a name's stat with
-//! the descriptor's (cp, mv, install, tail) see one file. What a name says: see `status`.
+//! `stat` of a redirected descriptor: returns the source's identity and attributes, so that programs which compare a
+//! name's stat with the descriptor's (cp, mv, install, tail) see one file. For `stat` of a name see `status`.
 
 use core::ffi::{c_char, c_int};
 
@@ -11,16 +11,16 @@ use crate::{
     state::{self, Serving},
 };
 
-/// Whether a call names the descriptor itself: `AT_EMPTY_PATH` and an empty path.
+/// Returns whether a call means the descriptor itself: `AT_EMPTY_PATH` and an empty path.
 pub(crate) fn is_descriptor(path: *const c_char, flags: c_int) -> bool {
     // SAFETY: not null, so the program's string, of which one byte is there.
     flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
 }
 
-/// Puts the source's answer in the place of a copy's. Cheap for everything else: one comparison.
+/// Replaces the values of a copy by the source's. For other files it costs one comparison.
 ///
 /// # Safety
-/// `stat` must be what a successful call has filled.
+/// A successful call must have filled `stat`.
 #[inline]
 pub(crate) unsafe fn disguise(stat: *mut libc::stat) {
     // SAFETY: filled, says the caller.
@@ -38,7 +38,7 @@ fn disguise_copy(stat: &mut libc::stat) {
     }
 }
 
-/// Makes the answer of a copy the source's. What is not known of the source stays: the time of access.
+/// Overwrites the values of a copy by the source's. The time of access stays, since the source's is not known.
 pub(crate) fn put(stat: &mut libc::stat, identity: &Identity, attributes: &Attributes) {
     stat.st_dev = identity.dev;
     stat.st_ino = identity.ino;
@@ -53,8 +53,8 @@ pub(crate) fn put(stat: &mut libc::stat, identity: &Identity, attributes: &Attri
     stat.st_blocks = attributes.blocks as libc::blkcnt_t;
 }
 
-/// What the source says of itself, as the index has it; where the file was changed through a door since, as the source has it, as long
-/// as that may be the same bytes.
+/// Returns the source's identity and attributes from the index. If a covered program changed the file since, they come
+/// from the source, as long as the bytes may be the same.
 fn source_of(serving: Serving, copy: &Copy) -> Option<(Identity, Attributes)> {
     let identity = copy.identity()?;
     let marked_at = serving.control.file_marked_at(identity.dev, identity.ino);
@@ -79,10 +79,10 @@ fn attributes_of(stat: &libc::stat) -> Attributes {
     }
 }
 
-/// As [`disguise`], for `statx`.
+/// Replaces the values of a copy by the source's, for `statx`.
 ///
 /// # Safety
-/// `statx` must be what a successful call has filled.
+/// A successful call must have filled `statx`.
 #[inline]
 pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
     // SAFETY: filled, says the caller.
@@ -94,14 +94,14 @@ pub(crate) unsafe fn disguise_x(fd: c_int, statx: *mut libc::statx) {
 
 #[inline(never)]
 fn disguise_copy_x(fd: c_int, statx: &mut libc::statx) {
-    // Not by what the call has filled in, which is what its mask asked for.
+    // Not from the values that the call has filled in, since its mask may not have asked for them.
     let source = state::serving().and_then(|serving| source_of(serving, &copies::of_descriptor(serving, fd)?));
     if let Some((identity, attributes)) = source {
         put_x(statx, &identity, &attributes);
     }
 }
 
-/// As [`put`], for `statx`.
+/// Overwrites the values of a copy by the source's, for `statx`.
 pub(crate) fn put_x(statx: &mut libc::statx, identity: &Identity, attributes: &Attributes) {
     statx.stx_dev_major = libc::major(identity.dev);
     statx.stx_dev_minor = libc::minor(identity.dev);
@@ -115,7 +115,8 @@ pub(crate) fn put_x(statx: &mut libc::statx, identity: &Identity, attributes: &A
     statx.stx_nlink = attributes.nlink;
     statx.stx_blksize = attributes.blksize;
     statx.stx_blocks = attributes.blocks;
-    // What is not known of the source is not answered: time of birth, number of the mount, what the file system can do.
+    // Values of the source that are not known are not returned: time of birth, number of the mount, features of the
+    // file system.
     statx.stx_mask &= libc::STATX_BASIC_STATS;
     statx.stx_attributes = 0;
     statx.stx_attributes_mask = 0;

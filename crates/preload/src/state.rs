@@ -1,7 +1,7 @@
-//! What a process knows: whether the door is on, and the mappings of the run's and the agent's pages.
+//! State of a process: its mode, and the mappings of the run's and the agent's pages.
 //!
-//! Written by the constructor, before anybody reads it, but for two things: the index of a newer generation is mapped by whoever
-//! needs it first, who also unmaps the older ones, and a process that moves to another root or mount namespace switches itself to passing.
+//! The constructor writes it before anybody reads it, with two exceptions. The first user of a newer index maps it, and
+//! unmaps the older ones. And a process that moves to another root or mount namespace switches itself to passing.
 
 use core::{
     cell::UnsafeCell,
@@ -21,49 +21,49 @@ use crate::{
     real, sys,
 };
 
-/// Not started, or switched off: every call passes, and nobody counts.
+/// Mode: not started, or switched off; every call passes, and nobody counts.
 const INERT: u8 = 0;
-/// Serving.
+/// Mode: serving.
 const ACTIVE: u8 = 1;
-/// Passing: in another root or mount namespace than the run.
+/// Mode: passing, since the root or mount namespace is not the run's.
 const ELSEWHERE: u8 = 2;
-/// Passing: the agent's pages could not be mapped.
+/// Mode: passing, since the agent's pages could not be mapped.
 const BLIND: u8 = 3;
 
-/// How often it is looked for the index that is current while the agent puts one in the place of another.
+/// Number of attempts to map the current index while the agent replaces it.
 const INDEX_TRIES_MAX: u32 = 4;
-/// After a failure that will repeat itself (no agent, no index), the next try.
+/// Pause before the next attempt after a lasting failure (no agent, no index), in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
 static PHASE: AtomicU8 = AtomicU8::new(INERT);
 static DOOR: Place<Door> = Place(UnsafeCell::new(MaybeUninit::uninit()));
 static INDICES: Mappings = Mappings::new();
 
-/// Room for a value that is written once, before [`PHASE`] says that it may be read.
+/// Room for a value that is written once, before [`PHASE`] permits reading it.
 struct Place<T>(UnsafeCell<MaybeUninit<T>>);
 
 // SAFETY: written by the constructor alone, before PHASE is stored with Release; only read afterwards.
 unsafe impl<T: Sync> Sync for Place<T> {}
 
-/// What a serving process works with.
+/// The pages that a process works with.
 pub(crate) struct Door {
     pub(crate) run: Run<'static>,
     /// Absent only in a process that passes.
     control: Option<Control<'static>>,
     shard: u64,
-    /// Until when it is pointless to try again: the index, the agent's socket.
+    /// Time before which another attempt (the index, the agent's socket) would fail again.
     index_retry_at: AtomicU64,
     agent_retry_at: AtomicU64,
 }
 
-/// A door that serves.
+/// Access for a process that serves.
 #[derive(Clone, Copy)]
 pub(crate) struct Serving {
     pub(crate) door: &'static Door,
     pub(crate) control: Control<'static>,
 }
 
-/// The door, if this process is one that serves.
+/// Returns access, if this process serves.
 #[inline]
 pub(crate) fn serving() -> Option<Serving> {
     if PHASE.load(Acquire) != ACTIVE {
@@ -76,7 +76,7 @@ pub(crate) fn serving() -> Option<Serving> {
     })
 }
 
-/// As [`serving`], for an open: those that pass because of what the process is are counted.
+/// Returns access for an open, if this process serves; counts the open if the process passes for a reason of its own.
 #[inline]
 pub(crate) fn serving_open() -> Option<Serving> {
     match PHASE.load(Acquire) {
@@ -123,31 +123,32 @@ impl Door {
         self.run.opens().note(spelled);
     }
 
-    /// Whether an agent did not answer a moment ago.
+    /// Returns whether the agent did not answer a moment ago.
     pub(crate) fn agent_is_away(&self, now: u64) -> bool {
         now < self.agent_retry_at.load(Relaxed)
     }
 
-    /// Notes that no agent answers.
+    /// Records that no agent answers.
     pub(crate) fn set_agent_away(&self, now: u64) {
         self.agent_retry_at.store(now + RETRY_NS, Relaxed);
     }
 }
 
 impl Serving {
-    /// The current index, which stays for as long as it is being read.
+    /// Returns the current index, which stays mapped while it is being read.
     #[inline]
     pub(crate) fn read(&self) -> Option<IndexReader> {
         INDICES.read(self.control.generation()).or_else(|| self.read_new())
     }
 
-    /// Every index that this process has mapped, the current one first. A descriptor may be of a copy that only an older one speaks of.
+    /// Returns every index that this process has mapped, the current one first. Only an older one may list the copy of
+    /// a descriptor.
     pub(crate) fn read_all(self) -> impl Iterator<Item = IndexReader> {
         self.read();
         INDICES.read_all(self.control.generation())
     }
 
-    /// The current index, mapped now.
+    /// Returns the current index after mapping it.
     #[cold]
     #[inline(never)]
     fn read_new(&self) -> Option<IndexReader> {
@@ -192,7 +193,7 @@ impl Serving {
     }
 }
 
-/// To be called when the process may have moved: passes from now on if paths no longer mean what they mean to the run.
+/// Switches to passing if the process has moved so that paths no longer have the meaning of the run's.
 pub(crate) fn check_place() {
     if PHASE.load(Acquire) == ACTIVE && !is_at_home(&door().run) {
         children::leave();
@@ -200,7 +201,7 @@ pub(crate) fn check_place() {
     }
 }
 
-/// Whether this process has the run's root and mount namespace.
+/// Returns whether this process has the run's root and mount namespace.
 fn is_at_home(run: &Run<'_>) -> bool {
     let root = sys::stat_at(libc::AT_FDCWD, c"/", 0).map(|stat| (stat.st_dev, stat.st_ino));
     let namespace = sys::stat_at(libc::AT_FDCWD, c"/proc/self/ns/mnt", 0).map(|stat| stat.st_ino);
@@ -211,7 +212,7 @@ fn is_at_home(run: &Run<'_>) -> bool {
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
-/// The constructor.
+/// Runs as the library's constructor.
 extern "C" fn start() {
     real::resolve_all();
     if let Some((phase, door)) = connect() {
@@ -225,7 +226,7 @@ extern "C" fn start() {
     }
 }
 
-/// Maps what the environment names; `None`: switched off, or not part of a run.
+/// Maps the pages that the environment names; `None`: switched off, or not part of a run.
 fn connect() -> Option<(u8, Door)> {
     if variable(env::FOREBAY).is_some_and(|value| matches!(value.to_bytes(), b"off" | b"0")) {
         return None;
@@ -258,7 +259,8 @@ fn map_control(run: &Run<'_>) -> Option<Control<'static>> {
     Control::open(unsafe { Region::new(base, len) })
 }
 
-/// A variable of the environment as the program was started with it. Not by `getenv`, which other libraries stand in for.
+/// Returns a variable of the environment with which the program was started. It does not use `getenv`, which other
+/// libraries replace.
 fn variable(name: &str) -> Option<&'static CStr> {
     unsafe extern "C" {
         static environ: *const *const c_char;

@@ -1,8 +1,10 @@
-//! What a program asks of a file by its name (`stat`, `access` and kin), answered without the source where a copy may stand in for it.
+//! Questions about a file by its name (`stat`, `access` and similar calls), answered without the source if a copy is
+//! usable.
 //!
-//! The rules of an open decide whether it may. Then the copy is asked, by the program's own credentials: for who can't reach it, or where it
-//! is gone or altered, the source answers, as it would for an open. The copy also tells what is not known of the source, the
-//! time of access. Whatever else can't be known here is the source's to say: links, write permission, times of birth.
+//! The rules of an open decide about that. Then the copy is asked, with the program's own credentials: if the program
+//! can't reach it, or it is gone or altered, the source answers, as for an open. The copy also supplies the time of
+//! access, which is not known of the source. The source answers everything else that can't be known here: links, write
+//! permission, times of birth.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -20,20 +22,20 @@ use crate::{
 
 /// Flags that do not change which file is meant, beside `AT_SYMLINK_NOFOLLOW`.
 const HARMLESS: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
-/// The newest version of `struct stat` that `__xstat` and kin are asked for; the older one, if there is one, is laid out alike.
+/// Newest version of `struct stat` for `__xstat` and similar calls; an older one, if there is one, has the same layout.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const STAT_VERSION: c_int = 1;
 #[cfg(target_arch = "aarch64")]
 pub(crate) const STAT_VERSION: c_int = 0;
 
-/// What is asked, and where the answer goes.
+/// A question, and the room for its answer.
 #[derive(Clone, Copy)]
 enum Question {
     Stat(*mut libc::stat),
     StatX(*mut libc::statx),
     /// Existence, or permission to read.
     Access(c_int),
-    /// What no record can tell.
+    /// A question that no record can answer.
     Other,
 }
 
@@ -42,7 +44,7 @@ impl Question {
     fn ask(self, found: &Found<'_>, copy: &CStr) -> bool {
         match self {
             Self::Stat(out) => {
-                // It is the program's memory. If it is bad the kernel says so, now and to the program's own call.
+                // It is the program's memory. If it is invalid the kernel says so, now and in the program's own call.
                 if sys::stat_into(libc::AT_FDCWD, copy, out, 0).is_err() {
                     return false;
                 }
@@ -66,7 +68,7 @@ impl Question {
                     true
                 })
             }
-            // Who may read the copy is who could read the source, but for a group that was left since.
+            // A process that may read the copy could read the source, unless it has left a group since.
             Self::Access(mode) => {
                 let lets = |source| rights::mode_lets(&source);
                 rights::is_one_user() && sys::access(copy, mode).is_ok() && found.attributes().is_some_and(lets)
@@ -76,7 +78,7 @@ impl Question {
     }
 }
 
-/// What is known of the source.
+/// Returns the source's identity and attributes.
 fn source_of(found: &Found<'_>) -> Option<(Identity, Attributes)> {
     let attributes = found.attributes()?;
     let identity = if attributes.is_directory() {
@@ -87,8 +89,9 @@ fn source_of(found: &Found<'_>) -> Option<(Identity, Attributes)> {
     Some((identity, attributes))
 }
 
-/// The record of a listing has not the directory's own size, and under `immutable` what an earlier run knew of a directory is not what is in
-/// it now: whoever vouches for files may add some.
+/// Returns the source's identity of a cached directory. Its record does not have the directory's own size. Under
+/// `immutable` a cached directory of an earlier run is not used: a user who guarantees that files do not change may
+/// still add some.
 #[inline(never)]
 fn source_of_listing(found: &Found<'_>) -> Option<Identity> {
     if !found.is_checked() {
@@ -112,14 +115,14 @@ fn identity_of_x(statx: &libc::statx) -> Identity {
     }
 }
 
-/// Whether a question could be answered here. `flags` are those of the call.
+/// Returns whether a question could be answered here. `flags` are those of the call.
 #[inline]
 fn answered(question: Question, dirfd: c_int, path: *const c_char, flags: c_int) -> bool {
     let Some(serving) = state::serving() else { return false };
     if path.is_null() {
         return false;
     }
-    // SAFETY: the program's string. The kernel would answer EFAULT where this faults; that is a listed deviation.
+    // SAFETY: the program's string. The kernel would answer EFAULT if this faults; that is a listed deviation.
     let path = unsafe { CStr::from_ptr(path) };
     let bytes = path.to_bytes();
     if bytes.first() != Some(&b'/') {
@@ -128,7 +131,7 @@ fn answered(question: Question, dirfd: c_int, path: *const c_char, flags: c_int)
     serving.door.run.covers(bytes) && bytes.len() < libc::PATH_MAX as usize && answered_spelled(serving, question, bytes, flags)
 }
 
-/// Apart, so that a path lies on the stack only where one has to be made.
+/// A function of its own, so that only calls that need a path on the stack have one.
 #[inline(never)]
 fn answered_relative(serving: Serving, question: Question, dirfd: c_int, path: &CStr, flags: c_int) -> bool {
     let mut buffer = PathBuffer::new();
@@ -148,8 +151,8 @@ fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags:
     let Ok(found) = lookup::find(serving, reading.as_ref(), spelled, now) else {
         return false;
     };
-    // What is known is what the name leads to. That is what it is, too, where it was seen to lead there without a link; a file that
-    // is put behind one later is renamed, which changes its ctime.
+    // The record describes the name's target. It describes the name, too, if that was seen to lead there without a
+    // link; a file that is put behind a link later is renamed, which changes its ctime.
     if flags & libc::AT_SYMLINK_NOFOLLOW != 0 && !found.record.is_plain() {
         return false;
     }
@@ -162,7 +165,7 @@ fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags:
     true
 }
 
-/// `stat` and kin; `real` is the program's own call.
+/// Handles `stat` and similar calls; `real` is the program's own call.
 pub(crate) fn stat(dirfd: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if is_descriptor(path, flags) {
         let answer = real();
@@ -179,7 +182,7 @@ pub(crate) fn stat(dirfd: c_int, path: *const c_char, out: *mut libc::stat, flag
     }
 }
 
-/// `statx`; as [`stat`].
+/// Handles `statx`; `real` is the program's own call.
 pub(crate) fn statx(
     dirfd: c_int,
     path: *const c_char,
@@ -196,7 +199,7 @@ pub(crate) fn statx(
         }
         return answer;
     }
-    // Whoever lets the answer be an old one gets none older than the others get.
+    // A caller that accepts an old answer gets none older than other callers do.
     let flags = flags & !libc::AT_STATX_DONT_SYNC;
     let question = if mask & !libc::STATX_BASIC_STATS == 0 {
         Question::StatX(out)
@@ -206,7 +209,7 @@ pub(crate) fn statx(
     if answered(question, dirfd, path, flags) { 0 } else { real() }
 }
 
-/// `access` and `faccessat`; as [`stat`].
+/// Handles `access` and `faccessat`; `real` is the program's own call.
 pub(crate) fn access(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     // Without flags: for the real user, and through links.
     let question = if mode & !libc::R_OK == 0 && flags == 0 {

@@ -19,14 +19,14 @@ use crate::{
     sys,
 };
 
-/// What a mode string asks for.
+/// Purpose of a mode string.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// To read; the flags of an open that does the same.
+    /// To read; with the flags of an equivalent open.
     Read(c_int),
     /// To read, in a way that only libc's own open can set up.
     Odd,
-    /// To write, perhaps among other things.
+    /// To write, perhaps among other purposes.
     Write,
 }
 
@@ -44,7 +44,7 @@ fn mode_of(mode: &CStr) -> Mode {
     })
 }
 
-/// Both strings, or nothing if either is missing.
+/// Returns both strings, or nothing if either is missing.
 fn strings<'a>(path: *const c_char, mode: *const c_char) -> Option<(&'a CStr, &'a CStr)> {
     // SAFETY: the program's strings.
     (!path.is_null() && !mode.is_null()).then(|| unsafe { (CStr::from_ptr(path), CStr::from_ptr(mode)) })
@@ -56,12 +56,12 @@ fn descriptor_of(stream: *mut FILE) -> Option<c_int> {
     (!stream.is_null()).then(|| unsafe { fileno(stream) }).filter(|fd| *fd >= 0)
 }
 
-/// What a stream is to be opened on, and how: `fopen` makes one, `freopen` changes one.
+/// A request to open a stream: `fopen` makes one, `freopen` changes one.
 struct Request<'a> {
     path: &'a CStr,
-    /// The program's own call, by this path or another.
+    /// The program's own call, with this path or another.
     real: &'a dyn Fn(*const c_char) -> *mut FILE,
-    /// Makes a stream of a descriptor of a copy, which is then the stream's, or closed; null if that can't be.
+    /// Makes a stream of a copy's descriptor, which the stream then owns, or closes it; null on failure.
     adopt: &'a dyn Fn(c_int) -> *mut FILE,
 }
 
@@ -78,7 +78,7 @@ impl Request<'_> {
         }
     }
 
-    /// For reading; without flags, in a way that no copy can serve.
+    /// Opens for reading; without flags, in a way that no copy can serve.
     fn read(&self, serving: Serving, flags: Option<c_int>) -> *mut FILE {
         let mut buffer = PathBuffer::new();
         let covered = match lookup::spell(libc::AT_FDCWD, self.path, &mut buffer) {
@@ -138,7 +138,7 @@ impl Request<'_> {
     }
 }
 
-/// For writing, by a name that leads to no copy.
+/// Opens for writing, by a name that leads to no copy.
 #[inline(never)]
 fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut FILE) -> *mut FILE {
     let place = concerned(serving, libc::AT_FDCWD, path);
@@ -152,14 +152,14 @@ fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut 
     stream
 }
 
-/// For writing, by a name that leads to a copy: by the source's own name.
+/// Opens for writing, by a name that leads to a copy: uses the source's own name.
 #[inline(never)]
 fn write_source(serving: Serving, copy: Copy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
     let mut buffer = PathBuffer::new();
     Some(write_at(serving, copy.into_source_path(&mut buffer)?, real))
 }
 
-/// `fopen` by either name.
+/// Handles `fopen` by either name.
 pub(crate) fn fopen(path: *const c_char, mode: *const c_char, real: impl Fn(*const c_char) -> *mut FILE) -> *mut FILE {
     let Some((serving, (named, how))) = state::serving_open().zip(strings(path, mode)) else {
         return real(path);
@@ -186,7 +186,7 @@ pub(crate) fn fopen(path: *const c_char, mode: *const c_char, real: impl Fn(*con
     request.serve(serving, kind)
 }
 
-/// `freopen` by either name.
+/// Handles `freopen` by either name.
 pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE, real: impl Fn(*const c_char) -> *mut FILE) -> *mut FILE {
     let Some(serving) = state::serving_open() else {
         return real(path);
@@ -197,7 +197,7 @@ pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FIL
     let adopt = |fd| {
         let mut name = ShortBuffer::new();
         let by_number = descriptor_name(fd, &mut name);
-        // libc closes the stream if it can't open the name: it must be known to lead to the copy.
+        // libc closes the stream if it can't open the name, so the name must be known to lead to the copy.
         let leads_there = by_number.is_some_and(|name| {
             sys::stat_at(libc::AT_FDCWD, name, 0)
                 .is_ok_and(|stat| stat.st_mode == COPY_MODE && Ok(stat.st_ino) == sys::stat_fd(fd).map(|s| s.st_ino))
@@ -218,7 +218,8 @@ pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FIL
     request.serve(serving, mode_of(how))
 }
 
-/// `freopen` without a name: libc opens the stream's file again, by `/proc/self/fd`. A copy must not be opened for writing.
+/// Handles `freopen` without a name: libc opens the stream's file again, by `/proc/self/fd`. A copy must not be opened
+/// for writing.
 fn change_mode(
     serving: Serving,
     path: *const c_char,

@@ -1,15 +1,15 @@
-//! Directory streams of our own: what `opendir` gives, in the place of libc's `DIR`, for a listing that lies on this node.
+//! Directory streams of our own, which `opendir` returns instead of libc's `DIR` for a cached directory.
 //!
-//! There is a fixed number of them, in this library's own memory: so one comparison tells them from libc's, which lie elsewhere for certain, and
-//! nothing is allocated but the pages of the listing. Where all are in use the source answers. The entries are read, not mapped, so that no
-//! tier that fails can end the program, and they are the program's: it may write to them, as it may to libc's.
+//! Their number is fixed, and they are in this library's own memory. So one comparison tells them from libc's, and only
+//! the pages of the entries are allocated. If all are in use the source answers. The entries are read, not mapped, so
+//! that a failing tier can't end the program. They belong to the program, which may write to them as it may to libc's.
 //!
-//! What only the source can tell comes from libc's stream of the same directory, *behind* ours, which is opened when it is needed: a
-//! descriptor, and all entries once the stream is rewound and the listing may no longer stand in. Positions are the source's own (`d_off`), so
-//! they mean the same in both.
+//! Some answers only the source has: a descriptor, and all entries once the stream is rewound and the cached directory
+//! is no longer usable. They come from libc's stream of the same directory, *behind* ours, which is opened when it is
+//! needed. Positions are the source's own (`d_off`), so they mean the same in both.
 //!
-//! As with libc's, threads may share a stream (each entry is given once), a forked child has its own from the fork on, and what is done to
-//! a stream that is closed is an error here, and undefined there.
+//! As with libc's, threads may share a stream (each entry is returned once), and a forked child has its own from the
+//! fork on. A call on a closed stream is an error here, and undefined there.
 
 use core::{
     ffi::{CStr, c_int, c_long},
@@ -28,17 +28,17 @@ use crate::{
     sys::{self, Errno},
 };
 
-/// Directories that a process can have open here at once.
+/// Number of directories that a process can have open here at a time.
 const STREAMS: usize = 256;
 
 const FREE: u32 = 0;
-/// Somebody is filling or emptying it.
+/// State of a stream that a thread is filling or emptying.
 const BUSY: u32 = 1;
 const OPEN: u32 = 2;
 
 const _: () = assert!(ENTRY_BYTES_MAX == size_of::<dirent>() && LENGTH_AT == core::mem::offset_of!(dirent, d_reclen));
 
-/// What a listing was made of.
+/// Directory and copy that a stream was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// Device and inode of the directory.
@@ -47,18 +47,18 @@ pub(crate) struct Origin {
     pub(crate) copy: u64,
 }
 
-/// The memory of a stream: the listing as it lies in the tier, room behind it, so that a whole `struct dirent` can be read wherever an entry begins,
-/// and the directory's path.
+/// Memory of a stream: the cached directory as stored in the tier, room behind it, so that a whole `struct dirent` can
+/// be read at any entry, and the directory's path.
 #[derive(Clone, Copy)]
 pub(crate) struct Listing {
     base: NonNull<u8>,
-    /// Bytes of the listing.
+    /// Length of the cached directory in bytes.
     len: usize,
     mapped: usize,
 }
 
 impl Listing {
-    /// Reads a listing of `len` bytes, of the directory that is spelled so; `None` if it is none, or there is no memory.
+    /// Reads a cached directory of `len` bytes, with this spelled path; `None` if it is invalid, or there is no memory.
     pub(crate) fn read(fd: c_int, len: usize, spelled: &[u8]) -> Option<Self> {
         let mapped = len.checked_add(ENTRY_BYTES_MAX + spelled.len() + 1)?;
         let base = sys::map_memory(mapped)?;
@@ -79,7 +79,7 @@ impl Listing {
         if !CachedDirectoryHeader::parse(header)?.is_of(entries) {
             return None;
         }
-        // Behind it all is zero, the NUL of the path too.
+        // All bytes behind it are zero, the NUL of the path included.
         let path = rest.get_mut(ENTRY_BYTES_MAX..)?;
         for (to, from) in path.iter_mut().zip(spelled) {
             *to = *from;
@@ -87,29 +87,29 @@ impl Listing {
         Some(())
     }
 
-    /// The entries, as they lie in the tier.
+    /// Returns the entries, as stored in the tier.
     pub(crate) fn entries(&self) -> &[u8] {
         // SAFETY: the mapping holds `len` bytes, and nobody writes to them before the stream is open.
         let bytes = unsafe { core::slice::from_raw_parts(self.base.as_ptr(), self.len) };
         bytes.get(HEADER_BYTES..).unwrap_or(&[])
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub(crate) fn unmap(self) {
         sys::unmap(self.base, self.mapped);
     }
 }
 
-/// One stream.
+/// A directory stream.
 #[repr(align(64))]
 struct Stream {
     state: AtomicU32,
-    /// All entries come from the source, by the stream behind.
+    /// True if all entries come from the source, by the stream behind.
     is_passed: AtomicBool,
     base: AtomicPtr<u8>,
     len: AtomicUsize,
     mapped: AtomicUsize,
-    /// Where the next entry lies, in the upper half, and the last that was given, in the lower.
+    /// Position of the next entry, in the upper half, and of the last one returned, in the lower.
     position: AtomicU64,
     /// libc's stream of the same directory; null until it is needed.
     behind: AtomicPtr<DIR>,
@@ -120,7 +120,7 @@ struct Stream {
 
 static TABLE: [Stream; STREAMS] = [const { Stream::new() }; STREAMS];
 
-/// The stream that the program means by `dir`, if it is ours; of one that was closed, too.
+/// Returns the stream that the program means by `dir`, if it is ours, open or closed.
 #[inline]
 pub(crate) fn find(dir: *mut DIR) -> Option<Ours> {
     let offset = (dir as usize).wrapping_sub(TABLE.as_ptr() as usize);
@@ -130,7 +130,7 @@ pub(crate) fn find(dir: *mut DIR) -> Option<Ours> {
     TABLE.get(offset / size_of::<Stream>()).map(Ours)
 }
 
-/// Opens a stream over a listing, which becomes the stream's; gives it back where there is no place for it.
+/// Opens a stream over a cached directory, and takes its memory; returns it if there is no free slot.
 pub(crate) fn open(listing: Listing, origin: Origin) -> Option<*mut DIR> {
     let free = |stream: &&Stream| stream.state.compare_exchange(FREE, BUSY, Acquire, Relaxed).is_ok();
     let Some(stream) = TABLE.iter().find(free) else {
@@ -150,10 +150,10 @@ pub(crate) fn open(listing: Listing, origin: Origin) -> Option<*mut DIR> {
     Some(ptr::from_ref(stream).cast_mut().cast())
 }
 
-/// Before the first entry.
+/// Position before the first entry.
 const START: u64 = position(HEADER_BYTES, 0);
 
-/// A position; listings are shorter than 4 GiB.
+/// Packs a position; cached directories are shorter than 4 GiB.
 const fn position(next: usize, last: usize) -> u64 {
     (next as u64) << 32 | last as u64
 }
@@ -174,20 +174,20 @@ impl Stream {
         }
     }
 
-    /// The bytes at `at`, which must lie in the listing or in the room behind it.
+    /// Returns the bytes at `at`, which must be in the entries or in the room behind them.
     fn bytes_at<const N: usize>(&self, at: usize) -> [u8; N] {
         // SAFETY: mapped while the stream is open; callers stay inside.
         unsafe { ptr::read_unaligned(self.base.load(Relaxed).wrapping_add(at).cast::<[u8; N]>()) }
     }
 
-    /// Length of the entry at `at`; `None` at the end.
+    /// Returns the length of the entry at `at`; `None` at the end.
     fn entry_len(&self, at: usize) -> Option<usize> {
         let left = self.len.load(Relaxed).checked_sub(at)?;
         if left < ENTRY_BYTES_MIN {
             return None;
         }
         let len = usize::from(u16::from_le_bytes(self.bytes_at(at + LENGTH_AT)));
-        // The program could have written to it.
+        // The program may have overwritten it.
         (ENTRY_BYTES_MIN..=ENTRY_BYTES_MAX.min(left)).contains(&len).then_some(len)
     }
 
@@ -195,7 +195,7 @@ impl Stream {
         u64::from_le_bytes(self.bytes_at(at + OFFSET_AT))
     }
 
-    /// The next entry and its length.
+    /// Returns the next entry and its length.
     fn next(&self) -> Option<(NonNull<u8>, usize)> {
         let mut seen = self.position.load(Relaxed);
         loop {
@@ -208,7 +208,7 @@ impl Stream {
         }
     }
 
-    /// Where the listing goes on behind the entry that was given last, in the source's terms.
+    /// Returns the source's position behind the entry that was returned last.
     fn tell(&self) -> u64 {
         let seen = self.position.load(Relaxed);
         if seen == START {
@@ -217,7 +217,7 @@ impl Stream {
         self.offset_of(seen as u32 as usize)
     }
 
-    /// Goes to where `tell` was; to the end, if nowhere.
+    /// Goes to a position that `tell` returned; to the end for any other.
     fn seek(&self, offset: u64) {
         let (mut at, mut found) = (HEADER_BYTES, START);
         while offset != 0
@@ -232,14 +232,15 @@ impl Stream {
         self.position.store(found, Relaxed);
     }
 
-    /// The directory's path as the program spelled it, made absolute.
+    /// Returns the directory's path as the program spelled it, made absolute.
     fn path(&self) -> &CStr {
         let path_at = self.len.load(Relaxed) + ENTRY_BYTES_MAX;
         // SAFETY: written there, with its NUL, before the stream was opened.
         unsafe { CStr::from_ptr(self.base.load(Relaxed).wrapping_add(path_at).cast()) }
     }
 
-    /// libc's stream of the same directory, opened if it is not yet. Null, and `errno`, if that can't be, or if the path leads elsewhere now.
+    /// Returns libc's stream of the same directory, and opens it first if necessary. Returns null with `errno` if that
+    /// fails, or if the path leads elsewhere now.
     fn behind(&self) -> *mut DIR {
         let known = self.behind.load(Acquire);
         if !known.is_null() {
@@ -281,7 +282,7 @@ impl Stream {
     }
 }
 
-/// The descriptor of a stream of libc's.
+/// Returns the descriptor of a stream of libc's.
 pub(crate) fn descriptor_of(dir: *mut DIR) -> Option<c_int> {
     let dirfd = real::DIRFD.get()?;
     // SAFETY: a stream that libc has given.
@@ -295,12 +296,12 @@ fn close_behind(dir: *mut DIR) -> c_int {
     })
 }
 
-/// A stream of ours in the program's hands. `pass` is the program's own call, of the stream behind.
+/// A stream of ours that the program uses. In its methods `pass` is the program's own call, on the stream behind.
 #[derive(Clone, Copy)]
 pub(crate) struct Ours(&'static Stream);
 
 impl Ours {
-    /// The stream.
+    /// Returns the stream.
     ///
     /// # Errors
     /// `EBADF` if it is closed.
@@ -309,7 +310,7 @@ impl Ours {
         is_open.then_some(self.0).ok_or(Errno(libc::EBADF))
     }
 
-    /// `readdir`: the next entry. Null at the end, and with `errno` where there is none to be had.
+    /// Handles `readdir`: returns the next entry. Null at the end, and with `errno` on failure.
     pub(crate) fn read(self, pass: impl FnOnce(*mut DIR) -> *mut dirent) -> *mut dirent {
         match self.open() {
             Ok(stream) if stream.is_passed.load(Relaxed) => {
@@ -324,7 +325,7 @@ impl Ours {
         }
     }
 
-    /// `readdir_r`: the next entry, copied to `room`, of which `result` then tells; gives an `errno`, or 0.
+    /// Handles `readdir_r`: copies the next entry to `room`, and sets `result`; returns an `errno`, or 0.
     ///
     /// # Safety
     /// Both are the program's, and `room` is as large as a `struct dirent`.
@@ -338,7 +339,7 @@ impl Ours {
             Err(Errno(errno)) => return errno,
         };
         let found = stream.next();
-        // SAFETY: the caller vouches for both places, and no entry is longer than one.
+        // SAFETY: the caller guarantees both places, and no entry is longer than one.
         unsafe {
             if let Some((entry, len)) = found {
                 ptr::copy_nonoverlapping(entry.as_ptr(), room.cast(), len);
@@ -348,7 +349,7 @@ impl Ours {
         0
     }
 
-    /// `rewinddir`: begins anew, with what is in the directory now.
+    /// Handles `rewinddir`: starts again, with the directory's present contents.
     pub(crate) fn rewind(self, pass: impl FnOnce(*mut DIR)) {
         let Ok(stream) = self.open() else { return };
         let origin = Origin {
@@ -366,7 +367,7 @@ impl Ours {
         }
     }
 
-    /// `telldir`.
+    /// Handles `telldir`.
     pub(crate) fn tell(self, pass: impl FnOnce(*mut DIR) -> c_long) -> c_long {
         match self.open() {
             Ok(stream) if stream.is_passed.load(Relaxed) => {
@@ -381,7 +382,7 @@ impl Ours {
         }
     }
 
-    /// `seekdir`.
+    /// Handles `seekdir`.
     pub(crate) fn seek(self, offset: c_long, pass: impl FnOnce(*mut DIR)) {
         let Ok(stream) = self.open() else { return };
         if !stream.is_passed.load(Relaxed) {
@@ -393,7 +394,7 @@ impl Ours {
         }
     }
 
-    /// `dirfd`: the descriptor of the source's directory, which lives as long as the stream.
+    /// Handles `dirfd`: returns the descriptor of the source's directory, which lives as long as the stream.
     pub(crate) fn descriptor(self) -> c_int {
         match self.open() {
             Ok(stream) => {
@@ -411,7 +412,7 @@ impl Ours {
         }
     }
 
-    /// `closedir`.
+    /// Handles `closedir`.
     pub(crate) fn close(self) -> c_int {
         let stream = self.0;
         if stream.state.compare_exchange(OPEN, BUSY, Acquire, Relaxed).is_err() {

@@ -1,4 +1,4 @@
-//! System calls as the kernel has them: no `errno`, no cancellation point, no symbol that another library could stand in for.
+//! Raw system calls: no `errno`, no cancellation point, no symbol that another library could replace.
 
 use core::{
     arch::asm,
@@ -10,23 +10,23 @@ use core::{
 
 use crate::path::PathBuffer;
 
-/// How often it is tried to put a descriptor in the place of another.
+/// Number of attempts to replace a descriptor by another.
 const PUT_TRIES_MAX: u32 = 100;
 
-/// What a failed call says: a positive `errno`.
+/// Error of a failed call: a positive `errno`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
-/// One system call; a negative answer above -4096 is an error.
+/// Makes one system call; a negative result above -4096 is an error.
 ///
 /// # Safety
-/// As the call itself.
+/// That of the call itself.
 #[inline]
 pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let answer: isize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's calling convention; the caller vouches for the call.
+    // SAFETY: the kernel's calling convention; the caller guarantees the call.
     unsafe {
         asm!(
             "syscall",
@@ -37,7 +37,7 @@ pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel's calling convention; the caller vouches for the call.
+    // SAFETY: the kernel's calling convention; the caller guarantees the call.
     unsafe {
         asm!(
             "svc 0",
@@ -54,7 +54,7 @@ pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result
     }
 }
 
-/// A descriptor as an argument: the kernel takes an `int`.
+/// Returns a descriptor as an argument: the kernel takes an `int`.
 #[inline]
 pub(crate) const fn word(number: c_int) -> usize {
     number as isize as usize
@@ -81,14 +81,14 @@ pub(crate) fn stat_at(dirfd: c_int, path: &CStr, flags: c_int) -> Result<libc::s
     Ok(unsafe { stat.assume_init() })
 }
 
-/// `newfstatat` into a place that only the kernel need be able to write to: it refuses a bad one.
+/// Calls `newfstatat` with a result that only the kernel need be able to write to: it refuses a bad address.
 pub(crate) fn stat_into(dirfd: c_int, path: &CStr, out: *mut libc::stat, flags: c_int) -> Result<(), Errno> {
     let arguments = [word(dirfd), path.as_ptr() as usize, out as usize, word(flags), 0, 0];
     // SAFETY: a string with its NUL, and a place that the kernel checks.
     unsafe { call(libc::SYS_newfstatat, arguments) }.map(drop)
 }
 
-/// `statx` of an absolute path for what `stat` tells, into a place as [`stat_into`] takes it.
+/// Calls `statx` of an absolute path for the fields of `stat`, with a result as for [`stat_into`].
 pub(crate) fn statx_into(path: &CStr, out: *mut libc::statx) -> Result<(), Errno> {
     let arguments = [
         word(libc::AT_FDCWD),
@@ -102,7 +102,7 @@ pub(crate) fn statx_into(path: &CStr, out: *mut libc::statx) -> Result<(), Errno
     unsafe { call(libc::SYS_statx, arguments) }.map(drop)
 }
 
-/// `faccessat` of an absolute path: by the real user, as `access` asks.
+/// Calls `faccessat` of an absolute path, for the real user, as `access` does.
 pub(crate) fn access(path: &CStr, mode: c_int) -> Result<(), Errno> {
     let arguments = [word(libc::AT_FDCWD), path.as_ptr() as usize, word(mode), 0, 0, 0];
     // SAFETY: a string with its NUL.
@@ -118,7 +118,7 @@ pub(crate) fn stat_fd(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// What an open file is.
+/// Type and device of an open file.
 pub(crate) struct FileKind {
     pub(crate) is_regular: bool,
     pub(crate) size: u64,
@@ -126,7 +126,7 @@ pub(crate) struct FileKind {
     pub(crate) ino: u64,
 }
 
-/// What an open file is, as the kernel has it at hand: a network file system is not asked.
+/// Returns type and device of an open file from the kernel's cache: a network file system is not asked.
 pub(crate) fn kind_of(fd: c_int) -> Result<FileKind, Errno> {
     let mut answer = MaybeUninit::<libc::statx>::uninit();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
@@ -144,17 +144,17 @@ pub(crate) fn kind_of(fd: c_int) -> Result<FileKind, Errno> {
     })
 }
 
-/// Appends the current directory to an empty buffer; `None` if there is none that has a path.
+/// Appends the current directory to an empty buffer; `None` if it has no path.
 pub(crate) fn current_directory(buffer: &mut PathBuffer) -> Option<()> {
     let room = buffer.room();
     // SAFETY: the kernel writes no more than the room there is.
     let written = unsafe { call(libc::SYS_getcwd, [room.as_mut_ptr() as usize, room.len(), 0, 0, 0, 0]) }.ok()?;
-    // The answer counts the NUL. A directory that can't be reached from the root is spelled "(unreachable)/...".
+    // The result counts the NUL. A directory that can't be reached from the root is spelled "(unreachable)/...".
     buffer.grown_by(written.checked_sub(1)?);
     (buffer.bytes().first() == Some(&b'/')).then_some(())
 }
 
-/// Appends what a link holds to an empty buffer; `None` if it does not fit.
+/// Appends the target of a link to an empty buffer; `None` if it does not fit.
 pub(crate) fn read_link(path: &CStr, buffer: &mut PathBuffer) -> Option<()> {
     let room = buffer.room();
     let len = room.len();
@@ -167,7 +167,7 @@ pub(crate) fn read_link(path: &CStr, buffer: &mut PathBuffer) -> Option<()> {
     Some(())
 }
 
-/// Maps a whole file of at least `len_min` bytes, which must be there, shared; gives its length.
+/// Maps a whole file of at least `len_min` bytes, shared. Returns its address and length.
 pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(NonNull<u8>, usize)> {
     let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
     let fd = open_at(libc::AT_FDCWD, path, access | libc::O_CLOEXEC | libc::O_NOFOLLOW, 0).ok()?;
@@ -190,7 +190,7 @@ pub(crate) fn map_file(path: &CStr, len_min: usize, writable: bool) -> Option<(N
     mapped
 }
 
-/// Memory of the process's own, all zeroes.
+/// Maps zeroed memory of the process's own.
 pub(crate) fn map_memory(len: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -202,7 +202,7 @@ pub(crate) fn map_memory(len: usize) -> Option<NonNull<u8>> {
 /// Reads until the room is full.
 ///
 /// # Errors
-/// Also where the file ends before that: `EIO`.
+/// `EIO` if the file ends before that; else the error of a read.
 pub(crate) fn read_full(fd: c_int, room: &mut [u8]) -> Result<(), Errno> {
     let mut filled = 0;
     while let Some(rest) = room.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -217,9 +217,9 @@ pub(crate) fn read_full(fd: c_int, room: &mut [u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes away a mapping in which nobody reads.
+/// Unmaps memory in which nobody reads.
 pub(crate) fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: callers give back what `map_file` or `map_memory` gave them and nobody else has, or has any more.
+    // SAFETY: callers return what `map_file` or `map_memory` gave them, and nobody else uses it.
     let _ = unsafe { call(libc::SYS_munmap, [base.as_ptr() as usize, len, 0, 0, 0, 0]) };
 }
 
@@ -229,9 +229,9 @@ pub(crate) fn process_id() -> u64 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64
 }
 
-/// Whether the program has told the kernel to reap its children: by ignoring `SIGCHLD`, or by `SA_NOCLDWAIT`.
+/// Returns whether the program has told the kernel to reap its children: by ignoring `SIGCHLD`, or by `SA_NOCLDWAIT`.
 pub(crate) fn reaps_itself() -> bool {
-    // The kernel's own structure, which is not libc's: handler and flags come first.
+    // The kernel's own structure, which differs from libc's: handler and flags come first.
     let mut action = [0usize; 4];
     let arguments = [word(libc::SIGCHLD), 0, action.as_mut_ptr() as usize, size_of::<u64>(), 0, 0];
     // SAFETY: room for the answer.
@@ -240,27 +240,27 @@ pub(crate) fn reaps_itself() -> bool {
     answer.is_ok() && (handler == libc::SIG_IGN || flags & libc::SA_NOCLDWAIT as usize != 0)
 }
 
-/// A non-blocking SEQPACKET socket.
+/// Creates a non-blocking SEQPACKET socket.
 pub(crate) fn packet_socket() -> Result<c_int, Errno> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes numbers only.
     unsafe { call(libc::SYS_socket, [word(libc::AF_UNIX), word(kind), 0, 0, 0, 0]) }.map(|fd| fd as c_int)
 }
 
-/// `connect`, with as much of the address as is used.
+/// Calls `connect`, with the used part of the address.
 pub(crate) fn connect(fd: c_int, address: &libc::sockaddr_un, len: usize) -> Result<(), Errno> {
     let arguments = [word(fd), core::ptr::from_ref(address) as usize, len, 0, 0, 0];
     // SAFETY: an address, and a length inside it.
     unsafe { call(libc::SYS_connect, arguments) }.map(drop)
 }
 
-/// `sendmsg` that neither waits nor raises a signal.
+/// Calls `sendmsg` so that it neither waits nor raises a signal.
 ///
 /// # Safety
 /// Every pointer in the message must be good.
 pub(crate) unsafe fn send(fd: c_int, message: &libc::msghdr) -> Result<usize, Errno> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the caller vouches for what the message points to.
+    // SAFETY: the caller guarantees the message's pointers.
     unsafe {
         call(
             libc::SYS_sendmsg,
@@ -275,14 +275,14 @@ pub(crate) fn truncate_fd(fd: c_int, len: u64) -> Result<(), Errno> {
     unsafe { call(libc::SYS_ftruncate, [word(fd), len as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// `getppid`; 0 if the parent is in another process namespace.
+/// Calls `getppid`; 0 if the parent is in another process namespace.
 pub(crate) fn parent_id() -> c_int {
     // SAFETY: takes nothing, can't fail.
     unsafe { call(libc::SYS_getppid, [0; 6]) }.unwrap_or(0) as c_int
 }
 
-/// Whether descriptor `other` of process `pid` and `fd` of this one are of the same open file description (`kcmp`). False where the kernel
-/// does not tell.
+/// Returns whether descriptor `other` of process `pid` and `fd` of this one share an open file description (`kcmp`).
+/// False if the kernel does not tell.
 pub(crate) fn shares_description(pid: c_int, fd: c_int, other: c_int) -> bool {
     const KCMP_FILE: usize = 0;
     let own = process_id() as usize;
@@ -291,13 +291,13 @@ pub(crate) fn shares_description(pid: c_int, fd: c_int, other: c_int) -> bool {
     answer == Ok(0)
 }
 
-/// The flags that a descriptor was opened with, as `fcntl(F_GETFL)` tells them.
+/// Returns the flags with which a descriptor was opened, as `fcntl(F_GETFL)` does.
 pub(crate) fn descriptor_flags(fd: c_int) -> Result<c_int, Errno> {
     // SAFETY: takes numbers only.
     unsafe { call(libc::SYS_fcntl, [word(fd), word(libc::F_GETFL), 0, 0, 0, 0]) }.map(|flags| flags as c_int)
 }
 
-/// The offset of a file; 0 if it has none.
+/// Returns the offset of a file; 0 if it has none.
 pub(crate) fn offset(fd: c_int) -> usize {
     // SAFETY: takes numbers only.
     unsafe { call(libc::SYS_lseek, [word(fd), 0, word(libc::SEEK_CUR), 0, 0, 0]) }.unwrap_or(0)
@@ -309,7 +309,7 @@ pub(crate) fn seek_to(fd: c_int, offset: usize) -> Result<(), Errno> {
     unsafe { call(libc::SYS_lseek, [word(fd), offset, word(libc::SEEK_SET), 0, 0, 0]) }.map(drop)
 }
 
-/// Makes `fd` a descriptor of what `source` is of, in one step (`dup3`). Whether it stays over `exec` is kept.
+/// Makes `fd` a duplicate of `source`, in one step (`dup3`). Its close-on-exec flag stays.
 pub(crate) fn put_in_place(source: c_int, fd: c_int) -> Result<(), Errno> {
     // SAFETY: takes numbers only.
     let kept = unsafe { call(libc::SYS_fcntl, [word(fd), word(libc::F_GETFD), 0, 0, 0, 0]) }?;
@@ -319,7 +319,7 @@ pub(crate) fn put_in_place(source: c_int, fd: c_int) -> Result<(), Errno> {
         libc::O_CLOEXEC
     };
     let mut answer = Err(Errno(libc::EBUSY));
-    // Busy: another thread is opening a file that gets this very number, which the program itself has let go meanwhile.
+    // Busy: another thread is opening a file that gets this very number, which the program itself has closed meanwhile.
     for _ in 0..PUT_TRIES_MAX {
         // SAFETY: takes numbers only; the caller replaces a descriptor of the program's by one of the same file.
         answer = unsafe { call(libc::SYS_dup3, [word(source), word(fd), word(flags), 0, 0, 0]) }.map(drop);
@@ -330,14 +330,14 @@ pub(crate) fn put_in_place(source: c_int, fd: c_int) -> Result<(), Errno> {
     answer
 }
 
-/// Entries of a directory, some at a time.
+/// Entries of a directory, a buffer at a time.
 pub(crate) struct Entries {
     bytes: [MaybeUninit<u8>; 1024],
     len: usize,
 }
 
 impl Entries {
-    /// None.
+    /// Creates an empty buffer.
     pub(crate) const fn new() -> Self {
         Self {
             bytes: [MaybeUninit::uninit(); 1024],
@@ -345,7 +345,7 @@ impl Entries {
         }
     }
 
-    /// Reads the next ones; false at the end.
+    /// Reads the next entries; false at the end.
     pub(crate) fn read(&mut self, directory: c_int) -> bool {
         let arguments = [word(directory), self.bytes.as_mut_ptr() as usize, self.bytes.len(), 0, 0, 0];
         // SAFETY: the kernel writes no more than the room there is.
@@ -353,7 +353,7 @@ impl Entries {
         self.len > 0
     }
 
-    /// Calls `act` with the name of each.
+    /// Calls `act` with the name of each entry.
     pub(crate) fn names(&self, mut act: impl FnMut(&[u8])) {
         const LENGTH_AT: usize = mem::offset_of!(libc::dirent64, d_reclen);
         const NAME_AT: usize = mem::offset_of!(libc::dirent64, d_name);

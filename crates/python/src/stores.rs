@@ -167,7 +167,7 @@ fn to_python(error: Error) -> PyErr {
         Error::Denied { object, why } => os_error(Errno::ACCESS, why, object),
         Error::Changed { object } => os_error(
             Errno::STALE,
-            "it has changed since it was listed or first read; begin again with what is there now".into(),
+            "it has changed since it was listed or first read; start again with its present version".into(),
             object,
         ),
         Error::Store { object, why } => os_error(Errno::IO, why, object),

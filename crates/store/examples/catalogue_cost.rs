@@ -1,4 +1,5 @@
-//! Measures what publishing and adopting cost: `cargo run --release -p forebay-store --example catalogue_cost -- DIR COPIES`.
+//! Measures the cost of publishing and recovering copies: `cargo run --release -p forebay-store --example
+//! catalogue_cost -- DIR COPIES`.
 #![expect(clippy::print_stdout, clippy::cast_precision_loss, reason = "it prints figures")]
 
 use std::path::PathBuf;

@@ -1,8 +1,9 @@
-//! Fills a tier with many small copies, as runs over many files would have left it, for measurements of a large catalogue:
-//! `cargo run --release -p forebay-store --example fill_catalogue -- TIER STATE SOURCE MOUNT_SOURCE FS_TYPE COPIES`.
+//! Fills a tier with many small copies, as runs over many files would have left it, for measurements of a large
+//! catalogue: `cargo run --release -p forebay-store --example fill_catalogue -- TIER STATE SOURCE MOUNT_SOURCE FS_TYPE
+//! COPIES`.
 //!
-//! Objects and catalogue are real, made by the calls that an agent makes. The files that they claim to be copies of lie below SOURCE, on
-//! a file system that is mounted from `MOUNT_SOURCE`; they need not exist.
+//! Objects and catalogue are real, made by the same calls as an agent's. Their source files are named below SOURCE, on
+//! a file system mounted from `MOUNT_SOURCE`; they need not exist.
 
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const COPY_BYTES: usize = 100;
 const COPIES_A_DIR: u64 = 1000;
-/// Far from what a file system gives to files that do exist.
+/// First inode of the invented files, far from those of existing files.
 const FIRST_INODE: u64 = 1 << 60;
 const USED_UNIX_S: i64 = 1_800_000_000;
 

@@ -1,4 +1,4 @@
-//! The making of one copy: sequential, checked, and invisible until it is published.
+//! Writes one copy: sequential, checked, and invisible until it is published.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use crate::error::StoreError;
 use crate::source::{Ask, Source};
 use crate::tier::Shared;
 
-/// Blocks of zeros of this length become holes: that of a page, and of a block of most file systems.
+/// Length of the blocks of zeros that become holes: that of a page, and of a block of most file systems.
 const HOLE_BYTES: usize = 4096;
 static ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
 
-/// A whole copy that nothing leads to yet.
+/// A complete copy that is not published yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// XXH3-128 of the bytes that were written.
+    /// XXH3-128 checksum of the written bytes.
     pub checksum: u128,
-    /// The copy's own device, inode, size and times.
+    /// Device, inode, size and times of the copy itself.
     pub object: Identity,
 }
 
-/// Writes one copy. Dropped before [`CopyWriter::finish`], it removes what it wrote.
+/// Writer of one copy. Dropped before [`CopyWriter::finish`], it removes its file.
 #[derive(Debug)]
 pub struct CopyWriter {
     shared: Arc<Shared>,
@@ -39,7 +39,7 @@ pub struct CopyWriter {
     hasher: Hasher,
 }
 
-/// The checksum so far. (The library's hasher has no Debug.)
+/// Checksum so far. (The library's hasher has no Debug.)
 struct Hasher(Box<XxHash3_128>);
 
 impl std::fmt::Debug for Hasher {
@@ -61,37 +61,38 @@ impl CopyWriter {
         }
     }
 
-    /// From here on, blocks of zeros are not written: they become holes of the copy. For a source that takes less room than its size.
+    /// Turns blocks of zeros into holes of the copy from here on, for a source that takes less room than its size.
     #[must_use]
     pub fn keep_holes(mut self) -> Self {
         self.keeps_holes = true;
         self
     }
 
-    /// The copy's name.
+    /// Returns the copy's name.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The version of the source that is being copied.
+    /// Returns the version of the source that is being copied.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Bytes copied so far.
+    /// Returns the number of bytes copied so far.
     pub fn copied(&self) -> u64 {
         self.copied
     }
 
-    /// Whether all bytes are copied.
+    /// Returns whether all bytes are copied.
     pub fn is_complete(&self) -> bool {
         self.copied == self.identity.size
     }
 
-    /// Copies on, in order, up to `upto_offset` or the end of the file, with `buffer` in between; tells the bytes copied so far.
+    /// Copies on, in order, up to `upto_offset` or the end of the file, through `buffer`. Returns the number of bytes
+    /// copied so far.
     ///
-    /// Short reads and writes and interruptions are gone on with; no progress is an error (F4). A source that ends before its size
-    /// is [`StoreError::Changed`].
+    /// Goes on after short reads, short writes and interruptions; a call without progress is an error (F4). A source
+    /// that ends before its size is [`StoreError::Changed`].
     pub fn advance(&mut self, source: &dyn Source, upto_offset: u64, buffer: &mut [u8]) -> Result<u64, StoreError> {
         let upto = upto_offset.min(self.identity.size);
         while self.copied < upto {
@@ -110,7 +111,7 @@ impl CopyWriter {
         Ok(self.copied)
     }
 
-    /// Writes bytes at the end of what is copied, but for holes.
+    /// Writes bytes at the end of the copied part, except holes.
     fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         let file = self.file.as_deref().ok_or(Errno::BADF)?;
         if !self.keeps_holes {
@@ -119,8 +120,9 @@ impl CopyWriter {
         data_in(bytes, self.copied).try_for_each(|(offset, data)| write_all_at(file, data, offset))
     }
 
-    /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, is what it was at the beginning, and the
-    /// copy, asked by its own descriptor, is a file of that size which only its owner can read (S1).
+    /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, still has its identity of
+    /// the beginning, and the copy, asked through its own descriptor, is a file of that size which only its owner can
+    /// read (S1).
     pub fn finish(mut self, source: &dyn Source, ask: Ask) -> Result<Finished, StoreError> {
         if !self.is_complete() {
             return Err(self.tier_error("finish before its end", Errno::INVAL));
@@ -132,14 +134,14 @@ impl CopyWriter {
             return Err(self.changed(what));
         }
         if self.keeps_holes {
-            // A hole at the end is in no write.
+            // No write covers a hole at the end.
             self.set_size().map_err(|errno| self.tier_error("truncate", errno))?;
         }
         let object = self.check().map_err(|errno| self.tier_error("check", errno))?;
         if object.size != self.identity.size {
             return Err(StoreError::Damaged {
                 path: self.path(),
-                what: "its size is not what was written",
+                what: "its size differs from the written one",
             });
         }
         let checksum = self.hasher.0.finish_128();
@@ -151,7 +153,7 @@ impl CopyWriter {
         Ok(Finished { checksum, object })
     }
 
-    /// Removes what was written. (Dropping does the same, and tells nobody when it fails.)
+    /// Removes the file. (Dropping does so too, but reports no failure.)
     pub fn abandon(mut self) -> Result<(), StoreError> {
         self.file = None;
         self.shared.remove_object(self.id)
@@ -162,7 +164,7 @@ impl CopyWriter {
         uninterrupted(|| file.truncate(self.identity.size))
     }
 
-    /// What the copy is, its mode put right.
+    /// Returns the copy's identity, after it corrected the mode.
     fn check(&self) -> Result<Identity, Errno> {
         let file = self.file.as_deref().ok_or(Errno::BADF)?;
         let mut stat = uninterrupted(|| file.stat())?;
@@ -170,7 +172,7 @@ impl CopyWriter {
             return Err(Errno::IO);
         }
         if stat.mode & 0o7777 != Name::Object(self.id).mode() {
-            // A umask that takes even the owner's right to read. The change moves the ctime: ask again.
+            // The umask took even the owner's right to read. The correction moves the ctime, so ask again.
             uninterrupted(|| file.set_read_only())?;
             stat = uninterrupted(|| file.stat())?;
         }
@@ -206,8 +208,8 @@ impl Drop for CopyWriter {
     }
 }
 
-/// Returns the parts of `bytes`, which lie at `offset` in their file, that are not blocks of zeros, and where they lie. Blocks lie at multiples
-/// of their length.
+/// Returns the parts of `bytes` that are not blocks of zeros, with their offsets in the file. `bytes` begin at
+/// `offset`; blocks begin at multiples of their length.
 fn data_in(bytes: &[u8], offset: u64) -> impl Iterator<Item = (u64, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -224,7 +226,7 @@ fn data_in(bytes: &[u8], offset: u64) -> impl Iterator<Item = (u64, &[u8])> {
     })
 }
 
-/// In what two identities differ.
+/// Returns the first field in which two identities differ.
 fn difference(before: &Identity, after: &Identity) -> Option<&'static str> {
     if (before.dev, before.ino) != (after.dev, after.ino) {
         Some("it is another file")

@@ -1,4 +1,4 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
 use std::path::{Path, PathBuf};
 
@@ -7,70 +7,70 @@ use thiserror::Error;
 
 use crate::probe::Lack;
 
-/// What went wrong, where, in which operation.
+/// An error, with its path and operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The tier refused an operation.
+    /// An operation on the tier failed.
     #[error("cannot {operation} {}: {source}", path.display())]
     Tier {
-        /// What it was about.
+        /// Path of the tier or copy.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error number of the system.
         source: Errno,
     },
     /// The tier has no room: back off and serve from the source.
     #[error("no room to {operation} {}: {source}", path.display())]
     Full {
-        /// What it was about.
+        /// Path of the tier or copy.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error number of the system.
         source: Errno,
     },
-    /// The source refused an operation.
+    /// An operation on the source failed.
     #[error("cannot {operation} the source of {}: {source}", path.display())]
     Source {
-        /// The copy that was to be made.
+        /// Path of the intended copy.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error number of the system.
         source: Errno,
     },
-    /// The source is not, or no longer, the version of which a copy was begun.
+    /// The source is no longer the version of which a copy was begun.
     #[error("the source of {} changed: {what}", path.display())]
     Changed {
-        /// The copy that was to be made.
+        /// Path of the intended copy.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         what: &'static str,
     },
-    /// A copy or the catalogue is not what was written.
+    /// A copy or the catalogue does not hold what was written.
     #[error("{} is damaged: {what}", path.display())]
     Damaged {
-        /// What is damaged.
+        /// Path of the damaged file.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         what: &'static str,
     },
-    /// Something that must be ours alone is not.
+    /// A file or directory that must be private to the user is not.
     #[error("{} is refused: {why}", path.display())]
     NotPrivate {
-        /// What is refused.
+        /// Path that is refused.
         path: PathBuf,
-        /// Why.
+        /// Reason of the refusal.
         why: String,
     },
-    /// The directory's file system lacks what a tier needs.
+    /// The directory's file system lacks a feature that a tier needs.
     #[error("{} can't hold copies: its file system {lack}; name a directory on another one, such as ext4 or xfs", path.display())]
     Unfit {
         /// The tier's directory.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing feature.
         lack: Lack,
     },
     /// Another process holds the lease of the tier.
@@ -78,7 +78,7 @@ pub enum StoreError {
     InUse {
         /// The tier's root.
         path: PathBuf,
-        /// The process that holds it, where it said so.
+        /// Number of the process that holds it, if it wrote one.
         holder: Option<u32>,
     },
     /// The tier was made by another version.
@@ -86,49 +86,49 @@ pub enum StoreError {
     UnknownFormat {
         /// The tier's root.
         path: PathBuf,
-        /// What its FORMAT says.
+        /// Content of its FORMAT.
         found: String,
     },
     /// A path, name or mount is longer than the catalogue holds.
     #[error("{what} of {bytes} bytes is too long for {}", path.display())]
     TooLong {
-        /// The catalogue.
+        /// Path of the catalogue.
         path: PathBuf,
-        /// What is too long.
+        /// The part that is too long.
         what: &'static str,
-        /// How long it is.
+        /// Its length in bytes.
         bytes: usize,
     },
     /// The user's secret cannot be kept.
     #[error("cannot {operation} the secret {}: {source}", path.display())]
     Secret {
-        /// The secret's file.
+        /// Path of the secret's file.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error number of the system.
         source: Errno,
     },
 }
 
 impl StoreError {
-    /// The tier's answer as an error: lack of room is told apart from faults.
+    /// Turns an error number of the tier into an error, with lack of room told apart from faults.
     pub(crate) fn tier(path: &Path, operation: &'static str, source: Errno) -> Self {
         let path = path.to_owned();
         match source {
-            // FBIG: larger than this file system, or this process's limit, lets a file be. It is a matter of room all the same.
+            // FBIG means a limit of the file system or the process on the size of a file, so it is lack of room, too.
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::Full { path, operation, source },
             _ => Self::Tier { path, operation, source },
         }
     }
 
-    /// Whether the tier lacks room (bytes, inodes or quota): back off.
+    /// Returns whether the tier lacks room (bytes, inodes or quota): back off.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. })
     }
 
-    /// Whether the tier is at fault: after a few of these it is to be quarantined. Lack of descriptors or memory in this process is
-    /// no fault of the tier.
+    /// Returns whether the tier is at fault; after a few such errors it is to be quarantined. A lack of descriptors or
+    /// memory in this process is not the tier's fault.
     pub fn is_tier_fault(&self) -> bool {
         match self {
             Self::Tier { source, .. } => !matches!(
@@ -140,12 +140,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the source is the reason: it failed, or it changed. The tier is well.
+    /// Returns whether the source is the reason: it failed or changed, while the tier works.
     pub fn is_source(&self) -> bool {
         matches!(self, Self::Source { .. } | Self::Changed { .. })
     }
 
-    /// The system's answer, where there was one.
+    /// Returns the error number of the system, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Tier { source, .. } | Self::Full { source, .. } | Self::Source { source, .. } | Self::Secret { source, .. } => {

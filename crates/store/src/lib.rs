@@ -1,14 +1,16 @@
-//! Forebay's hold on files: tiers, copies, the catalogue, leases, reaping.
+//! Forebay's access to files: tiers, copies, the catalogue, leases, reaping.
 //!
-//! Everything that touches a tier goes through [`disk::Disk`]: one private root, names of our own alphabet only, `rustix` below (never
-//! `std::fs`, whose calls would run into our own hooks inside a program, and which follows links). A source file is only ever read,
-//! through a descriptor that a program opened.
+//! All access to a tier goes through [`disk::Disk`]: one private root, names of our own alphabet only, `rustix` below.
+//! `std::fs` is not used: inside a program its calls would run into our own hooks, and it follows links. A source file
+//! is only read, through a descriptor that a program opened.
 //!
-//! What must not be here: sockets, threads, clocks (times come in), decisions (which copy, which tier: `policy`), the environment.
+//! Not allowed here: sockets, threads, clocks (times are arguments), decisions (which copy, which tier: `policy`), the
+//! environment.
 //!
-//! Where to start: [`Tier::open`], then the life of a copy: [`Tier::begin`] -> [`CopyWriter::advance`] -> [`CopyWriter::finish`] ->
-//! [`Tier::publish`]; and, in the next run, [`Tier::adopt`]. Nothing leads to a copy before it is published; a partial one is removed
-//! when its writer is dropped, or by [`Tier::reap`] of the next opening. What the loader keeps lies packed in [`Segments`].
+//! Start with [`Tier::open`], then the life of a copy: [`Tier::begin`] -> [`CopyWriter::advance`] ->
+//! [`CopyWriter::finish`] -> [`Tier::publish`]; and, in the next run, [`Tier::recover`]. A copy can't be found before
+//! it is published; a partial one is removed when its writer is dropped, or by [`Tier::reap`] of the next opening. The
+//! loader's extents are packed in [`Segments`].
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Taking a private root: its lease, its FORMAT, the trial of a new one.
+//! Opens a private root: its lease, its FORMAT, the check of a new one.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use crate::error::StoreError;
 use crate::probe::{self, Lack};
 use crate::secret;
 
-/// Leases the root on `disk`, and makes it ready where it is new; `root` is only for messages, `dir` is the directory that the user named, and `format`
-/// what FORMAT says of the layout.
+/// Leases the root on `disk`, and prepares it if it is new. `root` is only for messages, `dir` is the directory that
+/// the user named, and `format` is the content of FORMAT for this layout.
 pub(crate) fn take(disk: &dyn Disk, root: &Path, dir: &Path, format: &[u8]) -> Result<Box<dyn Lease>, StoreError> {
     let unfit = |lack| StoreError::Unfit {
         path: dir.to_owned(),
@@ -37,7 +37,7 @@ pub(crate) fn take(disk: &dyn Disk, root: &Path, dir: &Path, format: &[u8]) -> R
     }
 }
 
-/// The process that wrote its number into the lease.
+/// Returns the number of the process that holds the lease, if it wrote one.
 pub(crate) fn holder(disk: &dyn Disk) -> Option<u32> {
     let mut text = [0; 16];
     let file = disk.open_read(Name::Lease).ok()?;
@@ -50,8 +50,8 @@ fn error(root: &Path, operation: &'static str) -> impl Fn(Errno) -> StoreError {
     move |errno| StoreError::tier(&path, operation, errno)
 }
 
-/// Whether the tier was made, and its file system found fit; one of another version is refused. FORMAT is written first and whole, so one
-/// that was cut short by a crash is of a tier that was still empty.
+/// Returns whether the tier was made already and its file system found fit; a tier of another version is refused.
+/// FORMAT is written first and in one piece, so a truncated one belongs to a tier that was still empty.
 fn has_format(disk: &dyn Disk, root: &Path, format: &[u8]) -> Result<bool, StoreError> {
     let mut found = vec![0; 4 * format.len()];
     let file = match uninterrupted(|| disk.open_read(Name::Format)) {

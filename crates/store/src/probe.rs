@@ -1,7 +1,8 @@
-//! What a tier needs of its file system, tried out before the tier is made (F16).
+//! Checks that a file system has the features that a tier needs, before the tier is made (F16).
 //!
-//! Odd file systems refuse little: they forget permissions, grant a lock twice, or number a file anew each time it is opened. Later on
-//! that would be copies that others can read, or that no door ever accepts. What is tried is what the other modules rely on, no more.
+//! Odd file systems refuse little: they ignore permissions, grant a lock twice, or give a file a new number each time
+//! it is opened. The results would be copies that others can read, or that the preload library never accepts. The check
+//! covers exactly the features that the other modules rely on.
 
 use std::fmt;
 use std::path::Path;
@@ -13,28 +14,28 @@ use crate::error::StoreError;
 use crate::root;
 use crate::secret;
 
-/// What the trial file holds.
-const CONTENT: &[u8] = b"forebay tries what this file system does\n";
+/// Content of the test file.
+const CONTENT: &[u8] = b"forebay checks this file system here\n";
 
-/// What a file system lacks to hold a tier; as words: "its file system ...".
+/// A feature that a file system lacks to hold a tier. Its text completes "its file system ...".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Lack {
-    /// Nobody would know that an agent uses the tier.
+    /// Locks: two agents could use the tier at the same time.
     Locks,
-    /// Others could read copies.
+    /// Permissions: others could read copies.
     Permissions,
-    /// A door takes a copy for another file, and reads the source.
+    /// Stable identity of files: the preload library would reject every copy and read the source.
     Identity,
-    /// What a program reads would be gone when its copy is removed.
+    /// Removed files that stay readable while they are open: a program would lose a copy that it reads.
     Unlinked,
-    /// The catalogue could not be renewed.
+    /// Atomic rename: the catalogue could not be rewritten.
     Rename,
-    /// Copies of earlier runs would not be found, or not be removed.
+    /// Names: copies of earlier runs could not be found, or not be removed.
     Names,
-    /// Reads would be wrong.
+    /// Content: reads would be wrong.
     Content,
-    /// Nothing could be left free for others.
+    /// Size: no room could be left free for others.
     Size,
 }
 
@@ -44,27 +45,28 @@ impl fmt::Display for Lack {
             Self::Locks => "locks no files (flock)",
             Self::Permissions => "keeps no permissions, so that others could read copies",
             Self::Identity => "gives a file another inode number or time once it is closed",
-            Self::Unlinked => "does not keep what is open once its name is removed",
+            Self::Unlinked => "does not keep an open file once its name is removed",
             Self::Rename => "can't put a file in another's place",
             Self::Names => "lists files by other names than they were given",
-            Self::Content => "does not give back what was written",
+            Self::Content => "returns other bytes than were written",
             Self::Size => "does not say how large it is",
         })
     }
 }
 
-/// An operation that a file system does not have, in the words of several of them.
+/// Returns whether an error number means that a file system has no such operation; several numbers do.
 pub(crate) fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::INVAL | Errno::PERM)
 }
 
-/// What the file system of a tier without copies lacks, if anything. The caller holds its lease; `id` names a copy that nobody has.
+/// Returns the missing feature of the file system of a tier without copies, if there is one. The caller holds the
+/// lease; `id` is the name of no copy.
 ///
 /// # Errors
-/// What says nothing about the file system's abilities: no room, a failing device.
+/// Errors that say nothing about the file system's features: no room, a failing device.
 pub(crate) fn lack(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
     let found = try_all(disk, id);
-    // What can't be removed now is of no tier's catalogue, and is reaped.
+    // A file that can't be removed now is in no catalogue, and is reaped later.
     for name in [Name::Object(id), Name::CatalogueNew] {
         let _ = uninterrupted(|| disk.remove(name));
     }
@@ -75,7 +77,7 @@ pub(crate) fn lack(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
 }
 
 fn try_all(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
-    // Least first: where one is missing, the next ones would mislead.
+    // In order of dependence: if one feature is missing, the later checks would mislead.
     for attempt in [locks, size, copies, renames] {
         if let Some(lack) = attempt(disk, id)? {
             return Ok(Some(lack));
@@ -98,7 +100,8 @@ fn size(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
     Ok((room.total_bytes == 0).then_some(Lack::Size))
 }
 
-/// The life of a copy: made read-only and written all the same, closed, found again by its name, removed while it is read.
+/// Checks the life of a copy: made read-only and still written, closed, found again by its name, removed while it is
+/// read.
 fn copies(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
     let (name, shard) = (Name::Object(id), id as u8);
     for folder in [Folder::Objects, Folder::Shard(shard)] {
@@ -114,7 +117,7 @@ fn copies(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
     write_all_at(&*file, CONTENT, 0)?;
     let is_private = |mode: u32| mode & 0o7777 == name.mode();
     if !is_private(uninterrupted(|| file.stat())?.mode) {
-        // A umask may have taken the owner's right to read; and where modes can't be changed they are not kept.
+        // The umask may have taken the owner's right to read. If modes can't be changed they are not kept either.
         match uninterrupted(|| file.set_read_only()) {
             Err(errno) if !is_unsupported(errno) => return Err(errno),
             _ => {}
@@ -139,7 +142,7 @@ fn copies(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
         return Ok(Some(Lack::Names));
     }
     uninterrupted(|| disk.remove(name))?;
-    // Read only now: what was read before would come from memory.
+    // This is the first read, since an earlier one would have filled the page cache.
     let mut bytes = [0; CONTENT.len() + 1];
     match disk::read_full_at(&*reader, &mut bytes, 0) {
         Ok(read) => Ok((&bytes[..read] != CONTENT).then_some(Lack::Content)),
@@ -148,7 +151,7 @@ fn copies(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
     }
 }
 
-/// FORMAT, which is yet to be written, is what is replaced.
+/// Checks that a rename replaces a file. It replaces FORMAT, which is not written yet.
 fn renames(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
     match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -160,7 +163,7 @@ fn renames(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
         Err(errno) if is_unsupported(errno) => return Ok(Some(Lack::Rename)),
         answer => answer?,
     }
-    // The name must lead to it now, and the other nowhere.
+    // The new name must lead to the file now, and the old one to none.
     let is_gone = match uninterrupted(|| disk.stat(Name::CatalogueNew)) {
         Err(Errno::NOENT) => true,
         answer => answer.map(|_| false)?,
@@ -172,11 +175,11 @@ fn renames(disk: &dyn Disk, _: u64) -> disk::Result<Option<Lack>> {
     }
 }
 
-/// What the file system of the directory `dir` lacks to hold a tier of the user `uid`, if anything. A tier that is there was tried when
-/// it was made. Nothing is left behind.
+/// Returns the missing feature of the file system of the directory `dir` for a tier of the user `uid`, if there is one.
+/// An existing tier was checked when it was made. Nothing is left behind.
 ///
 /// # Errors
-/// Where it can't be tried: `dir` can't be used, is full, or its device fails.
+/// `dir` can't be used, is full, or its device fails.
 pub fn probe(dir: &Path, uid: u32) -> Result<Option<Lack>, StoreError> {
     let failed = |errno| StoreError::tier(dir, "try", errno);
     if let Some(fd) = root::open_existing(dir, uid)? {

@@ -1,5 +1,5 @@
-//! Removing what nobody needs: partial copies of dead runs, and whole tiers on request. Nothing outside the private root is ever removed,
-//! links are not followed, mounts not crossed, and what bears no name of ours is left and told (S10).
+//! Removes partial copies of dead runs, and whole tiers on request. Nothing outside the private root is removed, links
+//! are not followed, mounts not crossed, and files with foreign names are left and reported (S10).
 
 use std::path::{Path, PathBuf};
 
@@ -12,52 +12,52 @@ use crate::opening::holder;
 use crate::root;
 use crate::tier::{Shared, Tier, guard};
 
-/// What reaping did.
+/// Result of reaping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReapReport {
-    /// Files removed.
+    /// Number of files removed.
     pub removed: u64,
-    /// Their bytes.
+    /// Sizes of the files removed, in bytes.
     pub removed_bytes: u64,
-    /// Entries left because they are none of ours, or could not be removed.
+    /// Number of entries left, since they are foreign or could not be removed.
     pub left: u64,
-    /// Whether the limit was reached, so that there may be more.
+    /// True if the limit was reached, so that there may be more.
     pub is_partial: bool,
-    /// Known copies whose file is not there: removed since they were told, or lost.
+    /// Known copies without a file: removed since recovery, or lost.
     pub missing: Vec<u64>,
 }
 
-/// What `clean` did.
+/// Result of `clean`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanReport {
     /// The tier's root.
     pub root: PathBuf,
-    /// Whether there was one.
+    /// True if there was a root.
     pub existed: bool,
-    /// Copies removed, published or not.
+    /// Number of copies removed, published or not.
     pub removed: u64,
-    /// Their bytes.
+    /// Sizes of the copies removed, in bytes.
     pub removed_bytes: u64,
-    /// Entries left because they are none of ours, or could not be removed; then the root stays too.
+    /// Number of entries left, since they are foreign or could not be removed; the root then stays, too.
     pub left: u64,
 }
 
-/// A tier as it lies on disk, used or not.
+/// Contents of a tier on disk, in use or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootReport {
-    /// Its root.
+    /// Path of its root.
     pub root: PathBuf,
-    /// Whether a process uses it now.
+    /// True if a process uses it now.
     pub in_use: bool,
-    /// That process, where it said so.
+    /// Number of that process, if it wrote one.
     pub holder: Option<u32>,
-    /// Copies in it, published or not.
+    /// Number of copies in it, published or not.
     pub copies: u64,
-    /// Their bytes.
+    /// Sizes of the copies, in bytes.
     pub bytes: u64,
 }
 
-/// The copies that a catalogue speaks of, by their part of `objects`.
+/// Copies that a catalogue lists, by their part of `objects`.
 #[derive(Clone, Debug, Default)]
 pub struct Known(Vec<u64>);
 
@@ -66,7 +66,7 @@ impl Known {
         (id as u8, id)
     }
 
-    /// Those of one part, sorted.
+    /// Returns the copies of one part, sorted.
     fn of_shard(&self, shard: u8) -> &[u64] {
         let start = self.0.partition_point(|id| Self::key(*id).0 < shard);
         let from = self.0.get(start..).unwrap_or_default();
@@ -83,17 +83,17 @@ impl FromIterator<u64> for Known {
     }
 }
 
-/// Files that nothing leads to and that can't be removed for now.
+/// Files that cannot be found and can't be removed for now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// How many.
+    /// Number of files.
     pub copies: u64,
-    /// Their bytes.
+    /// Sizes of the files, in bytes.
     pub bytes: u64,
 }
 
 impl Tier {
-    /// Tries again to remove what this opening could not remove; tells what still takes room.
+    /// Tries again to remove files that this opening could not remove. Returns those that are left.
     pub fn retry_leftovers(&self) -> Leftovers {
         self.remove_leftovers(&mut ReapReport::default());
         let disk = &self.shared().disk;
@@ -112,9 +112,9 @@ impl Tier {
         }
     }
 
-    /// Removes up to `limit` files that earlier openings left and that `known` does not name: copies that were never published.
-    /// To be called after adoption; takes no lock, so copies may be made and removed meanwhile. Calls `rest` after each part
-    /// of `objects`.
+    /// Removes up to `limit` files that earlier openings left and that `known` does not list: copies that were never
+    /// published. Call it after recovery. It takes no lock, so copies may be made and removed meanwhile. Calls `rest`
+    /// after each part of `objects`.
     pub fn reap(&self, known: &Known, limit: u64, rest: &mut dyn FnMut()) -> Result<ReapReport, StoreError> {
         let shared = self.shared();
         let mut report = ReapReport::default();
@@ -161,7 +161,7 @@ impl ReapReport {
     }
 }
 
-/// Removes one file and tells its size; that there is none is well.
+/// Removes one file and returns its size; a missing file does not count as an error.
 fn remove_object(disk: &dyn Disk, id: u64) -> Result<u64, Errno> {
     let bytes = match uninterrupted(|| disk.stat(Name::Object(id))) {
         Ok(stat) => stat.identity.size,
@@ -174,7 +174,7 @@ fn remove_object(disk: &dyn Disk, id: u64) -> Result<u64, Errno> {
     }
 }
 
-/// What lies in the tier directory `dir` of the user `uid`; `None` when there is no root.
+/// Returns the contents of the tier directory `dir` of the user `uid`; `None` if there is no root.
 pub fn inspect(dir: &Path, uid: u32) -> Result<Option<RootReport>, StoreError> {
     let path = root::root_path(dir, uid);
     let failed = |operation| move |errno| StoreError::tier(&root::root_path(dir, uid), operation, errno);
@@ -222,7 +222,7 @@ pub fn clean(dir: &Path, uid: u32) -> Result<CleanReport, StoreError> {
     Ok(report)
 }
 
-/// Removes all that is ours below the root of a disk, the lease last; `path` is only for messages.
+/// Removes all our files below the root of a disk, the lease last; `path` is only for messages.
 pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError> {
     let failed = |operation| move |errno| StoreError::tier(path, operation, errno);
     let lease = uninterrupted(|| disk.lock()).map_err(|errno| match errno {
@@ -257,7 +257,7 @@ pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError>
             Err(_) => report.left += 1,
         }
     }
-    // Its file is open as long as it is held, and a file system may keep that in view.
+    // The lease's file is open while it is held, and a file system may keep it visible.
     drop(lease);
     for attempt in 0..=limits::HIDDEN_ATTEMPTS_MAX {
         let (mut left, mut hidden) = (0, 0);
@@ -272,7 +272,7 @@ pub fn clean_on(disk: &dyn Disk, path: &Path) -> Result<CleanReport, StoreError>
     Ok(report)
 }
 
-/// Removes a directory, once what is only hidden in it has gone.
+/// Removes a directory, after waiting for files that are only hidden in it.
 fn remove_folder(disk: &dyn Disk, folder: Folder) -> disk::Result<()> {
     for _ in 0..limits::HIDDEN_ATTEMPTS_MAX {
         match uninterrupted(|| disk.remove_dir(folder)) {
@@ -289,17 +289,18 @@ fn remove_folder(disk: &dyn Disk, folder: Folder) -> disk::Result<()> {
     uninterrupted(|| disk.remove_dir(folder))
 }
 
-/// What NFS and FUSE rename a removed file to until nobody has it open; it goes by itself a moment after.
+/// Returns whether an entry is a removed file that NFS or FUSE keep under a hidden name while somebody has it open. It
+/// disappears a moment after.
 fn is_hidden(entry: &[u8]) -> bool {
     entry.starts_with(b".nfs") || entry.starts_with(b".fuse_hidden")
 }
 
-/// Calls `each` with every entry of every part of `objects`: the copy it is, or `None` for what is none of ours.
+/// Calls `each` with every entry of every part of `objects`: the copy's number, or `None` for a foreign entry.
 fn each_object(disk: &dyn Disk, each: &mut dyn FnMut(&dyn Disk, Option<u64>)) -> Result<(), Errno> {
     for shard in 0..=u8::MAX {
         let mut found = Vec::new();
         match uninterrupted(|| disk.list(Folder::Shard(shard), &mut |entry| found.push(Name::parse_object(shard, entry)))) {
-            // What stands in the place of a directory and is none is left; removing the directory tells it.
+            // A file in the place of a directory is left; removing the directory reports it.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
             Err(errno) => return Err(errno),
         }

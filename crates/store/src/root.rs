@@ -1,4 +1,4 @@
-//! The private root of a tier: made and checked by descriptor, never by name twice (S1, S2).
+//! The private root of a tier, created and checked through descriptors, so that no name is resolved twice (S1, S2).
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -12,12 +12,13 @@ use crate::disk::Name;
 use crate::error::StoreError;
 use crate::probe::Lack;
 
-/// This boot of the machine: copies written in another one may have lost what was never synced.
+/// Identity of the machine's boot. Copies written in another boot may have lost what was never synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootId(pub [u8; 16]);
 
 impl BootId {
-    /// The running boot. Where the kernel does not say, a random one: then no copy of before is trusted unread.
+    /// Returns the running boot. If the kernel does not tell it, the identity is random, and no earlier copy is trusted
+    /// without verification.
     pub fn current() -> Self {
         let mut text = [0_u8; 36];
         let mut id = [0_u8; 16];
@@ -34,17 +35,17 @@ impl BootId {
     }
 }
 
-/// Where the private root of the user `uid` lies in the tier directory `dir`.
+/// Returns the path of the private root of the user `uid` in the tier directory `dir`.
 pub fn root_path(dir: &Path, uid: u32) -> PathBuf {
     dir.join(format!("forebay-{uid}"))
 }
 
-/// Where the copy `id` of the user `uid` lies in the tier directory `dir`.
+/// Returns the path of the copy `id` of the user `uid` in the tier directory `dir`.
 pub fn copy_path(dir: &Path, uid: u32, id: u64) -> PathBuf {
     root_path(dir, uid).join(OsStr::from_bytes(Name::Object(id).path().as_bytes()))
 }
 
-/// Opens the private root in `dir`, which must exist, and makes it where it is missing.
+/// Opens the private root in `dir`, which must exist, and creates the root if it is missing.
 pub(crate) fn open_or_make(dir: &Path, uid: u32) -> Result<OwnedFd, StoreError> {
     let dir_fd = open_dir(dir)?;
     let path = root_path(dir, uid);
@@ -58,7 +59,7 @@ pub(crate) fn open_or_make(dir: &Path, uid: u32) -> Result<OwnedFd, StoreError> 
     opened?.ok_or_else(|| StoreError::tier(&path, "open", Errno::NOENT))
 }
 
-/// Calls `with` with a private directory of a name of its own in `dir`, which is removed afterwards; `with` leaves it empty.
+/// Calls `with` with a new private directory in `dir`, and removes it afterwards; `with` leaves it empty.
 pub(crate) fn with_temporary<T>(dir: &Path, uid: u32, with: impl FnOnce(OwnedFd) -> T) -> Result<T, StoreError> {
     let dir_fd = open_dir(dir)?;
     let name = format!("forebay-{uid}.trial-{:08x}", crate::secret::random_u32());
@@ -76,7 +77,7 @@ pub(crate) fn with_temporary<T>(dir: &Path, uid: u32, with: impl FnOnce(OwnedFd)
     answer
 }
 
-/// Makes a directory for its owner alone; whether it was not there before.
+/// Creates a directory for its owner alone. Returns whether it is new.
 fn make(dir: &OwnedFd, name: &str, path: &Path) -> Result<bool, StoreError> {
     match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
         Ok(()) => Ok(true),
@@ -85,7 +86,7 @@ fn make(dir: &OwnedFd, name: &str, path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Whether what was made for its owner alone grants others something.
+/// Returns whether a directory that was created for its owner alone gives others rights.
 fn is_open_to_others(dir: &OwnedFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_mode & 0o077 != 0)
 }
@@ -118,14 +119,14 @@ pub(crate) fn remove(dir: &Path, uid: u32, root: &Stat) -> Result<(), StoreError
     rustix::fs::unlinkat(&dir_fd, &name, AtFlags::REMOVEDIR).map_err(|errno| StoreError::tier(&path, "remove", errno))
 }
 
-/// The directory the user named; links on the way to it are the user's own choice.
+/// Opens the directory that the user named; links on the way to it are the user's own choice.
 fn open_dir(dir: &Path) -> Result<OwnedFd, StoreError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| StoreError::tier(dir, "open", errno))?;
     let stat = rustix::fs::fstat(&fd).map_err(|errno| StoreError::tier(dir, "stat", errno))?;
     let mode = Mode::from_raw_mode(stat.st_mode);
     if mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX) {
-        let why = "everybody may rename what is in it: use a directory of your own in it, or set its sticky bit".to_owned();
+        let why = "everybody may rename its contents: use a directory of your own in it, or set its sticky bit".to_owned();
         return Err(StoreError::NotPrivate { path: dir.to_owned(), why });
     }
     Ok(fd)
@@ -150,7 +151,7 @@ fn open_checked(dir: &OwnedFd, name: &str, path: &Path, uid: u32) -> Result<Opti
     };
     let stat = rustix::fs::fstat(&fd).map_err(|errno| StoreError::tier(path, "stat", errno))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Err(refused("it is no directory: remove it".to_owned()));
+        return Err(refused("it is not a directory: remove it".to_owned()));
     }
     if stat.st_uid != uid {
         return Err(refused(format!(
@@ -158,7 +159,7 @@ fn open_checked(dir: &OwnedFd, name: &str, path: &Path, uid: u32) -> Result<Opti
             stat.st_uid
         )));
     }
-    // The set-group-id bit comes from the directory above and opens nothing to anybody.
+    // The set-group-id bit is inherited from the directory above and gives nobody access.
     if stat.st_mode & 0o5777 != 0o700 {
         return Err(refused(format!(
             "its mode is {:04o}, not 0700: remove it, or change its mode",

@@ -1,5 +1,5 @@
-//! The user's secret: with it the records of a catalogue are tagged, so that only records that this user's Forebay wrote are adopted
-//! (S5). It is never printed.
+//! The user's secret, with which the records of a catalogue are tagged, so that only records of this user's Forebay are
+//! recovered (S5). It is never printed.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,8 @@ use crate::error::StoreError;
 const SECRET_BYTES: usize = 32;
 const FILE_NAME: &str = "secret";
 
-/// 32 bytes that are never printed, and wiped when they are dropped (S7). In a box: a value that is moved leaves its bytes where it was.
+/// 32 bytes that are never printed, and wiped when they are dropped (S7). They are boxed, since moving a value leaves
+/// its bytes behind.
 #[derive(Clone)]
 pub(crate) struct Key(Box<Zeroizing<[u8; SECRET_BYTES]>>);
 
@@ -28,41 +29,41 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// A key that `fill` writes.
+    /// Creates a key that `fill` writes.
     fn filled(fill: impl FnOnce(&mut [u8; SECRET_BYTES])) -> Self {
         let mut key = Self(Box::default());
         fill(&mut key.0);
         key
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub(crate) fn bytes(&self) -> &[u8; SECRET_BYTES] {
         &self.0
     }
 
-    /// A key that comes from this one, for one purpose.
+    /// Derives a key for one purpose.
     pub(crate) fn derive(&self, purpose: &[u8]) -> Self {
         Self::filled(|bytes| blake3::Hasher::new_keyed(self.bytes()).update(purpose).finalize_xof().fill(bytes))
     }
 }
 
-/// 32 random bytes of one user.
+/// Secret of one user: 32 random bytes.
 #[derive(Debug)]
 pub struct Secret(Key);
 
 impl Secret {
-    /// A secret that nobody keeps: what is tagged with it is adopted by no later run.
+    /// Creates a secret that is not kept: no later run recovers copies tagged with it.
     pub fn ephemeral() -> Self {
         Self(Key::filled(|bytes| fill_random(bytes)))
     }
 
-    /// A given secret, for tests.
+    /// Creates a secret from given bytes, for tests.
     pub fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
         Self(Key::filled(|key| *key = bytes))
     }
 
-    /// The secret kept in the state directory `state`, which is made (0700) with the directories above it where it is missing. What
-    /// others could have written or read is refused.
+    /// Loads the secret from the state directory `state`, or creates both. The directory, and missing ones above it,
+    /// get mode 0700. A directory or secret that others could have written or read is refused.
     pub fn load_or_create(state: &Path) -> Result<Self, StoreError> {
         leave_no_core();
         let path = state.join(FILE_NAME);
@@ -89,11 +90,11 @@ impl Secret {
         }
         let fresh = Self::ephemeral();
         fresh.keep(&dir).map_err(failed("write"))?;
-        // Another process may have been first: what has the name now is the secret of both.
+        // Another process may have been first: the secret that now has the name is used by both.
         read(&dir, &path)?.ok_or(Errno::NOENT).map_err(failed("read"))
     }
 
-    /// The secret kept in the state directory `state`, if there is one. Nothing is made.
+    /// Loads the secret from the state directory `state`, if there is one. Creates nothing.
     pub fn load(state: &Path) -> Result<Option<Self>, StoreError> {
         leave_no_core();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -108,7 +109,7 @@ impl Secret {
         }
     }
 
-    /// The kept secret, or, with the reason, an ephemeral one.
+    /// Returns the kept secret, or an ephemeral one with the reason.
     pub fn kept_or_ephemeral(state: &Path) -> (Self, Option<StoreError>) {
         match Self::load_or_create(state) {
             Ok(secret) => (secret, None),
@@ -116,7 +117,8 @@ impl Secret {
         }
     }
 
-    /// Writes the secret under a name of its own and links it to its final one, which thus only ever has a whole secret.
+    /// Writes the secret under a temporary name and links it to its final one, so that the final name never leads to an
+    /// incomplete secret.
     fn keep(&self, dir: &OwnedFd) -> Result<(), Errno> {
         let mut random = [0; 8];
         fill_random(&mut random);
@@ -126,7 +128,7 @@ impl Secret {
         let written = rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)
             .and_then(|()| uninterrupted(|| rustix::io::write(&fd, self.0.bytes())))
             .and_then(|count| if count == SECRET_BYTES { Ok(()) } else { Err(Errno::IO) })
-            // The secret outlives a power loss, unlike copies: else all tiers would start clean after one.
+            // Unlike copies, the secret survives a power loss: else all tiers would start empty after one.
             .and_then(|()| rustix::fs::fsync(&fd))
             .and_then(|()| match rustix::fs::linkat(dir, &temporary, dir, FILE_NAME, AtFlags::empty()) {
                 Err(Errno::EXIST) => Ok(()),
@@ -135,13 +137,13 @@ impl Secret {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).and(written)
     }
 
-    /// A key for one purpose.
+    /// Returns the key for one purpose.
     pub(crate) fn key(&self, purpose: &[u8]) -> Key {
         self.0.derive(purpose)
     }
 }
 
-/// From now on this process leaves no core file: the secret would be found in it.
+/// Disables core files for this process, since one would contain the secret.
 fn leave_no_core() {
     let none = Rlimit {
         current: Some(0),
@@ -170,7 +172,7 @@ fn read(dir: &OwnedFd, path: &Path) -> Result<Option<Secret>, StoreError> {
     };
     let stat = rustix::fs::fstat(&fd).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(refused("it is no file: remove it"));
+        return Err(refused("it is not a file: remove it"));
     }
     if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
         return Err(refused("others could have read or written it: remove it, and a new one is made"));
@@ -190,7 +192,7 @@ fn make_dirs(path: &Path) -> Result<(), Errno> {
         made.push(component);
         if matches!(component, Component::Normal(_)) {
             match rustix::fs::mkdir(&made, Mode::RWXU) {
-                // A directory that is there may stand in one that is not ours to write: opening the last one decides.
+                // An existing directory may be in one that we must not write to: opening the last one decides.
                 Ok(()) | Err(Errno::EXIST | Errno::ACCESS | Errno::ROFS | Errno::PERM) => {}
                 Err(errno) => return Err(errno),
             }
@@ -199,21 +201,21 @@ fn make_dirs(path: &Path) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A random number from the kernel.
+/// Returns a random number from the kernel.
 pub(crate) fn random_u32() -> u32 {
     let mut bytes = [0; 4];
     fill_random(&mut bytes);
     u32::from_ne_bytes(bytes)
 }
 
-/// Random bytes from the kernel.
+/// Fills `bytes` with random bytes from the kernel.
 pub(crate) fn fill_random(bytes: &mut [u8]) {
     let mut filled = 0;
     while filled < bytes.len() {
         match rustix::rand::getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(count) if count > 0 => filled += count,
             Err(Errno::INTR) => {}
-            // Every Linux that Rust runs on has getrandom; without randomness there are no secrets and no fresh names.
+            // Every Linux that Rust runs on has getrandom; without randomness there are no secrets and no new names.
             answer => panic!("the kernel gives no random bytes: {answer:?}"),
         }
     }

@@ -1,4 +1,4 @@
-//! A source file: only ever read, through a descriptor that somebody opened.
+//! A source file: only read, through a descriptor that a program opened.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,39 +8,41 @@ use rustix::io::Errno;
 
 use crate::disk::Result;
 
-/// Whom to ask what a source file is.
+/// Authority on the state of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// What this machine's kernel knows, as far as the file system lets it: no round trip.
+    /// This machine's kernel, as far as the file system allows: without a round trip.
     Kernel,
-    /// The server, as `fstat` does.
+    /// The server, as with `fstat`.
     Server,
 }
 
-/// What a source file is.
+/// Identity and attributes of a source file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceStat {
-    /// Which version of which file.
+    /// Version of the file.
     pub identity: Identity,
-    /// The rest that `fstat` tells.
+    /// Attributes that `fstat` reports besides.
     pub attributes: Attributes,
 }
 
 /// A file to copy from.
 pub trait Source {
-    /// What it is.
+    /// Returns the file's identity and attributes.
     fn stat(&self, ask: Ask) -> Result<SourceStat>;
-    /// Reads some bytes at `offset`; 0 at the end. The file offset of the descriptor, which a program shares, is left alone.
+    /// Reads some bytes at `offset`; returns 0 at the end. Leaves the file offset of the descriptor alone, which a
+    /// program shares.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;
-    /// Has this machine's kernel forget the first `bytes` of it, so that the next read asks the server.
+    /// Drops the first `bytes` of the file from this machine's page cache, so that the next read asks the server.
     fn forget_pages(&self, bytes: u64) -> Result<()>;
 }
 
-/// A source file by its descriptor.
+/// A source file, accessed through its descriptor.
 #[derive(Debug)]
 pub struct SourceFile(OwnedFd);
 
-/// All that is needed, and not the access time: on FUSE a read makes that one stale, and asking for it is a round trip.
+/// Fields of `statx` that are needed. The access time is not: on FUSE a read makes it stale, and asking for it costs a
+/// round trip.
 const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
     .union(StatxFlags::NLINK)
@@ -53,12 +55,12 @@ const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::BLOCKS);
 
 impl SourceFile {
-    /// The file behind `descriptor`, which must be open for reading.
+    /// Wraps `descriptor`, which must be open for reading.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// The descriptor again.
+    /// Returns the descriptor.
     pub fn into_descriptor(self) -> OwnedFd {
         self.0
     }
@@ -78,7 +80,7 @@ impl Source for SourceFile {
         };
         match rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH | sync, WANTED) {
             Ok(statx) => Ok(from_statx(&statx)),
-            // Kernels and sandboxes without statx have fstat, which asks the server where the file system does.
+            // Kernels and sandboxes without statx have fstat, which asks the server if the file system does.
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => from_fstat(&self.0),
             Err(errno) => Err(errno),
         }
@@ -94,18 +96,18 @@ impl Source for SourceFile {
 }
 
 impl SourceStat {
-    /// Whether this is a regular file.
+    /// Returns whether this is a regular file.
     pub fn is_regular(&self) -> bool {
         FileType::from_raw_mode(self.attributes.mode) == FileType::RegularFile
     }
 
     /// Returns whether the file takes less room at the source than its size: it may have holes.
     pub fn may_have_holes(&self) -> bool {
-        // Blocks of 512 bytes, whatever those of the file system.
+        // Blocks have 512 bytes on every file system.
         self.attributes.blocks.saturating_mul(512) < self.identity.size
     }
 
-    /// Whether this is a directory, whose copy is a listing of it.
+    /// Returns whether this is a directory, whose copy is a cached directory.
     pub fn is_directory(&self) -> bool {
         self.attributes.is_directory()
     }

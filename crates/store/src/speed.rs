@@ -1,4 +1,4 @@
-//! How long reads take that no cache answers (F12). What follows from that, [`forebay_policy::speed`] decides.
+//! Measures the time of reads that no cache answers (F12). [`forebay_policy::speed`] decides on the result.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use crate::limits::{READ_PIECE_BYTES, TIMED_BYTES_MAX};
 use crate::source::Source;
 use crate::tier::Tier;
 
-/// Reads the beginning of a copy, and where that was slow as much of its source. Both are read from where they lie, and from no cache, as
-/// far as their file systems let go of pages.
+/// Reads the beginning of a copy and, if that was slow, the same part of its source. Both are read from their devices
+/// and not from the page cache, as far as their file systems drop pages.
 pub fn sample(tier: &Tier, copy: u64, source: &dyn Source) -> Result<Sample, StoreError> {
     let (bytes, tier_us) = time_copy(tier, copy)?;
     let source_us = if Sample::is_suspicious(bytes, tier_us) {
@@ -28,7 +28,7 @@ pub fn sample(tier: &Tier, copy: u64, source: &dyn Source) -> Result<Sample, Sto
     })
 }
 
-/// Reads the copy of an earlier sample again; the source's time stays what it was.
+/// Reads the copy of an earlier sample again; the source's time stays.
 pub fn read_again(tier: &Tier, earlier: &Sample) -> Result<Sample, StoreError> {
     let (bytes, tier_us) = time_copy(tier, earlier.copy)?;
     Ok(Sample {
@@ -59,7 +59,7 @@ fn time_source(source: &dyn Source, bytes: u64) -> Result<u64, Errno> {
     Ok(begun.elapsed().as_micros() as u64)
 }
 
-/// Reads up to `most` bytes from the beginning; how many there were is the answer.
+/// Reads up to `most` bytes from the beginning. Returns their number.
 fn read(read_at: impl Fn(&mut [u8], u64) -> Result<usize, Errno>, most: u64) -> Result<u64, Errno> {
     let mut piece = vec![0; READ_PIECE_BYTES.min(most as usize)];
     let mut done = 0;

@@ -13,9 +13,9 @@ use crate::source::{Ask, Source, SourceStat};
 pub struct MemorySource {
     content: Mutex<Vec<u8>>,
     stat: Mutex<SourceStat>,
-    /// Reads give at most this many bytes, as a short read does.
+    /// Largest result of one read in bytes, to force short reads.
     pub read_bytes_max: usize,
-    /// What every read answers instead, if anything.
+    /// Error that every read returns, if set.
     pub fault: Mutex<Option<Errno>>,
 }
 
@@ -24,7 +24,7 @@ fn guard<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl MemorySource {
-    /// A file with this inode and content.
+    /// Creates a file with this inode and content.
     pub fn new(ino: u64, content: &[u8]) -> Self {
         let time = FileTime {
             sec: 1_700_000_000,
@@ -53,12 +53,12 @@ impl MemorySource {
         }
     }
 
-    /// Its identity now.
+    /// Returns its present identity.
     pub fn identity(&self) -> Identity {
         guard(&self.stat).identity
     }
 
-    /// Replaces the content, as a program that writes the source would; `size_seen` is what `fstat` says of it from now on.
+    /// Replaces the content, as a program that writes the source would; `fstat` reports `size_seen` from now on.
     pub fn change(&self, content: &[u8], size_seen: u64) {
         *guard(&self.content) = content.to_vec();
         let mut stat = guard(&self.stat);
@@ -67,7 +67,7 @@ impl MemorySource {
         stat.identity.ctime.nsec += 1;
     }
 
-    /// Cuts the content without telling `fstat`: what a server that lost its tail looks like.
+    /// Truncates the content while `fstat` still reports the old size, as a server that lost the file's tail does.
     pub fn cut(&self, size: usize) {
         guard(&self.content).truncate(size);
     }
@@ -104,11 +104,11 @@ fn entries(disk: &dyn Disk, folder: Folder) -> Vec<Vec<u8>> {
 
 const OBJECT: Name = Name::Object(0x0123_4567_89ab_cdef);
 
-/// What every disk must do. `disk` is empty; it is empty again at the end, but for the lease.
+/// Checks the behaviour that every disk must have. `disk` is empty, and is empty again at the end except for the lease.
 ///
 /// # Panics
 ///
-/// When the disk does otherwise.
+/// The disk behaves otherwise.
 pub fn disk_conformance(disk: &dyn Disk) {
     names_and_folders(disk);
     files(disk);
@@ -166,7 +166,7 @@ fn files(disk: &dyn Disk) {
     );
     assert!(!entries(disk, Folder::Shard(0xef)).contains(&b"0123456789abcdef".to_vec()));
     drop(reader);
-    // Some file systems (NFS, FUSE) give what is removed and open another name, which goes a moment after it was closed.
+    // Some file systems (NFS, FUSE) rename a removed file while it is open; it disappears a moment after it was closed.
     for _ in 0..crate::limits::HIDDEN_ATTEMPTS_MAX {
         if entries(disk, Folder::Shard(0xef)).is_empty() {
             break;

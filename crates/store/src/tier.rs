@@ -1,4 +1,4 @@
-//! A tier: one private root, its lease, its room, its copies.
+//! A tier: one private root with its lease, its room and its copies.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ use crate::opening;
 use crate::root::{self, BootId};
 use crate::secret::{self, Secret};
 
-/// What FORMAT says of the layout that this version reads and writes.
+/// Content of FORMAT for the layout that this version reads and writes.
 const FORMAT: &[u8] = b"forebay tier 1\n";
 
 pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58F6;
 
-/// What is always left free of a tier's file system.
+/// Part of a tier's file system that is always left free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreeFloor {
-    /// This many bytes, and 5 % of the inodes.
+    /// Number of bytes, together with 5 % of the inodes.
     Bytes(u64),
-    /// This part of bytes and inodes, in hundredths.
+    /// Percentage of bytes and inodes.
     Percent(u8),
 }
 
@@ -39,29 +39,30 @@ impl Default for FreeFloor {
     }
 }
 
-/// A tier as it is configured.
+/// Configuration of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierConfig {
-    /// An existing directory on a local file system; the tier's private root is made in it.
+    /// Existing directory on a local file system; the tier's private root is made in it.
     pub dir: PathBuf,
-    /// Most bytes of all copies together.
+    /// Largest total size of all copies, in bytes.
     pub quota_bytes: u64,
-    /// Most inodes that the tier takes.
+    /// Largest number of inodes of the tier.
     pub quota_inodes: u64,
-    /// What is left free for others.
+    /// Part of the file system that is left free for others.
     pub free_floor: FreeFloor,
 }
 
-/// What a tier's file system has above the free floor.
+/// Free room of a tier's file system above the free floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
 }
 
-/// An open tier. It is leased to this process until it, and the last [`CopyWriter`] of it, is dropped, or [`Tier::give_up_lease`].
+/// An open tier. This process holds its lease until the tier and the last [`CopyWriter`] of it are dropped, or
+/// [`Tier::give_up_lease`] is called.
 #[derive(Debug)]
 pub struct Tier {
     config: TierConfig,
@@ -72,19 +73,19 @@ pub struct Tier {
     ids: Mutex<Ids>,
 }
 
-/// What the tier and its writers have in common.
+/// State that the tier and its writers share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) root: PathBuf,
     objects: PathBuf,
-    /// Files that could not be removed; tried again by [`Tier::retry_leftovers`].
+    /// Files that could not be removed yet; [`Tier::retry_leftovers`] tries again.
     pub(crate) leftovers: Mutex<BTreeSet<u64>>,
-    /// `None` once it was given up.
+    /// `None` after it was given up.
     lease: Mutex<Option<Box<dyn Lease>>>,
 }
 
-/// Names of copies: a random number for this opening, and a counter.
+/// Generator of names of copies: a random number for this opening, and a counter.
 #[derive(Debug)]
 struct Ids {
     incarnations: Vec<u32>,
@@ -92,7 +93,7 @@ struct Ids {
 }
 
 pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that is guarded here can be left half changed by a panic.
+    // A panic can't leave the guarded values half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,13 +107,13 @@ impl Shared {
         self.path_of(Name::Object(id))
     }
 
-    /// Does what only the holder of the lease may do; `None` once it was given up.
+    /// Does what only the holder of the lease may do; returns `None` after it was given up.
     pub(crate) fn while_leased<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let lease = guard(&self.lease);
         lease.is_some().then(act)
     }
 
-    /// Removes the file of a copy; that there is none is well.
+    /// Removes the file of a copy; a missing file does not count as an error.
     pub(crate) fn remove_object(&self, id: u64) -> Result<(), StoreError> {
         match uninterrupted(|| self.disk.remove(Name::Object(id))) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -123,12 +124,13 @@ impl Shared {
         }
     }
 
-    /// The same where there is nobody to tell: what stays is in `leftovers`, and unknown to the catalogue.
+    /// Removes the file of a copy without reporting failures: a file that stays is in `leftovers`, and not in the
+    /// catalogue.
     pub(crate) fn discard(&self, id: u64) {
         let _ = self.remove_object(id);
     }
 
-    /// The parts of `objects` that there are.
+    /// Returns the existing parts of `objects`.
     pub(crate) fn list_shards(&self) -> Result<Vec<u8>, StoreError> {
         list_shards(&*self.disk, &self.root)
     }
@@ -151,7 +153,7 @@ fn list_shards(disk: &dyn Disk, root: &Path) -> Result<Vec<u8>, StoreError> {
     Ok(shards)
 }
 
-/// All copies that lie on the disk, published or not, sorted; `root` is only for messages.
+/// Returns all copies on the disk, published or not, sorted; `root` is only for messages.
 pub(crate) fn list_objects(disk: &dyn Disk, root: &Path) -> Result<Vec<u64>, StoreError> {
     let mut objects = Vec::new();
     for shard in list_shards(disk, root)? {
@@ -164,9 +166,9 @@ pub(crate) fn list_objects(disk: &dyn Disk, root: &Path) -> Result<Vec<u64>, Sto
 }
 
 impl Tier {
-    /// Opens the tier in `config.dir` for the user `uid`, makes its private root where it is missing, and leases it.
+    /// Opens the tier in `config.dir` for the user `uid`, creates its private root if it is missing, and leases it.
     ///
-    /// The catalogue is not read yet: this takes no longer for a large tier.
+    /// The catalogue is not read yet: opening takes no longer for a large tier.
     pub fn open(config: TierConfig, secret: &Secret, uid: u32) -> Result<Self, StoreError> {
         let path = root::root_path(&config.dir, uid);
         let path = std::path::absolute(&path).unwrap_or(path);
@@ -175,13 +177,14 @@ impl Tier {
         let dir = config.dir.clone();
         Self::open_on(Arc::new(disk), path, config, secret, BootId::current()).inspect_err(|error| {
             if matches!(error, StoreError::Unfit { .. }) {
-                // A root in which there will be no copies is in the way only.
+                // A root that will get no copies would only be in the way.
                 let _ = crate::reap::clean(&dir, uid);
             }
         })
     }
 
-    /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and [`Tier::objects_path`].
+    /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and
+    /// [`Tier::objects_path`].
     pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, config: TierConfig, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
         let lease = opening::take(&*disk, &root, &config.dir, FORMAT)?;
         let failed = |operation| {
@@ -189,7 +192,7 @@ impl Tier {
             move |errno| StoreError::tier(root, operation, errno)
         };
         let stat = uninterrupted(|| disk.stat_root()).map_err(failed("stat"))?;
-        // Of a file, not of the root: overlayfs gives its files other device numbers than its directories.
+        // The number of a file, not of the root: overlayfs gives its files other device numbers than its directories.
         let dev = uninterrupted(|| disk.stat(Name::Format))
             .map_err(failed("stat FORMAT of"))?
             .identity
@@ -217,12 +220,12 @@ impl Tier {
         })
     }
 
-    /// The tier as it was configured.
+    /// Returns the configuration of the tier.
     pub fn config(&self) -> &TierConfig {
         &self.config
     }
 
-    /// What placement may put here: the quota without the inodes that the tier takes for itself.
+    /// Returns the room for copies: the quota without the inodes that the tier needs for itself.
     pub fn spec(&self) -> TierSpec {
         let quota_inodes = self.config.quota_inodes.saturating_sub(limits::OVERHEAD_INODES);
         TierSpec {
@@ -231,36 +234,37 @@ impl Tier {
         }
     }
 
-    /// The private root.
+    /// Returns the path of the private root.
     pub fn root_path(&self) -> &Path {
         &self.shared.root
     }
 
-    /// The directory below which a door opens copies by name: `XX/ID`, ID the copy's 16 hexadecimal digits and XX the last two.
+    /// Returns the directory below which the preload library opens copies by name: `XX/ID`, ID the copy's 16
+    /// hexadecimal digits and XX the last two.
     pub fn objects_path(&self) -> &Path {
         &self.shared.objects
     }
 
-    /// Where the copy `id` lies.
+    /// Returns the path of the copy `id`.
     pub fn copy_path(&self, id: u64) -> PathBuf {
         self.shared.object_path(id)
     }
 
-    /// The device number that the tier's files have.
+    /// Returns the device number of the tier's files.
     pub fn device(&self) -> u64 {
         self.dev
     }
 
-    /// Whether the tier lies in memory (tmpfs), so that its copies count against the job's memory (F13).
+    /// Returns whether the tier is in memory (tmpfs), so that its copies count against the job's memory (F13).
     pub fn is_memory(&self) -> bool {
         self.is_memory
     }
 
-    /// What the file system has above the free floor now.
+    /// Returns the room that the file system now has above the free floor.
     pub fn room(&self) -> Result<Room, StoreError> {
-        // A copy may be the first in its part of `objects`, which is an inode too, as are the catalogue, made when it is first opened, and the
-        // one that replaces it. Where the parts can't be listed, none counts as made. They are listed first: one that is made meanwhile counts
-        // twice rather than not at all.
+        // A copy may be the first in its part of `objects`, which takes an inode, too, as do the catalogue, made when
+        // it is first opened, and its replacement. If the parts can't be listed, none counts as made. They are listed
+        // first: a part made meanwhile then counts twice rather than not at all.
         let parts = self.shared.list_shards().map_or(0, |parts| parts.len() as u64);
         let room =
             uninterrupted(|| self.shared.disk.room()).map_err(|errno| StoreError::tier(&self.shared.root, "ask the room of", errno))?;
@@ -282,19 +286,19 @@ impl Tier {
         })
     }
 
-    /// Gives the lease up, as the last thing that a process does which ends. One of its threads may wait for a source that hangs: it
-    /// never does anything again, but would hold the lease until the source answers (F11).
+    /// Gives up the lease, as the last act of a process that ends. One of its threads may wait for a source that hangs.
+    /// That thread does nothing more, but would hold the lease until the source answers (F11).
     pub fn give_up_lease(&self) {
         drop(guard(&self.shared.lease).take());
     }
 
-    /// About how many copies the catalogue speaks of, by its length alone; the dead ones count too.
+    /// Returns about how many copies the catalogue lists, estimated from its length; dead ones count, too.
     pub fn expected_copies(&self) -> u64 {
         let length = rustix::fs::stat(self.shared.root.join("catalogue")).map_or(0, |stat| stat.st_size as u64);
         length / limits::CATALOGUE_BYTES_A_COPY
     }
 
-    /// A name for a copy that no other copy has or had.
+    /// Returns a name for a copy that no other copy has or had.
     pub fn next_id(&self) -> u64 {
         let mut ids = guard(&self.ids);
         if ids.counter == u32::MAX {
@@ -306,12 +310,12 @@ impl Tier {
         u64::from(incarnation) << 32 | u64::from(ids.counter)
     }
 
-    /// Whether `id` was given by [`Tier::next_id`] of this opening.
+    /// Returns whether [`Tier::next_id`] of this opening returned `id`.
     pub fn is_ours(&self, id: u64) -> bool {
         guard(&self.ids).incarnations.contains(&((id >> 32) as u32))
     }
 
-    /// Begins the copy `id`, which [`Tier::next_id`] gave, of the version `identity` of a source file.
+    /// Begins the copy `id`, a result of [`Tier::next_id`], of the version `identity` of a source file.
     pub fn begin(&self, id: u64, identity: &Identity) -> Result<CopyWriter, StoreError> {
         let failed = |errno| StoreError::tier(&self.copy_path(id), "create", errno);
         if !self.is_ours(id) {
@@ -326,7 +330,7 @@ impl Tier {
             Ok(file) => Ok(CopyWriter::new(Arc::clone(&self.shared), id, *identity, file)),
             Err(errno) => {
                 if errno != Errno::EXIST {
-                    // It may be there all the same (an error of a file system that made it).
+                    // The file may exist nevertheless: a file system may report an error and still have made it.
                     self.shared.discard(id);
                 }
                 Err(failed(errno))
@@ -349,21 +353,23 @@ impl Tier {
         uninterrupted(|| self.shared.disk.open_read(Name::Object(id))).map_err(|errno| StoreError::tier(&self.copy_path(id), "open", errno))
     }
 
-    /// What the file of a copy is now, looked up by name as a door does: a root that was moved away is not found.
+    /// Returns the present identity of a copy's file, looked up by name as the preload library does: a copy in a root
+    /// that was moved away is not found.
     pub fn stat_copy(&self, id: u64) -> Result<Identity, StoreError> {
         let failed = |operation| move |errno| StoreError::tier(&self.copy_path(id), operation, errno);
         let stat = uninterrupted(|| rustix::fs::stat(self.copy_path(id))).map_err(failed("stat"))?;
         Ok(disk::identity_of(&stat))
     }
 
-    /// Whether the name of the private root still leads to it: doors find no copy in a root that was moved or removed.
+    /// Returns whether the name of the private root still leads to it: the preload library finds no copy in a root that
+    /// was moved or removed.
     pub fn is_in_place(&self) -> bool {
         let by_name = uninterrupted(|| rustix::fs::stat(&self.shared.root)).map(|stat| disk::identity_of(&stat));
         let by_descriptor = uninterrupted(|| self.shared.disk.stat_root()).map(|stat| stat.identity);
         matches!((by_name, by_descriptor), (Ok(named), Ok(ours)) if (named.dev, named.ino) == (ours.dev, ours.ino))
     }
 
-    /// Writes a finished copy to the catalogue: from now on the next runs adopt it. When that fails the copy is removed.
+    /// Adds a finished copy to the catalogue, so that the next runs recover it. On failure the copy is removed.
     pub fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
         self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))
     }
@@ -373,15 +379,15 @@ impl Tier {
         self.shared.remove_object(id)
     }
 
-    /// Writes to the catalogue that a published copy is reached by another path too.
+    /// Adds a further path of a published copy to the catalogue.
     pub fn publish_alias(&self, id: u64, dir: &[u8], name: &[u8]) -> Result<(), StoreError> {
         self.catalogue.publish_alias(id, dir, name)
     }
 
-    /// Removes a published copy: its record first, then its file. What is open stays readable.
+    /// Removes a published copy: its record first, then its file. Open descriptors stay readable.
     ///
-    /// A catalogue that cannot be written (a full disk, for one) does not keep the file: its record then leads to nothing, which
-    /// is found when it is opened or reaped.
+    /// If the catalogue cannot be written (for example because the disk is full), the file is removed nevertheless. Its
+    /// record then leads to no file, which is found when the copy is opened or reaped.
     pub fn remove(&self, id: u64) -> Result<(), StoreError> {
         let recorded = self.catalogue.removed(&[id]);
         self.shared.remove_object(id)?;
@@ -391,19 +397,20 @@ impl Tier {
         }
     }
 
-    /// Writes that copies of the directory `dir` were used at `unix_s`. Cheap to call often: it is written once an hour at most.
+    /// Records that copies of the directory `dir` were used at `unix_s`. Frequent calls are cheap: it writes at most
+    /// one record an hour.
     pub fn mark_used(&self, dir: &[u8], unix_s: i64) -> Result<(), StoreError> {
         self.catalogue.mark_used(dir, unix_s)
     }
 
-    /// Begins to tell the copies that earlier openings published: reads the whole catalogue, calling `rest` after each
-    /// [`limits::READ_PIECE_BYTES`] of it, and looks at no copy. To be called once, before [`Tier::compact_if_due`]; copies may be made,
-    /// published and removed while adoption goes on.
+    /// Begins the recovery of copies that earlier openings published: reads the whole catalogue, calling `rest` after
+    /// each [`limits::READ_PIECE_BYTES`] of it, and looks at no copy. Call it once, before [`Tier::compact_if_due`].
+    /// Copies may be made, published and removed during the recovery.
     pub fn begin_adoption(&self, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
         self.catalogue.begin_adoption(self.dev, rest)
     }
 
-    /// Tells all of them at once, each directory in its turn.
+    /// Recovers all copies in one call, directory by directory.
     pub fn adopt(&self, mut each: impl FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
         let mut adoption = self.begin_adoption(&mut || {})?;
         for (directory, _) in adoption.directories() {
@@ -412,8 +419,8 @@ impl Tier {
         Ok(adoption.report())
     }
 
-    /// Reads a copy of an earlier boot and compares it with its record ([`crate::AdoptedCopy::checksum`] and `object`). Once it is
-    /// found whole it is trusted until the next boot; otherwise it is [`StoreError::Damaged`]: remove it.
+    /// Reads a copy of an earlier boot and compares it with its record ([`crate::RecoveredCopy::checksum`] and
+    /// `object`). A correct copy is trusted until the next boot; any other is [`StoreError::Damaged`]: remove it.
     pub fn verify(&self, id: u64, checksum: u128, object: &Identity) -> Result<(), StoreError> {
         let damaged = |what| StoreError::Damaged {
             path: self.copy_path(id),
@@ -423,7 +430,7 @@ impl Tier {
         let file = self.open_copy(id)?;
         let now = uninterrupted(|| file.stat()).map_err(failed("stat"))?.identity;
         if now.size != object.size {
-            return Err(damaged("its size is not what was written"));
+            return Err(damaged("its size differs from the written one"));
         }
         if (now.ino, now.mtime, now.ctime) != (object.ino, object.mtime, object.ctime) {
             return Err(damaged("it was changed or replaced after it was written"));
@@ -441,19 +448,19 @@ impl Tier {
             }
         }
         if offset != now.size || hasher.finish_128() != checksum {
-            return Err(damaged("its bytes are not what was written"));
+            return Err(damaged("its bytes differ from the written ones"));
         }
-        // Where this can't be written the copy is only read once more by the next run.
+        // If this can't be written, the next run only verifies the copy once more.
         let _ = self.catalogue.verified(id);
         Ok(())
     }
 
-    /// Whether dead records outnumber live ones in the catalogue, and it is not being rewritten.
+    /// Returns whether dead records outnumber live ones in the catalogue, and nobody rewrites it now.
     pub fn compaction_is_due(&self) -> Result<bool, StoreError> {
         self.catalogue.compaction_is_due()
     }
 
-    /// Rewrites the catalogue when that is due; tells whether it was.
+    /// Rewrites the catalogue if that is due. Returns whether it was.
     pub fn compact_if_due(&self) -> Result<bool, StoreError> {
         let due = self.compaction_is_due()?;
         if due {
@@ -462,8 +469,8 @@ impl Tier {
         Ok(due)
     }
 
-    /// Rewrites the catalogue without dead records. On a thread of its own it stands in nobody's way: copies may be published and removed
-    /// meanwhile.
+    /// Rewrites the catalogue without dead records. It may run on a thread of its own: copies may be published and
+    /// removed meanwhile.
     pub fn compact(&self) -> Result<(), StoreError> {
         self.catalogue.compact()
     }

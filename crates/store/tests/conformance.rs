@@ -1,4 +1,4 @@
-//! One suite over every disk.
+//! Runs one suite over every kind of disk.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ fn directory(path: &Path) -> OwnedFd {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("the directory opens")
 }
 
-/// The kernel's own file system in memory, where there is one, and whatever the temporary directory is on; or what is named, which is
-/// how `tests/faults/test_f16_odd_file_systems.py` has others tried.
+/// Returns the directories to test: on the kernel's memory file system, if there is one, and on the file system of the
+/// temporary directory. `tests/faults/test_f16_odd_file_systems.py` names others in a variable.
 fn directories() -> Vec<PathBuf> {
     match std::env::var_os("FOREBAY_TEST_DIRECTORIES") {
         Some(named) => std::env::split_paths(&named).collect(),
@@ -43,7 +43,7 @@ fn f16_the_real_disk_conforms_with_and_without_openat2() {
     }
 }
 
-/// Beyond what 31 and 32 bits hold; the file has a hole before.
+/// Offsets beyond 31 and 32 bits; the file begins with a hole.
 fn large_offsets(disk: &dyn Disk) {
     let file = disk.create(Name::Catalogue).expect("a file can be made");
     for offset in [(1 << 31) - 2, (1 << 32) - 2] {

@@ -1,4 +1,4 @@
-//! F16: what a file system lacks is found before a tier is made on it, and named.
+//! F16: the missing feature of a file system is found before a tier is made on it, and named.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use forebay_store::disk::{self, Disk, DiskFile, DiskRoom, DiskStat, FailingDisk,
 use forebay_store::{BootId, FreeFloor, Lack, Secret, StoreError, Tier, TierConfig, probe};
 use rustix::io::Errno;
 
-/// A disk in memory with one oddity, which it has as such file systems have it: without an error, mostly.
+/// A disk in memory with one oddity, which mostly shows without an error, as in such file systems.
 #[derive(Clone, Debug)]
 struct OddDisk {
     inner: MemoryDisk,
@@ -21,7 +21,7 @@ impl OddDisk {
         self.lacks == Some(lack)
     }
 
-    /// Where the oddity shows as an error, that error.
+    /// Returns an error if the oddity shows as one.
     fn or_error<T>(&self, lack: Lack, operation: impl FnOnce() -> disk::Result<T>) -> disk::Result<T> {
         match self.error {
             Some(errno) if self.lacks(lack) => Err(errno),
@@ -237,7 +237,7 @@ fn f16_a_file_system_that_lacks_nothing_is_left_as_it_was() {
     };
     drop(open(Arc::new(odd)).expect("opens"));
     assert_eq!(inner.names(), [Name::Lease, Name::Format]);
-    // And is not tried again.
+    // And it is not checked again.
     let counting = FailingDisk::new(inner.after_crash(), None);
     drop(open(Arc::new(counting.clone())).expect("opens again"));
     assert!(counting.operations() < 10, "{} operations", counting.operations());
@@ -257,7 +257,7 @@ fn f16_a_failing_device_is_no_lack_and_the_next_opening_is_well() {
                     kind: FaultKind::Error(errno),
                     when,
                 };
-                // Where only cleaning up after the trial fails it opens: what is left is reaped.
+                // It opens only if nothing but the cleaning up after the check fails; what is left is reaped.
                 if let Err(error) = open(Arc::new(FailingDisk::new(Arc::new(inner.clone()), Some(fault)))) {
                     assert!(!matches!(error, StoreError::Unfit { .. }), "{nth}: {error}");
                 }

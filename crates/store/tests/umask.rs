@@ -1,4 +1,4 @@
-//! Alone in its process, since the umask is the whole process's.
+//! The umask belongs to the whole process, so this test has a process of its own.
 
 use std::os::unix::fs::MetadataExt;
 

@@ -1,6 +1,7 @@
-//! What is counted, what hangs, what fails, and the socket through which tests and benchmarks say and ask so.
+//! Counts, hangs and failures, and the socket through which tests and benchmarks control them.
 //!
-//! One line a request, one line an answer: `stats`, `reset`, `hang`, `resume`, `fail ERRNO [OPERATION]`, `ok`, `set KEY VALUE`.
+//! One line a request, one line an answer: `stats`, `reset`, `hang`, `resume`, `fail ERRNO [OPERATION]`, `ok`, `set KEY
+//! VALUE`.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,7 @@ use crate::pace::{Cost, Pace, lock};
 
 macro_rules! operations {
     ($($variant:ident $name:literal $cost:ident,)*) => {
-        /// An operation of the file system, as the server is asked for it.
+        /// An operation of the file system, as the server gets it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Op { $($variant,)* }
 
@@ -71,7 +72,7 @@ struct Faults {
     fails: [Option<Errno>; OPERATIONS],
 }
 
-/// The server's front: every request passes here first.
+/// Entry of the server: every request passes here first.
 #[derive(Debug)]
 pub(crate) struct Server {
     pace: Pace,
@@ -101,10 +102,10 @@ impl Server {
         &self.pace
     }
 
-    /// Takes a request in: counted at once, then its latency, and for as long as the server hangs.
+    /// Takes a request in: counts it, then waits for its latency, and for as long as the server hangs.
     ///
     /// # Errors
-    /// The one that `fail` asked for.
+    /// The one that `fail` set.
     pub(crate) fn take(&self, op: Op) -> Result<(), Errno> {
         self.counts[op as usize].fetch_add(1, Relaxed);
         self.wait_while_hung();
@@ -116,7 +117,7 @@ impl Server {
         }
     }
 
-    /// Lets bytes that were read go through the link to the client.
+    /// Sends bytes that were read through the link to the client.
     pub(crate) fn send(&self, bytes: usize) {
         self.bytes_read.fetch_add(bytes as u64, Relaxed);
         // A FUSE request carries 16 MiB at most.
@@ -124,14 +125,14 @@ impl Server {
         self.wait_while_hung();
     }
 
-    /// Lets bytes to be written come through the link from the client.
+    /// Receives bytes to be written through the link from the client.
     pub(crate) fn receive(&self, bytes: usize) {
         self.bytes_written.fetch_add(bytes as u64, Relaxed);
         self.pace.transfer(bytes as u32);
         self.wait_while_hung();
     }
 
-    /// Ends a hang: what waited goes on.
+    /// Ends a hang: waiting requests go on.
     pub(crate) fn resume(&self) {
         lock(&self.faults).hung = false;
         self.resumed.notify_all();
@@ -166,10 +167,10 @@ impl Server {
         }
     }
 
-    /// Carries one line out.
+    /// Executes one line.
     ///
     /// # Errors
-    /// What was wrong with the line.
+    /// The fault of the line.
     fn carry_out(&self, line: &str) -> Result<String, String> {
         match *line.split_whitespace().collect::<Vec<_>>() {
             ["stats"] => return Ok(self.stats()),
@@ -207,7 +208,7 @@ fn operation_named(name: &str) -> Result<Op, String> {
         .ok_or_else(|| format!("no operation {name:?}"))
 }
 
-/// The errors that storage is known to give, by name; any other by its number.
+/// Parses an error number: the usual errors of storage by name, any other by its number.
 fn errno_named(name: &str) -> Result<Errno, String> {
     Ok(match name {
         "EACCES" => Errno::ACCESS,
@@ -246,7 +247,7 @@ fn errno_named(name: &str) -> Result<Errno, String> {
     })
 }
 
-/// Answers at `path` until the process ends. The socket is its owner's alone.
+/// Answers at `path` until the process ends. Only its owner can use the socket.
 ///
 /// # Errors
 /// The path can't be bound, or another server answers there.
@@ -265,7 +266,8 @@ pub(crate) fn listen(path: &Path, server: Arc<Server>) -> anyhow::Result<()> {
     std::thread::Builder::new().name("control".to_owned()).spawn(move || {
         for stream in listener.incoming().flatten() {
             let server = Arc::clone(&server);
-            // A thread a connection: one that keeps its connection open must not silence the others. A broken one is its client's concern.
+            // Each connection has a thread: one that stays open must not block the others. A broken one concerns only
+            // its client.
             let _ = std::thread::Builder::new()
                 .name("client".to_owned())
                 .spawn(move || server.converse(stream));

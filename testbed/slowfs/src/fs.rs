@@ -1,4 +1,4 @@
-//! What is done on the source. Each operation is first taken in by the server: counted, delayed, perhaps failed.
+//! Operations on the source. The server takes each in first: counts, delays, perhaps fails it.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,8 +19,8 @@ use crate::control::{Op, Server};
 use crate::node::{Nodes, proc_path};
 use crate::pace::lock;
 
-/// Flags of an open that are the kernel's or the mount's affair: by the time we are asked, names are resolved, offsets are absolute,
-/// and our buffers are not aligned for direct I/O.
+/// Flags of an open that the kernel or the mount handles: names are resolved before, offsets are absolute, and our
+/// buffers are not aligned for direct I/O.
 pub(crate) const NOT_PASSED_ON: OFlags = OFlags::APPEND
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
@@ -28,7 +28,7 @@ pub(crate) const NOT_PASSED_ON: OFlags = OFlags::APPEND
     .union(OFlags::DIRECT)
     .union(OFlags::NOATIME);
 
-/// SRC, shown slowly.
+/// The file system: SRC, shown slowly.
 #[derive(Debug)]
 pub(crate) struct SlowFs {
     pub(crate) server: Arc<Server>,
@@ -36,11 +36,13 @@ pub(crate) struct SlowFs {
     files: Mutex<HashMap<u64, Arc<File>>>,
     next_handle: AtomicU64,
     pub(crate) readdirplus: bool,
-    /// As root, what is created is given to whoever asked.
+    /// True for root: created files are given to the user who asked.
     give_away: bool,
 }
 
 impl SlowFs {
+    /// Creates the file system of `src`.
+    ///
     /// # Errors
     /// `src` is not a directory that can be opened.
     pub(crate) fn new(src: &Path, server: Arc<Server>, readdirplus: bool, held_max: usize) -> Result<Self> {
@@ -72,7 +74,7 @@ impl SlowFs {
         below::openat(CWD, proc_path(&self.nodes.get(ino)?), flags | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Runs something that makes a name, gives the result to the one who asked, and enters it.
+    /// Makes a name, gives the result to the user who asked, and enters it.
     pub(crate) fn make(
         &self,
         op: Op,
@@ -92,7 +94,7 @@ impl SlowFs {
         if !self.give_away {
             return Ok(());
         }
-        // In a set-group-id directory the group is the directory's, and the file system below has seen to it.
+        // In a set-group-id directory the group is the directory's; the file system below has set it.
         let inherits_group = Mode::from_raw_mode(below::statat(parent, c".", AtFlags::empty())?.st_mode).contains(Mode::SGID);
         let group = (!inherits_group).then(|| Gid::from_raw(req.gid()));
         below::chownat(parent, name, Some(Uid::from_raw(req.uid())), group, AtFlags::SYMLINK_NOFOLLOW)
@@ -108,7 +110,8 @@ impl SlowFs {
     ) -> Result<(FileAttr, FileHandle)> {
         self.server.take(Op::Create)?;
         let dir = self.nodes.get(parent)?;
-        // The kernel sends a create for a name that it believes absent. Somebody else may have made it since, and then it is not ours to give.
+        // The kernel sends a create for a name that it believes absent. If another user has made it since, it must not
+        // be given away.
         let flags = (open_flags(flags) & !NOT_PASSED_ON) | (open_flags(flags) & OFlags::EXCL) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode);
         let file = match below::openat(&dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
@@ -174,7 +177,7 @@ impl SlowFs {
         self.nodes.attr_of(&*node)
     }
 
-    /// Calls `add` for the entries from `offset` on until it says that the answer is full. One request, one payment.
+    /// Calls `add` for the entries from `offset` on until it reports that the answer is full. It counts as one request.
     pub(crate) fn list(
         &self,
         op: Op,
@@ -196,7 +199,7 @@ impl SlowFs {
     }
 }
 
-/// What a setattr asks for.
+/// Changes that a setattr requests.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) mode: Option<Mode>,
@@ -207,7 +210,7 @@ pub(crate) struct Change {
     pub(crate) mtime: Option<TimeOrNow>,
 }
 
-/// Flags as the kernel sends them.
+/// Returns flags as the kernel sends them.
 pub(crate) fn open_flags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags as u32)
 }
@@ -222,7 +225,7 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
                 tv_sec: after.as_secs() as i64,
                 tv_nsec: i64::from(after.subsec_nanos()),
             },
-            // fuser takes the nanoseconds of a time before 1970 away where they are to be added: this undoes it.
+            // fuser subtracts the nanoseconds of a time before 1970 instead of adding them: this undoes it.
             Err(before) => {
                 let span = before.duration();
                 Timespec {

@@ -1,4 +1,4 @@
-//! FUSE's requests and answers; what lies between them is done in `fs.rs`.
+//! Requests and answers of FUSE; `fs.rs` carries them out.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use crate::node::{is_dot, kind, os_str, proc_path};
 const GENERATION: Generation = Generation(0);
 
 thread_local! {
-    /// What a read is answered from, kept by each thread: clearing it for each request would cost more than the read.
+    /// Buffer for reads, one for each thread: clearing one for each request would cost more than the read.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -30,7 +30,7 @@ fn fail(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())
 }
 
-/// Answers a request that has nothing to say but that it was done.
+/// Answers a request without a result.
 fn answer(done: Result<()>, reply: ReplyEmpty) {
     match done {
         Ok(()) => reply.ok(),
@@ -38,7 +38,7 @@ fn answer(done: Result<()>, reply: ReplyEmpty) {
     }
 }
 
-/// Answers a question about an extended attribute, which may be only how long the answer is.
+/// Answers a question about an extended attribute, which may only ask for its length.
 fn answer_xattr(value: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
     match value {
         Ok(value) if size == 0 => reply.size(value.len() as u32),
@@ -66,14 +66,15 @@ impl SlowFs {
 
 impl Filesystem for SlowFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Pages stay cached over an open (FOPEN_KEEP_CACHE below) until the kernel sees another size or mtime, as with NFS.
+        // Pages stay cached over an open (FOPEN_KEEP_CACHE below) until the kernel sees another size or mtime, as with
+        // NFS.
         let mut wanted =
             InitFlags::FUSE_AUTO_INVAL_DATA | InitFlags::FUSE_ATOMIC_O_TRUNC | InitFlags::FUSE_PARALLEL_DIROPS | InitFlags::FUSE_ASYNC_DIO;
         if self.readdirplus {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS;
         }
         let _ = config.add_capabilities(wanted & config.capabilities());
-        // Readahead of many files at once should wait for our slots, not in the kernel.
+        // Readahead of many files should wait for our slots, not in the kernel.
         let _ = config.set_max_background(256);
         Ok(())
     }
@@ -196,7 +197,7 @@ impl Filesystem for SlowFs {
                 below::RenameFlags::from_bits_retain(flags.bits()),
             )?;
             self.nodes.renamed(to, &to_dir, new_name);
-            // After an exchange there is something under the old name, too.
+            // After an exchange the old name exists, too.
             self.nodes.renamed(from, &from_dir, name);
             Ok(())
         };
@@ -204,7 +205,7 @@ impl Filesystem for SlowFs {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        // As with NFS, closing what was only read says nothing to the server that anybody waits for.
+        // As with NFS, closing a file that was only read sends nothing to the server that a program waits for.
         let cache = match flags.acc_mode() {
             OpenAccMode::O_RDONLY => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
             _ => FopenFlags::FOPEN_KEEP_CACHE,
@@ -340,7 +341,7 @@ impl Filesystem for SlowFs {
         let ttl = self.server.pace().attr_ttl();
         let listed = self.list(Op::Readdirplus, handle, offset, |dir, entry| {
             let name = entry.file_name();
-            // The kernel counts a lookup for every entry but these two.
+            // The kernel counts a lookup for every entry except these two.
             let counted = !is_dot(name);
             let attr = if counted {
                 match self.nodes.enter(ino, dir, os_str(name)) {

@@ -1,9 +1,8 @@
-//! `slowfs SRC MNT`: a directory as a slow shared file system would show it.
+//! `slowfs SRC MNT`: shows a directory as a slow shared file system.
 //!
-//! A FUSE pass-through with a token bucket for bytes, a latency for each kind of operation and a fixed number of server slots, which
-//! counts what its server side saw, and hangs or fails on request. Requests arrive in `fuse.rs` and
-//! are done by `fs.rs`; `pace.rs` is what makes it slow,
-//! `control.rs` what counts and what can be asked of it, `node.rs` how inodes are kept.
+//! A FUSE pass-through with a token bucket for bytes, a latency for each kind of operation and a fixed number of server
+//! slots. It counts its server side's requests, and hangs or fails on request. Requests arrive in `fuse.rs` and are
+//! carried out by `fs.rs`; `pace.rs` makes them slow, `control.rs` counts and takes commands, `node.rs` keeps inodes.
 
 mod control;
 mod fs;
@@ -57,7 +56,7 @@ fn main() -> ExitCode {
     let Err(error) = serve(&Args::parse()) else {
         return ExitCode::SUCCESS;
     };
-    // One line, whatever RUST_BACKTRACE says: what fails here is the caller's mount point or permissions.
+    // One line, whatever RUST_BACKTRACE is: failures here are about the caller's mount point or permissions.
     let chain = format!("{error:#}").replace('\n', " ");
     let _ = writeln!(std::io::stderr(), "slowfs: {}", chain.trim_end());
     ExitCode::FAILURE
@@ -82,7 +81,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.control {
         control::listen(path, Arc::clone(&server))?;
     }
-    // Modes come from the kernel with the caller's umask applied; ours must not apply as well.
+    // The kernel has applied the caller's umask to modes; ours must not apply as well.
     umask(Mode::empty());
     unmount_on_signal(session.unmount_callable(), mnt, server)?;
     let served = session.run();
@@ -92,7 +91,8 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     served.context("the mount failed")
 }
 
-/// Takes as many descriptors as there are to be had, and returns how many of them inodes may hold: half, the others are for open files.
+/// Raises the limit of descriptors as far as possible. Returns the number that inodes may hold: half of them, since
+/// open files need the others.
 fn descriptors_to_hold() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(
@@ -107,7 +107,7 @@ fn descriptors_to_hold() -> usize {
 
 fn mount_config(src: &Path, args: &Args) -> Config {
     let mut config = Config::default();
-    // A comma would end the option where the mount is made by fusermount3.
+    // A comma would end the option if fusermount3 makes the mount.
     let name = match src.to_str() {
         Some(plain) if !plain.contains([',', '\\']) => format!("slowfs:{plain}"),
         _ => "slowfs".to_owned(),
@@ -123,7 +123,7 @@ fn mount_config(src: &Path, args: &Args) -> Config {
     config
 }
 
-/// Unmounts at SIGINT, SIGTERM and SIGHUP, though files may be open and requests hang.
+/// Unmounts at SIGINT, SIGTERM and SIGHUP, even if files are open and requests hang.
 #[expect(
     clippy::exit,
     reason = "while somebody has a file open, only the end of this process ends the connection"
@@ -145,7 +145,7 @@ fn unmount_on_signal(mut unmounter: SessionUnmounter, mnt: PathBuf, server: Arc<
     Ok(())
 }
 
-/// Takes the mount out of sight at once. Neither way asks the file system anything, so a hang does not matter.
+/// Detaches the mount. Neither way asks the file system anything, so a hang does not matter.
 fn detach(mnt: &Path) {
     if unmount(mnt, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_err() {
         let _ = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(mnt).status();

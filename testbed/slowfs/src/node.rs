@@ -1,9 +1,10 @@
-//! The inodes that the kernel knows of.
+//! The inodes that the kernel knows.
 //!
-//! An inode's number is that of the file below, but for the root's, which FUSE fixes at 1. An inode is held by an `O_PATH` descriptor
-//! until the kernel forgets it: then renames and hard links need no book-keeping, an unlinked file that is still open keeps its
-//! attributes, and the file system below can't give the number to another file meanwhile. Descriptors are limited, though. Past a share
-//! of the limit, files are known by parent and name only, and found again each time; directories are always held.
+//! An inode has the number of the file below, except the root, which FUSE fixes at 1. An `O_PATH` descriptor holds an
+//! inode until the kernel forgets it. So renames and hard links need no book-keeping, an unlinked file that is still
+//! open keeps its attributes, and the file system below can't give the number to another file meanwhile. Descriptors
+//! are limited, though. Past a share of the limit, files are known by parent and name only, and found again each time;
+//! directories are always held.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, OsString};
@@ -16,7 +17,7 @@ use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, openat, statat, statx};
 use rustix::io::{Errno, Result};
 
-/// Holds an inode and gives no access to its contents.
+/// Flags of a descriptor that holds an inode without access to its contents.
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
@@ -28,7 +29,7 @@ enum Place {
 #[derive(Debug)]
 struct Node {
     place: Place,
-    /// How often the kernel was told of it, less what it forgot.
+    /// Number of lookups that the kernel got, less those that it forgot.
     lookups: u64,
 }
 
@@ -38,7 +39,7 @@ struct Known {
     held: usize,
 }
 
-/// The inodes that the kernel knows of.
+/// The inodes that the kernel knows.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     known: Mutex<Known>,
@@ -48,7 +49,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// Holds at most `held_max` files, and besides them every directory.
+    /// Creates the table, which holds at most `held_max` files, and every directory.
     ///
     /// # Errors
     /// `src` can't be opened as a directory.
@@ -71,16 +72,16 @@ impl Nodes {
         })
     }
 
-    /// A descriptor of an inode that the kernel knows of.
+    /// Returns a descriptor of an inode that the kernel knows.
     ///
     /// # Errors
-    /// ESTALE, where it does not know it, or where its name is another file's by now.
+    /// ESTALE if the kernel does not know it, or its name leads to another file by now.
     pub(crate) fn get(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
         let (parent, name) = match &self.lock().nodes.get(&ino.0).ok_or(Errno::STALE)?.place {
             Place::Held(fd) => return Ok(Arc::clone(fd)),
             Place::Named { parent, name } => (*parent, name.clone()),
         };
-        // The kernel forgets no directory of which it knows a child, and directories are held: this recurs once.
+        // The kernel never forgets a directory while it knows a child, and directories are held: this recurs once.
         let fd = openat(self.get(parent)?, name, HOLD, Mode::empty()).map_err(|_| Errno::STALE)?;
         if self.number(stat_of(&fd)?.stx_ino) == ino {
             Ok(Arc::new(fd))
@@ -89,10 +90,10 @@ impl Nodes {
         }
     }
 
-    /// Finds a name in a directory and counts one lookup of what it leads to.
+    /// Looks a name up in a directory and counts one lookup of its inode.
     ///
     /// # Errors
-    /// As `openat`; ENOENT where another file system is mounted: none below the source is shown.
+    /// Those of `openat`; ENOENT if another file system is mounted there, since those are not shown.
     pub(crate) fn enter(&self, parent: INodeNo, dir: impl AsFd, name: &OsStr) -> Result<FileAttr> {
         let fd = openat(dir, name, HOLD, Mode::empty())?;
         let stat = stat_of(&fd)?;
@@ -112,7 +113,7 @@ impl Nodes {
         });
         node.lookups += 1;
         if matches!(node.place, Place::Named { .. }) {
-            // The latest name is the one most likely still to lead there.
+            // The latest name is the most likely to still lead there.
             node.place = place();
             if attr.kind == FileType::Directory || *held < self.held_max {
                 node.place = Place::Held(Arc::new(fd));
@@ -122,7 +123,7 @@ impl Nodes {
         Ok(attr)
     }
 
-    /// Follows a rename: what is known by name only has a new one. `dir` and `name` are where it is now.
+    /// Follows a rename: an inode that is known by name only gets the new name. `dir` and `name` are its present place.
     pub(crate) fn renamed(&self, parent: INodeNo, dir: impl AsFd, name: &OsStr) {
         let Ok(stat) = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return;
@@ -139,7 +140,7 @@ impl Nodes {
         }
     }
 
-    /// Takes back lookups; an inode with none left is let go of.
+    /// Takes back lookups; an inode without any is released.
     pub(crate) fn forget(&self, ino: INodeNo, lookups: u64) {
         let mut known = self.lock();
         let Some(node) = known.nodes.get_mut(&ino.0).filter(|_| ino != INodeNo::ROOT) else {
@@ -151,15 +152,15 @@ impl Nodes {
         }
     }
 
-    /// An inode's attributes as they are now.
+    /// Returns an inode's present attributes.
     ///
     /// # Errors
-    /// As `statx`.
+    /// Those of `statx`.
     pub(crate) fn attr_of(&self, fd: impl AsFd) -> Result<FileAttr> {
         Ok(self.attr(&stat_of(fd)?))
     }
 
-    /// The number under which the kernel knows a file of the source.
+    /// Returns the number under which the kernel knows a file of the source.
     pub(crate) fn number(&self, ino: u64) -> INodeNo {
         if ino == self.root_ino { INodeNo::ROOT } else { INodeNo(ino) }
     }
@@ -189,12 +190,12 @@ impl Nodes {
     }
 }
 
-/// A name for the inode behind an `O_PATH` descriptor, for calls that refuse such a descriptor itself.
+/// Returns a name of the inode behind an `O_PATH` descriptor, for calls that refuse such a descriptor itself.
 pub(crate) fn proc_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// A directory entry's or an inode's type in FUSE's terms.
+/// Returns the type of a directory entry or an inode in FUSE's terms.
 pub(crate) fn kind(kind: rustix::fs::FileType) -> FileType {
     use rustix::fs::FileType as Below;
     match kind {
@@ -208,12 +209,12 @@ pub(crate) fn kind(kind: rustix::fs::FileType) -> FileType {
     }
 }
 
-/// Whether a name is one of the two that every directory has.
+/// Returns whether a name is one of the two that every directory has.
 pub(crate) fn is_dot(name: &CStr) -> bool {
     name == c"." || name == c".."
 }
 
-/// A C string as a file name.
+/// Returns a C string as a file name.
 pub(crate) fn os_str(name: &CStr) -> &OsStr {
     std::os::unix::ffi::OsStrExt::from_bytes(name.to_bytes())
 }

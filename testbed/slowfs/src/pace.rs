@@ -1,12 +1,12 @@
-//! How slow the file system is: latency an operation, a fixed number of server slots, one shared link.
+//! Speed of the file system: latency an operation, a fixed number of server slots, one shared link.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What the link lets through at once after a pause, as `tc tbf` with a 256 KiB bucket would.
+/// Bytes that pass the link without delay after a pause, as with `tc tbf` and a 256 KiB bucket.
 const BURST_BYTES: f64 = 262_144.0;
 
-/// Every knob, in the units in which it is set.
+/// All settings, in the units in which they are set.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Settings {
     /// Link, in megabytes (10^6) a second, both directions together; 0 is unlimited
@@ -21,10 +21,10 @@ pub(crate) struct Settings {
     /// Latency of a read or a write, before its bytes go through the link
     #[arg(long, default_value_t = 500.0, value_name = "US")]
     pub(crate) read_us: f64,
-    /// Operations that the server works on at once; the others queue
+    /// Number of operations that the server works on in parallel; the others queue
     #[arg(long, default_value_t = 8.0, value_name = "N")]
     pub(crate) slots: f64,
-    /// How long the kernel may keep names and attributes without asking
+    /// Time for which the kernel may keep names and attributes without asking
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub(crate) attr_ttl_ms: f64,
 }
@@ -33,7 +33,7 @@ impl Settings {
     /// Sets one knob by its name.
     ///
     /// # Errors
-    /// A sentence for whoever sent the name: unknown, not a number, or out of range.
+    /// A sentence for the sender of the name: unknown, not a number, or out of range.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let number: f64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
         let knob = match key {
@@ -69,7 +69,7 @@ impl Settings {
     }
 }
 
-/// Which latency an operation pays.
+/// Latency that an operation pays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cost {
     /// An open or a create.
@@ -78,7 +78,7 @@ pub(crate) enum Cost {
     Meta,
     /// A read or a write.
     Data,
-    /// What a client does not wait for, such as a release.
+    /// An operation that no client waits for, such as a release.
     Free,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Pace {
     settings: Mutex<Settings>,
     busy: Mutex<usize>,
     freed: Condvar,
-    /// When the link will have sent all that was handed to it.
+    /// Time at which the link will have sent all bytes.
     link_idle_at: Mutex<Instant>,
 }
 
@@ -116,7 +116,7 @@ impl Pace {
         done
     }
 
-    /// How long the kernel may keep names and attributes.
+    /// Returns the time for which the kernel may keep names and attributes.
     pub(crate) fn attr_ttl(&self) -> Duration {
         Duration::from_secs_f64(self.settings().attr_ttl_ms / 1e3)
     }
@@ -144,7 +144,8 @@ impl Pace {
         self.freed.notify_one();
     }
 
-    /// Waits until the shared link has carried so many bytes more: a token bucket, kept as the time at which the link falls idle.
+    /// Waits until the shared link has carried these bytes: a token bucket, kept as the time at which the link falls
+    /// idle.
     pub(crate) fn transfer(&self, bytes: u32) {
         let bytes_per_s = self.settings().mbps * 1e6;
         if bytes == 0 || bytes_per_s == 0.0 {
@@ -161,7 +162,7 @@ impl Pace {
     }
 }
 
-/// A poisoned lock guards plain numbers here: they are as good as before.
+/// Locks plain numbers, which stay valid after a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Services that lend keys of S3: of a container, of a virtual machine, and the token service, for a web identity.
+//! Services that lend keys of S3: that of a container, of a virtual machine, and the token service, for a web identity.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -15,7 +15,7 @@ use crate::{
     profile::{Profile, Secret, read_small},
 };
 
-/// Returns the metadata service that is to be asked, if any.
+/// Returns the metadata service to ask, if there is one.
 pub(super) fn metadata_service(variables: Variables<'_>) -> Credentials {
     let relative = variables("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("http://169.254.170.2{path}"));
     if let Some(url) = relative.or_else(|| variables("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
@@ -33,7 +33,7 @@ pub(super) fn metadata_service(variables: Variables<'_>) -> Credentials {
     })
 }
 
-/// The service of a container (ECS, EKS): address, and what it wants to see.
+/// Service of a container (ECS, EKS): address and authorization.
 #[derive(Debug)]
 struct Container {
     url: String,
@@ -44,7 +44,7 @@ struct Container {
 enum Token {
     None,
     Text(Secret),
-    /// It changes: read each time.
+    /// File that changes, so it is read each time.
     File(PathBuf),
 }
 
@@ -63,7 +63,7 @@ impl Lender for Container {
     }
 }
 
-/// The service of a virtual machine (EC2, IMDSv2).
+/// Service of a virtual machine (EC2, IMDSv2).
 #[derive(Debug)]
 struct Machine {
     url: String,
@@ -73,7 +73,7 @@ impl Lender for Machine {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let url = &self.url;
         let life = ("x-aws-ec2-metadata-token-ttl-seconds", "300");
-        // Nobody there: this is no such machine.
+        // No service answers: this is not such a machine.
         let Ok(session) = caller.ask(&Ask::NearPut(&format!("{url}/latest/api/token")), Some(life)) else {
             return Ok(Lent::none());
         };
@@ -113,21 +113,21 @@ fn end(text: &str) -> Result<SystemTime, &'static str> {
     text.parse().map(Timestamp::into).map_err(|_| "end at no time")
 }
 
-/// A role that a token of another authority, as of a Kubernetes cluster, stands for: the token service lends its keys.
+/// A role for a token of another authority, such as a Kubernetes cluster: the token service lends its keys.
 #[derive(Debug)]
 pub(super) struct WebIdentity {
     sts: Url,
-    /// It changes: read each time.
+    /// File that changes, so it is read each time.
     token: PathBuf,
     role: String,
     session: String,
 }
 
 impl WebIdentity {
-    /// Finds one in the variables, or else in the profile.
+    /// Finds a web identity in the variables, or else in the profile.
     ///
     /// # Errors
-    /// [`Error::Input`]: a token without a role, or an address of the token service that is no URL.
+    /// [`Error::Input`]: a token without a role, or an invalid address of the token service.
     pub(super) fn find(profile: &Profile, sts: &str, variables: Variables<'_>) -> Result<Option<Self>, Error> {
         let (token, role, session) = match variables("AWS_WEB_IDENTITY_TOKEN_FILE") {
             Some(token) => (token, variables("AWS_ROLE_ARN"), variables("AWS_ROLE_SESSION_NAME")),
@@ -148,7 +148,7 @@ impl WebIdentity {
         }))
     }
 
-    /// The address of the token service.
+    /// Returns the address of the token service.
     pub(super) fn place(&self) -> &Url {
         &self.sts
     }

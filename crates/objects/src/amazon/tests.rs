@@ -13,7 +13,7 @@ fn fixed(access: &Access) -> (String, String, Option<String>) {
     }
 }
 
-/// Endpoint, whether the bucket is a part of the path, and region.
+/// Returns endpoint, whether the bucket is a part of the path, and region.
 fn where_is(access: &Access) -> (String, bool, String) {
     let wanted = Wanted {
         key: "k",
@@ -82,7 +82,7 @@ fn variables_go_before_profiles() {
     assert_eq!(
         where_is(&access),
         ("https://s3.r1.amazonaws.com/".into(), false, "r1".into()),
-        "what is indented is no key of the profile"
+        "an indented line is not a key of the profile"
     );
     let access = find("s3://b", &[home, ("AWS_PROFILE", "other")]).unwrap();
     assert_eq!(fixed(&access), ("K2".into(), "S2".into(), Some("T2".into())));
@@ -165,7 +165,7 @@ fn a_web_identity_goes_before_the_profile() {
     let line = find("s3://b", &[&named[..], &[("AWS_ENDPOINT_URL_STS", "nowhere")]].concat())
         .unwrap_err()
         .to_string();
-    assert!(line.contains("'nowhere' is no URL"), "{line}");
+    assert!(line.contains("'nowhere' is not a URL"), "{line}");
 }
 
 #[test]

@@ -13,10 +13,10 @@ use crate::{
     profile::{Secret, read_small},
 };
 
-/// Finds the service that lends tokens; with its address, unless it is near.
+/// Finds the service that lends tokens, with its address unless it is local.
 ///
 /// # Errors
-/// [`Error::Input`]: an address that is no URL.
+/// [`Error::Input`]: an invalid address.
 pub(super) fn find(variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
     let client = variables("AZURE_CLIENT_ID");
     let secret = variables("AZURE_CLIENT_SECRET").map(|secret| Proof::Password(Secret(secret)));
@@ -47,11 +47,11 @@ struct Login {
     proof: Proof,
 }
 
-/// By which an application shows who it is.
+/// Proof of an application's identity.
 #[derive(Debug)]
 enum Proof {
     Password(Secret),
-    /// A token of another authority, as of a Kubernetes cluster. It changes: read each time.
+    /// Token of another authority, such as a Kubernetes cluster. It changes, so it is read each time.
     Token(PathBuf),
 }
 
@@ -80,7 +80,7 @@ impl Lender for Login {
 #[derive(Debug)]
 struct Machine {
     url: String,
-    /// Of several identities, this one.
+    /// Identity to use, of several.
     client: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Lender for Machine {
         let mut parameters = vec![("api-version", "2018-02-01"), ("resource", "https://storage.azure.com/")];
         parameters.extend(self.client.as_deref().map(|client| ("client_id", client)));
         let url = format!("{}/metadata/identity/oauth2/token{}", self.url, query(&parameters));
-        // Nobody there: this is no such machine, or has no identity.
+        // No service answers: this is not such a machine, or it has no identity.
         Ok(caller
             .token(&Ask::Near(&url), Some(("metadata", "true")))
             .unwrap_or_else(|_| Lent::none()))

@@ -1,7 +1,7 @@
 use super::*;
 use crate::access::tests::{find, lender, request};
 
-/// Not one of anybody's.
+/// An invented key.
 const KEY: &str = "c2VjcmV0IG9mIHRoZSB0ZXN0";
 
 fn azure() -> Box<dyn Dialect> {

@@ -1,4 +1,5 @@
-//! Where tokens for Google's stores come from: the credentials file of a service account or of a person, or a virtual machine.
+//! Lenders of tokens for Google's stores: the credentials file of a service account or of a person, or a virtual
+//! machine.
 
 use std::{
     fmt,
@@ -24,7 +25,7 @@ use crate::{
     profile::{Secret, read_small},
 };
 
-/// Finds where tokens come from; with the address of the service that lends them, unless it is near.
+/// Finds the lender of tokens, with the address of its service unless that is local.
 ///
 /// # Errors
 /// [`Error::Input`]: a file of credentials that can't be used.
@@ -39,7 +40,7 @@ pub(super) fn find(is_emulator: bool, variables: Variables<'_>) -> Result<(Crede
         let config = config.or_else(|| Some(PathBuf::from(variables("HOME")?).join(".config/gcloud")));
         Some(config?.join("application_default_credentials.json"))
     };
-    // An emulator gets no credentials but those that are named.
+    // An emulator only gets credentials that are named.
     let path = named.or_else(|| if is_emulator { None } else { usual() });
     if let Some(path) = path {
         match read_small(&path) {
@@ -85,14 +86,14 @@ impl Drop for File {
 
 fn of_file(path: &str, text: &Secret) -> Result<(Credentials, Option<Url>), Error> {
     let refuse = |why: &str| Error::Input(format!("{path}: {why}"));
-    let mut file: File = read_json(text).ok_or_else(|| refuse("is no file of Google's with credentials; name another one"))?;
+    let mut file: File = read_json(text).ok_or_else(|| refuse("is not a file of Google's with credentials; name another one"))?;
     match &*file.r#type {
         "service_account" => {
             let key = PrivatePkcs8KeyDer::from_pem_slice(file.private_key.as_bytes()).ok();
             let key = key.and_then(|key| rsa::KeyPair::from_pkcs8(key.secret_pkcs8_der()).ok());
             let account = ServiceAccount {
                 email: std::mem::take(&mut file.client_email),
-                key: key.ok_or_else(|| refuse("its private_key is no RSA key; make a new one"))?,
+                key: key.ok_or_else(|| refuse("its private_key is not an RSA key; make a new one"))?,
                 key_id: std::mem::take(&mut file.private_key_id),
             };
             Ok((Credentials::lent(account), None))
@@ -115,7 +116,7 @@ fn of_file(path: &str, text: &Secret) -> Result<(Credentials, Option<Url>), Erro
     }
 }
 
-/// An account whose key signs its tokens: nobody is asked.
+/// An account whose key signs its tokens, without a request.
 struct ServiceAccount {
     email: String,
     key: rsa::KeyPair,
@@ -183,7 +184,7 @@ struct Machine {
 impl Lender for Machine {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let url = format!("http://{}/computeMetadata/v1/instance/service-accounts/default/token", self.host);
-        // Nobody there: this is no machine of Google's, or has no account.
+        // No service answers: this is not a machine of Google's, or it has no account.
         Ok(caller
             .token(&Ask::Near(&url), Some(("metadata-flavor", "Google")))
             .unwrap_or_else(|_| Lent::none()))

@@ -54,10 +54,10 @@ fn credentials_are_those_of_googles_tools() {
     );
     assert_eq!(service(&[home, TOKEN]), "fixed");
     for (text, words) in [
-        ("{}", "is no file of Google's with credentials"),
+        ("{}", "is not a file of Google's with credentials"),
         (
             r#"{"type": "service_account", "private_key": "hidden"}"#,
-            "its private_key is no RSA key",
+            "its private_key is not an RSA key",
         ),
         (
             r#"{"type": "external_account"}"#,

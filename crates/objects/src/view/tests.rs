@@ -1,4 +1,4 @@
-//! Views whose directory others could write in, and attempts that ended half-way.
+//! Views whose directory others could write to, and attempts that ended half-way.
 
 use std::{fs, fs::Permissions, os::unix::fs::PermissionsExt, path::Path};
 
@@ -60,7 +60,7 @@ fn a_view_in_which_others_may_write_is_refused() {
         }
     }
     fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-    // Only root can make what is somebody else's.
+    // Only root can create files of another user.
     if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
         assert!(view.is_whole_of(ADDRESS).is_err());
     }

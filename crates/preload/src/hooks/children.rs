@@ -51,7 +51,8 @@ extern "C" fn no_such_call() -> c_int {
     real::missing(-1)
 }
 
-/// A call with any number of arguments: `leave`, which knows none of them, says where to jump with all of them in place.
+/// Defines a hook with any number of arguments: `leave`, which knows none of them, returns the address to jump to with
+/// all of them in place.
 macro_rules! execute_list {
     ($name:ident, $next:ident, $leave:ident) => {
         extern "C" fn $leave() -> *const c_void {

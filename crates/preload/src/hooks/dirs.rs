@@ -1,4 +1,4 @@
-//! Directory streams, of which ours go to `streams` and those of libc to libc; and all that makes a name without opening it.
+//! Hooks of directory streams, which go to `streams` or to libc, and of calls that make a name without opening it.
 
 use core::{
     ffi::{c_char, c_int, c_long},
@@ -29,7 +29,7 @@ unsafe extern "C" fn readdir(dir: *mut DIR) -> *mut dirent {
     }
 }
 
-/// On the machines that are supported its entries are those of `readdir`.
+/// On all supported machines its entries are those of `readdir`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readdir64(dir: *mut DIR) -> *mut dirent {
     let pass = |dir| next!(READDIR64(dir) or real::missing(null_mut()));
@@ -102,7 +102,7 @@ unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
     }
 }
 
-/// A new name.
+/// Makes a new name.
 fn make(name: Name, real: impl FnOnce() -> c_int) -> c_int {
     change_one(name, Change::Make, real)
 }
@@ -139,7 +139,7 @@ unsafe extern "C" fn mkfifoat(dirfd: c_int, path: Text, mode: mode_t) -> c_int {
 
 type Template = *mut c_char;
 
-/// After libc has made a file, under a name that it has put into the program's template, without a call that has a hook.
+/// Handles a file that libc has made, under a name that it put into the program's template, without a hooked call.
 fn made(template: Template, fd: c_int) -> c_int {
     if fd >= 0 {
         mark_made(Name::here(template));

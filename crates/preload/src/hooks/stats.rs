@@ -1,5 +1,5 @@
-//! `stat` and `access` in all their forms: those that programs are built with today, those of libc before 2.33 (`__xstat`), and each with 64.
-//! On the machines that are supported the latter are the same.
+//! Hooks of `stat` and `access` in all their forms: the present ones, those of libc before 2.33 (`__xstat`), and each
+//! with 64. On all supported machines the latter are the same.
 
 use core::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use crate::{
     status::{self, STAT_VERSION, stat as stat_by},
 };
 
-/// After a call that asks a descriptor.
+/// Handles a call that asks a descriptor.
 fn of_descriptor(out: *mut libc::stat, real: impl FnOnce() -> c_int) -> c_int {
     let answer = real();
     if answer == 0 {
@@ -21,7 +21,7 @@ fn of_descriptor(out: *mut libc::stat, real: impl FnOnce() -> c_int) -> c_int {
     answer
 }
 
-/// Before the library has started: a raw call, if it fills the layout that is asked for.
+/// Makes a raw call before the library has started, if it fills the requested layout.
 fn raw_of_version(version: c_int, raw: impl FnOnce() -> c_int) -> c_int {
     if (0..=STAT_VERSION).contains(&version) {
         raw()
@@ -31,7 +31,7 @@ fn raw_of_version(version: c_int, raw: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// As `stat_by`, if it is the layout that we know.
+/// Calls `stat_by`, if the layout is the one that we know.
 fn stat_of_version(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if (0..=STAT_VERSION).contains(&version) {
         stat_by(dirfd, path, out, flags, real)

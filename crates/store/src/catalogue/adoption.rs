@@ -1,4 +1,4 @@
-//! Telling what earlier openings published: directory by directory, in whatever order they are asked for.
+//! Recovery of copies that earlier openings published, directory by directory in any order.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,96 +16,97 @@ use crate::error::StoreError;
 use crate::limits;
 use crate::reap::Known;
 
-/// What adoption tells.
+/// An item of the recovery.
 #[derive(Clone, Copy, Debug)]
 pub enum Adopted<'a> {
     /// A copy.
     Copy(&'a AdoptedCopy<'a>),
-    /// Another path of a copy that was told before.
+    /// A further path of a copy that was reported before.
     Alias(AdoptedAlias<'a>),
 }
 
-/// A copy of an earlier opening. Its file may be gone: that shows when it is opened, or when leftovers are reaped.
+/// A copy of an earlier opening. Its file may be missing, which shows when it is opened or reaped.
 #[derive(Clone, Copy, Debug)]
 pub struct AdoptedCopy<'a> {
-    /// The copy's name in the tier.
+    /// Name of the copy in the tier.
     pub id: u64,
-    /// The directory of the source file, as it was spelled.
+    /// Directory of the source file, as spelled.
     pub dir: &'a Arc<[u8]>,
-    /// Its name there.
+    /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// Where it was mounted from.
+    /// Mount of the source.
     pub mount: Mount<'a>,
-    /// The version that was copied; its `dev` is 0, since that of the mount then says nothing now.
+    /// Version that was copied; its `dev` is 0, since device numbers change with each mount.
     pub identity: Identity,
-    /// The rest of what `fstat` told of it.
+    /// Attributes that `fstat` reported of it besides.
     pub attributes: Attributes,
-    /// The copy's own identity, with the tier's present device.
+    /// Identity of the copy itself, with the tier's present device.
     pub object: Identity,
-    /// XXH3-128 of its bytes.
+    /// XXH3-128 checksum of the copy.
     pub checksum: u128,
-    /// When it was published.
+    /// Time of its publication, in Unix seconds.
     pub created_unix_s: i64,
-    /// Last use of a copy of that directory, or when it was published.
+    /// Last use of a copy of that directory, or the time of its publication, in Unix seconds.
     pub last_used_unix_s: i64,
-    /// Whether it may be served unread: it was written, or verified, in this boot. Otherwise [`crate::Tier::verify`] it first.
+    /// True if the copy was written or verified in this boot. Any other needs [`crate::Tier::verify`] before it is
+    /// used.
     pub trusted: bool,
 }
 
 impl AdoptedCopy<'_> {
-    /// Whether it is the listing of a directory.
+    /// Returns whether it is a cached directory.
     pub fn is_listing(&self) -> bool {
         self.attributes.is_directory()
     }
 }
 
-/// Another path of an adopted copy.
+/// A further path of a recovered copy.
 #[derive(Clone, Copy, Debug)]
 pub struct AdoptedAlias<'a> {
-    /// The copy.
+    /// Name of the copy in the tier.
     pub id: u64,
     /// Inode of the source file.
     pub ino: u64,
-    /// The directory, as it was spelled.
+    /// Directory, as spelled.
     pub dir: &'a Arc<[u8]>,
-    /// The name there.
+    /// Name in the directory.
     pub name: &'a [u8],
-    /// Last use of a copy of that directory; 0 when there was none.
+    /// Last use of a copy of that directory, in Unix seconds; 0 if there was none.
     pub last_used_unix_s: i64,
 }
 
-/// What adoption found.
+/// Result of the recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdoptReport {
-    /// Copies that the catalogue speaks of.
+    /// Number of copies that the catalogue lists.
     pub copies: u64,
-    /// Their bytes.
+    /// Sizes of the copies, in bytes.
     pub bytes: u64,
-    /// Bytes at the end of the catalogue that were torn, altered or not ours, and were cut off.
+    /// Number of bytes at the end of the catalogue that were incomplete, altered or foreign, and were cut off.
     pub torn_bytes: u64,
 }
 
-/// How much of a directory was told.
+/// Progress of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Told {
     #[default]
     Nothing,
-    /// The copies that bear its names first; not yet the further paths that lie in it.
+    /// The copies whose first path is in it are reported; its further paths are not.
     Copies,
     All,
 }
 
-/// An adoption that is going on: each directory is told once.
+/// A recovery in progress: it reports each directory once.
 #[derive(Debug)]
 pub struct Adoption {
-    /// Of the catalogue, for messages.
+    /// Path of the catalogue, for messages.
     path: PathBuf,
     file: Box<dyn DiskFile>,
     key: TagKey,
     scan: Box<Scan>,
-    /// The tier's present device.
+    /// Present device number of the tier.
     dev: u64,
-    /// Live ones only, by directory and offset.
+    /// Live records only, by directory and offset.
     entries: Vec<Place>,
     aliases: Vec<Place>,
     /// Copies that have further paths.
@@ -151,13 +152,12 @@ impl Adoption {
         })
     }
 
-    /// What there is to tell.
+    /// Returns the numbers of this recovery.
     pub const fn report(&self) -> AdoptReport {
         self.report
     }
 
-    /// The directories that there is something to tell of: their numbers, in the order in which they were first written of, and their
-    /// paths as they were spelled.
+    /// Returns number and spelled path of each directory with something to report, in the order of their first records.
     pub fn directories(&self) -> Vec<(u32, Arc<[u8]>)> {
         let named = |dir: &u32| Some((*dir, Arc::clone(self.scan.dirs.bytes_of(*dir)?)));
         let mut directories: Vec<_> = self.told.keys().filter_map(named).collect();
@@ -165,13 +165,14 @@ impl Adoption {
         directories
     }
 
-    /// The number of a directory that there is something to tell of.
+    /// Returns the number of a directory with something to report.
     pub fn directory(&self, path: &[u8]) -> Option<u32> {
         self.scan.dirs.id_of(path).filter(|dir| self.told.contains_key(dir))
     }
 
-    /// Tells each copy whose first path lies in a directory, and then the further paths that lie there. A further path of a copy in
-    /// another directory brings the copies of that one along, so that it follows its copy. What was told is not told again.
+    /// Reports each copy whose first path is in a directory, and then the further paths in it. For a further path of a
+    /// copy in another directory it first reports the copies of that directory, so that the path follows its copy.
+    /// Nothing is reported twice.
     pub fn tell(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
         if self.told.get(&dir).is_none_or(|told| *told == Told::All) {
             return Ok(());
@@ -182,7 +183,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// The copies that the catalogue speaks of, told or not: for [`crate::Tier::reap`].
+    /// Returns the copies that the catalogue lists, reported or not: for [`crate::Tier::reap`].
     pub fn into_known(self) -> Known {
         self.entries.into_iter().map(|place| place.id).collect()
     }
@@ -262,13 +263,13 @@ impl Adoption {
     }
 }
 
-/// Where the places of a directory stand.
+/// Returns the range of a directory's records.
 fn range_of(places: &[Place], dir: u32) -> Range<usize> {
     let start = places.partition_point(|place| place.dir < dir);
     start..start + places[start..].partition_point(|place| place.dir == dir)
 }
 
-/// Bytes of the copies that are no more: what they were is only in their own records.
+/// Returns the bytes of the removed copies, whose sizes are only in their own records.
 fn dead_bytes(file: &dyn DiskFile, key: &TagKey, scan: &Scan, entries: &[Place]) -> disk::Result<u64> {
     let mut frames = Frames::scattered(file, key, scan.end, limits::SCATTERED_PIECE_BYTES);
     let mut bytes = 0_u64;

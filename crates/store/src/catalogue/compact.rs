@@ -1,5 +1,5 @@
-//! Rewriting the log without what says nothing any more. At every instant the name `catalogue` has a whole log: the new one takes it
-//! with one rename, after it was read back (F9).
+//! Rewrites the log without dead records. The name `catalogue` leads to a complete log at every instant: the new one
+//! takes the name with one rename, after it was read back (F9).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::disk::{self, DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
 
-/// The log as it was when its rewriting began. What is written behind it meanwhile is brought along in the end.
+/// The log at the beginning of its rewriting. Records written behind it meanwhile are copied at the end.
 struct Before {
     file: Box<dyn DiskFile>,
     key: TagKey,
     end: u64,
-    /// Which opening of the log it is of.
+    /// Opening of the log that this belongs to.
     opening: Arc<()>,
 }
 
-/// While it lives the catalogue is being rewritten, whichever log is open meanwhile: all rewritings take the same name.
+/// Mark that the catalogue is being rewritten, whichever log is open meanwhile: all rewritings use the same name.
 struct Alone<'a>(&'a AtomicBool);
 
 impl<'a> Alone<'a> {
@@ -38,7 +38,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// The new log while it has no name yet.
+/// The new log, while it has no name yet.
 struct Rewritten {
     file: Box<dyn DiskFile>,
     key: TagKey,
@@ -46,7 +46,7 @@ struct Rewritten {
 }
 
 impl Catalogue {
-    /// Whether dead records outnumber live ones.
+    /// Returns whether dead records outnumber live ones.
     pub(crate) fn compaction_is_due(&self) -> Result<bool, StoreError> {
         self.with_log(|slot, _| {
             let is_compacting = self.is_compacting.load(Ordering::Acquire);
@@ -56,29 +56,29 @@ impl Catalogue {
         })
     }
 
-    /// Rewrites the log. Copies may be published and removed meanwhile: who does waits only while the last of that is brought along. Where the
-    /// log is being rewritten already, or the lease was given up, nothing is done.
+    /// Rewrites the log. Copies may be published and removed meanwhile; those calls wait only while the last new
+    /// records are copied. Does nothing if the log is being rewritten already, or the lease was given up.
     pub(crate) fn compact(&self) -> Result<(), StoreError> {
         let Some(_alone) = Alone::take(&self.is_compacting) else {
             return Ok(());
         };
-        // So that removals which are only in mind are in the log that is read.
+        // Writes pending removals first, so that the log that is read has them.
         self.removed(&[])?;
         let Some(before) = self.begin_compaction()? else { return Ok(()) };
         let rewritten = self.rewrite(&before);
         let replaced = self.replace(&before, rewritten);
         if replaced.is_err() {
-            // It is of no use, and may take the room that was lacking.
+            // It is worthless, and may take the room that was lacking.
             let _ = self.shared.while_leased(|| self.shared.disk.remove(Name::CatalogueNew));
         }
         replaced
     }
 
-    /// Puts the new log in the place of the old one.
+    /// Replaces the old log by the new one.
     fn replace(&self, before: &Before, rewritten: disk::Result<Rewritten>) -> Result<(), StoreError> {
         let failed = |errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno);
         self.with_log(|slot, _| {
-            // One that was opened anew meanwhile is another one.
+            // A log that was opened again meanwhile is another one.
             let is_the_same = |log: &&Log| Arc::ptr_eq(&log.opening, &before.opening);
             let Some(log) = slot.as_ref().filter(is_the_same) else {
                 return Ok(());
@@ -86,11 +86,11 @@ impl Catalogue {
             let mut rewritten = rewritten.map_err(failed)?;
             self.bring_along(log, before.end, &mut rewritten).map_err(failed)?;
             let replace = || uninterrupted(|| self.shared.disk.rename(Name::CatalogueNew, Name::Catalogue));
-            // Without the lease the name is another process's.
+            // Without the lease the name belongs to another process.
             let Some(replaced) = self.shared.while_leased(replace) else {
                 return Ok(());
             };
-            // If that fails, the next use reads whichever log has the name.
+            // If that fails, the next use reads the log that has the name.
             *slot = None;
             replaced.map_err(self.error("replace"))?;
             let Rewritten { file, key, scan } = rewritten;
@@ -116,7 +116,7 @@ impl Catalogue {
 
     fn rewrite(&self, old: &Before) -> disk::Result<Rewritten> {
         let scan = Scan::of(&*old.file, &old.key, self.boot, old.end)?;
-        // What can't be read now would be lost with the old log.
+        // Records that can't be read now would be lost with the old log.
         if scan.end != old.end {
             return Err(Errno::IO);
         }
@@ -141,7 +141,7 @@ impl Catalogue {
         Ok(Rewritten { file, key, scan: written })
     }
 
-    /// Adds what was written to the old log behind `from`.
+    /// Copies the records that were written to the old log behind `from`.
     fn bring_along(&self, old: &Log, from: u64, new: &mut Rewritten) -> disk::Result<()> {
         let Rewritten { file, key, scan } = new;
         let mut batch = Batch::new(key, scan.end);
@@ -151,10 +151,10 @@ impl Catalogue {
                 scan.add(&mut batch, &Record::Boot { id: self.boot.0 }, self.boot);
             }
             match record {
-                // All of it is of this boot.
+                // All of them belong to this boot.
                 Record::Boot { .. } => continue,
                 Record::Entry(EntryRecord { dir: id, .. }) | Record::Alias { dir: id, .. } | Record::Used { dir: id, .. } => {
-                    // A directory in which nothing was live was left out.
+                    // A directory without live records was left out.
                     if let Some(path) = old.dirs.bytes_of(id).filter(|_| scan.dirs.bytes_of(id).is_none()) {
                         scan.add(&mut batch, &Record::Dir { id, path }, self.boot);
                     }
@@ -167,7 +167,7 @@ impl Catalogue {
         if frames.end() != old.end {
             return Err(Errno::IO);
         }
-        // What the old one would not take.
+        // Removals that the old log did not take.
         for id in &old.pending {
             scan.add(&mut batch, &Record::Removed { id: *id }, self.boot);
             flush_when_large(&mut batch, &**file)?;
@@ -212,7 +212,8 @@ impl Catalogue {
             });
             flush_when_large(batch, file)?;
         }
-        // Verifications hold in the boot under which they stand, and only those of this boot were kept in the scan.
+        // Verifications are valid in the boot under which they stand, and only those of this boot were kept in the
+        // scan.
         if !scan.verified().is_empty() && boot_written != Some(self.boot.0) {
             batch.push(&Record::Boot { id: self.boot.0 });
         }
@@ -224,7 +225,7 @@ impl Catalogue {
     }
 }
 
-/// The directories that something live is in.
+/// Returns the directories that have live records.
 fn live_dirs(old: &Before, scan: &Scan) -> disk::Result<HashSet<u32>> {
     let mut dirs = HashSet::new();
     let mut frames = Frames::new(&*old.file, &old.key, scan.end);

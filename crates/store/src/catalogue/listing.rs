@@ -14,8 +14,8 @@ use crate::root::{self, BootId};
 use crate::secret::Secret;
 use crate::tier::list_objects;
 
-/// Tells what copies lie in the tier directory `dir` of the user `uid`, as adoption would, but for those whose file is not there; `None`
-/// when there is no tier. What an agent publishes meanwhile may be told or not.
+/// Reports the copies in the tier directory `dir` of the user `uid`, as recovery would, except those without a file.
+/// Returns `None` if there is no tier. Copies that an agent publishes meanwhile may be missing.
 ///
 /// # Errors
 /// A root that is not private to the user, or a disk that fails.

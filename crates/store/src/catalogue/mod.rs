@@ -1,9 +1,10 @@
-//! The catalogue: an append-only log of the copies that may be served, which outlives the run.
+//! The catalogue: an append-only log of the published copies, which outlives the run.
 //!
-//! A record is servable only when its frame is whole and its tag, keyed with the user's secret, the log's salt and the root's inode, is
-//! right: a torn tail (F9), altered bytes (F10) and records that somebody else wrote (S5) are all found the same way, and
-//! end the log there. It is read at the first use, not at opening, so that a large warm tier keeps no program waiting; the reading notes
-//! where each directory's records lie, so that adoption ([`Adoption`]) can begin with those that are asked for.
+//! A record is valid only if its frame is complete and its tag, keyed with the user's secret, the log's salt and the
+//! root's inode, is right. An incomplete tail (F9), altered bytes (F10) and records of somebody else (S5) are all found
+//! in this way, and end the log there. The log is read at its first use, not at opening, so that a large warm tier
+//! delays no program. Reading notes the positions of each directory's records, so that recovery ([`Recovery`]) can
+//! begin with the requested ones.
 
 mod adoption;
 mod compact;
@@ -30,35 +31,35 @@ pub use listing::list;
 use record::{Batch, EntryRecord, Record, TagKey};
 use scan::Scan;
 
-/// A mounted source: it is known by what was mounted, since its device number changes.
+/// Mount of a source. A source is known by its mount, since device numbers change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mount<'a> {
-    /// What was mounted, such as `10.0.0.1:/pfs`.
+    /// Mounted source, such as `10.0.0.1:/pfs`.
     pub source: &'a [u8],
-    /// The file system's type, such as `nfs4`.
+    /// Type of the file system, such as `nfs4`.
     pub fs_type: &'a [u8],
 }
 
 /// A copy to publish.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// The copy's name in the tier.
+    /// Name of the copy in the tier.
     pub id: u64,
-    /// The directory of the source file, as it was spelled.
+    /// Directory of the source file, as spelled.
     pub dir: &'a [u8],
-    /// Its name there.
+    /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// Where it is mounted from.
+    /// Mount of the source.
     pub mount: Mount<'a>,
-    /// The version that was copied.
+    /// Version that was copied.
     pub identity: Identity,
-    /// The rest of what `fstat` tells of it.
+    /// Attributes that `fstat` reports of it besides.
     pub attributes: Attributes,
-    /// The copy's own identity ([`crate::Finished::object`]).
+    /// Identity of the copy itself ([`crate::Finished::object`]).
     pub object: Identity,
-    /// XXH3-128 of its bytes ([`crate::Finished::checksum`]).
+    /// XXH3-128 checksum of the copy ([`crate::Finished::checksum`]).
     pub checksum: u128,
-    /// Now.
+    /// Present time, in Unix seconds.
     pub created_unix_s: i64,
 }
 
@@ -67,10 +68,10 @@ pub struct Entry<'a> {
 pub(crate) struct Catalogue {
     shared: Arc<Shared>,
     boot: BootId,
-    /// From the secret and the root; each log's key comes from this and its salt.
+    /// Key derived from the secret and the root; each log's key comes from this and its salt.
     root_key: Key,
     log: Mutex<Option<Log>>,
-    /// It is being rewritten.
+    /// True while the catalogue is being rewritten.
     is_compacting: AtomicBool,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Catalogue {
 struct Log {
     file: Box<dyn DiskFile>,
     key: TagKey,
-    /// Up to here all is whole; the next record goes here.
+    /// End of the valid records; the next one is written here.
     end: u64,
     dirs: Interned,
     mounts: Interned,
@@ -89,9 +90,9 @@ struct Log {
     dead: u64,
     /// Removals that are still to be written.
     pending: Vec<u64>,
-    /// What was found at opening, until adoption takes it.
+    /// Scan made at opening, until recovery takes it.
     first_scan: Option<Box<Scan>>,
-    /// Of its own each time that it is opened.
+    /// Identity of this opening.
     opening: Arc<()>,
 }
 
@@ -143,18 +144,18 @@ impl Catalogue {
         log_key(&self.root_key, salt)
     }
 
-    /// Calls `with` with the open log, which is opened, and cut to what is whole of it, first.
+    /// Calls `with` with the open log, which is opened first and cut after its valid part.
     fn with_log<T>(&self, with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.with_log_rested(&mut || {}, with)
     }
 
-    /// The same; calls `rest` after each piece that is read to open the log.
+    /// Calls `with` with the open log; calls `rest` after each piece that is read to open it.
     fn with_log_rested<T>(
         &self,
         rest: &mut dyn FnMut(),
         with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        // A panic while the lock was held would have been a bug of ours; the log's state is only changed once its file was.
+        // A panic with the lock held would be a bug of ours; the log's state only changes after its file.
         let mut guard: MutexGuard<'_, Option<Log>> = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if guard.is_none() {
             *guard = Some(self.open(rest)?);
@@ -164,7 +165,7 @@ impl Catalogue {
 
     fn open(&self, rest: &mut dyn FnMut()) -> Result<Log, StoreError> {
         let disk = &self.shared.disk;
-        // Left by a compaction that did not come to its end.
+        // Left by a compaction that did not finish.
         match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(self.error("clean up beside")(errno)),
@@ -185,7 +186,7 @@ impl Catalogue {
         Ok(Log::new(file, key, scan))
     }
 
-    /// Makes an empty log of `file`, whatever it was.
+    /// Makes `file` an empty log, whatever it held.
     fn begin_log(&self, file: &dyn DiskFile) -> Result<[u8; record::SALT_BYTES], StoreError> {
         let header = record::new_header();
         let mut salt = [0; record::SALT_BYTES];
@@ -236,7 +237,7 @@ impl Catalogue {
         })
     }
 
-    /// Writes that copies are no more. Where the log takes nothing they are kept in mind and written with the next record.
+    /// Records that copies were removed. If the log can't be written, the removals wait for the next record.
     pub(crate) fn removed(&self, ids: &[u64]) -> Result<(), StoreError> {
         self.with_log(|slot, _| {
             if let Some(log) = slot {
@@ -257,7 +258,7 @@ impl Catalogue {
         })
     }
 
-    /// Writes the last use of a directory, unless it was written a short time ago or has no copies.
+    /// Records the last use of a directory, unless that was done a short time ago or it has no copies.
     pub(crate) fn mark_used(&self, dir: &[u8], unix_s: i64) -> Result<(), StoreError> {
         self.append(|log, batch| {
             let Some(dir) = log.dirs.id_of(dir) else { return Change::default() };
@@ -286,7 +287,7 @@ impl Catalogue {
         }
     }
 
-    /// Writes records with one system call. The state changes only once they are written.
+    /// Writes records with one system call. The state changes only after they are written.
     fn append(&self, fill: impl FnOnce(&Log, &mut Batch<'_>) -> Change) -> Result<(), StoreError> {
         self.with_log(|slot, _| {
             let Some(log) = slot else { return Ok(()) };
@@ -305,7 +306,8 @@ impl Catalogue {
             }
             let written = batch.flush(&*log.file);
             if let Err(errno) = written {
-                // What was written of it must not stay in front of what comes next. If it can't be cut off, the log is read anew.
+                // A part of it must not remain in front of the next record. If it can't be cut off, the log is read
+                // again.
                 if uninterrupted(|| log.file.truncate(log.end)).is_err() {
                     *slot = None;
                 }
@@ -319,7 +321,7 @@ impl Catalogue {
         })
     }
 
-    /// Begins adoption: reads the log where nobody has yet, and calls `rest` after each piece of it.
+    /// Begins recovery: reads the log if nobody has yet, and calls `rest` after each piece of it.
     pub(crate) fn begin_adoption(&self, dev: u64, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
         let (file, key, scan) = self.with_log_rested(rest, |slot, _| {
             let Some(log) = slot else {
@@ -328,7 +330,7 @@ impl Catalogue {
             let file = uninterrupted(|| self.shared.disk.open_read(Name::Catalogue)).map_err(self.error("open"))?;
             Ok((file, log.key.clone(), log.first_scan.take()))
         })?;
-        // Without the lock from here on: copies may be published and removed while the old ones are told.
+        // From here on without the lock: copies may be published and removed while the old ones are reported.
         let scan = match scan {
             Some(scan) => scan,
             None => Box::new(Scan::with_places(&*file, &key, self.boot, rest).map_err(self.error("read"))?),
@@ -337,7 +339,7 @@ impl Catalogue {
     }
 }
 
-/// What the keys of all logs of a root come from.
+/// Returns the key from which the keys of all logs of a root derive.
 pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> Key {
     secret.key(format!("forebay catalogue 1, root {root_ino}").as_bytes())
 }
@@ -346,7 +348,7 @@ fn log_key(root_key: &Key, salt: &[u8]) -> TagKey {
     TagKey::new(root_key.derive(salt))
 }
 
-/// What a written batch changes.
+/// Changes of state by a written batch.
 #[derive(Debug, Default)]
 struct Change {
     dir: Option<(u32, Arc<[u8]>)>,
@@ -374,7 +376,7 @@ impl Log {
         }
     }
 
-    /// The number of a directory, its record added to the batch where it is new.
+    /// Returns the number of a directory, and adds its record to the batch if it is new.
     fn dir_id(&self, path: &[u8], batch: &mut Batch<'_>) -> u32 {
         self.dirs.id_of(path).unwrap_or_else(|| {
             batch.push(&Record::Dir { id: self.dirs.next, path });

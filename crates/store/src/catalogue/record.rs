@@ -10,36 +10,36 @@ use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
 use crate::secret::Key;
 
-/// First bytes of a catalogue; what follows them are [`SALT_BYTES`] random bytes of this log alone.
+/// First bytes of a catalogue; [`SALT_BYTES`] random bytes of this log follow.
 pub(crate) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
 pub(crate) const SALT_BYTES: usize = 16;
 pub(crate) const HEADER_BYTES: usize = MAGIC.len() + SALT_BYTES;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
 
-/// What can stand in the log. New kinds are added at the end, and change the tier's FORMAT.
+/// Records of the log. New kinds are added at the end, and change the tier's FORMAT.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Record<'a> {
-    /// A directory of the source as it is spelled; entries refer to it.
+    /// Directory of the source as spelled; entries refer to it.
     Dir { id: u32, path: &'a [u8] },
-    /// A mounted source; entries refer to it.
+    /// Mounted source; entries refer to it.
     Mount { id: u32, source: &'a [u8], fs_type: &'a [u8] },
-    /// All entries that follow were written in this boot.
+    /// Boot in which all following entries were written.
     Boot { id: [u8; 16] },
     /// A published copy.
     #[serde(borrow)]
     Entry(EntryRecord<'a>),
     /// Another path of a published copy.
     Alias { id: u64, dir: u32, name: &'a [u8] },
-    /// A copy that is no more.
+    /// A removed copy.
     Removed { id: u64 },
-    /// A copy of an earlier boot that was read and found whole in this one.
+    /// A copy of an earlier boot that was verified in this one.
     Verified { id: u64 },
     /// Last use of the copies of a directory.
     Used { dir: u32, unix_s: i64 },
 }
 
-/// A published copy as it is stored: devices are left out, since their numbers change with each mount.
+/// A published copy as stored, without device numbers, since they change with each mount.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct EntryRecord<'a> {
     pub(super) id: u64,
@@ -151,7 +151,7 @@ impl<'a> EntryRecord<'a> {
     }
 }
 
-/// The key of one log's tags.
+/// Key of one log's tags.
 #[derive(Clone, Debug)]
 pub(crate) struct TagKey(Key);
 
@@ -160,7 +160,8 @@ impl TagKey {
         Self(key)
     }
 
-    /// A tag holds for one place in one log: records cannot be moved, repeated or brought from an older log.
+    /// Returns a tag, which is valid for one position in one log: records cannot be moved, repeated or taken from an
+    /// older log.
     fn tag(&self, offset: u64, payload: &[u8]) -> [u8; TAG_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(self.0.bytes());
         hasher.update(&offset.to_le_bytes()).update(payload);
@@ -170,7 +171,7 @@ impl TagKey {
     }
 }
 
-/// Frames that are to be written at once.
+/// Frames to write with one call.
 #[derive(Debug)]
 pub(crate) struct Batch<'k> {
     key: &'k TagKey,
@@ -179,7 +180,7 @@ pub(crate) struct Batch<'k> {
 }
 
 impl<'k> Batch<'k> {
-    /// A batch that will be written at `offset`.
+    /// Creates a batch that will be written at `offset`.
     pub(crate) fn new(key: &'k TagKey, offset: u64) -> Self {
         Self {
             key,
@@ -188,7 +189,7 @@ impl<'k> Batch<'k> {
         }
     }
 
-    /// Adds a record; false when it is longer than any may be.
+    /// Adds a record; returns false if it is too long.
     pub(crate) fn push(&mut self, record: &impl Serialize) -> bool {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
@@ -208,7 +209,7 @@ impl<'k> Batch<'k> {
         true
     }
 
-    /// Writes what there is and goes on behind it.
+    /// Writes the frames and goes on behind them.
     pub(crate) fn flush(&mut self, file: &dyn DiskFile) -> disk::Result<()> {
         disk::write_all_at(file, &self.bytes, self.offset)?;
         self.offset += self.bytes.len() as u64;
@@ -216,25 +217,26 @@ impl<'k> Batch<'k> {
         Ok(())
     }
 
-    /// Where the next record will lie.
+    /// Returns the position of the next record.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
 }
 
-/// Reads records one after the other, and stops at the first that is not whole, not tagged by us, or not understood.
+/// Reader of records, one after the other. It stops at the first that is incomplete, not tagged by us, or not
+/// understood.
 #[derive(Debug)]
 pub(crate) struct Frames<'f> {
     file: &'f dyn DiskFile,
     key: &'f TagKey,
-    /// Where reading ends whatever follows.
+    /// Offset at which reading ends in any case.
     upto: u64,
-    /// Bytes that are read at once.
+    /// Length of one read, in bytes.
     piece: usize,
-    /// Where `window` begins in the file.
+    /// Offset of `window` in the file.
     window_offset: u64,
     window: Vec<u8>,
-    /// Read of the window so far.
+    /// Position in the window.
     at: usize,
 }
 
@@ -251,7 +253,7 @@ impl<'f> Frames<'f> {
         }
     }
 
-    /// To read the records behind `from`, where one ends.
+    /// Creates a reader of the records behind `from`, the end of one.
     pub(super) fn behind(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64, from: u64) -> Self {
         Self {
             window_offset: from,
@@ -259,7 +261,7 @@ impl<'f> Frames<'f> {
         }
     }
 
-    /// To read records here and there, `piece` bytes at once.
+    /// Creates a reader of scattered records, which reads `piece` bytes at a time.
     pub(super) fn scattered(file: &'f dyn DiskFile, key: &'f TagKey, upto: u64, piece: usize) -> Self {
         Self {
             piece,
@@ -267,7 +269,7 @@ impl<'f> Frames<'f> {
         }
     }
 
-    /// The record at `offset`, where one begins.
+    /// Returns the record at `offset`, the beginning of one.
     pub(super) fn read_at(&mut self, offset: u64) -> disk::Result<Option<Record<'_>>> {
         match offset.checked_sub(self.window_offset).map(|at| at as usize) {
             Some(at) if at <= self.window.len() => self.at = at,
@@ -280,17 +282,17 @@ impl<'f> Frames<'f> {
         self.next()
     }
 
-    /// Where the last record that was told ends.
+    /// Returns the end of the last record returned.
     pub(crate) fn end(&self) -> u64 {
         self.window_offset + self.at as u64
     }
 
-    /// The next record.
+    /// Returns the next record.
     pub(super) fn next(&mut self) -> disk::Result<Option<Record<'_>>> {
         self.next_of()
     }
 
-    /// The next record of a log of such records.
+    /// Returns the next record of a log of records of type `R`.
     pub(crate) fn next_of<'s, R: Deserialize<'s>>(&'s mut self) -> disk::Result<Option<R>> {
         if !self.have(LENGTH_BYTES)? {
             return Ok(None);
@@ -314,7 +316,7 @@ impl<'f> Frames<'f> {
         Ok(Some(record))
     }
 
-    /// Whether `bytes` more are there, read into the window.
+    /// Returns whether `bytes` more can be read, and reads them into the window.
     fn have(&mut self, bytes: usize) -> disk::Result<bool> {
         if self.window.len() - self.at >= bytes {
             return Ok(true);
@@ -328,7 +330,8 @@ impl<'f> Frames<'f> {
         self.window.resize(kept + wanted, 0);
         let read = disk::read_full_at(self.file, &mut self.window[kept..], from)?;
         self.window.truncate(kept + read);
-        // A disk that gives less than the file is long is at fault; taken for a torn end, it would cost what is whole.
+        // A disk that returns fewer bytes than the file has is at fault; to take that for the end of the log would lose
+        // valid records.
         if read < wanted {
             Err(Errno::IO)
         } else {
@@ -337,7 +340,7 @@ impl<'f> Frames<'f> {
     }
 }
 
-/// The header of a new log.
+/// Returns the header of a new log.
 pub(crate) fn new_header() -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -345,7 +348,7 @@ pub(crate) fn new_header() -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The salt of an existing log; `None` when it is none of ours or was cut short.
+/// Returns the salt of an existing log; `None` if the file is foreign or too short.
 pub(crate) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>, Errno> {
     let mut header = [0; HEADER_BYTES];
     let size = uninterrupted(|| file.stat())?.identity.size;
@@ -357,7 +360,7 @@ pub(crate) fn read_salt(file: &dyn DiskFile) -> Result<Option<[u8; SALT_BYTES]>,
     Ok(salt.filter(|_| read == HEADER_BYTES && header[..MAGIC.len()] == MAGIC))
 }
 
-/// The bytes under which a mount is interned. Neither part can hold a NUL: both are strings of the kernel.
+/// Returns the bytes under which a mount is interned. Neither part can hold a NUL: both are strings of the kernel.
 pub(super) fn mount_key(source: &[u8], fs_type: &[u8]) -> Arc<[u8]> {
     [source, b"\0", fs_type].concat().into()
 }

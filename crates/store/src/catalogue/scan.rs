@@ -1,4 +1,4 @@
-//! One reading of the whole log: what of it is whole, and what later records say of earlier ones.
+//! Scan of the whole log: its valid part, and the effect of later records on earlier ones.
 
 use std::collections::HashMap;
 
@@ -8,29 +8,29 @@ use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
 use crate::root::BootId;
 
-/// Where a record lies: adoption reads by directory, not in the order of the log.
+/// Position of a record: recovery reads by directory, not in the order of the log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The copy.
+    /// Name of the copy.
     pub(super) id: u64,
-    /// The directory of the name.
+    /// Directory of the name.
     pub(super) dir: u32,
     /// Offset in the log.
     pub(super) at: u32,
 }
 
-/// Places of the records of names.
+/// Positions of the records of names.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     pub(super) entries: Vec<Place>,
     pub(super) aliases: Vec<Place>,
-    /// From which offset on records are of this boot, or not.
+    /// Offsets at which the boot changes, and whether it is this boot.
     boots: Vec<(u64, bool)>,
 }
 
 impl Places {
     fn note(&mut self, at: u64, record: &Record<'_>, boot: BootId) {
-        // Further back there is nothing: a log of that length would be of thirty million copies.
+        // No log is longer: it would have thirty million copies.
         let Ok(short) = u32::try_from(at) else { return };
         match *record {
             Record::Entry(ref entry) => self.entries.push(Place {
@@ -44,7 +44,7 @@ impl Places {
         }
     }
 
-    /// Whether the record at this offset was written in this boot.
+    /// Returns whether the record at this offset was written in this boot.
     pub(super) fn is_of_this_boot(&self, at: u32) -> bool {
         let following = self.boots.partition_point(|(from, _)| *from <= u64::from(at));
         following
@@ -54,38 +54,38 @@ impl Places {
     }
 }
 
-/// What the log says as a whole.
+/// Contents of the log as a whole.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// Up to here all is whole.
+    /// End of the valid records.
     pub(super) end: u64,
-    /// What lies behind that.
+    /// Number of bytes behind the valid records.
     pub(super) torn_bytes: u64,
     pub(super) dirs: Interned,
     pub(super) mounts: Interned,
-    /// Last use by directory.
+    /// Last use by directory, in Unix seconds.
     pub(super) used: HashMap<u32, i64>,
-    /// Whether the last section of the log is of this boot.
+    /// True if the last section of the log belongs to this boot.
     pub(super) boot_is_current: bool,
-    /// Copies that are no more, sorted.
+    /// Removed copies, sorted.
     removed: Vec<u64>,
     /// Copies of earlier boots that were verified in this one, sorted.
     verified: Vec<u64>,
     entries: u64,
-    /// Bytes of all of them.
+    /// Sizes of all copies, in bytes.
     pub(super) entry_bytes: u64,
     superseded: u64,
-    /// Until adoption takes them.
+    /// Positions of records, until recovery takes them.
     pub(super) places: Places,
 }
 
 impl Scan {
-    /// Reads the log up to an offset, without noting where records lie.
+    /// Reads the log up to an offset, without noting positions of records.
     pub(super) fn of(file: &dyn DiskFile, key: &TagKey, boot: BootId, upto: u64) -> disk::Result<Self> {
         Self::read(file, key, boot, upto, &mut |_, _, _| {})
     }
 
-    /// Reads the log for adoption, and calls `rest` after each piece of it.
+    /// Reads the log for recovery, and calls `rest` after each piece of it.
     pub(super) fn with_places(file: &dyn DiskFile, key: &TagKey, boot: BootId, rest: &mut dyn FnMut()) -> disk::Result<Self> {
         let mut places = Places::default();
         let mut next_rest = 0;
@@ -122,7 +122,7 @@ impl Scan {
         Ok(scan)
     }
 
-    /// To be called after the last record was taken.
+    /// Sorts the lists; call it after the last record was taken.
     pub(super) fn sort(&mut self) {
         for ids in [&mut self.removed, &mut self.verified] {
             ids.sort_unstable();
@@ -165,12 +165,12 @@ impl Scan {
         &self.verified
     }
 
-    /// Copies that there still are.
+    /// Returns the number of copies that still exist.
     pub(super) fn live(&self) -> u64 {
         self.entries.saturating_sub(self.removed.len() as u64)
     }
 
-    /// Records that say nothing any more.
+    /// Returns the number of dead records.
     pub(super) fn dead(&self) -> u64 {
         2 * self.removed.len() as u64 + self.superseded
     }

@@ -1,4 +1,4 @@
-//! A disk that fails when told to: the tool of the sweep in which every operation fails once.
+//! A disk that fails on request, for the sweep in which every operation fails once.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,41 +8,42 @@ use rustix::io::Errno;
 
 use super::{Disk, DiskFile, DiskRoom, DiskStat, Folder, Lease, Name, Result};
 
-/// What happens instead of the operation.
+/// Behaviour instead of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// It answers this error.
+    /// Returns this error.
     Error(Errno),
-    /// Reads and writes do only half of what was asked (at least one byte); other operations are done.
+    /// Reads and writes do only half of the request (at least one byte); other operations are done.
     Short,
     /// Reads and writes do nothing and report no error; other operations are done.
     Stuck,
 }
 
-/// Whether an operation that answers an error was done all the same.
+/// State of an operation that returns an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// It was not done.
+    /// The operation was not done.
     Before,
-    /// It was done.
+    /// The operation was done.
     After,
 }
 
 /// A planned fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// The operation that fails, counted from 0 over the disk and all of its files.
+    /// Number of the operation that fails, counted from 0 over the disk and all of its files.
     pub nth: u64,
-    /// Whether all later ones fail too.
+    /// True if all later operations fail, too.
     pub for_ever: bool,
-    /// How it fails.
+    /// Behaviour of the failing operation.
     pub kind: FaultKind,
-    /// Whether it was done all the same.
+    /// State of the failing operation.
     pub when: When,
 }
 
 impl Fault {
-    /// Each fault of these kinds that a life of so many operations can meet: once and for ever, before and after the operation was done.
+    /// Returns all faults of these kinds that a life of this many operations can meet: once and for ever, before and
+    /// after the operation was done.
     pub fn each(kinds: &[FaultKind], operations: u64) -> impl Iterator<Item = Self> {
         kinds.iter().flat_map(move |&kind| {
             (0..operations).flat_map(move |nth| {
@@ -68,7 +69,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// The fault that befalls the operation which begins now.
+    /// Returns the fault of the operation that begins now.
     fn next(&self) -> Option<Fault> {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
         self.fault
@@ -91,7 +92,7 @@ impl Plan {
         }
     }
 
-    /// The same for reads and writes of `len` bytes; the operation is told how many it may do.
+    /// Reads or writes `len` bytes, or as many of them as the fault permits.
     fn transfer(&self, len: usize, operation: impl FnOnce(usize) -> Result<usize>) -> Result<usize> {
         match self.next() {
             None => operation(len),
@@ -116,7 +117,7 @@ impl Plan {
 }
 
 impl FailingDisk {
-    /// `inner` with a fault, or with none: then it only counts.
+    /// Wraps `inner` with a fault; without one it only counts.
     pub fn new(inner: Arc<dyn Disk>, fault: Option<Fault>) -> Self {
         Self {
             inner,
@@ -127,7 +128,7 @@ impl FailingDisk {
         }
     }
 
-    /// How many operations there were.
+    /// Returns the number of operations so far.
     pub fn operations(&self) -> u64 {
         self.plan.operations.load(Ordering::Relaxed)
     }

@@ -29,7 +29,7 @@ struct Shared {
     used_bytes: AtomicU64,
     used_inodes: AtomicU64,
     locked: Arc<AtomicBool>,
-    /// Counts changes; stands for the time.
+    /// Number of changes so far; stands for the time.
     ticks: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MemoryDisk {
-    /// An empty disk that holds at most this much.
+    /// Creates an empty disk of this capacity.
     pub fn new(capacity_bytes: u64, capacity_inodes: u64) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -67,7 +67,8 @@ impl MemoryDisk {
         }
     }
 
-    /// Changes a file's bytes behind everybody's back, as a failing medium or an intruder would; false when there is no such file.
+    /// Changes a file's bytes without any call on the disk, as a failing medium or an intruder would; returns false if
+    /// there is no such file.
     pub fn alter(&self, name: Name, change: impl FnOnce(&mut Vec<u8>)) -> bool {
         let node = lock(&self.shared.files).get(&name.file()).cloned();
         node.is_some_and(|node| {
@@ -80,18 +81,18 @@ impl MemoryDisk {
         })
     }
 
-    /// The disk as the next process finds it after the death of the one that held its lease.
+    /// Returns the disk as the next process finds it after the death of the lease's holder.
     pub fn after_crash(&self) -> Arc<Self> {
         self.shared.locked.store(false, Ordering::Release);
         Arc::new(self.clone())
     }
 
-    /// The names of all files.
+    /// Returns the names of all files.
     pub fn names(&self) -> Vec<Name> {
         lock(&self.shared.files).keys().copied().collect()
     }
 
-    /// Bytes that linked and still open files take.
+    /// Returns the bytes of all linked and all open files.
     pub fn used_bytes(&self) -> u64 {
         self.shared.used_bytes.load(Ordering::Relaxed)
     }
@@ -195,7 +196,7 @@ impl Disk for MemoryDisk {
     fn remove(&self, name: Name) -> Result<()> {
         let node = lock(&self.shared.files).remove(&name.file()).ok_or(Errno::NOENT)?;
         self.shared.used_inodes.fetch_sub(1, Ordering::Relaxed);
-        // What is still open keeps its bytes; here they count as free at once, which no test needs otherwise.
+        // Open files keep their bytes; here they count as free immediately, which is enough for the tests.
         self.release(lock(&node.content).bytes.len() as u64);
         Ok(())
     }
@@ -286,7 +287,7 @@ impl Disk for MemoryDisk {
         if self.shared.locked.swap(true, Ordering::AcqRel) {
             return Err(Errno::WOULDBLOCK);
         }
-        // The lease is a file here too, so that what `clean` leaves behind can be told.
+        // The lease is a file here, too, so that tests see what `clean` leaves behind.
         if self.node(Name::Lease).is_err() {
             let made = self.create(Name::Lease);
             if let Err(errno) = made {
@@ -345,7 +346,7 @@ impl DiskFile for MemoryFile {
         self.change(|content| {
             let size = content.bytes.len() as u64;
             let free = self.disk.shared.capacity_bytes.saturating_sub(self.disk.used_bytes());
-            // As a file system does: what still fits is written, and only the next write fails.
+            // As in a file system, the part that fits is written, and only the next write fails.
             let end = (offset + bytes.len() as u64).min(size.saturating_add(free).max(offset));
             written = (end - offset) as usize;
             if written == 0 && !bytes.is_empty() {

@@ -1,6 +1,6 @@
-//! The seam between a tier and what holds it: operations below one private root.
+//! The seam between a tier and its storage: operations below one private root.
 //!
-//! Names come from our own alphabet ([`Name`], [`Folder`]): nothing that was read from a catalogue, a directory or a message ever
+//! Names come from our own alphabet ([`Name`], [`Folder`]): no string from a catalogue, a directory or a message
 //! becomes a path (S3). All implementations pass the same conformance suite ([`crate::testing`]).
 
 mod failing;
@@ -20,7 +20,7 @@ pub use real::RealDisk;
 pub(crate) use real::identity_of;
 pub use throttled::{Throttle, ThrottledDisk};
 
-/// The system's answer.
+/// Result with an error number of the system.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 /// A file of a tier.
@@ -28,15 +28,15 @@ pub type Result<T> = std::result::Result<T, Errno>;
 pub enum Name {
     /// Locked by the agent that uses the tier.
     Lease,
-    /// Says what layout this is.
+    /// Names the layout.
     Format,
     /// The log of published copies.
     Catalogue,
-    /// Its successor while it is being written.
+    /// Replacement of the catalogue, while it is being written.
     CatalogueNew,
     /// A copy.
     Object(u64),
-    /// A segment: lies where the copy of that number would, and can be written to by its owner.
+    /// A segment. It has the path of the copy of that number, and its owner can write to it.
     Segment(u64),
 }
 
@@ -70,7 +70,7 @@ impl RelativePath {
         path
     }
 
-    /// The path, without a leading or trailing slash.
+    /// Returns the path, without a leading or trailing slash.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -81,7 +81,7 @@ fn shard_digits(shard: u8) -> [u8; 2] {
 }
 
 impl Name {
-    /// Where the file lies below the root.
+    /// Returns the path of the file below the root.
     pub fn path(self) -> RelativePath {
         match self {
             Self::Lease => RelativePath::of(&[b"lease"]),
@@ -95,7 +95,7 @@ impl Name {
         }
     }
 
-    /// The directory in which the file lies.
+    /// Returns the directory of the file.
     pub fn folder(self) -> Folder {
         match self {
             Self::Object(id) | Self::Segment(id) => Folder::Shard(id as u8),
@@ -103,7 +103,7 @@ impl Name {
         }
     }
 
-    /// The mode the file is created with, whatever the umask.
+    /// Returns the mode with which the file is created, whatever the umask.
     pub fn mode(self) -> u32 {
         match self {
             Self::Object(_) => 0o400,
@@ -111,7 +111,7 @@ impl Name {
         }
     }
 
-    /// The file that has this name: a segment's is that of the copy of its number.
+    /// Returns the name under which the file is stored: a segment's is that of the copy of its number.
     pub(super) fn file(self) -> Self {
         match self {
             Self::Segment(id) => Self::Object(id),
@@ -119,7 +119,8 @@ impl Name {
         }
     }
 
-    /// The copy that the entry `entry` of a shard is, when it is one of ours: 16 lower-case hexadecimal digits that belong there.
+    /// Returns the number of the copy that the entry `entry` of a part is, if it is ours: 16 lower-case hexadecimal
+    /// digits that belong there.
     pub fn parse_object(shard: u8, entry: &[u8]) -> Option<u64> {
         let digits: &[u8; 16] = entry.try_into().ok()?;
         let id = digits.iter().try_fold(0_u64, |id, digit| Some(id << 4 | hex_value(*digit)?))?;
@@ -128,7 +129,7 @@ impl Name {
 }
 
 impl Folder {
-    /// Where the directory lies below the root.
+    /// Returns the path of the directory below the root.
     pub fn path(self) -> RelativePath {
         match self {
             Self::Root => RelativePath::of(&[b"."]),
@@ -137,7 +138,7 @@ impl Folder {
         }
     }
 
-    /// The part of `objects` that the entry `entry` is, when it is one of ours.
+    /// Returns the part of `objects` that the entry `entry` is, if it is ours.
     pub fn parse_shard(entry: &[u8]) -> Option<u8> {
         let &[high, low] = entry else { return None };
         Some((hex_value(high)? << 4 | hex_value(low)?) as u8)
@@ -152,7 +153,7 @@ fn hex_value(digit: u8) -> Option<u64> {
     }
 }
 
-/// What a file on a disk is.
+/// Identity, mode and owner of a file on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskStat {
     /// Device, inode, size and times.
@@ -163,28 +164,28 @@ pub struct DiskStat {
     pub uid: u32,
 }
 
-/// What a disk's file system has.
+/// Size and free room of a disk's file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskRoom {
     /// Size in bytes.
     pub total_bytes: u64,
-    /// Bytes that an unprivileged user may still take.
+    /// Number of bytes that an unprivileged user may still take.
     pub free_bytes: u64,
-    /// Number of inodes; `u64::MAX` where the file system knows no such number.
+    /// Number of inodes; `u64::MAX` if the file system does not report it.
     pub total_inodes: u64,
-    /// Inodes that may still be taken; `u64::MAX` where the file system knows no such number.
+    /// Number of inodes that may still be taken; `u64::MAX` if the file system does not report it.
     pub free_inodes: u64,
     /// The file system's magic number (`f_type` of statfs).
     pub fs_magic: u64,
 }
 
-/// A held lock; dropping it (or the death of the process) lets it go.
+/// A held lock; dropping it (or the death of the process) releases it.
 pub trait Lease: Send + Sync + Debug {}
 
-/// Operations below one private root. Each is one attempt: whoever calls decides what to repeat.
+/// Operations below one private root. Each is one attempt: the caller decides whether to repeat it.
 pub trait Disk: Send + Sync + Debug {
-    /// Creates a file that does not exist, readable (and, unless it is a copy, writable) by its owner alone whatever the umask, and
-    /// opens it for reading and writing. `EEXIST` when there is anything of that name; `ENOENT` when its directory is missing.
+    /// Creates a file that does not exist, and opens it for reading and writing. Whatever the umask, only its owner can
+    /// read it, and write it unless it is a copy. `EEXIST` if the name exists; `ENOENT` if its directory is missing.
     fn create(&self, name: Name) -> Result<Box<dyn DiskFile>>;
     /// Opens an existing file for reading.
     fn open_read(&self, name: Name) -> Result<Box<dyn DiskFile>>;
@@ -192,49 +193,51 @@ pub trait Disk: Send + Sync + Debug {
     fn open_write(&self, name: Name) -> Result<Box<dyn DiskFile>>;
     /// Creates a directory with mode 0700.
     fn make_dir(&self, folder: Folder) -> Result<()>;
-    /// Removes a file. What is open stays readable.
+    /// Removes a file. Open descriptors stay readable.
     fn remove(&self, name: Name) -> Result<()>;
     /// Removes an empty directory (not the root).
     fn remove_dir(&self, folder: Folder) -> Result<()>;
-    /// Puts a file in the place of another of the same directory, at once or not at all.
+    /// Replaces a file of the same directory by another, atomically.
     fn rename(&self, from: Name, to: Name) -> Result<()>;
-    /// Tells the name of each entry of a directory, but `.` and `..`, in no order.
+    /// Reports the name of each entry of a directory except `.` and `..`, in no order.
     fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<()>;
-    /// What is of that name; never what a link leads to.
+    /// Returns identity and mode of a file; a link is not followed.
     fn stat(&self, name: Name) -> Result<DiskStat>;
-    /// What the root is.
+    /// Returns identity and mode of the root.
     fn stat_root(&self) -> Result<DiskStat>;
-    /// What the file system has.
+    /// Returns size and free room of the file system.
     fn room(&self) -> Result<DiskRoom>;
-    /// Locks [`Name::Lease`], which is created where it is missing, and writes this process's number into it. `EWOULDBLOCK` when
-    /// it is held.
+    /// Locks [`Name::Lease`], which is created if it is missing, and writes this process's number into it.
+    /// `EWOULDBLOCK` if another process holds it.
     fn lock(&self) -> Result<Box<dyn Lease>>;
 }
 
 /// An open file of a disk.
 pub trait DiskFile: Send + Sync + Debug {
-    /// Writes some of `bytes` at `offset`; how many is the answer.
+    /// Writes some of `bytes` at `offset`. Returns their number.
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize>;
-    /// Reads some bytes at `offset`; 0 at the end.
+    /// Reads some bytes at `offset`; returns 0 at the end.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;
-    /// What the file is.
+    /// Returns identity and mode of the file.
     fn stat(&self) -> Result<DiskStat>;
-    /// Makes the file this long.
+    /// Sets the file's length.
     fn truncate(&self, size: u64) -> Result<()>;
-    /// Makes it readable by its owner and by nobody else, and writable by nobody.
+    /// Makes the file read-only, and only for its owner.
     fn set_read_only(&self) -> Result<()>;
-    /// Writes what is not written yet and has the kernel forget its pages, so that the next read asks the disk.
+    /// Writes all dirty pages and drops the file from the page cache, so that the next read asks the disk.
     fn forget_pages(&self) -> Result<()>;
-    /// Closes it and tells what the file system had kept back until then (some tell a lack of room only here).
+    /// Closes the file, and returns errors that the file system kept back until then (some report a lack of room only
+    /// here).
     fn close(self: Box<Self>) -> Result<()>;
-    /// The kernel's descriptor, where there is one.
+    /// Returns the kernel's descriptor, if there is one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// Writes all of `bytes` at `offset`: short writes and interruptions are gone on with, no progress is an error (F4).
+/// Writes all of `bytes` at `offset`. It goes on after short writes and interruptions; a write without progress is an
+/// error (F4).
 pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> Result<()> {
     while !bytes.is_empty() {
-        // A disk that takes nothing and reports no error is broken: never a spin.
+        // A disk that takes nothing and reports no error is broken; repeating would spin.
         let written = match uninterrupted(|| file.write_at(bytes, offset))? {
             0 => return Err(Errno::IO),
             written => written.min(bytes.len()),
@@ -245,7 +248,7 @@ pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> R
     Ok(())
 }
 
-/// Fills `bytes` from `offset` as far as the file goes; how many is the answer.
+/// Fills `bytes` from `offset` up to the file's end. Returns the number of bytes read.
 pub fn read_full_at(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -257,7 +260,7 @@ pub fn read_full_at(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> Resul
     Ok(filled)
 }
 
-/// Closes a file and tells what was kept back until then. Linux has closed it even when it says that it was interrupted.
+/// Closes a file, and returns errors kept back until then. Linux closes it even if it reports an interruption.
 pub(crate) fn close(file: Box<dyn DiskFile>) -> Result<()> {
     match file.close() {
         Err(Errno::INTR) => Ok(()),
@@ -265,7 +268,7 @@ pub(crate) fn close(file: Box<dyn DiskFile>) -> Result<()> {
     }
 }
 
-/// Repeats an operation that was interrupted before it did anything, within a bound.
+/// Repeats an operation that was interrupted before it did anything, up to a limit.
 pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..crate::limits::INTERRUPTIONS_MAX {
         match operation() {

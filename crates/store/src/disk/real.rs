@@ -1,4 +1,4 @@
-//! A disk that is a directory: every path is resolved by the kernel below a held descriptor, through no link and no mount.
+//! A disk that is a directory: the kernel resolves every path below a held descriptor, through no link and no mount.
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use super::{Disk, DiskFile, DiskRoom, DiskStat, Folder, Lease, Name, Result, uninterrupted, write_all_at};
 use crate::limits;
 
-/// A directory of the operating system. What is done to the name of that directory later does not matter: the descriptor is held.
+/// A directory of the operating system. Its descriptor is held, so later changes of its name do not matter.
 #[derive(Debug)]
 pub struct RealDisk {
     root: OwnedFd,
@@ -19,7 +19,7 @@ pub struct RealDisk {
 }
 
 impl RealDisk {
-    /// A disk whose root is the open directory `root`. Whether that directory is private is the caller's to check.
+    /// Creates a disk whose root is the open directory `root`. The caller checks that it is private.
     pub fn new(root: OwnedFd) -> Result<Self> {
         let dev = rustix::fs::fstat(&root)?.st_dev;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -27,7 +27,7 @@ impl RealDisk {
         Ok(Self { root, dev, has_openat2 })
     }
 
-    /// The same, walking from directory to directory as on kernels before 5.6: for tests on newer ones.
+    /// Creates a disk that walks from directory to directory as on kernels before 5.6, for tests on newer ones.
     pub fn without_openat2(root: OwnedFd) -> Result<Self> {
         Ok(Self {
             has_openat2: false,
@@ -39,7 +39,8 @@ impl RealDisk {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         if self.has_openat2 {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-            // AGAIN: a rename elsewhere in the system made the kernel unsure that the walk stayed below; it asks to try again.
+            // AGAIN: a rename elsewhere in the system made the kernel unsure whether the walk stayed below; it asks to
+            // try again.
             for _ in 0..limits::INTERRUPTIONS_MAX {
                 match rustix::fs::openat2(&self.root, path, flags, mode, resolve) {
                     Err(Errno::AGAIN | Errno::INTR) => {}
@@ -95,7 +96,7 @@ impl RealDisk {
         }
     }
 
-    /// Whether the lease is held by somebody; nothing is made or changed.
+    /// Returns whether anybody holds the lease; creates and changes nothing.
     pub(crate) fn is_leased(&self) -> Result<bool> {
         let fd = match self.open(Name::Lease.path().as_bytes(), OFlags::RDONLY, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(false),
@@ -108,7 +109,7 @@ impl RealDisk {
         }
     }
 
-    /// One attempt at the lease; `None` when the file that was locked is no longer the one of that name.
+    /// Tries once to take the lease; `None` if the name no longer leads to the locked file.
     fn try_lock(&self) -> Result<Option<RealLease>> {
         let path = Name::Lease.path();
         let mode = Mode::from_raw_mode(Name::Lease.mode());
@@ -121,7 +122,7 @@ impl RealDisk {
             Err(errno) => return Err(errno),
         }
         let file = RealFile(fd);
-        // Only to be able to say who it is; a full disk is no reason to have no lease.
+        // The number only serves messages; a full disk must not prevent the lease.
         let pid = rustix::process::getpid();
         let _ = file
             .truncate(0)
@@ -196,10 +197,10 @@ impl Disk for RealDisk {
     }
 
     fn room(&self) -> Result<DiskRoom> {
-        // A file system may be mounted over and its descriptor live on: what is asked is the file system that we write to.
+        // Another file system may be mounted over the root, so ask for the one of the descriptor that we write to.
         let fs = rustix::fs::fstatfs(&self.root)?;
         let block = fs.f_bsize as u64;
-        // Some file systems (btrfs, many network ones) have no fixed number of inodes and say 0.
+        // Some file systems (btrfs, many network ones) have no fixed number of inodes and report 0.
         let inodes = |count: u64| if fs.f_files == 0 { u64::MAX } else { count };
         Ok(DiskRoom {
             total_bytes: fs.f_blocks.saturating_mul(block),
@@ -215,7 +216,7 @@ impl Disk for RealDisk {
             match self.try_lock() {
                 Ok(Some(lease)) => return Ok(Box::new(lease)),
                 Ok(None) => {}
-                // Somebody who only looks whether it is held ([`RealDisk::is_leased`]) holds it for an instant.
+                // A process that only checks the lease ([`RealDisk::is_leased`]) holds it for an instant.
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(limits::LEASE_PAUSE),
                 Err(errno) => return Err(errno),
             }
@@ -257,7 +258,7 @@ impl DiskFile for RealFile {
     }
 
     fn forget_pages(&self) -> Result<()> {
-        // Pages that are not written yet can't be forgotten.
+        // Dirty pages can't be dropped.
         rustix::fs::fdatasync(&self.0)?;
         rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed)
     }
@@ -271,10 +272,11 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Closes a descriptor and tells what `close` said, which `Drop` swallows.
+/// Closes a descriptor and returns the result of `close`, which `Drop` swallows.
 #[expect(unsafe_code, reason = "the one place: close with its answer has no safe form")]
 fn close(fd: OwnedFd) -> Result<()> {
-    // SAFETY: `into_raw_fd` gives up ownership, so the descriptor is open, ours alone, and closed by nobody else afterwards.
+    // SAFETY: `into_raw_fd` gives up ownership, so the descriptor is open, ours alone, and closed by nobody else
+    // afterwards.
     unsafe { rustix::io::try_close(fd.into_raw_fd()) }
 }
 
@@ -286,7 +288,7 @@ fn disk_stat(stat: &Stat) -> DiskStat {
     }
 }
 
-/// The identity in what `fstat` answered.
+/// Returns the identity in a result of `fstat`.
 pub(crate) fn identity_of(stat: &Stat) -> Identity {
     let time = |sec: i64, nsec: u64| FileTime { sec, nsec: nsec as u32 };
     Identity {

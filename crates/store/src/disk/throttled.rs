@@ -1,4 +1,4 @@
-//! A disk made slow: for tests of what happens when a tier is slower than its source (F12).
+//! A slow disk, for tests of a tier that is slower than its source (F12).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::{Disk, DiskFile, DiskRoom, DiskStat, Folder, Lease, Name, Result};
 
-/// How slow.
+/// Speed of a slow disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Throttle {
-    /// What each operation waits first, in microseconds.
+    /// Delay of each operation, in microseconds.
     pub latency_us: u64,
     /// Bytes read or written a second by one caller.
     pub bytes_per_s: u64,
@@ -30,7 +30,7 @@ pub struct ThrottledDisk {
 }
 
 impl ThrottledDisk {
-    /// `inner`, made slow.
+    /// Wraps `inner`, and slows it down.
     pub fn new(inner: Arc<dyn Disk>, throttle: Throttle) -> Self {
         Self { inner, throttle }
     }

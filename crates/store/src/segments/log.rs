@@ -1,6 +1,8 @@
-//! The segments' catalogue: an append-only log of what lies where, of the same frames and tags as a tier's.
+//! Catalogue of the segments: an append-only log of the positions of extents, with the same frames and tags as a
+//! tier's.
 //!
-//! Its records say nothing of boots: each read of an extent is compared with its checksum, whatever became of the disk in between.
+//! Its records do not mention boots: each read of an extent is compared with its checksum, whatever happened to the
+//! disk in between.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,16 +17,16 @@ use crate::error::StoreError;
 use crate::limits;
 use crate::secret::Key;
 
-/// What can stand in the log. New kinds change the segments' FORMAT.
+/// Records of the log. New kinds change the segments' FORMAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Record {
-    /// An extent lies there whole.
+    /// An extent is stored completely.
     Stored(Stored),
-    /// It does no longer.
+    /// An extent was removed.
     Removed { key: ExtentKey },
 }
 
-/// Where an extent lies.
+/// Position of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) key: ExtentKey,
@@ -32,7 +34,7 @@ pub(super) struct Stored {
     pub(super) segment: u64,
     pub(super) offset: u64,
     pub(super) bytes: u32,
-    /// XXH3-128.
+    /// XXH3-128 checksum of the extent.
     pub(super) checksum: [u8; 16],
 }
 
@@ -44,24 +46,24 @@ pub(super) struct Log {
     root_key: Key,
     file: Box<dyn DiskFile>,
     key: TagKey,
-    /// Up to here all is whole; the next record goes here.
+    /// End of the valid records; the next one is written here.
     end: u64,
-    /// Records that say something, and those that say nothing any more.
+    /// Number of live records, and below it of dead ones.
     live: u64,
     dead: u64,
-    /// What was not written whole could not be cut off: nothing is written behind it.
+    /// True if an incomplete record could not be cut off: nothing is written behind it.
     is_broken: bool,
 }
 
 impl Log {
-    /// Opens the log, or makes one; tells what is stored, the oldest first.
+    /// Opens the log, or creates one. Returns besides what is stored, the oldest first.
     pub(super) fn open(disk: Arc<dyn Disk>, root: PathBuf, root_key: Key) -> Result<(Self, Vec<Stored>), StoreError> {
         let path = root.join("catalogue");
         let failed = |operation| {
             let path = &path;
             move |errno| StoreError::tier(path, operation, errno)
         };
-        // Left by a rewriting that did not come to its end.
+        // Left by a rewriting that did not finish.
         match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(failed("clean up beside")(errno)),
@@ -96,7 +98,7 @@ impl Log {
         Ok((log, stored))
     }
 
-    /// Whether records can be written.
+    /// Returns whether records can be written.
     pub(super) fn is_writable(&self) -> bool {
         !self.is_broken
     }
@@ -116,7 +118,7 @@ impl Log {
         let end = batch.end();
         let written = batch.flush(&*self.file);
         if let Err(errno) = written {
-            // What was written of it must not stay in front of what comes next.
+            // A part of it must not remain in front of the next record.
             self.is_broken = uninterrupted(|| self.file.truncate(self.end)).is_err();
             return Err(self.error("write", errno));
         }
@@ -133,21 +135,22 @@ impl Log {
         Ok(())
     }
 
-    /// Whether the log is to be rewritten: most of it says nothing any more.
+    /// Returns whether the log is to be rewritten, since most of its records are dead.
     pub(super) fn is_mostly_dead(&self) -> bool {
         self.dead > self.live && self.dead >= limits::COMPACTION_DEAD_MIN
     }
 
-    /// Rewrites the log with what is stored, the oldest first. At every instant the name `catalogue` has a whole log.
+    /// Rewrites the log with what is stored, the oldest first. The name `catalogue` leads to a complete log at every
+    /// instant.
     pub(super) fn rewrite(&mut self, stored: &[Stored]) -> Result<(), StoreError> {
         let rewritten = self.write_new(stored);
         if rewritten.is_err() {
-            // Where this fails too the next opening removes it.
+            // If this fails too, the next opening removes it.
             let _ = uninterrupted(|| self.disk.remove(Name::CatalogueNew));
         }
         let (file, key, end) = rewritten.map_err(|errno| self.error("rewrite", errno))?;
         if let Err(errno) = uninterrupted(|| self.disk.rename(Name::CatalogueNew, Name::Catalogue)) {
-            // Nobody knows which of the two has the name now: what is written to the old one might never be read.
+            // It is unknown which of the two has the name now, so records written to the old one might never be read.
             self.is_broken = true;
             return Err(self.error("replace", errno));
         }
@@ -173,7 +176,7 @@ impl Log {
             end = batch.end();
             batch.flush(&*file)?;
         }
-        // Read back before it takes the place of the one that is whole.
+        // The new log is read back before it takes the place of the old one.
         let (records, read_end) = read(&*file, &key, end)?;
         if read_end != end || records.len() != stored.len() {
             return Err(Errno::IO);
@@ -186,10 +189,10 @@ impl Log {
     }
 }
 
-/// About what a record takes; only sizes of batches rest on it.
+/// Approximate length of a record in bytes; only sizes of batches depend on it.
 const RECORD_BYTES: usize = 96;
 
-/// Makes an empty log of `file`, whatever it was.
+/// Makes `file` an empty log, whatever it held.
 fn begin(file: &dyn DiskFile) -> disk::Result<[u8; record::SALT_BYTES]> {
     let header = record::new_header();
     let mut salt = [0; record::SALT_BYTES];
@@ -199,7 +202,7 @@ fn begin(file: &dyn DiskFile) -> disk::Result<[u8; record::SALT_BYTES]> {
     Ok(salt)
 }
 
-/// All whole records, and where they end.
+/// Returns all valid records, and where they end.
 fn read(file: &dyn DiskFile, key: &TagKey, size: u64) -> disk::Result<(Vec<Record>, u64)> {
     let mut frames = Frames::new(file, key, size);
     let mut records = Vec::new();
@@ -209,7 +212,7 @@ fn read(file: &dyn DiskFile, key: &TagKey, size: u64) -> disk::Result<(Vec<Recor
     Ok((records, frames.end()))
 }
 
-/// What is stored after all of them, in the order in which it was.
+/// Returns what is stored after all records, in the order in which it was stored.
 fn remaining(records: Vec<Record>) -> Vec<Stored> {
     let mut last = std::collections::HashMap::new();
     for (nth, record) in records.iter().enumerate() {

@@ -1,10 +1,13 @@
-//! Extents (samples, or parts of files) packed into large files, for the loader: creating a file for each would cost more than reading it.
+//! Extents (samples, or parts of files) packed into large files, for the loader: creating a file for each would cost
+//! more than reading it.
 //!
-//! A catalogue says what lies where. Bytes are written first and their record afterwards, so that an extent is there whole or not at all; a place is
-//! used again only after the record is written that gives it up. Every read is compared with the checksum of its record: what a crash, a power loss or a failing disk
-//! left is a miss, never other bytes. Nothing needs to be synced, and nothing is verified before it is asked for.
+//! A catalogue lists their positions. Bytes are written first and their record afterwards, so an extent is stored
+//! completely or not at all. A position is used again only after the record of its removal was written. Every read is
+//! compared with the checksum of its record, so damage by a crash, a power loss or a failing disk is a miss, never
+//! wrong bytes. Nothing needs to be synced, and nothing is verified before it is requested.
 //!
-//! Who needs an extent *claims* it. What nobody claims stays as long as nobody needs its room; then the one goes that was claimed the longest time ago.
+//! A user of an extent *claims* it. An unclaimed extent stays until its room is needed; then the one goes that was
+//! claimed the longest time ago.
 
 mod log;
 mod room;
@@ -29,15 +32,15 @@ use crate::root;
 use crate::secret::{self, Secret};
 use crate::tier::{FreeFloor, guard, list_objects};
 
-/// What FORMAT says of the layout that this version reads and writes.
+/// Content of FORMAT for the layout that this version reads and writes.
 const FORMAT: &[u8] = b"forebay segments 1\n";
 
-/// Which extent of which file: a digest of path, offset and length.
+/// Identity of an extent: a digest of path, offset and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ExtentKey([u8; 16]);
 
 impl ExtentKey {
-    /// The extent of `length` bytes at `offset` of the file with this path; `u64::MAX`: up to its end.
+    /// Returns the key of the `length` bytes at `offset` of the file with this path; `u64::MAX`: up to its end.
     pub fn new(path: &[u8], offset: u64, length: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&offset.to_le_bytes()).update(&length.to_le_bytes()).update(path);
@@ -45,12 +48,12 @@ impl ExtentKey {
     }
 }
 
-/// Which version of a file: a digest of its inode, size and times. Device numbers change with each mount.
+/// Version of a file: a digest of its inode, size and times, without device numbers, since they change with each mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version([u8; 16]);
 
 impl Version {
-    /// The version that a file is of now.
+    /// Returns the version of a file with this identity.
     pub fn of(identity: &Identity) -> Self {
         let Identity {
             ino, size, mtime, ctime, ..
@@ -69,14 +72,14 @@ impl Version {
         Self(first_half(&hasher))
     }
 
-    /// The version of an object that has this mark.
+    /// Returns the version of an object that has this mark.
     pub fn of_object(mark: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"object").update(&mark.to_le_bytes());
         Self(first_half(&hasher))
     }
 
-    /// One that no file is of: what is stored as this is found by nobody but who has it.
+    /// Returns a version that no file has: only its owner finds what is stored under it.
     pub fn of_nothing() -> Self {
         let mut random = [0; 16];
         secret::fill_random(&mut random);
@@ -90,25 +93,25 @@ fn first_half(hasher: &blake3::Hasher) -> [u8; 16] {
     half
 }
 
-/// Segments as they are configured.
+/// Configuration of segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentsConfig {
-    /// An existing directory on a local file system; the private root is made in it.
+    /// Existing directory on a local file system; the private root is made in it.
     pub dir: PathBuf,
-    /// Most bytes of all segments together.
+    /// Largest total size of all segments, in bytes.
     pub quota_bytes: u64,
-    /// Length of a segment: [`crate::limits::SEGMENT_BYTES`], but in tests.
+    /// Length of a segment in bytes: [`crate::limits::SEGMENT_BYTES`], except in tests.
     pub segment_bytes: u64,
-    /// What is left free for others.
+    /// Part of the file system that is left free for others.
     pub free_floor: FreeFloor,
 }
 
-/// An extent that is there.
+/// A stored extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The version of its file.
+    /// Version of its file.
     pub version: Version,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
 }
 
@@ -119,7 +122,7 @@ pub struct Segments {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     state: Mutex<State>,
-    /// What was let go and is still claimed in `state`. Whoever has this locked asks nothing of the disk.
+    /// Keys released but still claimed in `state`. A holder of this lock makes no disk request.
     let_go: Mutex<Vec<ExtentKey>>,
     _lease: Box<dyn Lease>,
 }
@@ -129,11 +132,11 @@ struct State {
     log: Log,
     room: Room,
     extents: HashMap<ExtentKey, Extent>,
-    /// What nobody claims, by when it was claimed last.
+    /// Unclaimed extents, by the time of their last claim.
     unclaimed: BTreeMap<u64, ExtentKey>,
-    /// Counts claims; stands for the time.
+    /// Number of claims so far; stands for the time.
     ticks: u64,
-    /// Removed, but not yet by a record: their places are not to be used again.
+    /// Removed extents whose records are not written yet: their positions must not be used again.
     unwritten: Vec<Stored>,
 }
 
@@ -141,7 +144,7 @@ struct State {
 struct Extent {
     stored: Stored,
     claims: u32,
-    /// When it was claimed or let go last.
+    /// Time of the last claim or release, in ticks.
     tick: u64,
 }
 
@@ -156,7 +159,8 @@ impl Stored {
 }
 
 impl Segments {
-    /// Opens the segments in `config.dir` for the user `uid`, makes their private root where it is missing, and leases it. What is there is claimed by nobody.
+    /// Opens the segments in `config.dir` for the user `uid`, creates their private root if it is missing, and leases
+    /// it. Stored extents are unclaimed.
     pub fn open(config: SegmentsConfig, secret: &Secret, uid: u32) -> Result<Self, StoreError> {
         let path = root::root_path(&config.dir, uid);
         let fd = root::open_or_make(&config.dir, uid)?;
@@ -197,7 +201,7 @@ impl Segments {
         })
     }
 
-    /// The state, without what was let go before.
+    /// Locks the state, and carries out the pending releases.
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = guard(&self.state);
         let let_go = std::mem::take(&mut *guard(&self.let_go));
@@ -207,37 +211,39 @@ impl Segments {
         state
     }
 
-    /// What is there of an extent.
+    /// Returns a stored extent's version and length.
     pub fn find(&self, key: ExtentKey) -> Option<Found> {
         let state = self.state();
         let Stored { version, bytes, .. } = state.extents.get(&key)?.stored;
         Some(Found { version, bytes })
     }
 
-    /// Claims an extent of this version; `false` if it is not there.
+    /// Claims an extent of this version; `false` if it is not stored.
     pub fn claim(&self, key: ExtentKey, version: Version) -> bool {
         self.state().claim(key, version)
     }
 
-    /// Lets an extent go that was claimed, by [`Self::claim`] or [`Self::put`]. Others may be storing something on a disk that hangs: this does not wait for them.
+    /// Releases an extent claimed by [`Self::claim`] or [`Self::put`]. It does not wait for others who store something
+    /// on a disk that hangs.
     pub fn release(&self, key: ExtentKey) {
         guard(&self.let_go).push(key);
     }
 
-    /// Bytes of all extents.
+    /// Returns the bytes of all extents.
     pub fn used_bytes(&self) -> u64 {
         guard(&self.state).room.used_bytes()
     }
 
-    /// Extents that there are.
+    /// Returns the number of stored extents.
     pub fn count(&self) -> usize {
         guard(&self.state).extents.len()
     }
 
-    /// Stores an extent, and claims it. One of another version is given up for it.
+    /// Stores an extent, and claims it. It replaces one of another version.
     ///
     /// # Errors
-    /// [`StoreError::Full`] where there is no room beside what is claimed, or the file system has none above the free floor.
+    /// [`StoreError::Full`] if there is no room beside the claimed extents, or the file system has none above the free
+    /// floor.
     pub fn put(&self, key: ExtentKey, version: Version, bytes: &[u8]) -> Result<(), StoreError> {
         let Ok(length) = u32::try_from(bytes.len()) else {
             return Err(self.error("store in", Errno::FBIG));
@@ -268,11 +274,11 @@ impl Segments {
         self.finish(stored, written)
     }
 
-    /// The bytes of an extent are written, or could not be. It is stored then, and claimed.
+    /// Finishes storing an extent whose bytes were written, or could not be; on success it is stored and claimed.
     fn finish(&self, stored: Stored, written: Result<(), StoreError>) -> Result<(), StoreError> {
         let (key, place) = (stored.key, stored.place());
         let state = &mut *self.state();
-        // Somebody else may have been faster, with this version or another.
+        // Another thread may have been faster, with this version or another.
         if written.is_err() || state.claim(key, stored.version) {
             state.room.give(place);
             return written;
@@ -287,10 +293,10 @@ impl Segments {
         state.store(stored)
     }
 
-    /// Fills `into` with an extent of this version, whose length it has; `false` if that is not there.
+    /// Fills `into` with an extent of this version, whose length it has; `false` if that is not stored.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] where its bytes are not what was written: it is given up.
+    /// [`StoreError::Damaged`] if its bytes are not those written; the extent is removed.
     pub fn read(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Result<bool, StoreError> {
         let found = self.state().extents.get(&key).map(|extent| extent.stored);
         let Some(stored) = found.filter(|stored| stored.version == version && stored.bytes as usize == into.len()) else {
@@ -301,7 +307,7 @@ impl Segments {
         if read == into.len() && XxHash3_128::oneshot(into).to_le_bytes() == stored.checksum {
             return Ok(true);
         }
-        // Somebody may have given it up meanwhile, and its place be used again: then it is not there.
+        // Another thread may have removed it meanwhile, and its position be used again: then it is not stored.
         let state = &mut *self.state();
         if state.extents.get(&key).is_none_or(|extent| extent.stored != stored) {
             return Ok(false);
@@ -309,16 +315,16 @@ impl Segments {
         state.remove(key)?;
         Err(StoreError::Damaged {
             path: self.root.clone(),
-            what: "an extent's bytes are not what was written",
+            what: "an extent's bytes differ from the written ones",
         })
     }
 
-    /// Gives an extent up, whoever claims it.
+    /// Removes an extent, claimed or not.
     pub fn forget(&self, key: ExtentKey) -> Result<(), StoreError> {
         self.state().remove(key)
     }
 
-    /// Takes room, which extents that nobody claims make where it must be.
+    /// Reserves room, and removes unclaimed extents if that is needed.
     fn reserve(&self, state: &mut State, bytes: u64) -> Result<Place, StoreError> {
         if !state.log.is_writable() {
             return Err(self.error("store in", Errno::IO));
@@ -344,7 +350,7 @@ impl Segments {
         }
     }
 
-    /// Whether the file system has so many bytes above what is to be left free.
+    /// Checks that the file system has this many bytes above the free floor.
     fn has_room_for(&self, growth_bytes: u64) -> Result<(), StoreError> {
         if growth_bytes == 0 {
             return Ok(());
@@ -379,14 +385,14 @@ impl Segments {
                 Ok(())
             }
             Err(errno) => {
-                // It may be there all the same; else the next opening finds it.
+                // The file may exist nevertheless; the next opening finds it otherwise.
                 let _ = uninterrupted(|| self.disk.remove(name));
                 Err(self.error("make a segment in", errno))
             }
         }
     }
 
-    /// The file of a segment, opened where it is not.
+    /// Returns the file of a segment, and opens it if it is not open.
     fn file(&self, segment: u64) -> Result<Arc<dyn DiskFile>, StoreError> {
         if let Some(file) = guard(&self.state).room.file(segment) {
             return Ok(file);
@@ -403,12 +409,12 @@ impl Segments {
 }
 
 impl State {
-    /// Takes what an earlier process stored; or gives it up, where it can't be there any more.
+    /// Takes an extent that an earlier process stored; or removes it, if it can't exist any more.
     fn bring(&mut self, stored: Stored) {
         if self.room.take_at(stored.place()) {
             self.insert(stored, 0);
         } else {
-            // Nothing lies there that anybody reads: no place is to be freed once this is written.
+            // Nobody reads from that position: writing this removal must free nothing.
             self.unwritten.push(Stored { bytes: 0, ..stored });
         }
     }
@@ -456,7 +462,7 @@ impl State {
         self.removals_written();
         self.insert(stored, 1);
         if self.log.is_mostly_dead() {
-            // Where this can't be done the log is as it was, only longer than it need be.
+            // On failure the log stays as it was, only longer than necessary.
             let _ = self.rewrite();
         }
         Ok(())
@@ -469,7 +475,7 @@ impl State {
         self.log.rewrite(&stored)
     }
 
-    /// Gives up the extent that was claimed the longest time ago, of those that nobody claims; `false` if there is none.
+    /// Removes the unclaimed extent with the oldest claim; `false` if there is none.
     fn remove_oldest(&mut self) -> Result<bool, StoreError> {
         let Some((_, &key)) = self.unclaimed.first_key_value() else {
             return Ok(false);
@@ -497,7 +503,7 @@ impl State {
         self.unwritten.iter().map(|stored| Record::Removed { key: stored.key }).collect()
     }
 
-    /// Only now may their places be used again.
+    /// Frees the positions of removed extents, now that their records are written.
     fn removals_written(&mut self) {
         for stored in std::mem::take(&mut self.unwritten) {
             self.room.give(stored.place());
@@ -505,9 +511,9 @@ impl State {
     }
 }
 
-/// The segments that are there and hold something, those first that are used up to a higher end: where the quota leaves the last one shorter than the
-/// others, as it was when it was made, nothing lies behind its end. The others are removed: they are of a process that ended before it had written a
-/// record, or that gave all of their extents up.
+/// Returns the existing segments with extents, those with the highest used end first. The quota may have made the last
+/// segment shorter than the others, so it must have nothing behind its end. Other segments are removed: their process
+/// ended before it wrote a record, or removed all their extents.
 fn present(disk: &dyn Disk, root: &Path, stored: &[Stored]) -> Result<Vec<u64>, StoreError> {
     let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
     for stored in stored {

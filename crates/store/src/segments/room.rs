@@ -1,4 +1,4 @@
-//! Which segments there are, and what of each is free. No I/O.
+//! Segments and their free ranges. No I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use forebay_policy::ranges::Ranges;
 
 use crate::disk::DiskFile;
 
-/// A place in a segment.
+/// A range of bytes in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) segment: u64,
@@ -20,11 +20,11 @@ struct Segment {
     free: Ranges,
     /// Opened when it is first needed.
     file: Option<Arc<dyn DiskFile>>,
-    /// Behind this nothing was written yet: the file is no longer.
+    /// Length of the file: nothing was written behind it yet.
     end: u64,
 }
 
-/// All segments; together they have no more bytes than the quota.
+/// All segments; their total length is within the quota.
 #[derive(Debug)]
 pub(super) struct Room {
     quota_bytes: u64,
@@ -41,13 +41,13 @@ impl Room {
         }
     }
 
-    /// How long one more segment would be; 0 where the quota leaves none.
+    /// Returns the length of one more segment; 0 if the quota is used up.
     pub(super) fn next_bytes(&self) -> u64 {
         let taken: u64 = self.segments.values().map(|segment| segment.free.length()).sum();
         self.quota_bytes.saturating_sub(taken).min(self.segment_bytes)
     }
 
-    /// One more segment, as long as the quota leaves it; `false` where it leaves nothing.
+    /// Adds a segment, as long as the quota permits; `false` if that is used up.
     pub(super) fn add(&mut self, id: u64, file: Option<Arc<dyn DiskFile>>) -> bool {
         let bytes = self.next_bytes();
         if bytes == 0 {
@@ -61,7 +61,7 @@ impl Room {
         self.segments.insert(id, segment).is_none()
     }
 
-    /// Where so many bytes fit; they are taken.
+    /// Takes a range of this length, wherever it fits.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Place> {
         let mut fitting = self.segments.iter_mut().filter(|(_, segment)| segment.free.largest() >= bytes);
         let (&segment, found) = fitting.next()?;
@@ -69,7 +69,7 @@ impl Room {
         Some(Place { segment, offset, bytes })
     }
 
-    /// Takes this very place; `false` where it is not free, or beyond the segment.
+    /// Takes this very range; `false` if it is not free, or beyond the segment.
     pub(super) fn take_at(&mut self, place: Place) -> bool {
         let Some(segment) = self.segments.get_mut(&place.segment) else {
             return false;
@@ -81,39 +81,39 @@ impl Room {
         taken
     }
 
-    /// A place is free again.
+    /// Frees a range.
     pub(super) fn give(&mut self, place: Place) {
         if let Some(segment) = self.segments.get_mut(&place.segment) {
             segment.free.give(place.offset, place.bytes);
         }
     }
 
-    /// Bytes by which the segment's file grows when the place is written.
+    /// Returns the bytes by which the segment's file grows when the range is written.
     pub(super) fn growth(&self, place: Place) -> u64 {
         let end = self.segments.get(&place.segment).map_or(0, |segment| segment.end);
         (place.offset + place.bytes).saturating_sub(end)
     }
 
-    /// The place has been written.
+    /// Records that the range was written.
     pub(super) fn grown(&mut self, place: Place) {
         if let Some(segment) = self.segments.get_mut(&place.segment) {
             segment.end = segment.end.max(place.offset + place.bytes);
         }
     }
 
-    /// The segment's file, if it is open.
+    /// Returns the segment's file, if it is open.
     pub(super) fn file(&self, id: u64) -> Option<Arc<dyn DiskFile>> {
         self.segments.get(&id)?.file.clone()
     }
 
-    /// The segment's file is open now.
+    /// Records that the segment's file is open.
     pub(super) fn opened(&mut self, id: u64, file: &Arc<dyn DiskFile>) {
         if let Some(segment) = self.segments.get_mut(&id) {
             segment.file = Some(Arc::clone(file));
         }
     }
 
-    /// Bytes that are taken.
+    /// Returns the number of bytes taken.
     pub(super) fn used_bytes(&self) -> u64 {
         let used = |segment: &Segment| segment.free.length() - segment.free.free_bytes();
         self.segments.values().map(used).sum()

@@ -1,4 +1,4 @@
-//! What others do between a caller's steps.
+//! Interference of other threads between a caller's steps.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn version(ino: u64) -> Version {
     })
 }
 
-/// What a caller who stores extent 1 is about to finish.
+/// Returns extent 1, whose storing a caller is about to finish.
 fn begun(segments: &Segments, version: Version, bytes: &[u8]) -> Stored {
     let place = segments.reserve(&mut segments.state(), bytes.len() as u64).unwrap();
     let file = segments.file(place.segment).unwrap();
@@ -45,7 +45,7 @@ fn begun(segments: &Segments, version: Version, bytes: &[u8]) -> Stored {
     }
 }
 
-/// Whether nobody claims extent 1: another takes its room then.
+/// Returns whether extent 1 is unclaimed, so that another takes its room.
 fn gives_way(segments: &Segments) -> bool {
     match segments.put(key(2), version(1), &[2; 3500]) {
         Ok(()) => true,
@@ -102,7 +102,7 @@ fn who_lets_go_waits_for_nobody() {
     segments.put(key(1), version(1), &[1; 1000]).unwrap();
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
-        // As whoever stores something has it, for as long as the disk does not answer.
+        // A thread that stores something holds this lock until the disk answers.
         let state = guard(&segments.state);
         scope.spawn(|| {
             segments.release(key(1));

@@ -1,4 +1,4 @@
-//! A real process that is killed while it copies, publishes, removes and rewrites its catalogue.
+//! A process that is killed while it copies, publishes, removes and rewrites its catalogue.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,21 +12,21 @@ use crate::common::{adopt, config, content, known, publish, read, secret, uid};
 
 const DIR: &str = "FOREBAY_TEST_KILL_DIR";
 const ROUNDS: u64 = 12;
-/// About ten records.
+/// Length of about ten records, in bytes.
 const WRITTEN_BYTES: u64 = 2000;
 
 fn size_of(seed: u32) -> usize {
     seed as usize % 37 * 1000
 }
 
-/// The process that is killed; in a plain run of the tests it has nothing to do.
+/// The process that is killed; in a plain run of the tests it does nothing.
 #[test]
 fn f9_victim() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let tier = Tier::open(config(Path::new(&dir)), &secret(), uid()).expect("opens");
     let mut live: Vec<_> = adopt(&tier).expect("adopted").0.values().map(|kept| kept.id).collect();
     for seed in 0_u32.. {
-        // Names are never used twice: the time makes them differ from round to round.
+        // Names are used only once: the time makes them differ from round to round.
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .expect("after 1970")
@@ -58,7 +58,7 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
         if round % 2 == 0 {
             std::thread::sleep(Duration::from_millis(20 + 17 * round));
         } else {
-            // Where that is too short for it to start, it is surely at work in every other round.
+            // If that is too short for it to start, it surely works in every other round.
             let catalogue = || root_in(dir.path()).and_then(|root| root.join("catalogue").metadata().ok());
             let before = catalogue().map_or(0, |metadata| metadata.len());
             let begun = Instant::now();
@@ -97,7 +97,7 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
     assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
 }
 
-/// The tier's own directory, once it is there.
+/// Returns the tier's own directory, once it exists.
 fn root_in(dir: &Path) -> Option<std::path::PathBuf> {
     Some(std::fs::read_dir(dir).ok()?.next()?.ok()?.path())
 }

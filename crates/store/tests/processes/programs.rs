@@ -1,4 +1,4 @@
-//! What other programs do to a tier: mount something, read as another user.
+//! Effects of other programs on a tier: mounts, and reads by another user.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -42,7 +42,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily, since a test that fails has descriptors open there.
+        // Lazily, since a test that fails has open descriptors there.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of segments have in common.
+//! Shared by the tests of segments.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,14 +50,14 @@ pub(crate) fn version(number: u64) -> Version {
     })
 }
 
-/// Content of a test's extent: not the same anywhere.
+/// Returns the content of a test's extent; no two parts of it are equal.
 pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| (at.wrapping_mul(at).wrapping_add(seed * 31) >> 3) as u8)
         .collect()
 }
 
-/// What is read of an extent of version 1; `None` where it is not there.
+/// Reads an extent of version 1; `None` if it is not stored.
 pub(crate) fn read(segments: &Segments, name: u64) -> Result<Option<Vec<u8>>, StoreError> {
     let Some(found) = segments.find(key(name)) else {
         return Ok(None);

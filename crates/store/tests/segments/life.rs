@@ -1,4 +1,4 @@
-//! The life of extents: stored, read back, claimed, let go, given up, found by the next process.
+//! The life of extents: stored, read back, claimed, released, removed, found by the next process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -77,11 +77,11 @@ fn a_version_is_never_taken_for_another() {
     let disk = memory();
     let segments = open_on(disk.clone(), 1 << 20).expect("it opens");
     segments.put(key(1), version(1), b"old").expect("there is room");
-    assert!(!segments.read(key(1), version(2), &mut [0; 3]).expect("it is no fault"));
+    assert!(!segments.read(key(1), version(2), &mut [0; 3]).expect("not a fault"));
     assert!(!segments.claim(key(1), version(2)));
     segments.put(key(1), version(2), b"new").expect("there is room");
     let mut bytes = [0; 3];
-    assert!(!segments.read(key(1), version(1), &mut bytes).expect("it is no fault"));
+    assert!(!segments.read(key(1), version(1), &mut bytes).expect("not a fault"));
     assert!(segments.read(key(1), version(2), &mut bytes).expect("it is readable"));
     assert_eq!(&bytes, b"new");
     drop(segments);
@@ -205,7 +205,8 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::with_cases(60) })]
 
-    /// Compared with a map: what is claimed is there, whatever is there is what was stored, and never more than the quota.
+    /// Comparison with a map: claimed extents are stored, stored ones have the written bytes, and their total is within
+    /// the quota.
     #[test]
     fn extents_are_there_whole_or_not_at_all(moves in moves()) {
         const QUOTA: u64 = 25_000;
@@ -216,7 +217,7 @@ proptest! {
         for one in moves {
             match one {
                 Move::Put { name, bytes } => {
-                    // Of one version there is one content.
+                    // A version has one content.
                     let bytes = stored.get(&name).filter(|_| segments.find(key(name)).is_some()).cloned().unwrap_or_else(|| content(name, bytes));
                     match segments.put(key(name), version(1), &bytes) {
                         Ok(()) => {

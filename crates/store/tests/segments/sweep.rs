@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use crate::common::{content, key, open_on, read, version};
 
 const QUOTA: u64 = 12_000;
-/// All of a round fit, and those of the round before have to go for them.
+/// Sizes of extents: all of one round fit, if those of the round before are removed.
 const SIZES: [usize; 6] = [3000, 0, 4000, 999, 1500, 1];
 
-/// What the caller was told.
+/// Results that the caller got.
 #[derive(Default)]
 struct Told {
     stored: BTreeMap<u64, usize>,
@@ -27,7 +27,7 @@ impl Told {
     }
 }
 
-/// Opens, stores, reads, lets go, stores where that was, gives up; and once more.
+/// Opens, stores, reads, releases, stores in freed room, removes; and once more.
 fn life(disk: &Arc<FailingDisk>) -> Told {
     let mut told = Told::default();
     for round in 0..2_u64 {
@@ -44,7 +44,7 @@ fn life(disk: &Arc<FailingDisk>) -> Told {
                 assert_eq!(found, content(name, bytes), "what is read is what was stored");
             }
         }
-        // In their place others may come, in the next round for certain.
+        // Others may come in their place, in the next round for certain.
         for nth in 0..4 {
             segments.release(key(round * 100 + nth));
         }
@@ -54,7 +54,7 @@ fn life(disk: &Arc<FailingDisk>) -> Told {
     told
 }
 
-/// With a healthy disk: whatever is there is whole, it stays within the quota, and `clean` returns everything.
+/// Checks with a healthy disk: every stored extent is complete, the quota is kept, and `clean` removes everything.
 fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
     let segments = open_on(disk.after_crash(), QUOTA).expect("a healthy disk opens");
     let sizes: BTreeMap<u64, usize> = (0..2_u64)
@@ -78,7 +78,7 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
         }
     }
     assert!(segments.used_bytes() <= QUOTA);
-    // And it can be gone on with.
+    // The segments can still be used.
     segments
         .put(key(7), version(1), &content(7, 2000))
         .expect("a healthy disk takes it");
@@ -100,7 +100,7 @@ fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &Told)) {
     let (told, operations) = run(None);
     assert!(told.errors.is_empty() && operations > 50, "{operations} {:?}", told.errors);
     for fault in Fault::each(kinds, operations) {
-        // So that a failed assertion tells which fault it was.
+        // Catches the panic, so that a failed assertion shows its fault.
         let told = std::panic::catch_unwind(|| run(Some(fault)).0).unwrap_or_else(|_| panic!("with {fault:?}"));
         check(&fault, &told);
     }

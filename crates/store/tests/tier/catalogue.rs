@@ -1,4 +1,4 @@
-//! The log of published copies: torn, altered, rewritten, and against a model.
+//! The log of published copies: truncated, altered, rewritten, and compared with a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn s5_records_cannot_be_moved_repeated_or_brought_from_another_log() {
     let disk = memory();
     let all = five_copies(&disk);
     let log = log_bytes(&disk);
-    // The last record again: whole, rightly tagged, but for another place.
+    // The last record again: complete and rightly tagged, but for another position.
     let last = log.len() - {
         let mut at = 24;
         let mut frame = 0;
@@ -167,7 +167,7 @@ fn directories_are_told_in_the_order_in_which_they_are_asked_for_and_once() {
     let disk = memory();
     let tier = open_on(disk.clone(), BOOT).expect("opens");
     let mut ids = BTreeMap::new();
-    // As an epoch in random order leaves them: the records of a directory lie here and there.
+    // As after an epoch in random order: the records of a directory are scattered.
     for nth in 0..3000_u64 {
         let dir = format!("/pfs/{}", nth % 3);
         let source = MemorySource::new(nth + 1, b"bytes");
@@ -264,7 +264,7 @@ fn what_is_published_and_removed_while_the_log_is_rewritten_is_in_the_new_one() 
     let disk = memory();
     let tier = open_on(disk.clone(), BOOT).expect("opens");
     let source = MemorySource::new(1, b"");
-    // A directory in which nothing lives is left out of the new log, and may be needed again.
+    // A directory without live copies is left out of the new log, and may be needed again.
     let dirs: [&[u8]; 3] = [b"/pfs/lives", b"/pfs/dies", b"/pfs/comes"];
     let publish = |name: u64, dir: usize| {
         let id = tier.next_id();
@@ -292,7 +292,7 @@ fn what_is_published_and_removed_while_the_log_is_rewritten_is_in_the_new_one() 
                 rewritten.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // On a slow machine for longer: several rewritings have begun and ended meanwhile.
+        // Longer on a slow machine: several rewritings have begun and ended meanwhile.
         while (name < 300 + MEANWHILE_MIN || rewritten.load(Ordering::Relaxed) < 3) && !compactor.is_finished() {
             name += 1;
             let dir = (name % 3) as usize;
@@ -360,7 +360,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A copy as the model knows it: directory, mount, whether it is of this boot or verified in it, and its further directories.
+/// A copy in the model: directory, mount, whether it belongs to this boot or was verified in it, and its further
+/// directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Modelled {
     dir: u8,
@@ -400,7 +401,7 @@ fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
         }
     })
     .expect("adopted");
-    // Further paths come by directory.
+    // Further paths are reported by directory.
     for modelled in found.values_mut().chain(model.values_mut()) {
         modelled.aliases.sort_unstable();
     }
@@ -412,7 +413,7 @@ fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
 }
 
 proptest! {
-    // The same cases in each run: what passes once, passes always.
+    // Fixed cases, so that a test that passes once passes always.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::with_cases(150) })]
 
     #[test]

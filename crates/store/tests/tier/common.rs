@@ -1,4 +1,4 @@
-//! What the tests of tiers have in common.
+//! Shared by the tests of tiers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub(crate) fn open_on(disk: Arc<dyn Disk>, boot: BootId) -> Result<Tier, StoreEr
     Tier::open_on(disk, PathBuf::from("/tier/forebay-0"), config(Path::new("/tier")), &secret(), boot)
 }
 
-/// Content of a test file: not the same anywhere.
+/// Returns the content of a test file; no two parts of it are equal.
 pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| (at.wrapping_mul(at).wrapping_add(seed * 31) >> 3) as u8)
@@ -66,7 +66,7 @@ pub(crate) fn entry<'a>(id: u64, name: &'a [u8], source: &MemorySource, finished
     }
 }
 
-/// Copies and publishes; tells the copy's name.
+/// Copies and publishes a file. Returns the copy's name.
 pub(crate) fn publish(tier: &Tier, name: &[u8], source: &MemorySource) -> Result<u64, StoreError> {
     let id = tier.next_id();
     let finished = copy(tier, id, source)?;
@@ -82,7 +82,7 @@ pub(crate) fn read(tier: &Tier, id: u64) -> Result<Vec<u8>, StoreError> {
     Ok(bytes)
 }
 
-/// An adopted copy, kept.
+/// A recovered copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(crate) id: u64,
@@ -94,19 +94,19 @@ pub(crate) struct Kept {
     pub(crate) trusted: bool,
 }
 
-/// Everything adopted by name, and the further paths.
+/// All recovered copies by name, and the further paths.
 pub(crate) type AdoptedAll = (BTreeMap<Vec<u8>, Kept>, Vec<(u64, Vec<u8>, Vec<u8>)>, Report);
 
-/// What was found.
+/// Result of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     pub(crate) copies: u64,
     pub(crate) torn_bytes: u64,
-    /// Copies of which the file is gone; they were forgotten.
+    /// Number of copies without a file; they were removed.
     pub(crate) missing: u64,
 }
 
-/// Adopts all, and forgets the copies of which the file turns out to be gone, as an agent does that opens them.
+/// Recovers all copies, and removes those without a file, as an agent does when it opens them.
 pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
     let mut copies = BTreeMap::new();
     let mut aliases = Vec::new();
@@ -143,7 +143,7 @@ pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
     Ok((copies, aliases, report))
 }
 
-/// What a reaper may leave.
+/// Returns the copies that a reaper must leave.
 pub(crate) fn known(copies: &BTreeMap<Vec<u8>, Kept>) -> Known {
     copies.values().map(|kept| kept.id).collect()
 }

@@ -1,4 +1,4 @@
-//! The life of copies: made, published, adopted, verified, removed, reaped, cleaned.
+//! The life of copies: made, published, recovered, verified, removed, reaped, cleaned.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn p9_copies_of_another_boot_are_trusted_only_once_verified() {
     let tier = open_on(disk, BootId([3; 16])).expect("opens");
     assert!(
         !adopt(&tier).expect("adopted").0[b"good".as_slice()].trusted,
-        "and anew in the next"
+        "and again in the next"
     );
 }
 
@@ -124,7 +124,10 @@ fn f4_the_copy_loop_makes_progress_or_stops() {
 
     let source = MemorySource::new(2, b"12345");
     let mut writer = tier.begin(tier.next_id(), &source.identity()).expect("begun");
-    assert!(writer.advance(&source, 5, &mut []).is_err(), "an empty buffer is no reason to spin");
+    assert!(
+        writer.advance(&source, 5, &mut []).is_err(),
+        "an empty buffer must not make it spin"
+    );
     drop(writer);
     assert_eq!(disk.names().iter().filter(|name| matches!(name, Name::Object(_))).count(), 1);
 }
@@ -189,7 +192,7 @@ fn p8_what_can_t_be_removed_is_counted_and_tried_again() {
     };
     let healthy = Arc::new(FailingDisk::new(memory(), None));
     drop(publish_on(healthy.clone()));
-    // What comes next fails, and what comes after that.
+    // The next operation fails, and all later ones.
     let fault = Fault {
         nth: healthy.operations(),
         for_ever: false,
@@ -306,11 +309,12 @@ fn s10_partial_copies_of_dead_runs_are_reaped_and_nothing_else() {
         let partial = tier.next_id();
         let mut writer = tier.begin(partial, &source.identity()).expect("begun");
         writer.advance(&source, 100, &mut [0; 100]).expect("written in part");
-        // As after kill -9: nothing is dropped, but the lease is free.
+        // As after kill -9: no destructor runs, but the lease is free.
         std::mem::forget(writer);
         (published, partial)
     };
-    // The forgotten writer keeps the lease of a disk in memory; a fresh handle over the same files stands for the next process.
+    // The forgotten writer keeps the lease of a disk in memory; a new handle to the same files stands for the next
+    // process.
     let disk = disk.after_crash();
     let tier = open_on(disk.clone(), BOOT).expect("opens");
     let ours = copy(&tier, tier.next_id(), &source).expect("being made now");

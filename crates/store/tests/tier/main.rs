@@ -1,4 +1,5 @@
-//! Tests of tiers, from making a copy to a disk on which every operation fails once. None of them may start a program: see `../processes`.
+//! Tests of tiers, from making a copy to a disk on which every operation fails once. They must not start a program: see
+//! `../processes`.
 
 mod catalogue;
 mod common;

@@ -84,7 +84,7 @@ fn s10_planted_links_lead_reaping_and_cleaning_nowhere() {
     let tier = open(dir.path()).expect("opens");
     let id = publish(&tier, b"x", &MemorySource::new(1, b"x")).expect("published");
     let objects = tier.objects_path().to_owned();
-    // A part of `objects` that is a link, a copy that is a link, a directory with a copy's name, and names that are none of ours.
+    // A part of `objects` that is a link, a copy that is a link, a directory with a copy's name, and foreign names.
     let linked = (0..=255_u64)
         .find(|shard| *shard != (id & 0xff) && *shard != 0xcd)
         .expect("a free one");
@@ -192,7 +192,7 @@ fn s7_the_secret_is_kept_by_its_user_alone_and_never_printed() {
     assert_eq!(fs::metadata(&file).expect("there").mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(&state).expect("listed").count(), 1, "no temporary file stays");
     assert!(made.iter().all(|secret| format!("{secret:?}") == "Secret(Key(..))"));
-    // All eight were the same: what one tagged, the others read.
+    // All eight are the same: each reads what another tagged.
     let tier_dir = temporary();
     for (index, secret) in made.iter().enumerate() {
         let tier = Tier::open(config(tier_dir.path()), secret, uid()).expect("opens");

@@ -14,7 +14,7 @@ const SLOW: Throttle = Throttle {
     bytes_per_s: 10_000_000,
 };
 
-/// Two openings of one tier, one after the other: as the disk is, and slow.
+/// Opens a tier again, on the disk as it is or on a slow one.
 fn tier_on(memory: &MemoryDisk, throttle: Option<Throttle>) -> Tier {
     let disk = Arc::new(memory.clone());
     match throttle {
@@ -31,7 +31,7 @@ fn f12_a_throttled_tier_is_measured_and_set_aside_and_taken_back_once_it_is_fast
     let (mut speed, mut now_ms) = (Speed::default(), 0);
     let slow = tier_on(&memory, Some(SLOW));
     let copy = publish(&slow, b"a", &source).expect("it is copied");
-    // A source that a busy machine held up is measured again.
+    // A source that a busy machine delayed is measured again.
     let measured = (0..100)
         .map(|_| sample(&slow, copy, &source).expect("it is measured"))
         .find(|one| one.source_us.is_some_and(|us| 2 * us <= one.tier_us))
@@ -67,7 +67,7 @@ fn f12_a_fast_tier_costs_the_source_nothing() {
     let tier = tier_on(&MemoryDisk::new(1 << 30, 1000), None);
     let source = MemorySource::new(5, &content(5, 3_000_000));
     let copy = publish(&tier, b"a", &source).expect("it is copied");
-    // Whoever asks it now would get an error.
+    // A read of the source would now fail.
     *source.fault.lock().expect("nobody holds it") = Some(rustix::io::Errno::IO);
     let measured = sample(&tier, copy, &source).expect("it is measured");
     assert_eq!(

@@ -24,12 +24,12 @@ fn expected(name: &[u8]) -> Vec<u8> {
     content(index as u64, FILES[index].1)
 }
 
-/// What the caller was told, and what it therefore counts.
+/// Results that the caller got, and the copies that must follow from them.
 struct Told {
     state: FillFirst,
     published: BTreeMap<&'static [u8], u64>,
     removed: Vec<&'static [u8]>,
-    /// Removals that failed: either outcome is well.
+    /// Removals that failed: the copy may be there or not.
     unsure: Vec<&'static [u8]>,
     errors: Vec<StoreError>,
 }
@@ -99,7 +99,7 @@ impl Told {
     }
 }
 
-/// Opens, copies five files, removes one, compacts, reopens, adopts, verifies, reaps.
+/// Opens, copies five files, removes one, compacts, reopens, recovers, verifies, reaps.
 fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
     let mut told = Told {
         state: FillFirst::new([crate::common::config(Path::new("/tier"))].map(|config| forebay_policy::TierSpec {
@@ -141,7 +141,8 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
     told
 }
 
-/// With a healthy disk: what is adopted is whole and all that was promised, nothing else stays, and `clean` returns everything.
+/// Checks with a healthy disk: recovered copies are correct and complete in number, nothing else stays, and `clean`
+/// removes everything.
 fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
     let sum: usize = told.published.keys().chain(&told.unsure).map(|name| expected(name).len()).sum();
     assert_eq!(
@@ -207,7 +208,7 @@ fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &Told)) {
         told.errors
     );
     for fault in Fault::each(kinds, operations) {
-        // So that a failed assertion tells which fault it was.
+        // Catches the panic, so that a failed assertion shows its fault.
         let told = std::panic::catch_unwind(|| run(Some(fault)).0).unwrap_or_else(|_| panic!("with {fault:?}"));
         check(&fault, &told);
     }
